@@ -18,7 +18,9 @@ from typing import Any, Final
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from giornata.schedulers import sampler_of
 from giornata.wire.models import ModelCard
+from giornata.wire.samplers import DISCRETE_TIME, FLOW_MATCHING, Sampler
 
 SAMPLE_BYTES: Final = 1 << 20
 """How much of each end of a weight file enters the digest; hashing all of a 24 GB checkpoint takes a minute."""
@@ -61,6 +63,8 @@ class Kind:
     tokenizer: str = "tokenizer_2"
     """Sub-folders: of the denoising network, and of the tokenizer whose length prompts have."""
     max_text_tokens: int = 512
+    samplers: tuple[Sampler, ...] = FLOW_MATCHING
+    """What requests may ask for; the default of models with discrete times is the checkpoint's scheduler."""
     kept_channels: Callable[[Mapping[str, Any]], int] = _flux_channels
     """Channels a token of the keys and values of all blocks, from the network's ``config.json``."""
 
@@ -128,8 +132,17 @@ def read_model_card(folder: Path, name: str | None = None) -> ModelCard:
         default_steps=defaults.steps or steps,
         default_guidance_scale=defaults.guidance_scale or kind.guidance_scale,
         default_strength=defaults.strength or kind.strength,
+        samplers=kind.samplers,
+        default_sampler=_own_sampler(folder, kind),
+        keeps_whole_steps=kind.samplers is DISCRETE_TIME,
         native_size=int(vae.get("sample_size", kind.native_size)),
     )
+
+
+def _own_sampler(folder: Path, kind: Kind) -> Sampler:
+    if kind.samplers is not DISCRETE_TIME:
+        return kind.samplers[0]
+    return sampler_of(_read_json(folder / "scheduler" / "scheduler_config.json"))
 
 
 def level_bytes(folder: Path, card: ModelCard, bits: int) -> int:

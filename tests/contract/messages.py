@@ -44,6 +44,7 @@ from giornata.wire.messages import (
 )
 from giornata.wire.models import ModelCard
 from giornata.wire.requests import EditParameters, OutputFormat, Reuse
+from giornata.wire.samplers import Sampler
 from giornata.wire.templates import TemplateInputs, TemplateRecord, TemplateState
 from giornata.wire.values import CellMap, StageTimes
 from giornata.wire.workers import (
@@ -65,6 +66,7 @@ PARAMETERS = EditParameters(
     seed=7,
     num_inference_steps=4,
     strength=1.0,
+    sampler=Sampler.EULER,
     padding_mask_crop=8,
     partial_images=2,
     reuse=Reuse.STRICT,
@@ -84,6 +86,7 @@ JOB = Job(
     result_ttl_s=60,
     weight=2.0,
     fingerprint="ff.ee.dd",
+    evaluations=4,
 )
 INSPECTION = Inspection(
     width=64,

@@ -133,7 +133,7 @@ class FakeDenoiser:
         return RunReply(answer=self.answer)
 
     async def _compute(self, request: RunRequest) -> None:
-        steps = request.job.parameters.denoising_steps
+        steps = request.job.denoising_steps
         first = max((row.resume.step for row in request.rows if row.resume), default=0)
         for step in range(first, steps):
             self._running[request.job.job_id, request.attempt] = (request, step)

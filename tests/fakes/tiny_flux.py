@@ -11,9 +11,9 @@ from torch import Tensor
 
 from giornata.scheduling.batch import RowKey
 from giornata_denoiser.families.flux.checkpoints import FluxFill, FluxInpaint
-from giornata_denoiser.families.flux.schedule import FlowMatching
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.families.rows import build_row
+from giornata_denoiser.families.sampling.flow_matching import FlowMatching, shifted_by_size
 from giornata_denoiser.rows.row import Row, Snapshot
 
 JOINT_DIM = 24
@@ -73,7 +73,7 @@ def family(
         model = transformer(fill=fill, guidance=guidance)
         torch.nn.Module.to(model, dtype)
         network = FluxFill(model) if fill else FluxInpaint(model)
-    return ModelFamily(network.text, FlowMatching(SCHEDULER), network)
+    return ModelFamily(network.text, FlowMatching(SCHEDULER, shifted_by_size), network)
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,12 @@ def row(of: ModelFamily, spec: Spec, resume: Snapshot | None = None) -> Row:
         of,
         RowKey(spec.job_id, spec.attempt, spec.index),
         grid=spec.grid,
-        track=of.schedule.track(steps=spec.steps, strength=spec.strength, cells=spec.grid[0] * spec.grid[1]),
+        track=of.schedule.track(
+            sampler=of.schedule.default_sampler,
+            steps=spec.steps,
+            strength=spec.strength,
+            cells=spec.grid[0] * spec.grid[1],
+        ),
         text=text,
         conditioning=tensors,
         guidance_scale=spec.guidance_scale,

@@ -251,10 +251,10 @@ class FakeRouter:
         cancelled = self.cancelled[job.job_id]
         if self.steps_when is not None:
             await self.steps_when.wait()
-        for step in range(1, job.parameters.denoising_steps + 1):
+        for step in range(1, job.denoising_steps + 1):
             for index in range(job.parameters.n):
                 event = StepEvent(
-                    job_id=job.job_id, attempt=1, index=index, step=step, steps=job.parameters.denoising_steps
+                    job_id=job.job_id, attempt=1, index=index, step=step, steps=job.denoising_steps
                 )
                 await self._tell(job, EventKind.STEP, event)
                 if step <= job.parameters.partial_images:

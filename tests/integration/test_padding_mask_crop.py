@@ -70,6 +70,7 @@ def ours(folder: Path, card: ModelCard, image: bytes, mask: bytes, parameters: E
                 RowKey("job", 1, 0),
                 grid=(found.model_height // 16, found.model_width // 16),
                 track=denoiser.family.schedule.track(
+                    sampler=denoiser.family.schedule.default_sampler,
                     steps=parameters.num_inference_steps or 0,
                     strength=parameters.strength or 0,
                     cells=found.tokens,

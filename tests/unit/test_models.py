@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from giornata.families import KINDS, SAMPLE_BYTES, Family, Kind, digest, read_model_card
+from giornata.wire.samplers import DISCRETE_TIME
 
 
 def checkpoint(
@@ -78,6 +79,30 @@ def test_a_family_more_is_a_row_more(tmp_path: Path, monkeypatch: pytest.MonkeyP
     card = read_model_card(folder)
     assert (card.family, card.pixel_multiple, card.max_text_tokens) == ("toy", 8, 48)
     assert (card.default_steps, card.default_guidance_scale, card.default_strength) == (9, 5.0, 0.5)
+
+
+def test_the_default_sampler_is_the_checkpoints_scheduler(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timed = Kind(
+        "timed", takes_true_cfg=True, steps=9, guidance_scale=5.0, strength=0.5, samplers=DISCRETE_TIME
+    )
+    monkeypatch.setitem(KINDS, "TimedPipeline", timed)
+    folder = checkpoint(tmp_path, "TimedPipeline")
+    (folder / "scheduler").mkdir(exist_ok=True)
+    config = folder / "scheduler" / "scheduler_config.json"
+    config.write_text('{"_class_name": "DPMSolverMultistepScheduler", "use_karras_sigmas": true}')
+    card = read_model_card(folder)
+    assert (card.samplers, card.default_sampler, card.keeps_whole_steps) == (
+        DISCRETE_TIME,
+        "dpmpp_2m_karras",
+        True,
+    )
+    config.write_text('{"_class_name": "KDPM2DiscreteScheduler"}')
+    with pytest.raises(
+        ValueError, match="KDPM2DiscreteScheduler with its defaults is not served; served are"
+    ):
+        read_model_card(folder)
 
 
 def test_what_is_no_checkpoint_is_named(tmp_path: Path) -> None:

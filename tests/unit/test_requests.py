@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from giornata.families import Family
 from giornata.wire.errors import GiornataError, InvalidField, NotSupported, UnknownField
-from giornata.wire.requests import MAX_SEED, EditParameters, OutputFormat, asked, resolve
+from giornata.wire.requests import MAX_SEED, EditParameters, OutputFormat, asked, evaluations_of, resolve
+from giornata.wire.samplers import DISCRETE_TIME, Sampler
 from tests.fakes.fleet import CARD
 
 INPAINT = CARD.model_copy(
@@ -119,7 +120,50 @@ def test_strength_skips_steps_as_diffusers_does() -> None:
         resolved = resolve(
             EditParameters(prompt="x", strength=strength, num_inference_steps=steps), INPAINT, 1
         )
-        assert resolved.denoising_steps == computed
+        assert evaluations_of(resolved, INPAINT) == computed
+
+
+DISCRETE = CARD.model_copy(
+    update={
+        "name": "sd",
+        "samplers": DISCRETE_TIME,
+        "default_sampler": Sampler.DPMPP_2M,
+        "keeps_whole_steps": True,
+    }
+)
+
+
+@pytest.mark.parametrize(
+    ("sampler", "steps", "strength", "computed"),
+    [
+        (None, 12, 0.6, 7),
+        (Sampler.HEUN, 8, 1.0, 15),
+        (Sampler.HEUN, 8, 0.5, 7),
+        (Sampler.PNDM, 12, 1.0, 13),
+        (Sampler.PNDM, 1, 1.0, 1),
+        (Sampler.LCM, 4, 0.9, 3),
+    ],
+)
+def test_steps_are_evaluations(sampler: Sampler | None, steps: int, strength: float, computed: int) -> None:
+    asked = EditParameters(prompt="x", sampler=sampler, num_inference_steps=steps, strength=strength)
+    resolved = resolve(asked, DISCRETE, 1)
+    assert resolved.sampler is (sampler or Sampler.DPMPP_2M)
+    assert evaluations_of(resolved, DISCRETE) == computed
+
+
+def test_a_sampler_of_another_family_is_refused_with_the_models_that_take_it() -> None:
+    asked = EditParameters(prompt="x", sampler=Sampler.HEUN)
+    with pytest.raises(InvalidField, match=r"does not take the sampler heun; sd would\.") as refused:
+        resolve(asked, INPAINT, 1, served=(INPAINT, DISCRETE))
+    told = refused.value
+    assert (told.field, told.received, told.accepted) == ("sampler", "heun", "euler")
+
+
+def test_an_unknown_sampler_is_refused_with_those_there_are() -> None:
+    error = refusal(sampler="magic")
+    assert isinstance(error, InvalidField)
+    assert (error.field, error.received) == ("sampler", "magic")
+    assert "'dpmpp_2m'" in str(error.accepted)
 
 
 @given(
@@ -139,5 +183,6 @@ def test_resolving_fills_in_what_is_missing_and_changes_nothing_else(
     assert resolved.strength == (0.6 if strength is None else strength)
     assert resolved.seed == (5 if seed is None else seed)
     assert resolved.guidance_scale == (30.0 if guidance is None else guidance)
-    assert 1 <= resolved.denoising_steps <= resolved.num_inference_steps
+    assert resolved.sampler is Sampler.EULER
+    assert 1 <= evaluations_of(resolved, INPAINT) <= resolved.num_inference_steps
     assert resolve(resolved, INPAINT, seed=6) == resolved

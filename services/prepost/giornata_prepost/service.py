@@ -159,7 +159,7 @@ class Prepost:
                 inspect_template, *edit, limit_s=self._config.image_timeout_s
             )
         # the row's noise is not read: all edits share another
-        encode = partial(self._encode_rows, found.prepared, seeds=(0,), sampled=False)
+        encode = partial(self._encode_rows, found.prepared, seeds=(0,), sampled=False, draws=False)
         (row,), _ = await self._thread.timed(Precedence.BEGIN, encode)
         keep = partial(self._store, template.template_id, ttl_s=TEMPLATE_INPUTS_TTL_S)
         return TemplateInputs(
@@ -175,13 +175,16 @@ class Prepost:
             raise ValueError("encoding needs resolved parameters")
         text = self._model.encode_text(parameters.prompt, parameters.negative_prompt)
         seeds = range(parameters.seed, parameters.seed + parameters.n)
-        rows = self._encode_rows(prepared, seeds, sampled=parameters.reuse is Reuse.OFF)
+        draws = parameters.sampler is not None and parameters.sampler.stochastic
+        rows = self._encode_rows(prepared, seeds, sampled=parameters.reuse is Reuse.OFF, draws=draws)
         return tensors.pack(text), self._model.text_tokens(text), rows
 
-    def _encode_rows(self, prepared: bytes, seeds: Sequence[int], *, sampled: bool) -> list[bytes]:
+    def _encode_rows(
+        self, prepared: bytes, seeds: Sequence[int], *, sampled: bool, draws: bool
+    ) -> list[bytes]:
         pixels = tensors.unpack(prepared)
         rows = self._model.encode_rows(
-            pixels["image"].numpy(), pixels["mask"].numpy(), seeds, sampled=sampled
+            pixels["image"].numpy(), pixels["mask"].numpy(), seeds, sampled=sampled, draws=draws
         )
         return [tensors.pack(row) for row in rows]
 

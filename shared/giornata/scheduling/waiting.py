@@ -53,7 +53,7 @@ class QueuedJob:
             job.weight,
             job.model_digest,
             asked.n,
-            max(1, asked.denoising_steps),
+            max(1, job.denoising_steps),
             now,
             job.budget_ms / 1e3,
         )

@@ -7,6 +7,7 @@ Read in this order, it is the protocol's manual:
 * :mod:`giornata.wire.messages` - the questions services ask each other
 * :mod:`giornata.wire.events` - events of a running job
 * :mod:`giornata.wire.workers` - what a service tells of itself, and the fleet as gateways tell it
+* :mod:`giornata.wire.samplers` - what computes a row's steps
 * :mod:`giornata.wire.models` - what a checkpoint is
 * :mod:`giornata.wire.templates` - pictures that are registered for reuse
 * :mod:`giornata.wire.errors` - every way an edit can fail, with stable codes

@@ -14,7 +14,7 @@ from pydantic import Field
 
 from giornata.wire.errors import ErrorBody, ServiceUnavailable
 from giornata.wire.models import ModelCard
-from giornata.wire.requests import EditParameters
+from giornata.wire.requests import EditParameters, evaluations_of
 from giornata.wire.values import CellMap, ComputeTimes, Grain, Recorded, StageTimes
 
 TAKE_OVER_S = 600
@@ -84,10 +84,17 @@ class Job(Recorded):
     """The tenant's share where tenants compete: twice the weight, twice the pictures."""
     fingerprint: str | None = None
     """Hashes of the request, where it has an idempotency key; `job_id` is made from that key."""
+    evaluations: int | None = None
+    """How often the network is evaluated for each row; None from versions that had one sampler."""
 
     def check_model(self, card: ModelCard) -> None:
         """Raise ServiceUnavailable if `card` is another version of the model than the job was accepted for."""
         check_version(self.model, self.model_digest, card)
+
+    @property
+    def denoising_steps(self) -> int:
+        """Steps of each row: evaluations of the network."""
+        return evaluations_of(self.parameters) if self.evaluations is None else self.evaluations
 
     @property
     def upload_folder(self) -> str:
@@ -135,8 +142,7 @@ class Inspection(Recorded):
     """compute_tokens / tokens."""
     compute_set: dict[Grain, CellMap] | None = None
     """The cells that an edit computes where it reuses the others, by grain: every cell that the model's mask touches,
-    and the job's halo. None where reuse gains nothing: the set holds every token, or the mask touches none.
-    """
+    and the job's halo. None where reuse gains nothing: the set holds every token, or the mask touches none."""
     template_key: str
     """Digest of model, family and the pixels that enter the autoencoder."""
     prepared: BlobRef
@@ -191,7 +197,7 @@ class RowState(Recorded):
     step: int
     """Steps computed."""
     latents: BlobRef
-    """safetensors: `latents` (tokens, 4 * latent_channels) float32, packed row-major."""
+    """safetensors: `latents` (tokens, channels) float32, row-major; of some samplers also `memory` and `generator`."""
 
 
 class RowRecord(Recorded):

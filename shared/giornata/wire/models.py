@@ -5,6 +5,7 @@ The digest lets a rolling model change never mix two autoencoders: it travels wi
 
 from __future__ import annotations
 
+from giornata.wire.samplers import FLOW_MATCHING, Sampler
 from giornata.wire.values import Wire
 
 
@@ -31,6 +32,12 @@ class ModelCard(Wire):
     default_steps: int
     default_guidance_scale: float
     default_strength: float
+    samplers: tuple[str, ...] = FLOW_MATCHING
+    """What requests may ask for."""
+    default_sampler: str = Sampler.EULER
+    """The checkpoint's own."""
+    keeps_whole_steps: bool = False
+    """How `strength` is rounded; see :func:`giornata.wire.samplers.evaluations`."""
     native_size: int = 1024
     """Pixels a side of the square pictures that the checkpoint was made for: `sample_size` of its autoencoder."""
 

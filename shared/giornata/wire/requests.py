@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from typing import Annotated, Any, Final, TypeVar
 
@@ -18,6 +18,7 @@ from pydantic import (
 
 from giornata.wire.errors import GiornataError, InvalidField, NotSupported, UnknownField
 from giornata.wire.models import ModelCard
+from giornata.wire.samplers import Sampler, evaluations
 from giornata.wire.values import Recorded
 
 MAX_STEPS: Final = 200
@@ -104,6 +105,9 @@ class EditParameters(Recorded):
     strength: float | None = Field(
         None, gt=0, le=1, description="How much of the masked region is noised: 1 ignores what was there."
     )
+    sampler: Sampler | None = Field(
+        None, description="What computes the steps; `GET /v1/models` tells which ones a model takes."
+    )
     seed: int | None = Field(
         None, ge=0, le=MAX_SEED, description="Seed of picture 0; default: random, and reported."
     )
@@ -179,14 +183,6 @@ class EditParameters(Recorded):
         return negative_prompt
 
     @property
-    def denoising_steps(self) -> int:
-        """Steps of resolved parameters: `strength` skips the first ones, as diffusers' `get_timesteps` does."""
-        if self.num_inference_steps is None or self.strength is None:
-            raise ValueError("denoising_steps needs resolved parameters")
-        skipped = max(self.num_inference_steps - self.num_inference_steps * self.strength, 0)
-        return self.num_inference_steps - int(skipped)
-
-    @property
     def output_size(self) -> tuple[int, int] | None:
         """(width, height) in pixels, or None for the image's own."""
         if self.size == "auto":
@@ -203,10 +199,13 @@ def asked(kind: type[M], given: Mapping[str, object]) -> M:
         raise request_error(error) from error
 
 
-def resolve(parameters: EditParameters, card: ModelCard, seed: int) -> EditParameters:
+def resolve(
+    parameters: EditParameters, card: ModelCard, seed: int, served: Iterable[ModelCard] = ()
+) -> EditParameters:
     """`parameters` with every default of the model filled in, so that a record says exactly what was done.
 
-    `seed` is used where the application named none. InvalidField if a field does not apply to this model.
+    `seed` is used where the application named none. InvalidField if a field does not apply to this model; the error
+    names the models that are `served` and take it, where others may.
     """
     for field, taken, what in (
         ("guidance_scale", card.takes_guidance, "distilled guidance"),
@@ -221,15 +220,41 @@ def resolve(parameters: EditParameters, card: ModelCard, seed: int) -> EditParam
                 received="a text" if isinstance(received, str) else received,
                 accepted=f"leave {field} out",
             )
+    if parameters.sampler is not None and parameters.sampler not in card.samplers:
+        raise _sampler_refused(parameters.sampler, card, served)
     defaults: dict[str, Any] = {
         "model": card.name,
         "seed": seed,
         "num_inference_steps": card.default_steps,
         "strength": card.default_strength,
         "guidance_scale": card.default_guidance_scale if card.takes_guidance else None,
+        "sampler": Sampler(card.default_sampler),
     }
     missing = {name: value for name, value in defaults.items() if getattr(parameters, name) is None}
     return parameters.model_copy(update=missing)
+
+
+def evaluations_of(resolved: EditParameters, card: ModelCard | None = None) -> int:
+    """How often the network of `card`, by default Flux's, is evaluated for each picture of `resolved` parameters."""
+    if resolved.num_inference_steps is None or resolved.strength is None:
+        raise ValueError("evaluations_of needs resolved parameters")
+    return evaluations(
+        resolved.sampler or Sampler.EULER,
+        resolved.num_inference_steps,
+        resolved.strength,
+        keeps_whole_steps=card is not None and card.keeps_whole_steps,
+    )
+
+
+def _sampler_refused(sampler: Sampler, card: ModelCard, served: Iterable[ModelCard]) -> InvalidField:
+    takers = sorted(other.name for other in served if sampler in other.samplers)
+    elsewhere = f"; {', '.join(takers)} would" if takers else ""
+    return InvalidField(
+        f"The model {card.name} ({card.family}) does not take the sampler {sampler}{elsewhere}.",
+        field="sampler",
+        received=sampler,
+        accepted=", ".join(card.samplers),
+    )
 
 
 def request_error(error: ValidationError) -> GiornataError:

@@ -119,7 +119,9 @@ class BenchModel:
             self.family,
             RowKey(request.name, 1, 0),
             grid=(height, width),
-            track=self.family.schedule.track(steps=steps, strength=1.0, cells=height * width),
+            track=self.family.schedule.track(
+                sampler=self.family.schedule.default_sampler, steps=steps, strength=1.0, cells=height * width
+            ),
             text=text,
             conditioning=tensors,
             guidance_scale=self.guidance,

@@ -178,7 +178,12 @@ def _row(checkpoint: Checkpoint, index: int, repeat: int, seed: int, steps: int 
         checkpoint.family,
         RowKey(f"job{repeat}", 1, index),
         grid=(height, width),
-        track=checkpoint.family.schedule.track(steps=steps, strength=1.0, cells=height * width),
+        track=checkpoint.family.schedule.track(
+            sampler=checkpoint.family.schedule.default_sampler,
+            steps=steps,
+            strength=1.0,
+            cells=height * width,
+        ),
         text={
             name: torch.randn(*shape, generator=generator)
             for name, shape in text_shapes(checkpoint.family, TEXT_TOKENS).items()

@@ -103,7 +103,9 @@ class Rows:
             self.family,
             RowKey(f"edit{index}", 1, 0),
             grid=(self.side, self.side),
-            track=self.family.schedule.track(steps=steps, strength=1.0, cells=self.tokens),
+            track=self.family.schedule.track(
+                sampler=self.family.schedule.default_sampler, steps=steps, strength=1.0, cells=self.tokens
+            ),
             text=self.text(template),
             conditioning={"noise": noise, "image_latents": latents, "mask": mask},
             guidance_scale=3.5,

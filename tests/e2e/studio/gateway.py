@@ -23,6 +23,7 @@ import giornata_gateway
 from giornata.families import Family
 from giornata.wire.jobs import JobState
 from giornata.wire.requests import OutputFormat
+from giornata.wire.samplers import FLOW_MATCHING, Sampler
 from giornata.wire.values import StageTimes
 from giornata.wire.workers import FleetView, InstanceView, ServiceName
 from giornata_gateway.http.body import frame
@@ -59,6 +60,8 @@ def model(name: str) -> ModelView:
         default_guidance_scale=30.0,
         takes_guidance=True,
         takes_true_cfg=False,
+        samplers=list(FLOW_MATCHING),
+        default_sampler=Sampler.EULER,
         native_size=SIDE,
     )
 

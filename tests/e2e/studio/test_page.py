@@ -83,6 +83,7 @@ async def test_what_the_model_does_not_take_is_disabled_and_says_why(visit: Visi
         answer = await route.fetch()
         models = await answer.json()
         models["data"][0] |= {"takes_guidance": False, "default_guidance_scale": None, "native_size": 128}
+        models["data"][0] |= {"samplers": ["heun", "euler"], "default_sampler": "euler"}
         await route.fulfill(response=answer, json=models)
 
     async with visit() as (page, _):
@@ -92,11 +93,13 @@ async def test_what_the_model_does_not_take_is_disabled_and_says_why(visit: Visi
         await expect(page.locator("#guidance")).to_be_disabled()
         await expect(page.locator("#guidance-why")).to_contain_text("takes no guidance")
         await expect(page.locator("#crop-why")).to_contain_text("128 × 128")  # noqa: RUF001 - as the page writes it
+        await expect(page.locator("#sampler")).to_have_value("euler")
         async with page.expect_request("**/v1/jobs") as sent:
             await edit(page, steps=2)
         await finished(page)
         body = (await sent.value).post_data_buffer or b""
         assert b'name="num_inference_steps"' in body
+        assert b'name="sampler"\r\n\r\neuler' in body
         assert b'name="guidance_scale"' not in body
 
 

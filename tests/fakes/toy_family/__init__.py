@@ -6,6 +6,7 @@ It is Flux with one more conditioning channel, a depth map, and a solver that re
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,13 +14,16 @@ import torch
 from diffusers.models.transformers.transformer_flux import FluxTransformer2DModel
 from torch import Tensor
 
+from giornata.wire.samplers import Sampler
 from giornata_denoiser.families.flux.checkpoints import FluxInpaint
-from giornata_denoiser.families.flux.schedule import FlowMatching, scheduler_config
 from giornata_denoiser.families.protocol import ModelFamily
-from giornata_denoiser.rows.row import Track
+from giornata_denoiser.families.sampling.flow_matching import FlowMatching, scheduler_config, shifted_by_size
+from giornata_denoiser.rows.track import NOISE, OUTPUT, STATES, Track
 from tests.fakes import tiny_flux
 
 LATENT: Final = tiny_flux.LATENT
+ADDED: Final = 0.1
+"""Noise of the ancestral sampler."""
 
 
 class DepthFlux(FluxInpaint):
@@ -36,36 +40,29 @@ class DepthFlux(FluxInpaint):
 class TwoStep:
     """Adams-Bashforth of order two along the flow of `FlowMatching`; the first step is Euler's.
 
-    Numbers: sigma, and how much of the change since the last velocity is added to the velocity.
+    Its ancestral sampler adds noise to that, in every step but the last.
     """
 
-    memory: Final = 1
+    samplers: Final = (Sampler.DEIS, Sampler.EULER_ANCESTRAL)
+    default_sampler: Final = Sampler.DEIS
+    recorder: Final = Sampler.DEIS
 
     def __init__(self, config: Mapping[str, Any]) -> None:
-        self._flow = FlowMatching(config)
+        self._flow = FlowMatching(config, shifted_by_size)
 
-    def track(self, *, steps: int, strength: float, cells: int) -> Track:
-        track = self._flow.track(steps=steps, strength=strength, cells=cells)
+    def track(self, *, sampler: Sampler, steps: int, strength: float, cells: int) -> Track:
+        track = self._flow.track(sampler=Sampler.EULER, steps=steps, strength=strength, cells=cells)
         lengths = track.levels.diff()
-        ahead = torch.zeros_like(track.levels)
-        ahead[1:-1] = lengths[1:] / (2 * lengths[:-1])
-        return Track(track.times, track.levels, torch.stack((track.levels, ahead), dim=1))
-
-    def scaled(self, latent: Tensor, now: Tensor) -> Tensor:
-        return self._flow.scaled(latent, now)
-
-    def step(
-        self, latent: Tensor, output: Tensor, memory: tuple[Tensor, ...], now: Tensor, then: Tensor
-    ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        (last,) = memory
-        velocity = output + now[:, 1:] * (output - last)
-        return latent + (then - now)[:, :1] * velocity, (output,)
-
-    def noised(self, picture: Tensor, noise: Tensor, at: Tensor) -> Tensor:
-        return self._flow.noised(picture, noise, at[:1])
-
-    def clean(self, latent: Tensor, output: Tensor, now: Tensor) -> Tensor:
-        return self._flow.clean(latent, output, now[:1])
+        ahead = torch.zeros_like(lengths)
+        ahead[1:] = lengths[1:] / (2 * lengths[:-1])
+        matrices = torch.zeros(track.steps, 2, 4)
+        matrices[:, 0, OUTPUT] = lengths * (1 + ahead)
+        matrices[:, 0, STATES] = 1.0
+        matrices[:, 0, STATES + 1] = -lengths * ahead
+        matrices[:, 1, OUTPUT] = 1.0
+        if sampler.stochastic:
+            matrices[:-1, 0, NOISE] = ADDED
+        return replace(track, matrices=matrices)
 
 
 def load_toy(folder: Path, dtype: torch.dtype, device: torch.device) -> ModelFamily:

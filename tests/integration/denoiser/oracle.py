@@ -169,7 +169,10 @@ def row(model: Model, edit: Edit, tensors: dict[str, Tensor]) -> Row:
         RowKey("job", 1, 0),
         grid=edit.grid,
         track=model.checkpoint.family.schedule.track(
-            steps=edit.steps, strength=edit.strength, cells=edit.grid[0] * edit.grid[1]
+            sampler=model.checkpoint.family.schedule.default_sampler,
+            steps=edit.steps,
+            strength=edit.strength,
+            cells=edit.grid[0] * edit.grid[1],
         ),
         text=text,
         conditioning=unpack(pack(tensors)),

@@ -11,8 +11,8 @@ import torch
 from diffusers.schedulers.scheduling_flow_match_euler_discrete import FlowMatchEulerDiscreteScheduler
 
 from giornata import families
-from giornata_denoiser.families.flux.schedule import scheduler_config
 from giornata_denoiser.families.preview_map import board
+from giornata_denoiser.families.sampling.flow_matching import scheduler_config
 from tests.fakes import tiny_flux
 from tests.integration.denoiser.oracle import Models
 

@@ -9,11 +9,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from diffusers import FluxPipeline
 from torch import Tensor
 
 from giornata.families import Family as FamilyName
 from giornata.packed.region import region
 from giornata.scheduling.batch import Capacity, RowKey
+from giornata.tensors import pack, unpack
+from giornata.wire.errors import SchemaMismatch
+from giornata.wire.samplers import Sampler
 from giornata_denoiser import checkpoint as checkpoints
 from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.engine.assembly import place
@@ -21,11 +25,11 @@ from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.engine.rehearsal import rehearse
 from giornata_denoiser.engine.sources import ReuseOptions
 from giornata_denoiser.families.rows import build_row, text_shapes
-from giornata_denoiser.rows.row import RecordingSpec, Row, Snapshot
+from giornata_denoiser.rows.row import GENERATOR, RecordingSpec, Row, Snapshot
 from giornata_denoiser.rows.stored import EXACT
 from giornata_denoiser.rows.template import Form, Recording
 from giornata_tools.model.random.build import build
-from tests.fakes.toy_family import TwoStep, load_toy
+from tests.fakes.toy_family import ADDED, TwoStep, load_toy
 
 FLOAT32 = 1e-5
 CPU = torch.device("cpu")
@@ -48,6 +52,7 @@ def row_of(
     steps: int = 4,
     seed: int = 0,
     depth: float = 1.0,
+    sampler: Sampler = Sampler.DEIS,
     resume: Snapshot | None = None,
 ) -> Row:
     generator = torch.Generator().manual_seed(seed)
@@ -58,11 +63,12 @@ def row_of(
         family,
         RowKey(name, 1, 0),
         grid=grid,
-        track=family.schedule.track(steps=steps, strength=1.0, cells=tokens),
+        track=family.schedule.track(sampler=sampler, steps=steps, strength=1.0, cells=tokens),
         text={
             field: torch.randn(*shape, generator=generator) for field, shape in text_shapes(family, 5).items()
         },
-        conditioning={**fields, "mask": (fields["mask"] > 0).float(), "depth": fields["depth"] * depth},
+        conditioning={**fields, "mask": (fields["mask"] > 0).float(), "depth": fields["depth"] * depth}
+        | {GENERATOR: torch.Generator().manual_seed(seed).get_state()},
         guidance_scale=3.5,
         resume=resume,
     )
@@ -108,8 +114,12 @@ def test_its_rows_are_batched_and_read_their_own_channel(checkpoint: Checkpoint)
     assert (flat.latent - together["a"].latent).abs().max() > 1e-3
 
 
-def written_out(checkpoint: Checkpoint, row: Row) -> Tensor:
-    """The row's final latent by the textbook's formula, one row and one step at a time."""
+def written_out(checkpoint: Checkpoint, row: Row, seed: int | None = None) -> Tensor:
+    """The row's final latent by the textbook's formula, one row and one step at a time.
+
+    With a `seed`, noise is added in each step but the last, drawn for (1, channels, height, width) latent pixels.
+    """
+    generator = None if seed is None else torch.Generator().manual_seed(seed)
     network = checkpoint.family.network
     sequences = place(row, checkpoint.family).sequences
     sigmas = row.track.levels.tolist()
@@ -122,6 +132,9 @@ def written_out(checkpoint: Checkpoint, row: Row) -> Tensor:
         before = length if step == 0 else now - sigmas[step - 1]
         change = velocity if step == 0 else velocity + length / (2 * before) * (velocity - last)
         latent, last = latent + length * change, velocity
+        if generator is not None and then > 0:
+            pixels = torch.randn(1, 16, 2 * row.grid[0], 2 * row.grid[1], generator=generator)
+            latent = latent + ADDED * FluxPipeline._pack_latents(pixels, 1, *pixels.shape[1:])[0]
         latent = (1 - mask) * (then * noise + (1 - then) * picture) + mask * latent
     return latent
 
@@ -137,9 +150,61 @@ def test_its_solver_remembers_between_steps_and_processes(checkpoint: Checkpoint
         engine.step()
     (taken,) = engine.batch.take_all()
     snapshot = taken.export()
-    assert sorted(snapshot.tensors) == ["latents", "memory-0"]
+    assert sorted(snapshot.tensors) == ["latents", "memory"]
     resumed = row_of(checkpoint, "a", steps=5, resume=snapshot)
     torch.testing.assert_close(finished(checkpoint, [resumed])["a"].latent, wanted, atol=FLOAT32, rtol=0)
+
+
+@torch.inference_mode()
+def test_a_sampler_draws_on_from_the_seeds_generator_in_the_pipelines_order(checkpoint: Checkpoint) -> None:
+    ancestral = row_of(checkpoint, "a", steps=5, seed=3, sampler=Sampler.EULER_ANCESTRAL)
+    plain = row_of(checkpoint, "b", (2, 5), steps=5)
+    together = finished(checkpoint, [ancestral, plain])
+    wanted = written_out(checkpoint, ancestral, seed=3)
+    torch.testing.assert_close(together["a"].latent, wanted, atol=FLOAT32, rtol=0)
+    assert (wanted - written_out(checkpoint, ancestral)).abs().max() > ADDED
+    alone = finished(checkpoint, [plain])["b"]
+    torch.testing.assert_close(together["b"].latent, alone.latent, atol=FLOAT32, rtol=0)
+
+
+@pytest.mark.parametrize("sampler", TwoStep.samplers)
+@pytest.mark.parametrize("steps", [1, 3])
+def test_a_row_that_goes_on_elsewhere_ends_bit_for_bit_as_one_that_stayed(
+    checkpoint: Checkpoint, sampler: Sampler, steps: int
+) -> None:
+    stayed = finished(checkpoint, [row_of(checkpoint, "a", steps=5, sampler=sampler)])["a"]
+    engine = engine_of(checkpoint)
+    engine.batch.submit([row_of(checkpoint, "a", steps=5, sampler=sampler)])
+    for _ in range(steps):
+        engine.step()
+    (taken,) = engine.batch.take_all()
+    travelled = Snapshot.of(taken.step, unpack(pack(taken.export().tensors)))
+    went = finished(checkpoint, [row_of(checkpoint, "a", steps=5, sampler=sampler, resume=travelled)])["a"]
+    assert torch.equal(went.latent, stayed.latent)
+
+
+@pytest.mark.parametrize(
+    ("state", "received"),
+    [
+        (None, "none"),
+        (torch.zeros(16, dtype=torch.uint8), r"\(16,\) torch.uint8"),
+        (torch.Generator().get_state().float(), "float32"),
+        (torch.full_like(torch.Generator().get_state(), 255), "other bytes"),
+    ],
+)
+def test_what_is_no_state_of_a_generator_is_refused(
+    checkpoint: Checkpoint, state: Tensor | None, received: str
+) -> None:
+    row = row_of(checkpoint, "a", steps=5, sampler=Sampler.EULER_ANCESTRAL)
+    resume = Snapshot(1, row.latent, torch.zeros(1, *row.latent.shape), state)
+    with pytest.raises(SchemaMismatch, match=received):
+        row_of(checkpoint, "a", steps=5, sampler=Sampler.EULER_ANCESTRAL, resume=resume)
+
+
+def test_a_row_does_not_go_on_without_what_its_solver_remembers(checkpoint: Checkpoint) -> None:
+    row = row_of(checkpoint, "a", steps=5)
+    with pytest.raises(SchemaMismatch, match="memory"):
+        row_of(checkpoint, "a", steps=5, resume=Snapshot(1, row.latent))
 
 
 def test_it_is_recorded_and_reused(checkpoint: Checkpoint) -> None:
@@ -162,6 +227,9 @@ def test_it_is_recorded_and_reused(checkpoint: Checkpoint) -> None:
     latents = [report.advanced[0].latent for report in (masked, whole)]
     inside = cells.flatten()
     torch.testing.assert_close(*(latent[inside] for latent in latents), atol=FLOAT32, rtol=0)
-    memory, wanted = (report.advanced[0].memory[0] for report in (masked, whole))
+    memory, wanted = (report.advanced[0].memory for report in (masked, whole))
+    assert memory is not None
+    assert wanted is not None
+    memory, wanted = memory[0], wanted[0]
     torch.testing.assert_close(memory[inside], wanted[inside], atol=FLOAT32, rtol=0)
     assert not memory[~inside].any()

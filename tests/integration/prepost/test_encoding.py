@@ -80,6 +80,7 @@ def _what_the_oracle_prepares(
 
     def spy_mask(*args: Any) -> Any:
         mask, masked = prepare_mask_latents(*args)
+        found["generator"] = args[-1].get_state().unsqueeze(0)
         found.update(
             {"mask": mask} | ({"masked_image_latents": masked} if family == Family.FLUX_FILL else {})
         )
@@ -103,7 +104,7 @@ def _what_the_oracle_prepares(
 def test_rows_equal_what_the_pipeline_prepares(
     model: FluxImages, oracle: Any, card: ModelCard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rows = list(model.encode_rows(_picture(), _mask(), SEEDS))
+    rows = list(model.encode_rows(_picture(), _mask(), SEEDS, draws=True))
     text = model.encode_text(PROMPT, NEGATIVE if card.takes_true_cfg else None)
     assert len(rows) == len(SEEDS)
     for seed, row in zip(SEEDS, rows, strict=True):

@@ -32,6 +32,7 @@ from giornata.wire.errors import (
     UnsupportedImageFormat,
 )
 from giornata.wire.models import ModelCard
+from giornata.wire.samplers import Sampler
 from giornata_prepost.checkpoint import open_model
 from giornata_prepost.config import PrepostConfig
 from giornata_tools.model.random.build import build
@@ -106,6 +107,24 @@ async def test_a_template_is_what_its_edits_are_without_their_mask(
     edits = tensors.unpack(await blobs.get(encoding.rows[0]))
     torch.testing.assert_close(own["image_latents"], edits["image_latents"])
     assert own["mask"].count_nonzero() == 0
+
+
+@pytest.mark.usefixtures("prepost")
+async def test_rows_have_their_generators_state_where_their_sampler_draws(
+    caller: Bus, blobs: RedisBlobs, card: ModelCard
+) -> None:
+    every = card.model_copy(update={"samplers": tuple(Sampler)})
+    states = {}
+    for sampler in (Sampler.EULER, Sampler.EULER_ANCESTRAL):
+        job = await a_job(blobs, every, png(SCENE), png(MASK), n=2, seed=3, sampler=sampler)
+        encoding = await encoded(caller, job, await inspected(caller, job))
+        rows = [tensors.unpack(await blobs.get(row)) for row in encoding.rows]
+        states[sampler] = [row["generator"] for row in rows if "generator" in row]
+    assert states[Sampler.EULER] == []
+    first, second = states[Sampler.EULER_ANCESTRAL]
+    assert first.shape == torch.Generator().get_state().shape
+    assert not torch.equal(first, torch.Generator().manual_seed(3).get_state()), "after its draws"
+    assert not torch.equal(first, second)
 
 
 @pytest.mark.usefixtures("prepost")

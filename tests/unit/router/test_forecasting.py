@@ -39,6 +39,7 @@ def job(
         "model_digest": CARD.digest,
         "priority": priority,
         "budget_ms": budget_ms,
+        "evaluations": STEPS,
         "parameters": parameters,
         "tenant": tenant,
     }

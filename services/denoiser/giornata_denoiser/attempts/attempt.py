@@ -99,7 +99,7 @@ class Attempt:
                 attempt=self.request.attempt,
                 index=asked.index,
                 step=row.step if row else resumed,
-                steps=row.steps if row else self.request.job.parameters.denoising_steps,
+                steps=row.steps if row else self.request.job.denoising_steps,
                 tokens=self.request.inspection.tokens,
                 **shape,
             )

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 
 import structlog
-from torch import Tensor
 
 from giornata import tensors
 from giornata.blobs import BlobStore, intermediate
@@ -23,7 +21,7 @@ from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.engine.weighing import profits, run_ms
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.families.rows import build_row
-from giornata_denoiser.rows.row import MEMORY, Row, Snapshot
+from giornata_denoiser.rows.row import Row, Snapshot
 from giornata_denoiser.rows.template import shared_noise
 from giornata_denoiser.templates.lookup import Reusing
 
@@ -90,7 +88,10 @@ def _made(
         RowKey(request.job.job_id, request.attempt, row.index),
         grid=(inspection.model_height // multiple, inspection.model_width // multiple),
         track=family.schedule.track(
-            steps=parameters.num_inference_steps, strength=parameters.strength, cells=inspection.tokens
+            sampler=parameters.sampler or family.schedule.default_sampler,
+            steps=parameters.num_inference_steps,
+            strength=parameters.strength,
+            cells=inspection.tokens,
         ),
         text=tensors.unpack(text),
         conditioning=fields,
@@ -139,8 +140,4 @@ def _taking(row: Row, where: Region, how: Reusing, family: ModelFamily) -> Row:
 def _snapshot(row: jobs.RowRecord, latents: bytes | None) -> Snapshot | None:
     if row.resume is None or latents is None:
         return None
-    unpacked: Mapping[str, Tensor] = tensors.unpack(latents)
-    if "latents" not in unpacked:
-        raise SchemaMismatch("A row's state holds no latents.", received=", ".join(unpacked) or "none")
-    memory = tuple(unpacked[name] for name in sorted(unpacked) if name.startswith(MEMORY))
-    return Snapshot(row.resume.step, unpacked["latents"], memory)
+    return Snapshot.of(row.resume.step, tensors.unpack(latents))

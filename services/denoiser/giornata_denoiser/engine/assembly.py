@@ -23,8 +23,8 @@ class DeviceInputs:
     """(tokens, channels) each."""
     source: Mapping[str, Tensor]
     """The row's own conditioning; `conditioning` is a copy of it. Every row is built with its own."""
-    numbers: Tensor
-    """(steps + 1, n): those of the row's track."""
+    matrices: Tensor
+    """(steps, states, 2 + states): those of the row's track."""
 
 
 def place(row: Row, family: ModelFamily) -> DeviceInputs:
@@ -39,7 +39,7 @@ def place(row: Row, family: ModelFamily) -> DeviceInputs:
         ),
         {name: moved(tensor, device) for name, tensor in row.conditioning.items()},
         row.conditioning,
-        moved(row.track.numbers, device),
+        moved(row.track.matrices, device),
     )
 
 
@@ -74,8 +74,8 @@ class Assembly:
     computed_lengths: list[int]
     """Computed tokens of each row."""
     guided: Guided | None
-    numbers: tuple[Tensor, ...]
-    """Each row's (steps + 1, n), the numbers of its track."""
+    matrices: tuple[Tensor, ...]
+    """Each row's (steps, states, 2 + states), those of its track."""
 
 
 def assemble(
@@ -104,7 +104,7 @@ def assemble(
         row_of_computed=moved(row_of_computed, device),
         computed_lengths=list(lengths),
         guided=_guided(rows, guided_rows, row_of_computed, device) if guided_rows else None,
-        numbers=tuple(each.numbers for each in placed),
+        matrices=tuple(each.matrices for each in placed),
     )
 
 

@@ -15,7 +15,8 @@ from giornata.wire.errors import Failed
 from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.families.rows import NEGATIVE, build_row, text_shapes
-from giornata_denoiser.rows.row import Row
+from giornata_denoiser.rows.row import GENERATOR, Row
+from giornata_denoiser.rows.template import template_generator
 
 GRID: Final = (16, 16)
 """Height and width of the picture in tokens."""
@@ -51,7 +52,9 @@ def practice_row(
         family,
         key,
         grid=grid,
-        track=family.schedule.track(steps=2, strength=1.0, cells=tokens),
+        track=family.schedule.track(
+            sampler=family.schedule.default_sampler, steps=2, strength=1.0, cells=tokens
+        ),
         text={
             f"{sign}{name}": values(*shape)
             for sign in (("", NEGATIVE) if guided else ("",))
@@ -59,7 +62,8 @@ def practice_row(
         },
         conditioning={
             name: values(tokens, channels) for name, channels in family.network.conditioning.items()
-        },
+        }
+        | {GENERATOR: template_generator()},
         guidance_scale=checkpoint.card.default_guidance_scale,
         true_cfg_scale=2.0 if guided else 1.0,
     )

@@ -27,6 +27,7 @@ def advanced(
         row.advanced(
             stepped.latents[index],
             stepped.memory[index],
+            stepped.generators[index],
             entry=entries[index],
             corrections=tuple(each.correction() for each in plan.learning[index]) or None,
         )

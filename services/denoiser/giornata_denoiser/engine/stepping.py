@@ -1,4 +1,4 @@
-"""One denoising step of a whole batch: forward, guidance, the schedule's step, and the blend after it."""
+"""One denoising step of a whole batch: forward, guidance, the samplers' step, and the blend after it."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from giornata.packed.moving import moved
 from giornata.packed.tracing import UNTRACED, Tracing
 from giornata.packed.uses import Use
 from giornata_denoiser.engine.assembly import Assembly
+from giornata_denoiser.engine.sampling import advance, draw
 from giornata_denoiser.families.protocol import ModelFamily, Network
 from giornata_denoiser.rows.row import Row
+from giornata_denoiser.rows.track import Track
 
 
 class Stepped(NamedTuple):
@@ -23,8 +25,10 @@ class Stepped(NamedTuple):
     """(tokens, channels) each, after the step."""
     clean: tuple[Tensor | None, ...]
     """Latents of the pictures that the step predicts as the end; None for rows that are not shown after it."""
-    memory: tuple[tuple[Tensor, ...], ...]
-    """What the solver remembers of each row: as its latent each, 0 outside of its region."""
+    memory: tuple[Tensor | None, ...]
+    """(states, tokens, channels) each, what the solver remembers, 0 outside of the row's region; None for nothing."""
+    generators: tuple[Tensor | None, ...]
+    """Where each row's random numbers go on; see :attr:`Row.generator`."""
 
 
 def denoise_step(
@@ -38,27 +42,38 @@ def denoise_step(
 
     The assembly is of the same rows, none of them done; for `uses` see :meth:`Network.predict`.
     """
-    schedule, lengths = family.schedule, assembly.computed_lengths
-    steps = [row.step for row in rows]
-    # (rows, 2, n): before the step and after it.
-    numbers = torch.stack([each[step : step + 2] for each, step in zip(assembly.numbers, steps, strict=True)])
+    lengths = assembly.computed_lengths
     latents = [moved(row.latent, family.device) for row in rows]  # only rows that join have theirs elsewhere
-    seen = [schedule.scaled(latent, now) for latent, now in zip(latents, numbers[:, 0], strict=True)]
+    seen = [_scaled(latent, row) for latent, row in zip(latents, rows, strict=True)]
+    steps = [row.step for row in rows]
     output = _output(family.network, assembly, torch.cat(seen), steps, uses=uses, trace=trace)
     computed = _taken(assembly, latents)
-    now, then = numbers.index_select(0, assembly.row_of_computed).unbind(1)
-    stepped, memory = schedule.step(computed, output, _memory(family, assembly, rows), now, then)
-    completed = tuple(
-        _completed(family, assembly, index, part, numbers[index, 1])
-        for index, part in enumerate(torch.split(stepped, lengths))
-    )
+    drawn = [draw(row, family.network) for row in rows]
+    states = advance(assembly, rows, computed, output, [each.noise for each in drawn])
     clean: list[Tensor | None] = [None] * len(rows)
     for index, row in enumerate(rows):
         if row.next_preview is not None:
             was, predicted = (torch.split(packed, lengths)[index] for packed in (computed, output))
-            end = schedule.clean(was, predicted, numbers[index, 0])
-            clean[index] = _completed(family, assembly, index, end, assembly.numbers[index][-1])
-    return Stepped(completed, tuple(clean), _remembered(assembly, rows, memory))
+            end = row.track.predicted(was, predicted, row.step)
+            clean[index] = _completed(family, assembly, index, end, row.track, level=row.steps)
+    return Stepped(
+        tuple(
+            _completed(family, assembly, index, state.latent, row.track, level=row.step + 1)
+            for index, (state, row) in enumerate(zip(states, rows, strict=True))
+        ),
+        tuple(clean),
+        tuple(
+            _scattered(state.memory, region, row.image_tokens)
+            for state, region, row in zip(states, assembly.regions, rows, strict=True)
+        ),
+        tuple(each.generator for each in drawn),
+    )
+
+
+def _scaled(latent: Tensor, row: Row) -> Tensor:
+    """What the network sees of a row's latent."""
+    factor = row.track.scales[row.step]
+    return latent if factor == 1.0 else latent * factor
 
 
 def _taken(assembly: Assembly, whole: Sequence[Tensor]) -> Tensor:
@@ -67,15 +82,17 @@ def _taken(assembly: Assembly, whole: Sequence[Tensor]) -> Tensor:
     return packed if assembly.computed is None else packed.index_select(0, assembly.computed)
 
 
-def _completed(family: ModelFamily, assembly: Assembly, index: int, computed: Tensor, at: Tensor) -> Tensor:
+def _completed(
+    family: ModelFamily, assembly: Assembly, index: int, computed: Tensor, track: Track, *, level: int
+) -> Tensor:
     """A row's whole latent, (tokens, channels), from what was computed of it.
 
-    `computed` is (computed, channels), the tokens of its region; `at` is (n,), the numbers of their noise level.
+    `computed` is (computed, channels), the tokens of its region; `level` is the one of `track` that they are at.
     """
     region, conditioning = assembly.regions[index], assembly.conditioning[index]
     if region is None and not family.network.blends:
         return computed
-    outside = family.schedule.noised(conditioning["image_latents"], conditioning["noise"], at)
+    outside = track.noised(conditioning["image_latents"], conditioning["noise"], level)
     latent = computed
     if region is not None:
         latent = outside.clone() if family.network.blends else outside
@@ -91,26 +108,11 @@ def blend(latent: Tensor, outside: Tensor, mask: Tensor) -> Tensor:
     return (1 - mask) * outside + mask * latent
 
 
-def _memory(family: ModelFamily, assembly: Assembly, rows: Sequence[Row]) -> tuple[Tensor, ...]:
-    """What the solver remembers of all rows, (computed_tokens, channels) each; zeros for rows that begin."""
-    parts = range(family.schedule.memory)
-    held = [row.memory or tuple(torch.zeros_like(row.latent) for _ in parts) for row in rows]
-    return tuple(_taken(assembly, [moved(each[part], family.device) for each in held]) for part in parts)
-
-
-def _remembered(
-    assembly: Assembly, rows: Sequence[Row], memory: tuple[Tensor, ...]
-) -> tuple[tuple[Tensor, ...], ...]:
-    """`memory`, (computed_tokens, channels) each, by row and with 0 outside of its region."""
-    parts = [torch.split(packed, assembly.computed_lengths) for packed in memory]
-    return tuple(
-        tuple(_scattered(part[index], assembly.regions[index], row.image_tokens) for part in parts)
-        for index, row in enumerate(rows)
-    )
-
-
-def _scattered(part: Tensor, region: Tensor | None, tokens: int) -> Tensor:
-    return part if region is None else part.new_zeros(tokens, part.shape[1]).index_copy_(0, region, part)
+def _scattered(memory: Tensor | None, region: Tensor | None, tokens: int) -> Tensor | None:
+    """(states, computed, channels) at the places of a region, 0 elsewhere."""
+    if memory is None or region is None:
+        return memory
+    return memory.new_zeros(len(memory), tokens, memory.shape[2]).index_copy_(1, region, memory)
 
 
 def _output(

@@ -74,7 +74,8 @@ def step_bytes(rows: Sequence[Row], budget: Budget, family: ModelFamily) -> floa
 
 def row_bytes(row: Row, family: ModelFamily, correction_bits: int | None) -> int:
     """The most that a row holds in a step: its tensors, what it takes from a template and learns, what it records."""
-    held = sum(tensor.nbytes for tensor in (row.latent, *row.memory, *row.conditioning.values()))
+    held = sum(tensor.nbytes for tensor in (row.latent, *row.conditioning.values()))
+    held += row.track.remembered * row.latent.numel() * max(family.dtype.itemsize, 4)  # float32 at least
     held += sum(prompt.size_bytes for prompt in row.prompts)
     held += row.steps * len(row.prompts) * family.network.prepared_bytes
     itemsize = family.dtype.itemsize

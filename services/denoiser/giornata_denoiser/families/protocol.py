@@ -14,7 +14,9 @@ from giornata.packed.region import Region
 from giornata.packed.tracing import UNTRACED, Tracing
 from giornata.packed.uses import Use
 from giornata.planning.specs import BlockSpec, each
-from giornata_denoiser.rows.row import Prompt, Track
+from giornata.wire.samplers import Sampler
+from giornata_denoiser.rows.row import Prompt
+from giornata_denoiser.rows.track import Track
 
 
 class Text(Protocol):
@@ -32,46 +34,28 @@ class Text(Protocol):
 
 
 class Schedule(Protocol):
-    """A row's way through the noise levels, and the rule of one step.
-
-    The rules read `numbers`, a schedule's own: :attr:`giornata_denoiser.rows.row.Track.numbers` before a step (`now`)
-    and after it (`then`). Everything that samplers of diffusers differ in has its place: a factor on the network's
-    input in :meth:`scaled`; ε, v or velocity as output in :meth:`step` and :meth:`clean`; solvers of several steps in
-    `memory`; what is not a straight line between picture and noise in :meth:`noised`.
-    """
+    """What ways through the noise levels a model offers: the table of each, made of diffusers' own scheduler."""
 
     @property
-    def memory(self) -> int:
-        """Tensors that the solver remembers of earlier steps, each as large as the latent; 0 for one-step solvers."""
+    def samplers(self) -> Sequence[Sampler]:
+        """What rows may ask for."""
 
-    def track(self, *, steps: int, strength: float, cells: int) -> Track:
+    @property
+    def default_sampler(self) -> Sampler:
+        """The checkpoint's own."""
+
+    @property
+    def recorder(self) -> Sampler:
+        """That of template runs: it evaluates the network once a level and draws no noise."""
+
+    def track(self, *, sampler: Sampler, steps: int, strength: float, cells: int) -> Track:
         """The track of a row whose picture has `cells` tokens; 0 < `strength` <= 1 drops the first of `steps`.
 
+        Equal arguments may give one and the same track.
+
         Raises:
-            InvalidField: strength leaves no step to compute.
+            InvalidField: the sampler is not offered or does not take so many steps, or strength leaves none to compute.
         """
-
-    def scaled(self, latent: Tensor, now: Tensor) -> Tensor:
-        """What the network sees of one row's latent, (tokens, channels); `now` is (n,)."""
-
-    def step(
-        self, latent: Tensor, output: Tensor, memory: tuple[Tensor, ...], now: Tensor, then: Tensor
-    ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """One step of all rows: their latents and what is remembered of it.
-
-        `latent`, `output` of the network and `memory` are (cells, channels), packed by row; `memory` is what the step
-        before has returned, zeros in a row's first step. `now` and `then` are (cells, n) float32, the numbers of each
-        cell's row before and after the step.
-        """
-
-    def noised(self, picture: Tensor, noise: Tensor, at: Tensor) -> Tensor:
-        """One row's picture at a noise level: where a row begins, and what its outside is at that level.
-
-        `picture` and `noise` are (tokens, channels); `at` is (n,), the numbers of the level.
-        """
-
-    def clean(self, latent: Tensor, output: Tensor, now: Tensor) -> Tensor:
-        """The picture that one row's latent, (cells, channels), is predicted to become; `now` is (n,)."""
 
 
 class SequenceInputs(NamedTuple):
@@ -150,6 +134,9 @@ class Network(Protocol):
 
     def unpacked(self, latent: Tensor, grid: tuple[int, int]) -> Tensor:
         """One row's latent, (tokens, channels), as (latent_channels, height, width) latent pixels."""
+
+    def packed(self, pixels: Tensor) -> Tensor:
+        """The inverse of :meth:`unpacked`: (tokens, channels) of latent pixels."""
 
 
 @dataclass(frozen=True, eq=False)

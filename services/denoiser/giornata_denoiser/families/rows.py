@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import torch
 from torch import Tensor
 
 from giornata.scheduling.batch import RowKey
 from giornata.wire.errors import SchemaMismatch
 from giornata_denoiser.families.protocol import ModelFamily
-from giornata_denoiser.rows.row import Prompt, Row, Snapshot, Track
+from giornata_denoiser.rows.row import GENERATOR, Prompt, Row, Snapshot
+from giornata_denoiser.rows.track import Track
 
 NEGATIVE = "negative_"
 """Prefix of the tensors of a negative prompt's encoding."""
@@ -32,7 +34,8 @@ def build_row(
 
     `text` holds the tensors of the family's text and may hold those of a negative prompt, whose names begin with
     :data:`NEGATIVE`; with them and a `true_cfg_scale` above 1, classifier-free guidance is computed. `conditioning` is
-    what the family's network names, (tokens, channels) each.
+    what the family's network names, (tokens, channels) each, and where the track draws noise the state of the row's
+    generator, :data:`GENERATOR`.
 
     Raises:
         SchemaMismatch: a tensor is missing or has another shape than the checkpoint takes.
@@ -43,11 +46,10 @@ def build_row(
         for name, channels in family.network.conditioning.items()
     }
     if resume is None:
-        state = Snapshot(
-            0, family.schedule.noised(fields["image_latents"], fields["noise"], track.numbers[0])
-        )
+        begin = track.noised(fields["image_latents"], fields["noise"], 0)
+        state = Snapshot(0, begin, generator=conditioning.get(GENERATOR))
     else:
-        state = _resumed(family, resume, tuple(fields["noise"].shape), track.steps)
+        state = _resumed(family, resume, tuple(fields["noise"].shape), track)
     guided = true_cfg_scale > 1 and any(name.startswith(NEGATIVE) for name in text)
     return Row(
         key=key,
@@ -56,6 +58,7 @@ def build_row(
         step=state.step,
         latent=state.latent,
         memory=state.memory,
+        generator=_checked(state.generator) if any(track.draws) else None,
         prompts=tuple(
             _prompt(family, text, prefix, grid, guidance_scale)
             for prefix in (("", NEGATIVE) if guided else ("",))
@@ -74,22 +77,34 @@ def text_shapes(family: ModelFamily, tokens: int) -> dict[str, tuple[int, ...]]:
     }
 
 
-def _resumed(family: ModelFamily, resume: Snapshot, shape: tuple[int, ...], steps: int) -> Snapshot:
-    """The state of an interrupted row in the network's dtype, if it fits."""
-    if not 0 <= resume.step < steps:
+def _resumed(family: ModelFamily, resume: Snapshot, shape: tuple[int, ...], track: Track) -> Snapshot:
+    """The state of an interrupted row, if it fits: latent in the network's dtype, memory at least in float32."""
+    if not 0 <= resume.step < track.steps:
         raise SchemaMismatch(
-            "A row resumes at a step it does not have.", received=resume.step, accepted=f"below {steps}"
+            "A row resumes at a step it does not have.", received=resume.step, accepted=f"below {track.steps}"
         )
-    if resume.step and len(resume.memory) != family.schedule.memory:
+    latent, memory = _fitting({"latent": resume.latent}, "latent", shape).to(family.dtype), None
+    if resume.step and track.remembered:
+        states = {} if resume.memory is None else {"memory": resume.memory}
+        memory = _fitting(states, "memory", (track.remembered, *shape))
+        memory = memory.to(torch.promote_types(family.dtype, torch.float32))
+    return Snapshot(resume.step, latent, memory, resume.generator)
+
+
+def _checked(state: Tensor | None) -> Tensor:
+    """`state`, if it is one of torch's CPU generator."""
+    wanted = torch.Generator("cpu").get_state()
+    if state is None or state.dtype is not wanted.dtype or state.shape != wanted.shape:
         raise SchemaMismatch(
-            "A row resumes without its solver's memory.",
-            received=len(resume.memory),
-            accepted=str(family.schedule.memory),
+            "A row that draws noise needs the state of a generator.",
+            received="none" if state is None else f"{tuple(state.shape)} {state.dtype}",
+            accepted=f"{tuple(wanted.shape)} {wanted.dtype}",
         )
-    latent, *memory = (
-        _take(family, {"latent": tensor}, "latent", shape) for tensor in (resume.latent, *resume.memory)
-    )
-    return Snapshot(resume.step, latent, tuple(memory))
+    try:
+        torch.Generator("cpu").set_state(state)
+    except RuntimeError as error:
+        raise SchemaMismatch("The state of a row's generator is not one.", received="other bytes") from error
+    return state
 
 
 def _prompt(
@@ -104,7 +119,12 @@ def _prompt(
 def _take(
     family: ModelFamily, tensors: Mapping[str, Tensor], name: str, shape: tuple[int | None, ...]
 ) -> Tensor:
-    """`tensors[name]` in the network's dtype, if its shape fits; None fits any length."""
+    """`tensors[name]` in the network's dtype, if its shape fits."""
+    return _fitting(tensors, name, shape).to(family.dtype)
+
+
+def _fitting(tensors: Mapping[str, Tensor], name: str, shape: tuple[int | None, ...]) -> Tensor:
+    """`tensors[name]`, if its shape fits; None fits any length."""
     tensor = tensors.get(name)
     if tensor is None:
         raise SchemaMismatch(f"A row lacks the tensor {name}.", received=", ".join(sorted(tensors)) or "none")
@@ -114,4 +134,4 @@ def _take(
     ):
         accepted = tuple("any" if want is None else want for want in shape)
         raise SchemaMismatch(f"The tensor {name} has a wrong shape.", received=found, accepted=str(accepted))
-    return tensor.to(family.dtype)
+    return tensor

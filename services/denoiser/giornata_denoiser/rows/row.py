@@ -12,12 +12,15 @@ from torch import Tensor
 from giornata.packed.region import Region
 from giornata.planning.costs import Shape
 from giornata.scheduling.batch import RowKey
-from giornata.wire.errors import RowPoisoned
+from giornata.wire.errors import RowPoisoned, SchemaMismatch
 from giornata_denoiser.rows.correction import Correction
 from giornata_denoiser.rows.template import Entry, Form, Recording
+from giornata_denoiser.rows.track import Track
 
-MEMORY: Final = "memory-"
-"""Prefix of the names of a solver's tensors where a row's state travels."""
+LATENT: Final = "latents"
+MEMORY: Final = "memory"
+GENERATOR: Final = "generator"
+"""Names of a row's state where it travels; the last one also that of its generator's where its inputs do."""
 
 
 class Prompt(Protocol):
@@ -36,23 +39,6 @@ class Prompt(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
-class Track:
-    """A row's way through the noise levels, made once by its family's schedule; float32 tensors on the CPU."""
-
-    times: Tensor
-    """(steps,): what the network is told before each step."""
-    levels: Tensor
-    """(steps + 1,): the noise level before each step and after the last one, falling from at most 1 to 0."""
-    numbers: Tensor
-    """(steps + 1, n): what the schedule's own rules read at each level; only the schedule knows their meaning."""
-
-    @property
-    def steps(self) -> int:
-        """Steps that are computed."""
-        return len(self.times)
-
-
-@dataclass(frozen=True, eq=False)
 class Snapshot:
     """What a step changes of a row: with its inputs, enough to go on elsewhere."""
 
@@ -60,13 +46,27 @@ class Snapshot:
     """Steps already computed."""
     latent: Tensor
     """(tokens, channels) float32 on the CPU; holds every bfloat16 value exactly."""
-    memory: tuple[Tensor, ...] = ()
-    """As `latent`: what the solver remembers of earlier steps."""
+    memory: Tensor | None = None
+    """(states, tokens, channels) float32: what the solver remembers of earlier steps; None for one-step samplers."""
+    generator: Tensor | None = None
+    """Where the row's random numbers go on, as :attr:`Row.generator`."""
 
     @property
     def tensors(self) -> dict[str, Tensor]:
         """All tensors by name, as they travel."""
-        return {"latents": self.latent, **{f"{MEMORY}{i}": part for i, part in enumerate(self.memory)}}
+        named = {LATENT: self.latent, MEMORY: self.memory, GENERATOR: self.generator}
+        return {name: tensor for name, tensor in named.items() if tensor is not None}
+
+    @classmethod
+    def of(cls, step: int, tensors: Mapping[str, Tensor]) -> Self:
+        """The snapshot that travelled as `tensors`.
+
+        Raises:
+            SchemaMismatch: there is no latent.
+        """
+        if LATENT not in tensors:
+            raise SchemaMismatch("A row's state holds no latents.", received=", ".join(tensors) or "none")
+        return cls(step, tensors[LATENT], tensors.get(MEMORY), tensors.get(GENERATOR))
 
 
 @dataclass(frozen=True)
@@ -101,8 +101,12 @@ class Row:
     true_cfg_scale: float
     conditioning: Mapping[str, Tensor]
     """(tokens, channels) each; the names and channels are the family's."""
-    memory: tuple[Tensor, ...] = ()
-    """As `latent`: what the schedule's solver remembers of earlier steps; nothing before the first one."""
+    memory: Tensor | None = None
+    """(states, tokens, channels), where `latent` is, float32 or the network's dtype if that is wider: what the solver
+    remembers of earlier steps; None before the first one, and for one-step samplers."""
+    generator: Tensor | None = None
+    """(bytes,) uint8 on the CPU: the state of torch's CPU generator from which the next noise is drawn; None where the
+    track draws none."""
     partial_images: int = 0
     """Previews asked for."""
     region: Region | None = None
@@ -212,7 +216,8 @@ class Row:
     def advanced(
         self,
         latent: Tensor,
-        memory: tuple[Tensor, ...] = (),
+        memory: Tensor | None = None,
+        generator: Tensor | None = None,
         *,
         entry: Entry | None = None,
         corrections: tuple[Correction, ...] | None = None,
@@ -222,6 +227,7 @@ class Row:
             self,
             latent=latent,
             memory=memory,
+            generator=generator,
             step=self.step + 1,
             begun=True,
             entries=self.entries if entry is None else (*self.entries, entry),
@@ -235,12 +241,16 @@ class Row:
         Raises:
             RowPoisoned: it is not finite; an engine may not have known yet.
         """
-        latent, *memory = (
-            tensor.detach().to("cpu", torch.float32, copy=True) for tensor in (self.latent, *self.memory)
-        )
-        if not all(bool(tensor.isfinite().all()) for tensor in (latent, *memory)):
-            raise RowPoisoned
-        return Snapshot(self.step, latent, tuple(memory))
+        memory = None if self.memory is None else _exported(self.memory)
+        return Snapshot(self.step, _exported(self.latent), memory, self.generator)
+
+
+def _exported(state: Tensor) -> Tensor:
+    """A copy on the CPU; RowPoisoned if it is not finite."""
+    exported = state.detach().to("cpu", torch.float32, copy=True)
+    if not bool(exported.isfinite().all()):
+        raise RowPoisoned
+    return exported
 
 
 def preview_steps(steps: int, count: int) -> tuple[int, ...]:

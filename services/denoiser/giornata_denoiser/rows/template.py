@@ -154,6 +154,11 @@ def template_noise(tokens: int, channels: int) -> Tensor:
     return torch.randn(tokens, channels, generator=torch.Generator("cpu").manual_seed(0))
 
 
+def template_generator() -> Tensor:
+    """The state of a generator, always the same: what noise a template run's sampler adds, if any."""
+    return torch.Generator("cpu").manual_seed(0).get_state()
+
+
 def shared_noise(own: Tensor, where: Region) -> Tensor:
     """A row's noise: its own (tokens, channels) in its region, the template's outside of it, so that entries fit."""
     noise = template_noise(*own.shape).to(own.device, own.dtype, copy=True)

@@ -14,9 +14,9 @@ from giornata.wire.values import Mode
 from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.config import DenoiserConfig
 from giornata_denoiser.families.protocol import ModelFamily
-from giornata_denoiser.rows.row import Track
 from giornata_denoiser.rows.stored import EXACT
 from giornata_denoiser.rows.template import FILE_BYTES
+from giornata_denoiser.rows.track import Track
 
 RECORDER: Final = 1
 """Version of what template runs record; nothing is taken from recordings of another version."""
@@ -55,15 +55,17 @@ def wanted(
     Raises:
         InvalidField: the edit has no step to compute.
     """
-    levels = partial(checkpoint.family.schedule.track, cells=inspection.tokens)
+    schedule = checkpoint.family.schedule
+    levels = partial(schedule.track, cells=inspection.tokens)
     strict = parameters is not None and parameters.reuse is Reuse.STRICT
     if parameters is not None and strict:
         steps = parameters.num_inference_steps or config.template_levels
-        track = levels(steps=steps, strength=parameters.strength or 1.0)
+        sampler = parameters.sampler or schedule.default_sampler
+        track = levels(sampler=sampler, steps=steps, strength=parameters.strength or 1.0)
         kept = keeping(config, checkpoint.family, inspection.tokens, track.steps, track.steps)
     else:
         kept = keeping(config, checkpoint.family, inspection.tokens, config.template_levels)
-        track = levels(steps=kept.levels, strength=1.0)
+        track = levels(sampler=schedule.recorder, steps=kept.levels, strength=1.0)
     levels_kept = [round(level, 6) for level in track.levels.tolist()]
     guidance = checkpoint.card.default_guidance_scale or 0.0
     what = (config.template_form, config.template_bits, levels_kept, guidance, kept.first_block)

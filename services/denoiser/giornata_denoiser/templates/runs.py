@@ -21,8 +21,8 @@ from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.config import DenoiserConfig, TemplatePolicy
 from giornata_denoiser.engine.protocol import RowEngine, StepReport
 from giornata_denoiser.families.rows import build_row
-from giornata_denoiser.rows.row import RecordingSpec, Row
-from giornata_denoiser.rows.template import Recording, template_noise
+from giornata_denoiser.rows.row import GENERATOR, RecordingSpec, Row
+from giornata_denoiser.rows.template import Recording, template_generator, template_noise
 from giornata_denoiser.templates.identity import Wanted, wanted
 from giornata_denoiser.templates.registered import Registered, Registrations
 from giornata_denoiser.templates.store import RecordingStore
@@ -178,7 +178,11 @@ class Runs:
                 grid=(height // card.pixel_multiple, width // card.pixel_multiple),
                 track=asked.track,
                 text=text,
-                conditioning={**family.network.unmasked(conditioning), "noise": noise},
+                conditioning={
+                    **family.network.unmasked(conditioning),
+                    "noise": noise,
+                    GENERATOR: template_generator(),
+                },
                 guidance_scale=card.default_guidance_scale or 0.0,
             )
             what = RecordingSpec(frozenset({config.template_form}), config.template_bits, asked.first_block)

@@ -210,7 +210,7 @@ def images_answer(
             stage_ms=StageTimes(**record.stage_ms.known()),
             compute_ms=ComputeTimes(**record.compute_ms.known()),
             mask_ratio=record.inspection.mask_ratio if record.inspection else 0.0,
-            steps=record.job.parameters.denoising_steps,
+            steps=record.job.denoising_steps,
             computed_tokens=[row.computed_tokens or 0 for row in record.images],
             template=[row.template or TemplateUse.OFF for row in record.images],
             slo_met=record.slo_met,

@@ -58,6 +58,9 @@ class ModelView(View):
     """Whether `guidance_scale` is accepted."""
     takes_true_cfg: bool
     """Whether `negative_prompt` and `true_cfg_scale` are."""
+    samplers: list[str]
+    """What `sampler` may be."""
+    default_sampler: str
     native_size: int
     """Pixels per side of the square pictures that it was trained on; `padding_mask_crop` edits at about this size."""
 

@@ -81,7 +81,7 @@ def job_view(record: JobRecord, base_url: str, forecast: Forecast | None = None)
     steps = dict(forecast.steps) if forecast else {}
     job = record.job
     running = record.state is JobState.RUNNING
-    total = job.parameters.denoising_steps
+    total = job.denoising_steps
     done = {
         row.index: total if row.latents else steps.get(row.index, 0) for row in record.rows if not row.error
     }

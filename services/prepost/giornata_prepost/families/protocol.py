@@ -32,13 +32,20 @@ class ImageModel(Protocol):
         """Text tokens that one row of the job brings into the network."""
 
     def encode_rows(
-        self, image: Pixels, mask: npt.NDArray[np.uint8], seeds: Sequence[int], *, sampled: bool = True
+        self,
+        image: Pixels,
+        mask: npt.NDArray[np.uint8],
+        seeds: Sequence[int],
+        *,
+        sampled: bool = True,
+        draws: bool = False,
     ) -> Iterator[Tensors]:
         """Conditioning of each row of a job, one a seed; the picture is encoded once.
 
         `image` is (height, width, 3) uint8 at the model's size; `mask` is (height, width) uint8, 255 = edit, 0 = keep.
         Latents are `sampled` from their posteriors, as the pipeline does, or are the modes. Each tensor is (tokens,
-        channels), row-major; `noise` and `image_latents` are among them.
+        channels), row-major; `noise` and `image_latents` are among them. Where the row's sampler `draws` noise,
+        `generator` is among them: the uint8 state of the row's CPU generator after all of its draws.
         """
 
     def decode(self, latents: torch.Tensor, size: Size) -> Pixels:

@@ -176,7 +176,7 @@ def demand(
             text=encoding.text_tokens if encoding else 0,
             image=inspection.tokens,
             computed=region.count if region else inspection.tokens,
-            steps=max(1, asked.denoising_steps - (row.resume.step if row.resume else 0)),
+            steps=max(1, job.denoising_steps - (row.resume.step if row.resume else 0)),
             sequences=2 if (asked.true_cfg_scale or 0.0) > 1 else 1,
         )
         for row in rows

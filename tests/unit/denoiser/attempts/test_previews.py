@@ -22,7 +22,7 @@ from giornata_denoiser.engine.protocol import StepReport
 from giornata_denoiser.families.flux.checkpoints import FluxInpaint
 from giornata_denoiser.families.preview_map import PreviewMap
 from giornata_denoiser.families.protocol import ModelFamily
-from giornata_denoiser.rows.row import Track, preview_steps
+from giornata_denoiser.rows.row import preview_steps
 from tests.contract.messages import JOB, PARAMETERS
 from tests.fakes import tiny_flux
 from tests.fakes.tiny_flux import Spec
@@ -146,8 +146,14 @@ def test_a_preview_is_what_one_step_to_the_end_would_give(fill: bool) -> None:
     first = made.step()
     assert first is not None
     (preview,) = first.previews
-    ends = [0, -1]
-    jump = Track(row.track.times[:1], row.track.levels[ends], row.track.numbers[ends])
+    ends, (of_latent, of_output) = [0, -1], row.track.clean[0]
+    jump = replace(
+        row.track,
+        times=row.track.times[:1],
+        levels=row.track.levels[ends],
+        matrices=torch.tensor([[[0.0, of_output, of_latent]]]),
+        outside=row.track.outside[ends],
+    )
     leap = engine(of)
     leap.batch.submit([replace(row, track=jump)])
     (end,) = run(leap)

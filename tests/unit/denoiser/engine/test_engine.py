@@ -246,7 +246,7 @@ def test_tensors_that_do_not_fit_are_named(spoil: object, message: str) -> None:
             of,
             RowKey("job", 1, 0),
             grid=(3, 4),
-            track=of.schedule.track(steps=4, strength=1.0, cells=12),
+            track=of.schedule.track(sampler=of.schedule.default_sampler, steps=4, strength=1.0, cells=12),
             text=text,
             conditioning=tensors,
             guidance_scale=3.5,

@@ -17,7 +17,6 @@ from giornata.packed.uses import Taken, Use
 from giornata.wire.values import Mode
 from giornata_denoiser.engine.assembly import assemble
 from giornata_denoiser.engine.stepping import blend, denoise_step
-from giornata_denoiser.families.flux.schedule import FlowMatching
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.rows.row import Row
 from tests.fakes import tiny_flux
@@ -26,7 +25,6 @@ from tests.fakes.tiny_flux import Spec
 
 BLOCKS = 4
 FLOAT32 = 1e-5
-FLOW = FlowMatching(tiny_flux.SCHEDULER)
 DOUBLE = torch.float64
 """What is compared in: rounding in float32 depends on the processor."""
 
@@ -64,7 +62,7 @@ class Recorded:
 
 def on_the_line(row: Row) -> Row:
     """`row` with the latent that its template's run has at its step."""
-    return replace(row, latent=FLOW.noised(*picture_and_noise(row), row.track.numbers[row.step]))
+    return replace(row, latent=row.track.noised(*picture_and_noise(row), row.step))
 
 
 def picture_and_noise(row: Row) -> tuple[Tensor, Tensor]:
@@ -117,7 +115,7 @@ def test_masked_equals_full_on_the_compute_set(mode: Mode, fill: bool, scale: fl
     whole, recorders = recorded(of, replace(row, region=None))
     (latent,) = step(of, [row], reusing(row, recorders, [mode] * BLOCKS, room=False))
     torch.testing.assert_close(latent[row.region.computed], whole[row.region.computed], atol=FLOAT32, rtol=0)
-    after = FLOW.noised(*picture_and_noise(row), row.track.numbers[1])
+    after = row.track.noised(*picture_and_noise(row), 1)
     if not fill:
         after = blend(after, after, row.conditioning["mask"])
     torch.testing.assert_close(latent[row.region.outside], after[row.region.outside], atol=0, rtol=0)

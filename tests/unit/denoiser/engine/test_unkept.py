@@ -12,12 +12,14 @@ import torch
 from giornata.packed.pages import Pages
 from giornata.packed.region import region
 from giornata.scheduling.batch import RowKey
+from giornata.wire.samplers import Sampler
 from giornata.wire.values import Mode
 from giornata_denoiser.blocks.device import Device
 from giornata_denoiser.blocks.slabs import Slabs
 from giornata_denoiser.engine.loading import Loader
 from giornata_denoiser.engine.weighing import Budget, row_bytes, step_bytes
-from giornata_denoiser.rows.row import Row, Track
+from giornata_denoiser.families.sampling.flow_matching import FlowMatching, shifted_by_size
+from giornata_denoiser.rows.row import Row
 from giornata_denoiser.rows.stored import EXACT, Stored
 from giornata_denoiser.rows.template import Entry, Form, Kept, Recording
 from tests.fakes import tiny_flux
@@ -69,6 +71,11 @@ def test_nothing_is_held_but_the_entry() -> None:
     assert sizes.sum() == taken.entries[0].size_bytes
 
 
+TRACK = FlowMatching(tiny_flux.SCHEDULER, shifted_by_size).track(
+    sampler=Sampler.EULER, steps=28, strength=1.0, cells=4096
+)
+
+
 def flux_row(job: str, template_of: Recording) -> Row:
     """An edit of a tenth of 1024x1024 pixels; its tensors have sizes and no values."""
     touched = torch.zeros(64, 64, dtype=torch.bool)
@@ -81,7 +88,7 @@ def flux_row(job: str, template_of: Recording) -> Row:
     return Row(
         RowKey(job, 1, 0),
         (64, 64),
-        Track(torch.zeros(28), torch.zeros(29), torch.zeros(29, 1)),
+        TRACK,
         0,
         empty(4096, 64),
         cast("Any", (prompt,)),

@@ -13,9 +13,11 @@ from diffusers import FlowMatchEulerDiscreteScheduler
 from giornata.planning.specs import BlockSpec
 from giornata.scheduling.repeats import RecordingRule
 from giornata.wire.requests import EditParameters, Reuse
+from giornata.wire.samplers import Sampler
 from giornata.wire.templates import picture_id
 from giornata_denoiser.config import DenoiserConfig
-from giornata_denoiser.families.flux.schedule import FlowMatching
+from giornata_denoiser.families.sampling.discrete_time import DiscreteTime
+from giornata_denoiser.families.sampling.flow_matching import FlowMatching, shifted_by_size
 from giornata_denoiser.rows.stored import store
 from giornata_denoiser.rows.template import FILE_BYTES, Entry, Form, Kept, Recording
 from giornata_denoiser.templates import disk
@@ -33,7 +35,9 @@ SPEC = BlockSpec(
 CHECKPOINT: Any = SimpleNamespace(
     card=CARD,
     family=SimpleNamespace(
-        schedule=FlowMatching(FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True).config),
+        schedule=FlowMatching(
+            FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True).config, shifted_by_size
+        ),
         specs=(SPEC,) * 6,
         depth=6,
         dtype=torch.bfloat16,
@@ -117,6 +121,23 @@ def test_an_edit_that_is_strict_keeps_its_levels_and_drops_blocks() -> None:
     short = strict.model_copy(update={"strength": 0.5})
     found = wanted(config(template_memory_mb=12 * 2 * 4), CHECKPOINT, "alice", LARGE, short)
     assert (found.track.steps, found.first_block) == (6, 2)
+
+
+def test_one_recording_serves_every_sampler_and_a_strict_edit_has_its_own_samplers_levels() -> None:
+    schedule = DiscreteTime({"_class_name": "LCMScheduler", "beta_schedule": "scaled_linear"})
+    family = SimpleNamespace(**{**vars(CHECKPOINT.family), "schedule": schedule})
+    timed: Any = SimpleNamespace(card=CARD, family=family)
+
+    def found(**fields: Any) -> Wanted:
+        asked = EditParameters(prompt="x", num_inference_steps=8, strength=1.0, **fields)
+        return wanted(config(template_levels=7), timed, "alice", INSPECTION, asked)
+
+    reused = [found(sampler=sampler) for sampler in (None, Sampler.HEUN, Sampler.EULER_ANCESTRAL)]
+    assert len({each.recording_id for each in reused}) == 1
+    assert (reused[0].track.steps, any(reused[0].track.draws)) == (7, False)
+    strict = found(sampler=Sampler.HEUN, reuse=Reuse.STRICT)
+    assert strict.track.steps == 15
+    assert found(reuse=Reuse.STRICT).track.draws[0], "the checkpoint's own sampler draws"
 
 
 @pytest.mark.parametrize("bits", [0, 4, 8])

@@ -10,9 +10,9 @@ import torch
 from diffusers.models.transformers.transformer_flux import FluxTransformer2DModel
 from torch import Tensor
 
-from giornata_denoiser.families.flux.schedule import FlowMatching, scheduler_config
 from giornata_denoiser.families.flux.transformer import PackedFlux
 from giornata_denoiser.families.protocol import ModelFamily
+from giornata_denoiser.families.sampling.flow_matching import FlowMatching, scheduler_config, shifted_by_size
 
 
 class FluxInpaint(PackedFlux):
@@ -76,4 +76,4 @@ def load(
         folder, subfolder="transformer", torch_dtype=dtype, use_safetensors=True, local_files_only=True
     )
     loaded = network(transformer.to(device).eval().requires_grad_(requires_grad=False))
-    return ModelFamily(loaded.text, FlowMatching(scheduler_config(folder)), loaded)
+    return ModelFamily(loaded.text, FlowMatching(scheduler_config(folder), shifted_by_size), loaded)

@@ -25,10 +25,11 @@ from giornata.planning.specs import BlockSpec
 from giornata_denoiser.families.flux.forward import FluxForward, Parts
 from giornata_denoiser.families.flux.modulation import Modulation, prepared, prepared_channels
 from giornata_denoiser.families.flux.projections import Projections
-from giornata_denoiser.families.flux.schedule import TRAIN_TIMESTEPS
 from giornata_denoiser.families.protocol import SequenceInputs
 from giornata_denoiser.rows.row import Prompt
 
+TRAIN_TIMESTEPS: Final = 1000
+"""Timestep = sigma * this; the transformers are trained with it."""
 PATCH: Final = 2
 """Latent pixels a side of a token."""
 
@@ -198,6 +199,12 @@ class PackedFlux(ABC):
         height, width = grid
         patches = latent.view(height, width, -1, PATCH, PATCH).permute(2, 0, 3, 1, 4)
         return patches.reshape(-1, height * PATCH, width * PATCH)
+
+    def packed(self, pixels: Tensor) -> Tensor:
+        """See :meth:`giornata_denoiser.families.protocol.Network.packed`; `_pack_latents` of the pipeline."""
+        channels, height, width = pixels.shape
+        patches = pixels.view(channels, height // PATCH, PATCH, width // PATCH, PATCH)
+        return patches.permute(1, 3, 0, 2, 4).reshape(-1, channels * PATCH * PATCH)
 
     def _made_rotary(self, text_tokens: int, grid: tuple[int, int]) -> Rotary:
         """Rotary embedding, text then image: text is at (0, 0, 0), the token of line y and column x at (0, y, x)."""

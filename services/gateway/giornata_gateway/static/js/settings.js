@@ -32,6 +32,10 @@ export function listenToSettings() {
     check(at("model"));
     fitToModel();
   });
+  at("sampler").addEventListener("change", () => {
+    at("sampler").dataset.touched = "true";
+    check(at("sampler"));
+  });
   for (const input of form.querySelectorAll("input[name], textarea")) {
     input.addEventListener("input", () => {
       input.dataset.touched = "true";
@@ -62,6 +66,7 @@ export function read() {
   return {
     prompt: prompt.value.trim(),
     model: wanted ?? (models.length > 1 ? at("model").value : null),
+    sampler: at("sampler-field").hidden ? null : at("sampler").value,
     ...Object.fromEntries(numbers.map((name) => [name, value(name)])),
     mask_mode: "white",
     partial_images: PREVIEWS,
@@ -129,10 +134,22 @@ function fitToModel() {
   if (!model) return;
   suggest(at("steps"), model.default_steps);
   suggest(at("strength"), model.default_strength);
+  offerSamplers(model);
   at("guidance").disabled = !model.takes_guidance;
   at("guidance-why").textContent = model.takes_guidance ? "" : `${model.id} takes no guidance`;
   if (model.takes_guidance) suggest(at("guidance"), model.default_guidance_scale);
   else at("guidance").value = "";
+}
+
+/** The samplers that the model takes, where there is a choice. A person's choice stays where the model takes it. */
+function offerSamplers(model) {
+  const select = at("sampler");
+  const stays = select.dataset.touched && model.samplers.includes(select.value);
+  const value = stays ? select.value : model.default_sampler;
+  at("sampler-field").hidden = model.samplers.length < 2;
+  select.replaceChildren(...model.samplers.map((name) => element("option", { value: name, textContent: name })));
+  select.value = value;
+  check(select);
 }
 
 function suggest(input, value) {

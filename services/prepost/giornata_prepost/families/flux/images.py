@@ -5,6 +5,8 @@ which the pipeline draws. So a full computation equals diffusers' own for the sa
 
 1. the posterior sample of the picture, 2. the noise, 3. (Fill) the posterior sample of the masked picture.
 
+A sampler that draws noise goes on with the same generator: its state after these draws is handed on.
+
 An edit that may reuse takes the posteriors' modes instead, which are the same for all edits of a picture. The noise is
 then drawn first.
 """
@@ -65,7 +67,13 @@ class FluxImages:
 
     @torch.no_grad()
     def encode_rows(
-        self, image: Pixels, mask: npt.NDArray[np.uint8], seeds: Sequence[int], *, sampled: bool = True
+        self,
+        image: Pixels,
+        mask: npt.NDArray[np.uint8],
+        seeds: Sequence[int],
+        *,
+        sampled: bool = True,
+        draws: bool = False,
     ) -> Iterator[Tensors]:
         """`noise` and `image_latents` (tokens, 4 * latent_channels), and what the pipeline's condition adds."""
         height, width = mask.shape
@@ -84,9 +92,13 @@ class FluxImages:
                 image_latents.shape, generator=generator, device=self.device, dtype=self.dtype
             )
             packed = {"noise": self._pack(noise), "image_latents": self._pack(image_latents)}
-            yield {
+            row = {
                 name: tensor[0].cpu().contiguous() for name, tensor in (packed | condition(generator)).items()
             }
+            if draws:
+                self._draw_unread(generator, image_latents.shape, how)
+                row["generator"] = generator.get_state()
+            yield row
 
     @torch.no_grad()
     def decode(self, latents: torch.Tensor, size: Size) -> Pixels:
@@ -109,6 +121,9 @@ class FluxImages:
         `picture` is (1, 3, height, width) float32 in -1..1; `holes` is (1, 1, height, width) float32, 1 = edit; `how`
         is the `sample_mode` by which `retrieve_latents` takes latents from a posterior.
         """
+
+    def _draw_unread(self, generator: torch.Generator, shape: torch.Size, how: str) -> None:
+        """Draw what the pipeline draws besides, and no step reads: nothing, unless a pipeline does."""
 
     def _encode_prompt(self, prompt: str, prefix: str) -> Tensors:
         embeds, pooled, _ = self.pipeline.encode_prompt(
@@ -154,6 +169,11 @@ class InpaintImages(FluxImages):
         unread = torch.zeros(shape) if taken_as_encoded else picture
         mask, _ = self._mask_latents(holes, unread, torch.Generator("cpu"))
         return lambda _generator: {"mask": mask}
+
+    def _draw_unread(self, generator: torch.Generator, shape: torch.Size, how: str) -> None:
+        """The masked picture's posterior."""
+        if how == "sample":
+            randn_tensor(shape, generator=generator, dtype=self.dtype)
 
 
 class FillImages(FluxImages):

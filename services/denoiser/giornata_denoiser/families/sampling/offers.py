@@ -1,0 +1,30 @@
+"""What a schedule refuses of a request."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from giornata.wire.errors import InvalidField
+from giornata.wire.samplers import Sampler
+
+
+def check_offer(sampler: Sampler, offered: Sequence[Sampler]) -> None:
+    """Raise InvalidField where `sampler` is not `offered`."""
+    if sampler not in offered:
+        raise InvalidField(
+            f"The model does not take the sampler {sampler}.",
+            field="sampler",
+            received=sampler,
+            accepted=", ".join(offered),
+        )
+
+
+def check_strength(kept: int, steps: int, strength: float) -> None:
+    """Raise InvalidField where nothing is `kept` of so many steps."""
+    if kept < 1:
+        raise InvalidField(
+            f"strength times {steps} steps leaves no step to compute.",
+            field="strength",
+            received=strength,
+            accepted=f"at least {1 / steps:.3f}",
+        )

@@ -1,0 +1,84 @@
+"""Rows that consist of a sampler alone: 1x1 patches, no network."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from giornata_denoiser.engine.sampling import Drawn, States, advance, draw
+from giornata_denoiser.rows.track import Track
+
+
+class Latents:
+    """Packs latent pixels as tokens of one pixel."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self.dtype = dtype
+
+    def unpacked(self, latent: Tensor, grid: tuple[int, int]) -> Tensor:
+        return latent.T.reshape(-1, *grid)
+
+    def packed(self, pixels: Tensor) -> Tensor:
+        return pixels.flatten(1).T
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """What of a row its sampler reads."""
+
+    track: Track
+    grid: tuple[int, int]
+    latent: Tensor
+    generator: Tensor | None = None
+    step: int = 0
+    memory: Tensor | None = None
+
+    @property
+    def done(self) -> bool:
+        return self.step >= self.track.steps
+
+
+def stepped(rows: list[Sampled], outputs: list[Tensor], region: Tensor | None = None) -> list[Sampled]:
+    """`rows` after their next step, in one batch; `outputs` are (tokens, channels), of the region if there is one."""
+    drawn = _drawn(rows, outputs)
+    states = batch_of(rows, outputs, region, drawn)()
+    return [
+        replace(row, latent=state.latent, memory=state.memory, generator=each.generator, step=row.step + 1)
+        for row, state, each in zip(rows, states, drawn, strict=True)
+    ]
+
+
+def batch_of(
+    rows: list[Sampled],
+    outputs: list[Tensor],
+    region: Tensor | None = None,
+    drawn: Sequence[Drawn] | None = None,
+) -> Callable[[], list[States]]:
+    """What makes the next step of a batch; it draws noise where none is `drawn`."""
+    device, lengths = outputs[0].device, [len(output) for output in outputs]
+    assembly: Any = SimpleNamespace(
+        computed_lengths=lengths,
+        regions=[region] * len(rows),
+        matrices=[row.track.matrices.to(device) for row in rows],
+        row_of_computed=torch.repeat_interleave(torch.arange(len(rows)), torch.tensor(lengths)).to(device),
+    )
+    latents = torch.cat([row.latent if region is None else row.latent[region] for row in rows])
+    batch: Any = rows
+    packed = torch.cat(outputs)
+
+    def step() -> list[States]:
+        found = _drawn(rows, outputs) if drawn is None else drawn
+        return advance(assembly, batch, latents, packed, [each.noise for each in found])
+
+    return step
+
+
+def _drawn(rows: list[Sampled], outputs: list[Tensor]) -> list[Drawn]:
+    network: Any = Latents(outputs[0].dtype)
+    batch: Any = rows
+    return [draw(row, network) for row in batch]
