@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from giornata.packed.moving import moved
 from giornata_denoiser.engine.assembly import Assembly
 from giornata_denoiser.families.protocol import Network
 from giornata_denoiser.rows.row import Row
@@ -89,7 +90,7 @@ def _row(  # noqa: PLR0917 - a row's own parts
         return States(_one_state(matrix, latent, output, noise))
     memory = row.memory
     if memory is not None:
-        memory = memory.to(latent.device)
+        memory = moved(memory, latent.device)
         memory = memory if region is None else memory.index_select(1, region)
     stepped = _several_states(matrix, latent, output, noise, memory)
     return States(stepped[0].to(output.dtype), stepped[1:])
@@ -126,7 +127,7 @@ def _placed(noise: Tensor | None, region: Tensor | None, like: Tensor) -> Tensor
     """A row's noise at its region's tokens, where `like` is."""
     if noise is None:
         return None
-    noise = noise.to(like.device)
+    noise = moved(noise, like.device)
     return noise if region is None else noise.index_select(0, region)
 
 
