@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from giornata.families import KINDS, SAMPLE_BYTES, Family, Kind, digest, read_model_card
+from giornata.families import KINDS, Family, Kind
+from giornata.model_cards import SAMPLE_BYTES, digest, read_model_card
 
 
 def checkpoint(
@@ -62,8 +63,8 @@ def test_text_is_padded_as_the_tokenizer_says_and_to_512_at_most(
 
 
 def test_another_pipeline_is_refused_with_those_that_are_served(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"StableDiffusionPipeline; served are: FluxPipeline"):
-        read_model_card(checkpoint(tmp_path, "StableDiffusionPipeline"))
+    with pytest.raises(ValueError, match=r"HunyuanDiTPipeline; served are: FluxPipeline"):
+        read_model_card(checkpoint(tmp_path, "HunyuanDiTPipeline"))
 
 
 def test_a_family_more_is_a_row_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from giornata.families import Family
 from giornata.wire.errors import GiornataError, InvalidField, NotSupported, UnknownField
-from giornata.wire.requests import MAX_SEED, EditParameters, OutputFormat, asked, resolve
+from giornata.wire.requests import MAX_SEED, EditParameters, OutputFormat, asked
+from giornata.wire.resolution import resolve
 from tests.fakes.fleet import CARD
 
 INPAINT = CARD.model_copy(

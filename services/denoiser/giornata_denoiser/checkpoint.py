@@ -11,7 +11,8 @@ from typing import Final
 import torch
 
 from giornata.checkpoints import checkpoint_folder
-from giornata.families import Family, read_model_card
+from giornata.families import Family
+from giornata.model_cards import read_model_card
 from giornata.wire.errors import Failed
 from giornata.wire.models import ModelCard
 from giornata_denoiser.config import DenoiserConfig

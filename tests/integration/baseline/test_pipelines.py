@@ -14,7 +14,8 @@ from diffusers import AutoencoderKL, DDIMScheduler, StableDiffusionInpaintPipeli
 from PIL import Image
 from transformers import CLIPTextConfig, CLIPTextModel
 
-from giornata.families import Family, read_model_card
+from giornata.families import Family
+from giornata.model_cards import read_model_card
 from giornata_tools.baseline.batching import Rule
 from giornata_tools.baseline.pipeline import PIPELINES, Pipeline
 from giornata_tools.checkout import TRAINED

@@ -12,7 +12,8 @@ import torch
 from diffusers import FluxFillPipeline, FluxInpaintPipeline
 from PIL import Image
 
-from giornata.families import Family, read_model_card
+from giornata.families import Family
+from giornata.model_cards import read_model_card
 from giornata_tools.model.random.build import build
 
 PIPELINES: dict[Family, Any] = {Family.FLUX_INPAINT: FluxInpaintPipeline, Family.FLUX_FILL: FluxFillPipeline}

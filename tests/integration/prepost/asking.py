@@ -19,7 +19,8 @@ from giornata.wire import subjects
 from giornata.wire.jobs import Encoding, Inspection, Job, Priority
 from giornata.wire.messages import EncodeRequest, FinishReply, FinishRequest, InspectRequest, TemplateRequest
 from giornata.wire.models import ModelCard
-from giornata.wire.requests import EditParameters, resolve
+from giornata.wire.requests import EditParameters
+from giornata.wire.resolution import resolve
 from giornata.wire.templates import TemplateInputs, TemplateRecord
 from giornata.wire.workers import ServiceName, ServiceState
 from giornata_prepost.config import PrepostConfig

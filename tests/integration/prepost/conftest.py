@@ -24,7 +24,8 @@ from transformers import (
     T5TokenizerFast,
 )
 
-from giornata.families import Family, read_model_card
+from giornata.families import Family
+from giornata.model_cards import read_model_card
 from giornata.wire.models import ModelCard
 from giornata_prepost.checkpoint import FAMILIES
 from giornata_prepost.families.protocol import ImageModel

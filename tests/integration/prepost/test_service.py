@@ -19,7 +19,8 @@ from giornata import tensors
 from giornata.blobs import RedisBlobs
 from giornata.bus import bus
 from giornata.bus.bus import Bus
-from giornata.families import Family, read_model_card
+from giornata.families import Family
+from giornata.model_cards import read_model_card
 from giornata.wire.errors import (
     Failed,
     ImageUnreadable,
@@ -34,6 +35,7 @@ from giornata.wire.errors import (
 from giornata.wire.models import ModelCard
 from giornata_prepost.checkpoint import open_model
 from giornata_prepost.config import PrepostConfig
+from giornata_prepost.images.geometry import Size
 from giornata_tools.model.random.build import build
 from tests.integration.prepost.asking import (
     MASK,
@@ -243,11 +245,11 @@ async def test_draining_takes_its_time_and_no_more(
     begun, gate = asyncio.Event(), threading.Event()
     loop, encode_text = asyncio.get_running_loop(), model.encode_text
 
-    def held(prompt: str, negative_prompt: str | None = None) -> Any:
+    def held(prompt: str, size: Size) -> Any:
         if prompt:
             loop.call_soon_threadsafe(begun.set)
             assert gate.wait(HUNG_S)
-        return encode_text(prompt, negative_prompt)
+        return encode_text(prompt, size)
 
     monkeypatch.setattr(model, "encode_text", held)
     config = config.model_copy(update={"drain_s": drain_s})

@@ -12,7 +12,8 @@ from diffusers import FluxFillPipeline, FluxInpaintPipeline
 from PIL import Image
 
 from giornata.checkpoints import checkpoint_folder
-from giornata.families import Family, read_model_card
+from giornata.families import Family
+from giornata.model_cards import read_model_card
 
 PIPELINES: Final[dict[str, type[Any]]] = {
     Family.FLUX_FILL: FluxFillPipeline,

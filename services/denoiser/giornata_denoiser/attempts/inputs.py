@@ -95,7 +95,7 @@ def _made(
         text=tensors.unpack(text),
         conditioning=fields,
         guidance_scale=parameters.guidance_scale or 0.0,
-        true_cfg_scale=parameters.true_cfg_scale or 1.0,
+        true_cfg_scale=request.job.guided_by,
         partial_images=parameters.partial_images,
         resume=_snapshot(row, latents),
     )

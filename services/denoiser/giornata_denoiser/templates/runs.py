@@ -179,7 +179,7 @@ class Runs:
                 track=asked.track,
                 text=text,
                 conditioning={**family.network.unmasked(conditioning), "noise": noise},
-                guidance_scale=card.default_guidance_scale or 0.0,
+                guidance_scale=card.embedded_guidance_scale,
             )
             what = RecordingSpec(frozenset({config.template_form}), config.template_bits, asked.first_block)
             return replace(row, records=what)

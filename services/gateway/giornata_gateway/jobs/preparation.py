@@ -12,7 +12,8 @@ from giornata.blobs import BlobStore, refer
 from giornata.deadlines import Deadline
 from giornata.wire.errors import InvalidField
 from giornata.wire.jobs import BlobRef, Job, Priority
-from giornata.wire.requests import MAX_SEED, EditParameters, resolve
+from giornata.wire.requests import MAX_SEED, EditParameters
+from giornata.wire.resolution import cfg_scale, resolve
 from giornata_gateway.config import GatewayConfig
 from giornata_gateway.fleet import FleetListener
 from giornata_gateway.intake.rules.forms import missing_image
@@ -87,8 +88,9 @@ class Preparation:
         """Resolve the parameters and store the pictures; submit the job at once."""
         if order.image is None:
             raise missing_image()
-        card = choose_card(self.fleet.cards(), order.parameters.model, self.fleet.missing())
-        parameters = resolve(order.parameters, card, secrets.randbelow(MAX_SEED + 1))
+        cards = self.fleet.cards()
+        card = choose_card(cards, order.parameters.model, self.fleet.missing())
+        parameters = resolve(order.parameters, card, secrets.randbelow(MAX_SEED + 1), cards.values())
         # Two requests with one idempotency key are one job, and each has an upload of its own, which it can forget.
         folder = f"{order.tenant.name}/{order.job_id}/{secrets.token_urlsafe(9)}"
         try:
@@ -114,6 +116,7 @@ class Preparation:
             traceparent=order.traceparent,
             weight=order.tenant.weight,
             fingerprint=order.fingerprint,
+            cfg_scale=cfg_scale(parameters, card),
         )
         return Prepared(job, order.deadline)
 

@@ -25,20 +25,38 @@ class ImageModel(Protocol):
     def card(self) -> ModelCard:
         """The checkpoint's."""
 
-    def encode_text(self, prompt: str, negative_prompt: str | None = None) -> Tensors:
-        """Conditioning of a job; with a negative prompt, of its unguided half too."""
+    @property
+    def text_varies_with_size(self) -> bool:
+        """Whether what a prompt becomes depends on the picture's size."""
+
+    def encode_text(self, prompt: str, size: Size) -> Tensors:
+        """Conditioning of a job by its prompt; `size` is that of the model's picture."""
+
+    def encode_unguided(self, negative_prompt: str | None, size: Size) -> Tensors:
+        """Conditioning of the half that classifier-free guidance leads away from: names begin with `negative_`.
+
+        None is what the family's pipeline takes where no negative prompt is given.
+        """
 
     def text_tokens(self, text: Tensors) -> int:
         """Text tokens that one row of the job brings into the network."""
 
     def encode_rows(
-        self, image: Pixels, mask: npt.NDArray[np.uint8], seeds: Sequence[int], *, sampled: bool = True
+        self,
+        image: Pixels,
+        mask: npt.NDArray[np.uint8],
+        seeds: Sequence[int],
+        *,
+        sampled: bool = True,
+        strength: float = 1.0,
     ) -> Iterator[Tensors]:
         """Conditioning of each row of a job, one a seed; the picture is encoded once.
 
         `image` is (height, width, 3) uint8 at the model's size; `mask` is (height, width) uint8, 255 = edit, 0 = keep.
-        Latents are `sampled` from their posteriors, as the pipeline does, or are the modes. Each tensor is (tokens,
-        channels), row-major; `noise` and `image_latents` are among them.
+        Latents are `sampled` from their posteriors, as the pipeline does at this `strength`, or are the modes. Each
+        tensor is (tokens, channels), row-major, channels ordered by latent channel, row and column in the token;
+        `noise` and `image_latents` are among them. Where a sampler may draw more, so is `generator`: the state of the
+        row's generator after these draws, (bytes,) uint8.
         """
 
     def decode(self, latents: torch.Tensor, size: Size) -> Pixels:
@@ -58,7 +76,7 @@ def rehearse(model: ImageModel) -> None:
         Failed: this model does not decode what it has encoded.
     """
     side = 16 * model.card.pixel_multiple  # 256 pixels for Flux
-    model.encode_text("")
+    model.encode_text("", Size(side, side))
     (row,) = model.encode_rows(np.zeros((side, side, 3), np.uint8), np.full((side, side), 255, np.uint8), [0])
     try:
         model.decode(row["image_latents"], Size(side, side))

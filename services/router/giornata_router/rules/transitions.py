@@ -177,7 +177,7 @@ def demand(
             image=inspection.tokens,
             computed=region.count if region else inspection.tokens,
             steps=max(1, asked.denoising_steps - (row.resume.step if row.resume else 0)),
-            sequences=2 if (asked.true_cfg_scale or 0.0) > 1 else 1,
+            sequences=1 if job.guided_by is None else 2,
         )
         for row in rows
     )
