@@ -16,7 +16,7 @@ UNSERVED_SAMPLING: Final = ("thresholding", "clip_sample")
 class Configs(NamedTuple):
     """The configurations of one checkpoint."""
 
-    index: Config
+    pipeline: Config
     """``model_index.json``."""
     network: Config
     scheduler: Config
@@ -106,7 +106,7 @@ def unserved_sd(configs: Configs) -> str | None:
 
 def unserved_sdxl(configs: Configs) -> str | None:
     """Of Stable Diffusion XL, as :func:`unserved_sampling`: the refiner and normalised latents are not served."""
-    if configs.index.get("requires_aesthetics_score"):
+    if configs.pipeline.get("requires_aesthetics_score"):
         return "it is a refiner, which takes an aesthetics score; base models are served"
     if configs.autoencoder.get("latents_mean") is not None:
         return "its autoencoder has latents_mean, which diffusers' inpainting does not encode with"

@@ -167,7 +167,7 @@ _FLUX2_KLEIN: Final = Kind(
     guidance_scale=8.0,
     strength=0.8,
     guided_above=1.0,
-    distilled=Distilled(lambda found: bool(found.index.get("is_distilled")), steps=4),
+    distilled=Distilled(lambda found: bool(found.pipeline.get("is_distilled")), steps=4),
     mask_latents=2,
     tokenizer="tokenizer",
     autoencoder="AutoencoderKLFlux2",

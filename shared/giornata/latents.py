@@ -48,7 +48,8 @@ def _encode(autoencoder: Any, pixels: Tensor) -> Any:
 
 def _shifted_and_scaled(autoencoder: Any, sample: Tensor) -> Tensor:
     config = autoencoder.config
-    return (sample - (config.shift_factor or 0.0)) * config.scaling_factor
+    normalised: Tensor = (sample - (config.shift_factor or 0.0)) * config.scaling_factor
+    return normalised
 
 
 def _decode_shifted_and_scaled(autoencoder: Any, latents: Tensor) -> Tensor:

@@ -43,12 +43,12 @@ def read_model_card(folder: Path, name: str | None = None) -> ModelCard:
     configs = Configs(
         index,
         _read_json(folder / kind.network / "config.json"),
-        _read_scheduler(folder / "scheduler"),
+        _read_optional(folder / "scheduler" / "scheduler_config.json"),
         _read_json(folder / "vae" / "config.json"),
     )
     latents = _latent_shape(folder, kind, configs)
     family = _served_family(folder, kind, configs)
-    tokenizer = _read_json(folder / kind.tokenizer / "tokenizer_config.json")
+    tokenizer = _read_optional(folder / kind.tokenizer / "tokenizer_config.json")
     padded = int(min(kind.max_text_tokens, tokenizer.get("model_max_length", math.inf)))
     return ModelCard(
         name=name or folder.resolve().name,
@@ -102,7 +102,7 @@ def _served_family(folder: Path, kind: Kind, configs: Configs) -> str:
         raise ValueError(f"{folder} cannot be served: {reason}")
     if kind.by_input_channels is None:
         return kind.family
-    channels = configs.network.get("in_channels")
+    channels = int(configs.network.get("in_channels", 0))
     if channels not in kind.by_input_channels:
         raise ValueError(
             f"{folder} cannot be served: its {kind.network} has {channels} input channels; served are "
@@ -139,8 +139,7 @@ def _native_size(kind: Kind, configs: Configs, latents: LatentShape) -> int:
     return latents.scale_factor * int(min(sides) if isinstance(sides, list) else sides)
 
 
-def _read_scheduler(folder: Path) -> dict[str, Any]:
-    path = folder / "scheduler_config.json"
+def _read_optional(path: Path) -> dict[str, Any]:
     return _read_json(path) if path.exists() else {}
 
 

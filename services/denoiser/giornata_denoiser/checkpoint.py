@@ -58,5 +58,7 @@ def load(folder: Path, *, dtype: torch.dtype, device: torch.device, name: str | 
         OSError: weights are missing.
     """
     card = read_model_card(folder, name)
+    if card.family not in LOADERS:
+        raise ValueError(f"{folder} is of the family {card.family}; denoised are {', '.join(LOADERS)}")
     preview_map = fit_autoencoder(folder, device)  # before the network: never both in memory
     return Checkpoint(card, LOADERS[card.family](folder, dtype, device), preview_map)

@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 import torch
-from diffusers import AutoencoderKL
+from diffusers import AutoModel
 from torch import Tensor
+
+from giornata.latents import normalisation_of
 
 SIDE: Final = 256
 """Pixels a side of a quarter of the board."""
@@ -82,7 +84,7 @@ def fit_autoencoder(folder: Path, device: torch.device) -> PreviewMap:
         OSError: its weights are missing.
         ValueError: they are not finite numbers on the board.
     """
-    kind: Any = AutoencoderKL
+    kind: Any = AutoModel
     autoencoder = kind.from_pretrained(
         folder, subfolder="vae", torch_dtype=torch.float32, use_safetensors=True, local_files_only=True
     )
@@ -94,15 +96,15 @@ def fit_autoencoder(folder: Path, device: torch.device) -> PreviewMap:
 
 
 def fit_model(autoencoder: Any) -> PreviewMap:
-    """The map of a diffusers `AutoencoderKL` in float32, on its device.
+    """The map of an autoencoder of diffusers in float32, on its device, through its family's normalisation.
 
     Raises:
-        ValueError: its latents of the board are not finite.
+        ValueError: its class is not served, or its latents of the board are not finite.
     """
+    normalisation = normalisation_of(autoencoder)
     picture = board()
-    config = autoencoder.config
-    latents = autoencoder.encode((2 * picture - 1).to(autoencoder.device)).latent_dist.mode()
-    latents = ((latents - (config.shift_factor or 0.0)) * config.scaling_factor).cpu()
+    posterior = normalisation.posterior(autoencoder, (2 * picture - 1).to(autoencoder.device))
+    latents = normalisation.normalised(autoencoder, posterior.latent_dist.mode()).cpu()
     if not bool(latents.isfinite().all()):
         raise ValueError("the autoencoder's latents are not finite")
     colours = torch.nn.functional.adaptive_avg_pool2d(picture, latents.shape[-2:])

@@ -59,7 +59,7 @@ class PipelineImages(ABC):
             dtype=dtype,
             use_safetensors=True,
             local_files_only=True,
-            **dict.fromkeys(self.left_out),
+            **dict.fromkeys(self._left_out(folder)),
             **self.options,
         )
         self.card, self.device, self.dtype = card, device, dtype
@@ -120,6 +120,11 @@ class PipelineImages(ABC):
             raise RowPoisoned("The denoised latents do not decode to a picture: values are not finite.")
         return np.asarray(self.pipeline.image_processor.postprocess(picture, output_type="pil")[0])
 
+    @classmethod
+    def _left_out(cls, folder: Path) -> tuple[str, ...]:  # noqa: ARG003 - families with optional encoders look there
+        """Components that are not loaded of a checkpoint."""
+        return cls.left_out
+
     @abstractmethod
     def _prompt(self, prompt: str, size: Size) -> Tensors:
         """What the text encoders make of a prompt: `prompt_embeds` (text_tokens, dim), and what the family adds."""
@@ -149,7 +154,8 @@ class PipelineImages(ABC):
         """(1, 1, h, w): the mask at each latent pixel, as the pipeline resizes it."""
         factor = self.card.vae_scale_factor
         size = [side // factor for side in holes.shape[-2:]]
-        return interpolate(holes, size=size).to(self.device, self.dtype)
+        mask: torch.Tensor = interpolate(holes, size=size)
+        return mask.to(self.device, self.dtype)
 
     def _posterior(self, picture: torch.Tensor) -> Any:
         """What the autoencoder makes of (1, 3, height, width) pixels in -1..1."""

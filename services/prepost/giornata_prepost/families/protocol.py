@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Protocol, TypeAlias
+from typing import Final, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,9 @@ from giornata_prepost.images.pictures import Pixels
 
 Tensors: TypeAlias = dict[str, torch.Tensor]
 """Tensors on the CPU, of the loaded dtype, by the names under which the denoiser reads them."""
+
+REHEARSED_PIXELS: Final = 256
+"""Pixels a side of the picture that a model rehearses with, about."""
 
 
 class ImageModel(Protocol):
@@ -75,7 +78,8 @@ def rehearse(model: ImageModel) -> None:
     Raises:
         Failed: this model does not decode what it has encoded.
     """
-    side = 16 * model.card.pixel_multiple  # 256 pixels for Flux
+    multiple = model.card.pixel_multiple
+    side = max(1, REHEARSED_PIXELS // multiple) * multiple
     model.encode_text("", Size(side, side))
     (row,) = model.encode_rows(np.zeros((side, side, 3), np.uint8), np.full((side, side), 255, np.uint8), [0])
     try:

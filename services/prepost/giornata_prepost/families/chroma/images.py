@@ -10,7 +10,10 @@ from giornata_prepost.images.geometry import Size
 
 
 class ChromaImages(PipelineImages):
-    """`ChromaInpaintPipeline`."""
+    """`ChromaInpaintPipeline`, with padding masked.
+
+    The pipeline gives its mask as numbers, which attention adds to its scores: padding is dimmed there, not masked.
+    """
 
     kind = ChromaInpaintPipeline
     left_out = ("transformer", "feature_extractor", "image_encoder")

@@ -15,7 +15,10 @@ from giornata_prepost.images.geometry import Size
 
 
 class SD3Images(PipelineImages):
-    """`StableDiffusion3InpaintPipeline`."""
+    """`StableDiffusion3InpaintPipeline`, decoded as `StableDiffusion3Pipeline` does.
+
+    The one that inpaints subtracts the autoencoder's shift when it encodes, and forgets it when it decodes.
+    """
 
     kind = StableDiffusion3InpaintPipeline
     left_out = ("transformer", "feature_extractor", "image_encoder")
@@ -27,6 +30,12 @@ class SD3Images(PipelineImages):
         ):  # the pipeline puts zeros in its place, as wide as the network says
             config = SD3Transformer2DModel.load_config(folder, subfolder="transformer", local_files_only=True)
             self.pipeline.transformer = SimpleNamespace(config=SimpleNamespace(**config))
+
+    @classmethod
+    def _left_out(cls, folder: Path) -> tuple[str, ...]:
+        """The T5 encoder too, where there is none."""
+        absent = [name for name in ("text_encoder_3", "tokenizer_3") if not (folder / name).is_dir()]
+        return (*cls.left_out, *absent)
 
     def _prompt(self, prompt: str, size: Size) -> Tensors:  # noqa: ARG002 - protocol
         """`prompt_embeds` (text_tokens, joint_dim), CLIP's before T5's, and `pooled_prompt_embeds` (pooled_dim,)."""

@@ -23,9 +23,8 @@ class _StableDiffusionXL(PipelineImages):
 
     def __init__(self, folder: Path, card: ModelCard, device: torch.device, dtype: torch.dtype) -> None:
         super().__init__(folder, card, device, dtype)
-        if (
-            self.pipeline.vae.config.force_upcast
-        ):  # it overflows in 16 bits: the pipeline too encodes in float32
+        # the pipeline too encodes in float32, since activations overflow in 16 bits
+        if dtype != torch.float32 and self.pipeline.vae.config.force_upcast:
             self.pipeline.vae.to(torch.float32)
 
     def _prompt(self, prompt: str, size: Size) -> Tensors:
