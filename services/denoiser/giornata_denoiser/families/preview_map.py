@@ -15,7 +15,7 @@ import torch
 from diffusers import AutoModel
 from torch import Tensor
 
-from giornata.latents import normalisation_of
+from giornata.latents import Normalisation, normalisation_of
 
 SIDE: Final = 256
 """Pixels a side of a quarter of the board."""
@@ -82,26 +82,25 @@ def fit_autoencoder(folder: Path, device: torch.device) -> PreviewMap:
 
     Raises:
         OSError: its weights are missing.
-        ValueError: they are not finite numbers on the board.
+        ValueError: its class is not served, or its latents are not finite numbers on the board.
     """
     kind: Any = AutoModel
     autoencoder = kind.from_pretrained(
-        folder, subfolder="vae", torch_dtype=torch.float32, use_safetensors=True, local_files_only=True
+        str(folder), subfolder="vae", torch_dtype=torch.float32, use_safetensors=True, local_files_only=True
     )
-    fitted = fit_model(autoencoder.to(device).eval())
+    fitted = fit_model(autoencoder.to(device).eval(), normalisation_of(autoencoder))
     del autoencoder
     if device.type == "cuda":
         torch.cuda.empty_cache()
     return fitted
 
 
-def fit_model(autoencoder: Any) -> PreviewMap:
-    """The map of an autoencoder of diffusers in float32, on its device, through its family's normalisation.
+def fit_model(autoencoder: Any, normalisation: Normalisation) -> PreviewMap:
+    """The map of an autoencoder of diffusers in float32, on its device, through its family's `normalisation`.
 
     Raises:
-        ValueError: its class is not served, or its latents of the board are not finite.
+        ValueError: its latents of the board are not finite.
     """
-    normalisation = normalisation_of(autoencoder)
     picture = board()
     posterior = normalisation.posterior(autoencoder, (2 * picture - 1).to(autoencoder.device))
     latents = normalisation.normalised(autoencoder, posterior.latent_dist.mode()).cpu()
