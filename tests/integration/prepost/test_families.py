@@ -71,8 +71,9 @@ def tokens(latents: Tensor, side: int) -> Tensor:
     """(1, channels, h, w) cut into tokens one by one; latents that the pipeline has packed are tokens already."""
     if latents.ndim == 3:
         return latents[0]
-    cut = [band.split(side, dim=-1) for band in latents[0].split(side, dim=-2)]
-    return torch.stack([tile.flatten() for band in cut for tile in band])
+    height, width = latents.shape[-2:]
+    corners = [(y, x) for y in range(0, height, side) for x in range(0, width, side)]
+    return torch.stack([latents[0, :, y : y + side, x : x + side].flatten() for y, x in corners])
 
 
 def rows_of(model: ImageModel, *, strength: float = 1.0, sampled: bool = True) -> Tensors:

@@ -8,7 +8,17 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
-from diffusers import FluxFillPipeline, FluxInpaintPipeline
+from diffusers import (
+    ChromaInpaintPipeline,
+    Flux2KleinInpaintPipeline,
+    FluxFillPipeline,
+    FluxInpaintPipeline,
+    QwenImageInpaintPipeline,
+    StableDiffusion3InpaintPipeline,
+    StableDiffusionInpaintPipeline,
+    StableDiffusionXLInpaintPipeline,
+    ZImageInpaintPipeline,
+)
 from PIL import Image
 
 from giornata.checkpoints import checkpoint_folder
@@ -18,7 +28,18 @@ from giornata.model_cards import read_model_card
 PIPELINES: Final[dict[str, type[Any]]] = {
     Family.FLUX_FILL: FluxFillPipeline,
     Family.FLUX_INPAINT: FluxInpaintPipeline,
+    Family.SD: StableDiffusionInpaintPipeline,
+    Family.SD_INPAINT: StableDiffusionInpaintPipeline,
+    Family.SDXL: StableDiffusionXLInpaintPipeline,
+    Family.SDXL_INPAINT: StableDiffusionXLInpaintPipeline,
+    Family.SD3: StableDiffusion3InpaintPipeline,
+    Family.Z_IMAGE: ZImageInpaintPipeline,
+    Family.FLUX2_KLEIN: Flux2KleinInpaintPipeline,
+    Family.QWEN_IMAGE: QwenImageInpaintPipeline,
+    Family.CHROMA: ChromaInpaintPipeline,
 }
+PADDED_AS_CARDED: Final = frozenset({Family.FLUX_FILL, Family.FLUX_INPAINT})
+"""Families whose pipelines pad prompts to the card's length; of others, their own default is the card's."""
 
 
 @dataclass(frozen=True)
@@ -86,9 +107,10 @@ def _found(folder: Path) -> tuple[Any, Mapping[str, Any]]:
 
         return AutoPipelineForInpainting, {}
     guided = {"guidance_scale": card.default_guidance_scale} if card.takes_guidance else {}
+    padded = {"max_sequence_length": card.max_text_tokens} if card.family in PADDED_AS_CARDED else {}
     return PIPELINES[card.family], {
         "num_inference_steps": card.default_steps,
         "strength": card.default_strength,
-        "max_sequence_length": card.max_text_tokens,
+        **padded,
         **guided,
     }

@@ -106,7 +106,8 @@ def fit_model(autoencoder: Any, normalisation: Normalisation) -> PreviewMap:
     latents = normalisation.normalised(autoencoder, posterior.latent_dist.mode()).cpu()
     if not bool(latents.isfinite().all()):
         raise ValueError("the autoencoder's latents are not finite")
-    colours = torch.nn.functional.adaptive_avg_pool2d(picture, latents.shape[-2:])
+    height, width = latents.shape[-2:]
+    colours = torch.nn.functional.adaptive_avg_pool2d(picture, (height, width))
     return fit(latents[0].flatten(1).T, colours[0].flatten(1).T).to(autoencoder.device)
 
 

@@ -139,7 +139,10 @@ class PipelineImages(ABC):
 
     def _noise(self, image_latents: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
         """Noise of the shape of `image_latents`, drawn as the pipeline lays it out."""
-        return randn_tensor(image_latents.shape, generator=generator, device=self.device, dtype=self.dtype)
+        noise: torch.Tensor = randn_tensor(
+            image_latents.shape, generator=generator, device=self.device, dtype=self.dtype
+        )
+        return noise
 
     def _condition(self, picture: torch.Tensor, holes: torch.Tensor, how: str) -> Condition:  # noqa: ARG002 - some do
         """What the pipeline adds to every row of a job: `mask`, one value a latent pixel, repeated for each channel.
