@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.numpy import load
 from torch import Tensor
 
 from giornata.families import Family
@@ -20,6 +21,8 @@ from giornata.wire.resolution import cfg_scale, resolve
 from giornata_prepost.checkpoint import FAMILIES
 from giornata_prepost.families.protocol import ImageModel, Tensors, rehearse
 from giornata_prepost.images.geometry import Size
+from giornata_prepost.images.stages import PixelLimits, inspect
+from tests.integration.prepost.asking import png
 from tests.integration.prepost.oracle import (
     HALVES,
     NEGATIVE,
@@ -142,6 +145,21 @@ def test_without_sampling_all_rows_have_the_modes(model: ImageModel, family: Fam
     sampled = rows_of(model)
     moved = "masked_image_latents" if family in NINE else "image_latents"
     assert torch.equal(sampled[moved], rows[0][moved]) == (family is Family.FLUX2_KLEIN)
+
+
+def test_the_compute_set_is_what_the_mask_touches(model: ImageModel, card: ModelCard) -> None:
+    """A strip of one pixel too: no family loses it between its cells."""
+    marked = np.zeros((2 * SIZE.height, 2 * SIZE.width), np.uint8)
+    marked[40:71, 25:27] = 255
+    marked[100, 200:] = 255
+    scene = np.random.default_rng(2).integers(0, 256, (*marked.shape, 3), np.uint8)
+    found = inspect(
+        png(scene), png(marked), EditParameters(prompt="x", mask_blur=0), card, PixelLimits(1 << 20, 1 << 20)
+    )
+    prepared = load(found.prepared)
+    (row,) = model.encode_rows(prepared["image"], prepared["mask"], [0], sampled=False)
+    touched = row["mask"].amax(dim=1) > 0
+    assert found.compute_tokens == int(touched.sum()) < found.tokens
 
 
 def test_it_rehearses(model: ImageModel) -> None:

@@ -17,7 +17,6 @@ from PIL import Image
 
 from giornata import tensors
 from giornata.blobs import RedisBlobs
-from giornata.bus import bus
 from giornata.bus.bus import Bus
 from giornata.families import Family
 from giornata.model_cards import read_model_card
@@ -73,18 +72,6 @@ def config(checkpoint: Path, nats_url: str, redis_url: str) -> PrepostConfig:
         device="cpu",
         image_processes=1,
     )
-
-
-@pytest.fixture
-async def blobs(redis_url: str) -> AsyncIterator[RedisBlobs]:
-    async with RedisBlobs.open(redis_url) as store:
-        yield store
-
-
-@pytest.fixture
-async def caller(nats_url: str) -> AsyncIterator[Bus]:
-    async with bus.connect(nats_url, "test") as connected:
-        yield connected
 
 
 @pytest.fixture
