@@ -10,7 +10,8 @@ from giornata.families import Family
 from giornata.wire.errors import GiornataError, InvalidField, NotSupported, UnknownField
 from giornata.wire.models import Guidance, ModelCard
 from giornata.wire.requests import MAX_SEED, EditParameters, OutputFormat, asked
-from giornata.wire.resolution import cfg_scale, resolve
+from giornata.wire.resolution import cfg_scale, guided_by, resolve
+from tests.contract.messages import JOB
 from tests.fakes.fleet import CARD
 
 INPAINT = CARD.model_copy(
@@ -152,6 +153,14 @@ def test_the_unguided_half_has_a_scale_where_it_is_computed(
     resolved = resolve(EditParameters.model_validate({"prompt": "x", **asked}), card, 1)
     assert cfg_scale(resolved, card) == scale
     assert resolve(resolved, card, 2) == resolved
+
+
+def test_a_job_of_an_older_gateway_is_guided_by_its_true_cfg_scale() -> None:
+    asked = EditParameters(prompt="x", negative_prompt="y", true_cfg_scale=4.0)
+    job = JOB.model_copy(update={"parameters": asked})
+    assert guided_by(job) == 4.0
+    assert guided_by(job.model_copy(update={"cfg_scale": 2.0})) == 2.0
+    assert guided_by(JOB) is None
 
 
 @pytest.mark.parametrize(

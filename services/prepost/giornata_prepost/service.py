@@ -34,6 +34,7 @@ from giornata.wire.messages import (
     question,
 )
 from giornata.wire.requests import EditParameters, Reuse
+from giornata.wire.resolution import guided_by
 from giornata.wire.templates import TemplateInputs
 from giornata.wire.values import Intermediate
 from giornata.wire.workers import ServiceName, ServiceState
@@ -173,7 +174,7 @@ class Prepost:
         if parameters.seed is None or parameters.strength is None:
             raise ValueError("encoding needs resolved parameters")
         text = self._model.encode_text(parameters.prompt, size)
-        if job.guided_by is not None:
+        if guided_by(job) is not None:
             text |= self._model.encode_unguided(parameters.negative_prompt, size)
         seeds = range(parameters.seed, parameters.seed + parameters.n)
         rows = self._encode_rows(

@@ -85,20 +85,11 @@ class Job(Recorded):
     fingerprint: str | None = None
     """Hashes of the request, where it has an idempotency key; `job_id` is made from that key."""
     cfg_scale: float | None = None
-    """The scale of classifier-free guidance; None where no unguided half is computed, or an older gateway made the job.
-    :attr:`guided_by` tells both apart."""
+    """Read it by :func:`giornata.wire.resolution.guided_by`, which knows jobs of older gateways."""
 
     def check_model(self, card: ModelCard) -> None:
         """Raise ServiceUnavailable if `card` is another version of the model than the job was accepted for."""
         check_version(self.model, self.model_digest, card)
-
-    @property
-    def guided_by(self) -> float | None:
-        """The scale of classifier-free guidance; None where no unguided half is computed."""
-        older = self.parameters.true_cfg_scale
-        if self.cfg_scale is None and older is not None and older > 1:
-            return older
-        return self.cfg_scale
 
     @property
     def upload_folder(self) -> str:

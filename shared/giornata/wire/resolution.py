@@ -7,6 +7,7 @@ from operator import attrgetter
 from typing import Any, Final
 
 from giornata.wire.errors import InvalidField
+from giornata.wire.jobs import Job
 from giornata.wire.models import Guidance, ModelCard
 from giornata.wire.requests import EditParameters
 
@@ -71,3 +72,12 @@ def cfg_scale(parameters: EditParameters, card: ModelCard) -> float | None:
         if parameters.negative_prompt is None:
             return None
     return scale if scale is not None and scale > least else None
+
+
+def guided_by(job: Job) -> float | None:
+    """The scale of a job's classifier-free guidance; None where no unguided half is computed.
+
+    An older gateway records no `cfg_scale`: its models have `true_cfg_scale` alone, and a negative prompt with it.
+    """
+    older = job.parameters.true_cfg_scale or 0.0
+    return older if job.cfg_scale is None and older > 1 else job.cfg_scale

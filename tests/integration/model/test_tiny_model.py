@@ -15,7 +15,7 @@ from PIL import Image
 
 from giornata.families import Family
 from giornata.model_cards import read_model_card
-from giornata_prepost.checkpoint import FAMILIES
+from giornata_tools.baseline.pipeline import PIPELINES, opened
 from giornata_tools.model.random.build import build
 
 FLUX = (Family.FLUX_INPAINT, Family.FLUX_FILL)
@@ -40,12 +40,7 @@ def folder(family: Family, tiny_checkpoint: Callable[[Family], Path]) -> Path:
 
 @pytest.fixture(scope="module")
 def pipeline(family: Family, folder: Path) -> Any:
-    kind: Any = getattr(FAMILIES[family], "kind")  # noqa: B009 - the table holds callables
-    pipeline = kind.from_pretrained(folder)
-    pipeline.set_progress_bar_config(disable=True)
-    if family is Family.CHROMA:  # the pipeline reads an entry that diffusers' own class does not write
-        pipeline.transformer.register_to_config(guidance_embeds=False)
-    return pipeline
+    return opened(PIPELINES[family], folder)
 
 
 def _hashes(folder: Path) -> dict[str, str]:

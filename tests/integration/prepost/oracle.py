@@ -14,9 +14,9 @@ from PIL import Image
 from torch import Tensor
 
 from giornata.families import Family
-from giornata_prepost.checkpoint import FAMILIES
 from giornata_prepost.images.geometry import Size
 from giornata_prepost.images.pictures import Pixels
+from giornata_tools.baseline.pipeline import PIPELINES, opened
 
 SIZE = Size(128, 64)
 PROMPT, NEGATIVE = "a red hat on the dog", "blurry"
@@ -57,13 +57,9 @@ class Oracle:
     """A family's pipeline."""
 
     def __init__(self, family: Family, folder: Path, **left_out: None) -> None:
-        kind: Any = getattr(FAMILIES[family], "kind")  # noqa: B009 - the table holds callables
         self.family = family
-        self.pipeline = kind.from_pretrained(folder, use_safetensors=True, local_files_only=True, **left_out)
-        self.pipeline.set_progress_bar_config(disable=True)
+        self.pipeline = opened(PIPELINES[family], folder, **left_out)
         self.network = self.pipeline.unet if family in UNETS else self.pipeline.transformer
-        if family is Family.CHROMA:  # the pipeline reads an entry that diffusers' own class does not write
-            self.network.register_to_config(guidance_embeds=False)
 
     def run(self, seed: int, *, strength: float = 1.0, **guidance: Any) -> Caught:
         """Two steps of an edit; `guidance` overrides what asks for it."""

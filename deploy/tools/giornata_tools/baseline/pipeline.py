@@ -73,9 +73,8 @@ class Pipeline:
         folder = checkpoint_folder(source)
         kind, self.defaults = _found(folder)
         self.name = Path(source).name
-        self._pipeline = kind.from_pretrained(folder, dtype=dtype).to(device)
+        self._pipeline = opened(kind, folder, dtype=dtype).to(device)
         self.kind: Final = type(self._pipeline).__name__
-        self._pipeline.set_progress_bar_config(disable=True)
 
     def paint(self, rows: Sequence[PipelineRow], alike: Alike) -> list[Image.Image]:
         """The pictures of `rows`, computed as one batch; each draws its noise from its own seed."""
@@ -96,6 +95,18 @@ class Pipeline:
             **{**self.defaults, **given},
         ).images
         return found
+
+
+def opened(kind: Any, folder: Path, **options: object) -> Any:
+    """The pipeline of `kind` from `folder`, silent.
+
+    `ChromaInpaintPipeline` reads an entry of its network's configuration that the network's own class never writes.
+    """
+    pipeline = kind.from_pretrained(folder, **options)
+    pipeline.set_progress_bar_config(disable=True)
+    if isinstance(pipeline, ChromaInpaintPipeline):
+        pipeline.transformer.register_to_config(guidance_embeds=False)
+    return pipeline
 
 
 def _found(folder: Path) -> tuple[Any, Mapping[str, Any]]:
