@@ -160,7 +160,7 @@ def digest(folder: Path) -> str:
         if path.suffix == ".safetensors":
             total.update(relative.encode() + struct.pack("<Q", path.stat().st_size))
             total.update(_both_ends(path))
-        elif path.suffix in {".json", ".txt", ".model"}:
+        elif path.suffix in {".json", ".txt", ".model", ".jinja"}:
             total.update(relative.encode() + b"\0" + path.read_bytes())
     return total.hexdigest()
 

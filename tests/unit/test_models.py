@@ -265,6 +265,9 @@ def test_the_digest_notices_every_change_and_nothing_else(tmp_path: Path) -> Non
         assert digest(tmp_path / "b") != first
     weights.write_bytes((tmp_path / "a" / "transformer" / "weights.safetensors").read_bytes())
     assert digest(tmp_path / "b") == first
+    (tmp_path / "b" / "tokenizer_2" / "chat_template.jinja").write_text("{{ messages }}")
+    assert digest(tmp_path / "b") != first
+    (tmp_path / "b" / "tokenizer_2" / "chat_template.jinja").unlink()
     (tmp_path / "b" / "vae" / "config.json").write_text("{}")
     assert digest(tmp_path / "b") != first
 

@@ -14,6 +14,7 @@ from diffusers.schedulers.scheduling_flow_match_euler_discrete import FlowMatchE
 
 from giornata import families
 from giornata.latents import normalisation_of
+from giornata_denoiser import checkpoint
 from giornata_denoiser.families import preview_map
 from giornata_denoiser.families.flux.schedule import scheduler_config
 from giornata_denoiser.families.preview_map import board
@@ -62,6 +63,16 @@ def test_previews_see_through_other_kinds_of_autoencoders(
     truth = torch.nn.functional.adaptive_avg_pool2d(small, (16, 16))[0]
     constant = truth.mean((1, 2), keepdim=True)
     assert (shown - truth).square().mean() < 0.95 * (constant - truth).square().mean()
+
+
+def test_a_family_without_a_network_is_refused_by_name(
+    tiny_checkpoint: Callable[[families.Family], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(checkpoint.LOADERS, families.Family.FLUX_FILL)
+    with pytest.raises(ValueError, match="of the family flux-fill; denoised are flux-inpaint"):
+        checkpoint.load(
+            tiny_checkpoint(families.Family.FLUX_FILL), dtype=torch.float32, device=torch.device("cpu")
+        )
 
 
 @pytest.mark.parametrize(
