@@ -11,7 +11,7 @@ from pydantic import Field
 
 from giornata.config import CellConfig
 
-FILES: Final = ["*.json", "*/*.json", "*/*.txt", "*/*.model", "*/*.safetensors"]
+FILES: Final = ["*.json", "*/*.json", "*/*.txt", "*/*.model", "*/*.jinja", "*/*.safetensors"]
 """Files of a hub repository: the whole diffusers folder, which enters the digest, and no single-file weights."""
 DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 

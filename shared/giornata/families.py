@@ -1,30 +1,21 @@
 """The model families that are served: one table that names what a checkpoint folder is. Free of torch.
 
 A checkpoint is a plain diffusers folder (``model_index.json``, one sub-folder per component). A new family is a row of
-:data:`KINDS`, and a folder in prepost's and the denoiser's ``families``.
+:data:`KINDS`, and a folder in prepost's and the denoiser's ``families``. Defaults of requests are those of the family's
+inpainting pipeline in diffusers.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
-import math
-import struct
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
-from pathlib import Path
-from typing import Any, Final
+from functools import partial
+from typing import Final
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
-
-from giornata.schedulers import sampler_of
-from giornata.wire.models import ModelCard
+from giornata import components
+from giornata.components import Config, Configs, LatentShape, Refusal
 from giornata.wire.samplers import DISCRETE_TIME, FLOW_MATCHING, Sampler
-
-SAMPLE_BYTES: Final = 1 << 20
-"""How much of each end of a weight file enters the digest; hashing all of a 24 GB checkpoint takes a minute."""
-SERVING: Final = "serving.json"
 
 
 class Family(StrEnum):
@@ -34,11 +25,35 @@ class Family(StrEnum):
     """`FluxInpaintPipeline`: any Flux text-to-image checkpoint; blends with the template after each step."""
     FLUX_FILL = "flux-fill"
     """`FluxFillPipeline`: conditioned on the masked picture; never blends."""
+    SD = "sd"
+    """`StableDiffusionInpaintPipeline` with a UNet of 4 input channels: Stable Diffusion 1 and 2; blends."""
+    SD_INPAINT = "sd-inpaint"
+    """`StableDiffusionInpaintPipeline` with one of 9: mask and masked picture are inputs; never blends."""
+    SDXL = "sdxl"
+    """`StableDiffusionXLInpaintPipeline` with a UNet of 4 input channels; blends."""
+    SDXL_INPAINT = "sdxl-inpaint"
+    """`StableDiffusionXLInpaintPipeline` with one of 9; never blends."""
+    SD3 = "sd3"
+    """`StableDiffusion3InpaintPipeline`: Stable Diffusion 3 and 3.5; blends."""
+    Z_IMAGE = "z-image"
+    """`ZImageInpaintPipeline`; blends."""
+    FLUX2_KLEIN = "flux2-klein"
+    """`Flux2KleinInpaintPipeline`: the picture's clean tokens attend too; blends by tokens."""
+    QWEN_IMAGE = "qwen-image"
+    """`QwenImageInpaintPipeline`; blends."""
+    CHROMA = "chroma"
+    """`ChromaInpaintPipeline`; blends."""
 
 
-def _flux_channels(network: Mapping[str, Any]) -> int:
-    blocks = int(network["num_layers"]) + int(network["num_single_layers"])
-    return 2 * blocks * int(network["num_attention_heads"]) * int(network["attention_head_dim"])
+@dataclass(frozen=True)
+class Distilled:
+    """What differs in a checkpoint of the kind that was distilled to few steps."""
+
+    told: Callable[[Configs], bool]
+    """Whether a checkpoint is."""
+    steps: int
+    guidance_scale: float | None = None
+    """Default; None where it takes no guidance."""
 
 
 @dataclass(frozen=True)
@@ -51,22 +66,36 @@ class Kind:
     guidance_scale: float
     strength: float
     """Defaults of requests, unless the checkpoint has a ``serving.json``."""
-    unguided_steps: int | None = None
-    """Default where the network embeds no guidance scale: such a checkpoint is distilled to few steps."""
-    whole_latents: bool = False
-    """Whether the family can tell edited from kept by whole latent pixels only."""
+    true_cfg_scale: float = 1.0
+    """Default of requests with a negative prompt, where the family takes true classifier-free guidance."""
+    guided_above: float | None = None
+    """`guidance_scale` is that of classifier-free guidance, computed above this value. None: networks embed it."""
+    distilled: Distilled | None = None
+    mask_latents: int = 0
+    """Latent pixels a side of the cells in which the family tells edited from kept; 0: it tells single pixels."""
     token_latents: int = 2
     """Latent pixels a side of a token."""
     native_size: int = 1024
-    """Pixels a side of its training pictures; used where the autoencoder does not tell."""
+    """Pixels a side of its training pictures; used where the checkpoint does not tell."""
+    network_size: bool = False
+    """Whether the network's `sample_size`, in latent pixels, tells it; else the autoencoder's, in pixels."""
     network: str = "transformer"
     tokenizer: str = "tokenizer_2"
     """Sub-folders: of the denoising network, and of the tokenizer whose length prompts have."""
     max_text_tokens: int = 512
     samplers: tuple[Sampler, ...] = FLOW_MATCHING
     """What requests may ask for; the default of models with discrete times is the checkpoint's scheduler."""
-    kept_channels: Callable[[Mapping[str, Any]], int] = _flux_channels
+    other_text_tokens: int = 0
+    """Text tokens of another encoder, which come before those."""
+    autoencoder: str = "AutoencoderKL"
+    latent_shape: Callable[[Config], LatentShape] = components.autoencoder_kl
+    """Of that autoencoder, from its ``config.json``."""
+    kept_channels: Callable[[Config], int] = components.flux_channels
     """Channels a token of the keys and values of all blocks, from the network's ``config.json``."""
+    by_input_channels: Mapping[int, str] | None = None
+    """The family by `in_channels` of the network; None where :attr:`family` is that of all."""
+    unserved: Refusal = components.unserved_sampling
+    """Why a checkpoint is not served, as the end of a sentence."""
 
 
 _FLUX_INPAINT: Final = Kind(
@@ -75,8 +104,101 @@ _FLUX_INPAINT: Final = Kind(
     steps=28,
     guidance_scale=7.0,
     strength=0.6,
-    unguided_steps=4,
-    whole_latents=True,
+    distilled=Distilled(lambda found: not found.network.get("guidance_embeds"), steps=4),
+    mask_latents=1,
+)
+_SD: Final = Kind(
+    Family.SD,
+    takes_true_cfg=False,
+    steps=50,
+    guidance_scale=7.5,
+    strength=1.0,
+    guided_above=1.0,
+    mask_latents=1,
+    token_latents=8,
+    samplers=DISCRETE_TIME,
+    network_size=True,
+    network="unet",
+    tokenizer="tokenizer",
+    max_text_tokens=77,
+    kept_channels=partial(components.unet_channels, 8),
+    by_input_channels={4: Family.SD, 9: Family.SD_INPAINT},
+    unserved=components.unserved_sd,
+)
+_SDXL: Final = replace(
+    _SD,
+    family=Family.SDXL,
+    strength=0.9999,
+    token_latents=4,
+    kept_channels=partial(components.unet_channels, 4),
+    by_input_channels={4: Family.SDXL, 9: Family.SDXL_INPAINT},
+    unserved=components.unserved_sdxl,
+)
+_SD3: Final = Kind(
+    Family.SD3,
+    takes_true_cfg=False,
+    steps=50,
+    guidance_scale=7.0,
+    strength=0.6,
+    guided_above=1.0,
+    mask_latents=1,
+    network_size=True,
+    tokenizer="tokenizer_3",
+    max_text_tokens=256,
+    other_text_tokens=77,
+    kept_channels=components.joint_channels,
+    by_input_channels={16: Family.SD3},
+)
+_Z_IMAGE: Final = Kind(
+    Family.Z_IMAGE,
+    takes_true_cfg=False,
+    steps=50,
+    guidance_scale=5.0,
+    strength=1.0,
+    guided_above=0.0,
+    # no entry tells Z-Image-Turbo, except that its noise levels are shifted by 3 where the base model's are by 6
+    distilled=Distilled(
+        lambda found: float(found.scheduler.get("shift", 6)) <= 3, steps=9, guidance_scale=0.0
+    ),
+    mask_latents=1,
+    tokenizer="tokenizer",
+    kept_channels=components.z_image_channels,
+)
+_FLUX2_KLEIN: Final = Kind(
+    Family.FLUX2_KLEIN,
+    takes_true_cfg=False,
+    steps=50,
+    guidance_scale=8.0,
+    strength=0.8,
+    guided_above=1.0,
+    distilled=Distilled(lambda found: bool(found.pipeline.get("is_distilled")), steps=4),
+    mask_latents=2,
+    tokenizer="tokenizer",
+    autoencoder="AutoencoderKLFlux2",
+)
+_QWEN_IMAGE: Final = Kind(
+    Family.QWEN_IMAGE,
+    takes_true_cfg=True,
+    steps=50,
+    guidance_scale=1.0,
+    strength=0.6,
+    true_cfg_scale=4.0,
+    mask_latents=1,
+    tokenizer="tokenizer",
+    autoencoder="AutoencoderKLQwenImage",
+    latent_shape=components.autoencoder_qwen,
+    kept_channels=components.joint_channels,
+)
+_CHROMA: Final = Kind(
+    Family.CHROMA,
+    takes_true_cfg=False,
+    steps=28,
+    guidance_scale=7.0,
+    strength=0.6,
+    guided_above=1.0,
+    mask_latents=1,
+    tokenizer="tokenizer",
+    max_text_tokens=256,
 )
 KINDS: Final[dict[str, Kind]] = {
     "FluxPipeline": _FLUX_INPAINT,
@@ -85,119 +207,25 @@ KINDS: Final[dict[str, Kind]] = {
     "FluxFillPipeline": Kind(
         Family.FLUX_FILL, takes_true_cfg=False, steps=50, guidance_scale=30.0, strength=1.0
     ),
+    "StableDiffusionPipeline": _SD,
+    "StableDiffusionInpaintPipeline": _SD,
+    "StableDiffusionImg2ImgPipeline": _SD,
+    "StableDiffusionXLPipeline": _SDXL,
+    "StableDiffusionXLInpaintPipeline": _SDXL,
+    "StableDiffusionXLImg2ImgPipeline": _SDXL,
+    "StableDiffusion3Pipeline": _SD3,
+    "StableDiffusion3InpaintPipeline": _SD3,
+    "StableDiffusion3Img2ImgPipeline": _SD3,
+    "ZImagePipeline": _Z_IMAGE,
+    "ZImageInpaintPipeline": _Z_IMAGE,
+    "ZImageImg2ImgPipeline": _Z_IMAGE,
+    "Flux2KleinPipeline": _FLUX2_KLEIN,
+    "Flux2KleinInpaintPipeline": _FLUX2_KLEIN,
+    "QwenImagePipeline": _QWEN_IMAGE,
+    "QwenImageInpaintPipeline": _QWEN_IMAGE,
+    "QwenImageImg2ImgPipeline": _QWEN_IMAGE,
+    "ChromaPipeline": _CHROMA,
+    "ChromaInpaintPipeline": _CHROMA,
+    "ChromaImg2ImgPipeline": _CHROMA,
 }
 """`_class_name` of a checkpoint's model_index.json → what it is."""
-
-
-class ServingDefaults(BaseModel):
-    """``serving.json`` of a checkpoint, where it has one: the defaults of requests. None: the kind's own."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    steps: int | None = Field(None, ge=1)
-    guidance_scale: float | None = Field(None, gt=0)
-    strength: float | None = Field(None, gt=0, le=1)
-
-
-def read_model_card(folder: Path, name: str | None = None) -> ModelCard:
-    """The card of the checkpoint in `folder`; requests call it `name`, by default the folder's.
-
-    ValueError if it is no diffusers folder, of a family that is not served, or its `serving.json` is not understood.
-    """
-    pipeline = str(_read_json(folder / "model_index.json").get("_class_name"))
-    if pipeline not in KINDS:
-        raise ValueError(f"{folder} holds a {pipeline}; served are: {', '.join(KINDS)}")
-    kind = KINDS[pipeline]
-    network = _read_json(folder / kind.network / "config.json")
-    vae = _read_json(folder / "vae" / "config.json")
-    tokenizer = _read_json(folder / kind.tokenizer / "tokenizer_config.json")
-    missing = {"block_out_channels", "latent_channels"} - vae.keys()
-    if missing:
-        raise ValueError(f"{folder / 'vae'} is not an AutoencoderKL of diffusers: {sorted(missing)} missing")
-    defaults = _serving_defaults(folder / SERVING)
-    takes_guidance = bool(network.get("guidance_embeds", False))
-    steps = kind.steps if takes_guidance else kind.unguided_steps or kind.steps
-    vae_scale_factor = 2 ** (len(vae["block_out_channels"]) - 1)
-    return ModelCard(
-        name=name or folder.resolve().name,
-        family=kind.family,
-        digest=digest(folder),
-        vae_scale_factor=vae_scale_factor,
-        token_latents=kind.token_latents,
-        mask_grain=vae_scale_factor if kind.whole_latents else 1,
-        latent_channels=int(vae["latent_channels"]),
-        max_text_tokens=int(min(kind.max_text_tokens, tokenizer.get("model_max_length", math.inf))),
-        takes_guidance=takes_guidance,
-        takes_true_cfg=kind.takes_true_cfg,
-        default_steps=defaults.steps or steps,
-        default_guidance_scale=defaults.guidance_scale or kind.guidance_scale,
-        default_strength=defaults.strength or kind.strength,
-        samplers=kind.samplers,
-        default_sampler=_own_sampler(folder, kind),
-        keeps_whole_steps=kind.samplers is DISCRETE_TIME,
-        native_size=int(vae.get("sample_size", kind.native_size)),
-    )
-
-
-def _own_sampler(folder: Path, kind: Kind) -> Sampler:
-    if kind.samplers is not DISCRETE_TIME:
-        return kind.samplers[0]
-    return sampler_of(_read_json(folder / "scheduler" / "scheduler_config.json"))
-
-
-def level_bytes(folder: Path, card: ModelCard, bits: int) -> int:
-    """Bytes of one noise level of a template, as keys and values in so many `bits`, of a picture of the native size.
-
-    ValueError if the checkpoint's network does not tell its shape.
-    """
-    kind = KINDS[str(_read_json(folder / "model_index.json").get("_class_name"))]
-    try:
-        channels = kind.kept_channels(_read_json(folder / kind.network / "config.json"))
-    except KeyError as error:
-        raise ValueError(
-            f"{folder / kind.network} is not a network of diffusers: {error} is missing"
-        ) from error
-    return (card.native_size // card.pixel_multiple) ** 2 * channels * bits // 8
-
-
-def _serving_defaults(path: Path) -> ServingDefaults:
-    if not path.exists():
-        return ServingDefaults()
-    try:
-        return ServingDefaults.model_validate(_read_json(path))
-    except ValidationError as error:
-        raise ValueError(f"{path} is not understood: {error}") from error
-
-
-def digest(folder: Path) -> str:
-    """sha-256 over every JSON and text file of a checkpoint, and over size, header and both ends of its weights."""
-    total = hashlib.sha256()
-    for path in sorted(folder.rglob("*")):
-        relative = path.relative_to(folder).as_posix()
-        if path.suffix == ".safetensors":
-            total.update(relative.encode() + struct.pack("<Q", path.stat().st_size))
-            total.update(_both_ends(path))
-        elif path.suffix in {".json", ".txt", ".model"}:
-            total.update(relative.encode() + b"\0" + path.read_bytes())
-    return total.hexdigest()
-
-
-def _both_ends(path: Path) -> bytes:
-    with path.open("rb") as file:
-        head = file.read(SAMPLE_BYTES)
-        file.seek(max(len(head), path.stat().st_size - SAMPLE_BYTES))
-        return head + file.read(SAMPLE_BYTES)
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ValueError(
-            f"{path.parent} is not part of a diffusers checkpoint: {path.name} is missing"
-        ) from None
-    except ValueError as error:
-        raise ValueError(f"{path} is not JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise ValueError(f"{path} does not hold a JSON object")  # noqa: TRY004 - the file's content is at fault, not a type
-    return content

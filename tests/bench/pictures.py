@@ -22,6 +22,7 @@ from diffusers.hooks import FirstBlockCacheConfig
 from PIL import Image
 
 from giornata_denoiser.rows.row import RecordingSpec
+from giornata_prepost.images.geometry import Size
 from giornata_prepost.images.pictures import Pixels
 from giornata_tools.quality import metrics
 from tests.bench.compute.bench_model import BenchModel, Request, box_of, held_out
@@ -70,7 +71,7 @@ class Diffusers:
     def edited(self, request: Request) -> Pixels:
         """(height, width, 3) uint8."""
         height, width = request.mask.shape
-        encoded = self._model.images.encode_text(request.prompt)
+        encoded = self._model.images.encode_text(request.prompt, Size(width, height))
         text = {name: tensor.to(self.transformer.device) for name, tensor in encoded.items()}
         self._runs += 1
         with self.transformer.cache_context(f"run {self._runs}"):

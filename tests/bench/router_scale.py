@@ -23,7 +23,8 @@ from giornata.wire.errors import ServiceUnavailable
 from giornata.wire.events import DoneEvent, EventKind
 from giornata.wire.jobs import Job, Priority
 from giornata.wire.messages import Accepted, SubmitRequest
-from giornata.wire.requests import EditParameters, resolve
+from giornata.wire.requests import EditParameters
+from giornata.wire.resolution import resolve
 from giornata.wire.stores import EVENTS
 from giornata_tools.launcher.folders import socket_folder
 from tests.bench.reporting.report import write

@@ -23,7 +23,7 @@ from typing import Any, Final
 
 import psutil
 
-from giornata.families import read_model_card
+from giornata.model_cards import read_model_card
 from giornata.planning.costs import COMPUTE
 from giornata.scheduling.demand import Demand, RowShape
 from giornata.wire.models import ModelCard

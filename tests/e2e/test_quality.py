@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from giornata.families import read_model_card
+from giornata.model_cards import read_model_card
 from giornata_tools.cli.system import quality
 from giornata_tools.launcher.process import LaunchError
 from giornata_tools.quality.evaluation import QualityOptions, evaluate

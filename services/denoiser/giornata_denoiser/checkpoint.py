@@ -11,7 +11,8 @@ from typing import Final
 import torch
 
 from giornata.checkpoints import checkpoint_folder
-from giornata.families import Family, read_model_card
+from giornata.families import Family
+from giornata.model_cards import read_model_card
 from giornata.wire.errors import Failed
 from giornata.wire.models import ModelCard
 from giornata_denoiser.config import DenoiserConfig
@@ -57,5 +58,7 @@ def load(folder: Path, *, dtype: torch.dtype, device: torch.device, name: str | 
         OSError: weights are missing.
     """
     card = read_model_card(folder, name)
+    if card.family not in LOADERS:
+        raise ValueError(f"{folder} is of the family {card.family}; denoised are {', '.join(LOADERS)}")
     preview_map = fit_autoencoder(folder, device)  # before the network: never both in memory
     return Checkpoint(card, LOADERS[card.family](folder, dtype, device), preview_map)

@@ -9,16 +9,33 @@ from typing import Final
 import torch
 
 from giornata.checkpoints import checkpoint_folder
-from giornata.families import Family, read_model_card
+from giornata.families import Family
+from giornata.model_cards import read_model_card
 from giornata.wire.errors import Failed
 from giornata.wire.models import ModelCard
 from giornata_prepost.config import PrepostConfig
-from giornata_prepost.families.flux.images import FillImages, InpaintImages
+from giornata_prepost.families.chroma.images import ChromaImages
+from giornata_prepost.families.flux import images as flux
+from giornata_prepost.families.flux2_klein.images import KleinImages
 from giornata_prepost.families.protocol import ImageModel
+from giornata_prepost.families.qwen_image.images import QwenImages
+from giornata_prepost.families.sd import images as sd
+from giornata_prepost.families.sd3.images import SD3Images
+from giornata_prepost.families.sdxl import images as sdxl
+from giornata_prepost.families.z_image.images import ZImageImages
 
 FAMILIES: Final[dict[str, Callable[[Path, ModelCard, torch.device, torch.dtype], ImageModel]]] = {
-    Family.FLUX_INPAINT: InpaintImages,
-    Family.FLUX_FILL: FillImages,
+    Family.FLUX_INPAINT: flux.InpaintImages,
+    Family.FLUX_FILL: flux.FillImages,
+    Family.SD: sd.PlainImages,
+    Family.SD_INPAINT: sd.InpaintImages,
+    Family.SDXL: sdxl.PlainImages,
+    Family.SDXL_INPAINT: sdxl.InpaintImages,
+    Family.SD3: SD3Images,
+    Family.Z_IMAGE: ZImageImages,
+    Family.FLUX2_KLEIN: KleinImages,
+    Family.QWEN_IMAGE: QwenImages,
+    Family.CHROMA: ChromaImages,
 }
 """Loads a folder to a device, with weights and results of a dtype, by :attr:`ModelCard.family`."""
 

@@ -34,10 +34,12 @@ from giornata.wire.messages import (
     question,
 )
 from giornata.wire.requests import EditParameters, Reuse
+from giornata.wire.resolution import guided_by
 from giornata.wire.templates import TemplateInputs
 from giornata.wire.values import Intermediate
 from giornata.wire.workers import ServiceName, ServiceState
 from giornata_prepost.config import PrepostConfig
+from giornata_prepost.empty_text import EmptyText
 from giornata_prepost.families.protocol import ImageModel, rehearse
 from giornata_prepost.images.geometry import Box, Size
 from giornata_prepost.images.stages import Inspected, PixelLimits, finish, inspect, inspect_template
@@ -48,8 +50,6 @@ R = TypeVar("R", bound=BaseModel)
 
 TEMPLATE_INPUTS_TTL_S: Final = 600
 """How long the inputs of a template run are kept; a worker reads them when it is asked to record."""
-EMPTY_TEXT_TTL_S: Final = 24 * 3600
-"""How long the empty prompt's conditioning is kept; it is written again once it is gone."""
 
 log = structlog.get_logger(__name__)
 
@@ -66,8 +66,7 @@ class Prepost:
         self._thread = ModelThread()
         self._answering: dict[asyncio.Timeout, str] = {}
         """Questions in progress, by their time limit."""
-        self._empty_text: bytes | None = None
-        self._empty_text_ref: BlobRef | None = None
+        self._empty_text = EmptyText(model, self._thread, blobs, config.instance)
         self._cut_off_s: float | None = None
         """The end of draining, on the loop's clock."""
 
@@ -116,15 +115,16 @@ class Prepost:
         job = request.job
         job.check_model(self._model.card)
         prepared = await intermediate(self._blobs, request.inspection.prepared, Intermediate.PREPARED)
+        size = _model_size(request.inspection)
         (text, text_tokens, rows), compute_ms = await self._thread.timed(
-            Precedence.BEGIN, self._encode, job, prepared
+            Precedence.BEGIN, self._encode, job, prepared, size
         )
         reuses = job.parameters.reuse is not Reuse.OFF
         return Encoding(
             text=await self._hand_over(job, "text", text),
             text_tokens=text_tokens,
             rows=tuple([await self._hand_over(job, f"row-{i}", row) for i, row in enumerate(rows)]),
-            empty_text=await self._keep_empty_text() if reuses else None,
+            empty_text=await self._empty_text.keep(size) if reuses else None,
             compute_ms=compute_ms,
         )
 
@@ -132,7 +132,7 @@ class Prepost:
         """Decode one row's latents, paste, encode."""
         job = request.job
         job.check_model(self._model.card)
-        size = Size(request.inspection.model_width, request.inspection.model_height)
+        size = _model_size(request.inspection)
         latents = await intermediate(self._blobs, request.latents, Intermediate.LATENTS)
         painted, decode_ms = await self._thread.timed(
             Precedence.FINISH, self._model.decode, _latents(latents, request), size
@@ -164,39 +164,31 @@ class Prepost:
         keep = partial(self._store, template.template_id, ttl_s=TEMPLATE_INPUTS_TTL_S)
         return TemplateInputs(
             inspection=_inspection(found, await keep("prepared", found.prepared), None, compute_ms),
-            empty_text=await self._keep_empty_text(),
+            empty_text=await self._empty_text.keep(Size(found.model_width, found.model_height)),
             conditioning=await keep("row", row),
         )
 
-    def _encode(self, job: Job, prepared: bytes) -> tuple[bytes, int, list[bytes]]:
+    def _encode(self, job: Job, prepared: bytes, size: Size) -> tuple[bytes, int, list[bytes]]:
         """Safetensors of the text and of each row, in the model's thread."""
         parameters = job.parameters
-        if parameters.seed is None:
+        if parameters.seed is None or parameters.strength is None:
             raise ValueError("encoding needs resolved parameters")
-        text = self._model.encode_text(parameters.prompt, parameters.negative_prompt)
+        text = self._model.encode_text(parameters.prompt, size)
+        if guided_by(job) is not None:
+            text |= self._model.encode_unguided(parameters.negative_prompt, size)
         seeds = range(parameters.seed, parameters.seed + parameters.n)
         draws = parameters.sampler is not None and parameters.sampler.stochastic
-        rows = self._encode_rows(prepared, seeds, sampled=parameters.reuse is Reuse.OFF, draws=draws)
+        sampled = parameters.reuse is Reuse.OFF
+        rows = self._encode_rows(prepared, seeds, sampled=sampled, draws=draws, strength=parameters.strength)
         return tensors.pack(text), self._model.text_tokens(text), rows
 
     def _encode_rows(
-        self, prepared: bytes, seeds: Sequence[int], *, sampled: bool, draws: bool
+        self, prepared: bytes, seeds: Sequence[int], *, sampled: bool, draws: bool, strength: float = 1.0
     ) -> list[bytes]:
         pixels = tensors.unpack(prepared)
-        rows = self._model.encode_rows(
-            pixels["image"].numpy(), pixels["mask"].numpy(), seeds, sampled=sampled, draws=draws
-        )
+        image, mask = pixels["image"].numpy(), pixels["mask"].numpy()
+        rows = self._model.encode_rows(image, mask, seeds, sampled=sampled, draws=draws, strength=strength)
         return [tensors.pack(row) for row in rows]
-
-    async def _keep_empty_text(self) -> BlobRef:
-        """The empty prompt's conditioning, encoded once and kept for all jobs."""
-        if self._empty_text is None:
-            text, _ = await self._thread.timed(Precedence.BEGIN, self._model.encode_text, "")
-            self._empty_text = await asyncio.to_thread(tensors.pack, text)
-        if self._empty_text_ref is None or not await self._blobs.has(self._empty_text_ref):
-            key = f"shared/{self._config.instance}/empty-text"
-            self._empty_text_ref = await self._blobs.put(key, self._empty_text, EMPTY_TEXT_TTL_S)
-        return self._empty_text_ref
 
     def _until_cut_off(self, handler: Callable[[Q], Awaitable[R]]) -> Callable[[Q], Awaitable[R]]:
         """`handler`, ended with the time for draining."""
@@ -253,6 +245,10 @@ def _new_key(owner: str, name: str) -> str:
     A stage that is tried again may differ in the last digit, and an earlier claim check keeps its bytes.
     """
     return f"{owner}/{name}-{secrets.token_hex(4)}"
+
+
+def _model_size(inspection: Inspection) -> Size:
+    return Size(inspection.model_width, inspection.model_height)
 
 
 def _inspection(found: Inspected, prepared: BlobRef, alpha: BlobRef | None, compute_ms: float) -> Inspection:

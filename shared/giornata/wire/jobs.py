@@ -86,6 +86,8 @@ class Job(Recorded):
     """Hashes of the request, where it has an idempotency key; `job_id` is made from that key."""
     evaluations: int | None = None
     """How often the network is evaluated for each row; None from versions that had one sampler."""
+    cfg_scale: float | None = None
+    """Read it by :func:`giornata.wire.resolution.guided_by`, which knows jobs of older gateways."""
 
     def check_model(self, card: ModelCard) -> None:
         """Raise ServiceUnavailable if `card` is another version of the model than the job was accepted for."""

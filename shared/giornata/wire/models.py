@@ -5,8 +5,21 @@ The digest lets a rolling model change never mix two autoencoders: it travels wi
 
 from __future__ import annotations
 
+from enum import StrEnum
+
 from giornata.wire.samplers import FLOW_MATCHING, Sampler
 from giornata.wire.values import Wire
+
+
+class Guidance(StrEnum):
+    """What `guidance_scale` means to a model."""
+
+    EMBEDDED = "embedded"
+    """The network was distilled to take the scale as an input; one forward a step."""
+    CLASSIFIER_FREE = "classifier-free"
+    """The scale weighs the prompt's output against that of the negative prompt: two forwards a step."""
+    NONE = "none"
+    """Nothing: the network was distilled to one strength of guidance."""
 
 
 class ModelCard(Wire):
@@ -25,12 +38,17 @@ class ModelCard(Wire):
     """Model pixels a side of the cells in which the family tells edited from kept."""
     latent_channels: int
     max_text_tokens: int
-    """Length to which prompts are padded, as diffusers' `max_sequence_length`."""
+    """Text tokens that a prompt has at most; where the family pads prompts, the length to which it does."""
     takes_guidance: bool
-    """Whether the transformer embeds a distilled guidance scale."""
+    """Whether requests may name `guidance_scale`; :attr:`guidance` tells what it means."""
+    guided_above: float | None = None
+    """`guidance_scale` is that of classifier-free guidance, computed above this value; None where it is another."""
     takes_true_cfg: bool
+    """Whether classifier-free guidance has a scale of its own, `true_cfg_scale`, and needs a negative prompt."""
     default_steps: int
     default_guidance_scale: float
+    default_true_cfg_scale: float = 1.0
+    """Of requests with a negative prompt; 1 where they must name it."""
     default_strength: float
     samplers: tuple[str, ...] = FLOW_MATCHING
     """What requests may ask for."""
@@ -39,7 +57,24 @@ class ModelCard(Wire):
     keeps_whole_steps: bool = False
     """How `strength` is rounded; see :func:`giornata.wire.samplers.evaluations`."""
     native_size: int = 1024
-    """Pixels a side of the square pictures that the checkpoint was made for: `sample_size` of its autoencoder."""
+    """Pixels a side of the square pictures that the checkpoint was made for."""
+
+    @property
+    def guidance(self) -> Guidance:
+        """What `guidance_scale` means."""
+        if not self.takes_guidance:
+            return Guidance.NONE
+        return Guidance.EMBEDDED if self.guided_above is None else Guidance.CLASSIFIER_FREE
+
+    @property
+    def takes_negative_prompt(self) -> bool:
+        """Whether classifier-free guidance can be asked for."""
+        return self.takes_true_cfg or self.guidance is Guidance.CLASSIFIER_FREE
+
+    @property
+    def embedded_guidance_scale(self) -> float:
+        """The default of the scale that the network embeds; 0 where it embeds none."""
+        return self.default_guidance_scale if self.guidance is Guidance.EMBEDDED else 0.0
 
     @property
     def pixel_multiple(self) -> int:

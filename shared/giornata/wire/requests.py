@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from enum import StrEnum
-from typing import Annotated, Any, Final, TypeVar
+from typing import Annotated, Final, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -17,7 +17,6 @@ from pydantic import (
 )
 
 from giornata.wire.errors import GiornataError, InvalidField, NotSupported, UnknownField
-from giornata.wire.models import ModelCard
 from giornata.wire.samplers import Sampler, evaluations
 from giornata.wire.values import Recorded
 
@@ -69,9 +68,10 @@ M = TypeVar("M", bound=BaseModel)
 
 
 class EditParameters(Recorded):
-    """One edit, as asked for. ``None`` means the model's own default; :func:`resolve` fills it in.
+    """One edit, as asked for. ``None`` means the model's own default.
 
     Doors make it by :func:`asked`, which refuses unknown fields; the parameters of a job's record keep them.
+    :func:`giornata.wire.resolution.resolve` fills in what is None.
     """
 
     prompt: Annotated[str, StringConstraints(min_length=1, max_length=4000)] = Field(
@@ -91,16 +91,22 @@ class EditParameters(Recorded):
     )
     num_inference_steps: int | None = Field(None, ge=1, le=MAX_STEPS, description="Denoising steps.")
     guidance_scale: float | None = Field(
-        None, ge=0, le=100, description="Distilled guidance; refused where the model takes none."
+        None,
+        ge=0,
+        le=100,
+        description="How strongly the prompt guides, as the model's `guidance` means it; refused where that is `none`.",
     )
     true_cfg_scale: float | None = Field(
         None,
         ge=1,
         le=100,
-        description="Classifier-free guidance against `negative_prompt`; refused where the family takes none.",
+        description="Classifier-free guidance against `negative_prompt`; refused by models for which `guidance_scale` "
+        "is that.",
     )
     negative_prompt: Annotated[str, StringConstraints(max_length=4000)] | None = Field(
-        None, validate_default=True, description="What to keep away from; needs `true_cfg_scale` above 1."
+        None,
+        validate_default=True,
+        description="What to keep away from; needs classifier-free guidance.",
     )
     strength: float | None = Field(
         None, gt=0, le=1, description="How much of the masked region is noised: 1 ignores what was there."
@@ -175,10 +181,10 @@ class EditParameters(Recorded):
     def _is_guided_away_from(cls, negative_prompt: str | None, info: ValidationInfo) -> str | None:
         if "true_cfg_scale" not in info.data:
             return negative_prompt  # its own mistake is told
-        guided = (info.data["true_cfg_scale"] or 0) > 1
-        if negative_prompt is not None and not guided:
+        scale = info.data["true_cfg_scale"]
+        if negative_prompt is not None and scale is not None and scale <= 1:
             raise ValueError("needs true_cfg_scale above 1")
-        if negative_prompt is None and guided:
+        if negative_prompt is None and scale is not None and scale > 1:
             raise ValueError("true_cfg_scale above 1 needs it")
         return negative_prompt
 
@@ -199,61 +205,18 @@ def asked(kind: type[M], given: Mapping[str, object]) -> M:
         raise request_error(error) from error
 
 
-def resolve(
-    parameters: EditParameters, card: ModelCard, seed: int, served: Iterable[ModelCard] = ()
-) -> EditParameters:
-    """`parameters` with every default of the model filled in, so that a record says exactly what was done.
+def evaluations_of(resolved: EditParameters, *, keeps_whole_steps: bool = False) -> int:
+    """How often the network is evaluated for each picture of `resolved` parameters.
 
-    `seed` is used where the application named none. InvalidField if a field does not apply to this model; the error
-    names the models that are `served` and take it, where others may.
+    For `keeps_whole_steps`, by default Flux's, see :func:`giornata.wire.samplers.evaluations`.
     """
-    for field, taken, what in (
-        ("guidance_scale", card.takes_guidance, "distilled guidance"),
-        ("negative_prompt", card.takes_true_cfg, "a negative prompt"),
-        ("true_cfg_scale", card.takes_true_cfg, "true classifier-free guidance"),
-    ):
-        received = getattr(parameters, field)
-        if received is not None and not taken:
-            raise InvalidField(
-                f"The model {card.name} ({card.family}) takes no {what}.",
-                field=field,
-                received="a text" if isinstance(received, str) else received,
-                accepted=f"leave {field} out",
-            )
-    if parameters.sampler is not None and parameters.sampler not in card.samplers:
-        raise _sampler_refused(parameters.sampler, card, served)
-    defaults: dict[str, Any] = {
-        "model": card.name,
-        "seed": seed,
-        "num_inference_steps": card.default_steps,
-        "strength": card.default_strength,
-        "guidance_scale": card.default_guidance_scale if card.takes_guidance else None,
-        "sampler": Sampler(card.default_sampler),
-    }
-    missing = {name: value for name, value in defaults.items() if getattr(parameters, name) is None}
-    return parameters.model_copy(update=missing)
-
-
-def evaluations_of(resolved: EditParameters, card: ModelCard | None = None) -> int:
-    """How often the network of `card`, by default Flux's, is evaluated for each picture of `resolved` parameters."""
     if resolved.num_inference_steps is None or resolved.strength is None:
         raise ValueError("evaluations_of needs resolved parameters")
     return evaluations(
         resolved.sampler or Sampler.EULER,
         resolved.num_inference_steps,
         resolved.strength,
-        keeps_whole_steps=card is not None and card.keeps_whole_steps,
-    )
-
-
-def _sampler_refused(sampler: Sampler, card: ModelCard, served: Iterable[ModelCard]) -> InvalidField:
-    takers = sorted(other.name for other in served if sampler in other.samplers)
-    elsewhere = f"; {', '.join(takers)} would" if takers else ""
-    return InvalidField(
-        f"The model {card.name} ({card.family}) does not take the sampler {sampler}{elsewhere}.",
-        field="sampler",
-        received=sampler,
-        accepted=", ".join(card.samplers),
+        keeps_whole_steps=keeps_whole_steps,
     )
 
 

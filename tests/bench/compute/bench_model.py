@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from giornata.families import read_model_card
+from giornata.model_cards import read_model_card
 from giornata.packed.region import Region, region
 from giornata.scheduling.batch import Capacity, RowKey
 from giornata_denoiser.checkpoint import Checkpoint, load
@@ -60,7 +60,6 @@ class BenchModel:
         self.checkpoint: Checkpoint = load(folder, dtype=dtype, device=where)
         self.family = self.checkpoint.family
         self.steps, self.guidance = steps, guidance
-        self._empty = self.images.encode_text("")
 
     def template(self, request: Request, recording: RecordingSpec, steps: int) -> Recording:
         """A run over the request's picture with an empty mask and an empty prompt, recorded at each of its steps."""
@@ -68,7 +67,7 @@ class BenchModel:
             request.image, np.zeros(request.mask.shape, np.uint8), [0], sampled=False
         )
         tensors = {**tensors, "noise": template_noise(*tensors["noise"].shape)}
-        row = self._row(request, self._empty, tensors, steps)
+        row = self._row(request, self._text(request, ""), tensors, steps)
         (done,) = self.run([replace(row, records=recording)])
         return Recording(request.name, row.grid, done.entries)
 
@@ -78,12 +77,15 @@ class BenchModel:
         height, width = request.mask.shape
         holes = model_mask(alpha, Size(width, height)).astype(np.uint8) * np.uint8(255)
         (tensors,) = self.images.encode_rows(request.image, holes, [request.seed], sampled=False)
-        row = self._row(request, self.images.encode_text(request.prompt), tensors, self.steps)
+        row = self._row(request, self._text(request, request.prompt), tensors, self.steps)
         where = self.region(row, halo)
         if where is None:
             return row
         tensors = {**tensors, "noise": shared_noise(tensors["noise"], where)}
-        return self._row(request, self.images.encode_text(request.prompt), tensors, self.steps)
+        return self._row(request, self._text(request, request.prompt), tensors, self.steps)
+
+    def _text(self, request: Request, prompt: str) -> dict[str, torch.Tensor]:
+        return self.images.encode_text(prompt, Size.of(request.mask))
 
     def region(self, row: Row, halo: int) -> Region | None:
         """The compute set of a row."""

@@ -22,6 +22,7 @@ from pydantic import BaseModel
 import giornata_gateway
 from giornata.families import Family
 from giornata.wire.jobs import JobState
+from giornata.wire.models import Guidance
 from giornata.wire.requests import OutputFormat
 from giornata.wire.samplers import FLOW_MATCHING, Sampler
 from giornata.wire.values import StageTimes
@@ -59,6 +60,9 @@ def model(name: str) -> ModelView:
         default_strength=1.0,
         default_guidance_scale=30.0,
         takes_guidance=True,
+        guidance=Guidance.EMBEDDED,
+        takes_negative_prompt=False,
+        default_true_cfg_scale=1.0,
         takes_true_cfg=False,
         samplers=list(FLOW_MATCHING),
         default_sampler=Sampler.EULER,

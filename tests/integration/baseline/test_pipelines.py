@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,19 +15,21 @@ from diffusers import AutoencoderKL, DDIMScheduler, StableDiffusionInpaintPipeli
 from PIL import Image
 from transformers import CLIPTextConfig, CLIPTextModel
 
-from giornata.families import Family, read_model_card
+from giornata.families import Family
+from giornata.model_cards import read_model_card
 from giornata_tools.baseline.batching import Rule
-from giornata_tools.baseline.pipeline import PIPELINES, Pipeline
+from giornata_tools.baseline.pipeline import PIPELINES, Pipeline, opened
 from giornata_tools.checkout import TRAINED
-from giornata_tools.model.random.build import build
 from giornata_tools.model.text import clip_tokenizer
 from tests.integration.baseline.served import FOREVER_S, MASKS, PICTURES, SIZE, edited, pixels, served
 
 
 @pytest.mark.parametrize("family", list(Family))
-async def test_a_batch_is_the_pipelines_own(family: Family, tmp_path: Path) -> None:
-    build(family, tmp_path / "tiny", seed=0)
-    pipeline = Pipeline(str(tmp_path / "tiny"), torch.device("cpu"), torch.float32)
+async def test_a_batch_is_the_pipelines_own(
+    family: Family, tiny_checkpoint: Callable[[Family], Path]
+) -> None:
+    folder = tiny_checkpoint(family)
+    pipeline = Pipeline(str(folder), torch.device("cpu"), torch.float32)
     async with served(pipeline, Rule(3, FOREVER_S)) as http:
         answers = [
             body
@@ -35,8 +38,7 @@ async def test_a_batch_is_the_pipelines_own(family: Family, tmp_path: Path) -> N
             )
         ]
     assert [body["static_batching"][0]["batch"] for body in answers] == [3, 3, 3]
-    own = PIPELINES[family].from_pretrained(tmp_path / "tiny", dtype=torch.float32)
-    own.set_progress_bar_config(disable=True)
+    own = opened(PIPELINES[family], folder, dtype=torch.float32)
     order = sorted(range(3), key=lambda number: answers[number]["static_batching"][0]["place"])
     expected = own(
         prompt=[f"hat {number}" for number in order],

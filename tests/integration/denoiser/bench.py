@@ -23,7 +23,8 @@ from giornata.wire import subjects
 from giornata.wire.events import DenoisedEvent, PreviewEvent, StepEvent
 from giornata.wire.jobs import BlobRef, Encoding, Inspection, Job, JobRecord, JobState, Priority, RowRecord
 from giornata.wire.messages import RunAnswer, RunReply, RunRequest
-from giornata.wire.requests import EditParameters, resolve
+from giornata.wire.requests import EditParameters
+from giornata.wire.resolution import resolve
 from giornata.wire.values import CellMap
 from giornata.wire.workers import ServiceName, ServiceState
 from giornata_denoiser.checkpoint import Checkpoint

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from diffusers import AutoModel
 from diffusers.schedulers.scheduling_flow_match_euler_discrete import FlowMatchEulerDiscreteScheduler
 
 from giornata import families
+from giornata.latents import normalisation_of
+from giornata_denoiser import checkpoint
+from giornata_denoiser.families import preview_map
 from giornata_denoiser.families.preview_map import board
 from giornata_denoiser.families.sampling.flow_matching import scheduler_config
 from tests.fakes import tiny_flux
@@ -38,6 +43,36 @@ def test_the_checkpoint_shows_latents_by_its_own_autoencoder(inpaint: Models) ->
     constant = truth.mean((1, 2), keepdim=True)
     # Random weights keep little of a picture; a map of other latents (unscaled, mixed up) is worse than one colour.
     assert (shown - truth).square().mean() < 0.95 * (constant - truth).square().mean()
+
+
+@pytest.mark.parametrize("family", [families.Family.FLUX2_KLEIN, families.Family.QWEN_IMAGE])
+def test_previews_see_through_other_kinds_of_autoencoders(
+    family: families.Family,
+    tiny_checkpoint: Callable[[families.Family], Path],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    small = board()[..., ::4, ::4]
+    monkeypatch.setattr(preview_map, "board", lambda: small)
+    folder = tiny_checkpoint(family)
+    seen = preview_map.fit_autoencoder(folder, torch.device("cpu"))
+    vae = AutoModel.from_pretrained(str(folder), subfolder="vae")
+    how = normalisation_of(vae)
+    with torch.inference_mode():
+        latents = how.normalised(vae, how.posterior(vae, 2 * small - 1).latent_dist.mode())
+        shown = seen(latents[0]).permute(2, 0, 1) / 255
+    truth = torch.nn.functional.adaptive_avg_pool2d(small, (16, 16))[0]
+    constant = truth.mean((1, 2), keepdim=True)
+    assert (shown - truth).square().mean() < 0.95 * (constant - truth).square().mean()
+
+
+def test_a_family_without_a_network_is_refused_by_name(
+    tiny_checkpoint: Callable[[families.Family], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(checkpoint.LOADERS, families.Family.FLUX_FILL)
+    with pytest.raises(ValueError, match="of the family flux-fill; denoised are flux-inpaint"):
+        checkpoint.load(
+            tiny_checkpoint(families.Family.FLUX_FILL), dtype=torch.float32, device=torch.device("cpu")
+        )
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from PIL import Image
 from safetensors import safe_open
 
-from giornata.families import Family, read_model_card
+from giornata.families import Family
+from giornata.model_cards import read_model_card
 from giornata_tools.checkout import TRAINED
 from giornata_tools.model.architecture import TEXT_TOKENS
 from giornata_tools.model.scenes import Task, masks

@@ -14,7 +14,8 @@ from PIL import Image
 from torch import distributed
 from torch.multiprocessing.spawn import spawn
 
-from giornata.families import Family, read_model_card
+from giornata.families import Family
+from giornata.model_cards import read_model_card
 from giornata_tools.checkout import TRAINED
 from giornata_tools.model.architecture import TEXT_TOKENS
 from giornata_tools.model.painter import denoise

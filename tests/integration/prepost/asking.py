@@ -19,7 +19,8 @@ from giornata.wire import subjects
 from giornata.wire.jobs import Encoding, Inspection, Job, Priority
 from giornata.wire.messages import EncodeRequest, FinishReply, FinishRequest, InspectRequest, TemplateRequest
 from giornata.wire.models import ModelCard
-from giornata.wire.requests import EditParameters, resolve
+from giornata.wire.requests import EditParameters
+from giornata.wire.resolution import cfg_scale, resolve
 from giornata.wire.templates import TemplateInputs, TemplateRecord
 from giornata.wire.workers import ServiceName, ServiceState
 from giornata_prepost.config import PrepostConfig
@@ -72,6 +73,7 @@ async def a_job(blobs: RedisBlobs, card: ModelCard, image: bytes, mask: bytes | 
         mask=None if mask is None else await blobs.put(f"{job_id}/mask", mask, 60),
         budget_ms=HUNG_MS,
         result_ttl_s=60,
+        cfg_scale=cfg_scale(parameters, card),
     )
 
 

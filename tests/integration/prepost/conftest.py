@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import string
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,11 @@ from transformers import (
     T5TokenizerFast,
 )
 
-from giornata.families import Family, read_model_card
+from giornata.blobs import RedisBlobs
+from giornata.bus import bus
+from giornata.bus.bus import Bus
+from giornata.families import Family
+from giornata.model_cards import read_model_card
 from giornata.wire.models import ModelCard
 from giornata_prepost.checkpoint import FAMILIES
 from giornata_prepost.families.protocol import ImageModel
@@ -119,3 +124,15 @@ def card(checkpoint: Path) -> ModelCard:
 @pytest.fixture(scope="module")
 def model(checkpoint: Path, card: ModelCard) -> ImageModel:
     return FAMILIES[card.family](checkpoint, card, torch.device("cpu"), torch.float32)
+
+
+@pytest.fixture
+async def blobs(redis_url: str) -> AsyncIterator[RedisBlobs]:
+    async with RedisBlobs.open(redis_url) as store:
+        yield store
+
+
+@pytest.fixture
+async def caller(nats_url: str) -> AsyncIterator[Bus]:
+    async with bus.connect(nats_url, "test") as connected:
+        yield connected

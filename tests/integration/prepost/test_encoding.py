@@ -105,7 +105,9 @@ def test_rows_equal_what_the_pipeline_prepares(
     model: FluxImages, oracle: Any, card: ModelCard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = list(model.encode_rows(_picture(), _mask(), SEEDS, draws=True))
-    text = model.encode_text(PROMPT, NEGATIVE if card.takes_true_cfg else None)
+    text = model.encode_text(PROMPT, SIZE)
+    if card.takes_true_cfg:
+        text |= model.encode_unguided(NEGATIVE, SIZE)
     assert len(rows) == len(SEEDS)
     for seed, row in zip(SEEDS, rows, strict=True):
         expected = _what_the_oracle_prepares(oracle, card.family, seed, monkeypatch)
@@ -128,7 +130,7 @@ def test_shapes_are_those_of_the_contract(model: FluxImages, card: ModelCard) ->
     else:
         expected |= {"mask": (tokens, packed)}
     assert {name: tuple(tensor.shape) for name, tensor in row.items()} == expected
-    text = model.encode_text(PROMPT)
+    text = model.encode_text(PROMPT, SIZE)
     assert text["prompt_embeds"].shape == (card.max_text_tokens, 32)
     assert text["pooled_prompt_embeds"].shape == (32,)
 

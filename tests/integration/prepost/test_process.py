@@ -19,12 +19,14 @@ from PIL import Image
 from giornata.blobs import RedisBlobs
 from giornata.bus import bus
 from giornata.deadlines import Deadline
-from giornata.families import Family, read_model_card
+from giornata.families import Family
+from giornata.model_cards import read_model_card
 from giornata.wire import subjects
 from giornata.wire.jobs import Inspection, Job, Priority
 from giornata.wire.messages import InspectRequest
 from giornata.wire.models import ModelCard
-from giornata.wire.requests import EditParameters, resolve
+from giornata.wire.requests import EditParameters
+from giornata.wire.resolution import resolve
 from giornata.wire.workers import ServiceName, ServiceState
 from giornata_tools.model.random.build import build
 from tests.patience import HUNG_MS, HUNG_S

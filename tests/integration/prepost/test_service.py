@@ -17,9 +17,9 @@ from PIL import Image
 
 from giornata import tensors
 from giornata.blobs import RedisBlobs
-from giornata.bus import bus
 from giornata.bus.bus import Bus
-from giornata.families import Family, read_model_card
+from giornata.families import Family
+from giornata.model_cards import read_model_card
 from giornata.wire.errors import (
     Failed,
     ImageUnreadable,
@@ -35,6 +35,7 @@ from giornata.wire.models import ModelCard
 from giornata.wire.samplers import Sampler
 from giornata_prepost.checkpoint import open_model
 from giornata_prepost.config import PrepostConfig
+from giornata_prepost.images.geometry import Size
 from giornata_tools.model.random.build import build
 from tests.integration.prepost.asking import (
     MASK,
@@ -72,18 +73,6 @@ def config(checkpoint: Path, nats_url: str, redis_url: str) -> PrepostConfig:
         device="cpu",
         image_processes=1,
     )
-
-
-@pytest.fixture
-async def blobs(redis_url: str) -> AsyncIterator[RedisBlobs]:
-    async with RedisBlobs.open(redis_url) as store:
-        yield store
-
-
-@pytest.fixture
-async def caller(nats_url: str) -> AsyncIterator[Bus]:
-    async with bus.connect(nats_url, "test") as connected:
-        yield connected
 
 
 @pytest.fixture
@@ -262,11 +251,11 @@ async def test_draining_takes_its_time_and_no_more(
     begun, gate = asyncio.Event(), threading.Event()
     loop, encode_text = asyncio.get_running_loop(), model.encode_text
 
-    def held(prompt: str, negative_prompt: str | None = None) -> Any:
+    def held(prompt: str, size: Size) -> Any:
         if prompt:
             loop.call_soon_threadsafe(begun.set)
             assert gate.wait(HUNG_S)
-        return encode_text(prompt, negative_prompt)
+        return encode_text(prompt, size)
 
     monkeypatch.setattr(model, "encode_text", held)
     config = config.model_copy(update={"drain_s": drain_s})

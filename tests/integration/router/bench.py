@@ -25,7 +25,8 @@ from giornata.wire.events import DoneEvent
 from giornata.wire.jobs import BlobRef, Job, Priority
 from giornata.wire.messages import Accepted, SubmitRequest
 from giornata.wire.permissions import User
-from giornata.wire.requests import EditParameters, Reuse, resolve
+from giornata.wire.requests import EditParameters, Reuse
+from giornata.wire.resolution import resolve
 from giornata.wire.stores import STORE_BYTES
 from giornata.wire.workers import CostFit, WorkerCosts
 from giornata_router.config import RouterConfig

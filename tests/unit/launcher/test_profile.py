@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from giornata import families
+from giornata.model_cards import digest
 from giornata_tools.checkout import TRAINED
 from giornata_tools.launcher.model import Model
 from giornata_tools.launcher.up import profile_env
 from tests.fakes.profiles import PROFILE
 
 CHOSEN = Model(str(TRAINED), None)
-OURS = {"model_digest": families.digest(TRAINED), "device": "a processor, threads: 2"}
+OURS = {"model_digest": digest(TRAINED), "device": "a processor, threads: 2"}
 
 
 @pytest.mark.parametrize("device", ["a processor, threads: 2", "a GPU"])

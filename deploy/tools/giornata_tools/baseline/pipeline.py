@@ -8,16 +8,38 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
-from diffusers import FluxFillPipeline, FluxInpaintPipeline
+from diffusers import (
+    ChromaInpaintPipeline,
+    Flux2KleinInpaintPipeline,
+    FluxFillPipeline,
+    FluxInpaintPipeline,
+    QwenImageInpaintPipeline,
+    StableDiffusion3InpaintPipeline,
+    StableDiffusionInpaintPipeline,
+    StableDiffusionXLInpaintPipeline,
+    ZImageInpaintPipeline,
+)
 from PIL import Image
 
 from giornata.checkpoints import checkpoint_folder
-from giornata.families import Family, read_model_card
+from giornata.families import Family
+from giornata.model_cards import read_model_card
 
 PIPELINES: Final[dict[str, type[Any]]] = {
     Family.FLUX_FILL: FluxFillPipeline,
     Family.FLUX_INPAINT: FluxInpaintPipeline,
+    Family.SD: StableDiffusionInpaintPipeline,
+    Family.SD_INPAINT: StableDiffusionInpaintPipeline,
+    Family.SDXL: StableDiffusionXLInpaintPipeline,
+    Family.SDXL_INPAINT: StableDiffusionXLInpaintPipeline,
+    Family.SD3: StableDiffusion3InpaintPipeline,
+    Family.Z_IMAGE: ZImageInpaintPipeline,
+    Family.FLUX2_KLEIN: Flux2KleinInpaintPipeline,
+    Family.QWEN_IMAGE: QwenImageInpaintPipeline,
+    Family.CHROMA: ChromaInpaintPipeline,
 }
+PADDED_AS_CARDED: Final = frozenset({Family.FLUX_FILL, Family.FLUX_INPAINT})
+"""Families whose pipelines pad prompts to the card's length; of others, their own default is the card's."""
 
 
 @dataclass(frozen=True)
@@ -51,9 +73,8 @@ class Pipeline:
         folder = checkpoint_folder(source)
         kind, self.defaults = _found(folder)
         self.name = Path(source).name
-        self._pipeline = kind.from_pretrained(folder, dtype=dtype).to(device)
+        self._pipeline = opened(kind, folder, dtype=dtype).to(device)
         self.kind: Final = type(self._pipeline).__name__
-        self._pipeline.set_progress_bar_config(disable=True)
 
     def paint(self, rows: Sequence[PipelineRow], alike: Alike) -> list[Image.Image]:
         """The pictures of `rows`, computed as one batch; each draws its noise from its own seed."""
@@ -76,6 +97,18 @@ class Pipeline:
         return found
 
 
+def opened(kind: Any, folder: Path, **options: object) -> Any:
+    """The pipeline of `kind` from `folder`, silent.
+
+    `ChromaInpaintPipeline` reads an entry of its network's configuration that the network's own class never writes.
+    """
+    pipeline = kind.from_pretrained(folder, **options)
+    pipeline.set_progress_bar_config(disable=True)
+    if isinstance(pipeline, ChromaInpaintPipeline):
+        pipeline.transformer.register_to_config(guidance_embeds=False)
+    return pipeline
+
+
 def _found(folder: Path) -> tuple[Any, Mapping[str, Any]]:
     """The pipeline's class, and what calls of it say unless a request does."""
     try:
@@ -85,9 +118,10 @@ def _found(folder: Path) -> tuple[Any, Mapping[str, Any]]:
 
         return AutoPipelineForInpainting, {}
     guided = {"guidance_scale": card.default_guidance_scale} if card.takes_guidance else {}
+    padded = {"max_sequence_length": card.max_text_tokens} if card.family in PADDED_AS_CARDED else {}
     return PIPELINES[card.family], {
         "num_inference_steps": card.default_steps,
         "strength": card.default_strength,
-        "max_sequence_length": card.max_text_tokens,
+        **padded,
         **guided,
     }

@@ -15,7 +15,8 @@ from giornata.families import Family
 from giornata_tools.checkout import TRAINED
 from giornata_tools.launcher.process import LaunchError
 
-BUILDER: Final = tuple(Path(__file__).parents[1] / "model" / name for name in ("text.py", "random/build.py"))
+MODELS: Final = Path(__file__).parents[1] / "model"
+BUILDER: Final = (MODELS / "text.py", *sorted((MODELS / "random").glob("*.py")))
 """What builds checkpoints with random weights; its digest names the cached result."""
 READY_S: Final = 120.0
 """How long the services may take to load the built-in model."""

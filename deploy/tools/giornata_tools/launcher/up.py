@@ -10,8 +10,8 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from giornata import families
 from giornata.families import Family
+from giornata.model_cards import digest as digest_of
 from giornata.wire.workers import ServiceName
 from giornata_tools.checkout import MODELS, PROFILE, STATE
 from giornata_tools.doors.addresses import without_password
@@ -96,7 +96,7 @@ def profile_env(
     except (ValueError, TypeError, KeyError):
         return {}
     threads = device.partition("threads: ")[2]
-    ours = digest == families.digest(Path(chosen.source)) and threads in {"", str(torch_threads)}
+    ours = digest == digest_of(Path(chosen.source)) and threads in {"", str(torch_threads)}
     return {"GIORNATA_PROFILE": str(path)} if ours else {}
 
 

@@ -108,12 +108,14 @@ def t5_tokenizer(words: str = CORPUS, tokens: int = T5_TOKENS) -> T5TokenizerFas
     return T5TokenizerFast(vocab=pieces, extra_ids=0, model_max_length=tokens)
 
 
-def learn_merges(words: list[str]) -> list[tuple[str, str]]:
+def learn_merges(words: list[str], end: str = "</w>") -> list[tuple[str, str]]:
     """Byte-pair merges, most frequent pair first, until every word is one token (Sennrich et al., 2016).
+
+    `end` marks a word's last letter.
 
     The `tokenizers` library's own trainer breaks ties by hash order, differently in every process.
     """
-    split = [(*word[:-1], f"{word[-1]}</w>") for word in words]
+    split = [(*word[:-1], f"{word[-1]}{end}") for word in words]
     merges: list[tuple[str, str]] = []
     while counts := Counter(pair for symbols in split for pair in pairwise(symbols)):
         best = max(counts, key=lambda pair: (counts[pair], pair))

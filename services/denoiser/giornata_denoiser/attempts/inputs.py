@@ -16,6 +16,7 @@ from giornata.scheduling.batch import RowKey
 from giornata.wire import jobs
 from giornata.wire.errors import InputLost, SchemaMismatch
 from giornata.wire.messages import RunRequest
+from giornata.wire.resolution import guided_by
 from giornata.wire.values import Intermediate
 from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.engine.weighing import profits, run_ms
@@ -96,7 +97,7 @@ def _made(
         text=tensors.unpack(text),
         conditioning=fields,
         guidance_scale=parameters.guidance_scale or 0.0,
-        true_cfg_scale=parameters.true_cfg_scale or 1.0,
+        true_cfg_scale=guided_by(request.job),
         partial_images=parameters.partial_images,
         resume=_snapshot(row, latents),
     )

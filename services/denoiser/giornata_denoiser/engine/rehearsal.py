@@ -64,7 +64,7 @@ def practice_row(
             name: values(tokens, channels) for name, channels in family.network.conditioning.items()
         }
         | {GENERATOR: template_generator()},
-        guidance_scale=checkpoint.card.default_guidance_scale,
-        true_cfg_scale=2.0 if guided else 1.0,
+        guidance_scale=checkpoint.card.embedded_guidance_scale,
+        true_cfg_scale=2.0 if guided else None,
     )
     return replace(row, region=region)

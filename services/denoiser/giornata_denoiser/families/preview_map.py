@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 import torch
-from diffusers import AutoencoderKL
+from diffusers import AutoModel
 from torch import Tensor
+
+from giornata.latents import Normalisation, normalisation_of
 
 SIDE: Final = 256
 """Pixels a side of a quarter of the board."""
@@ -80,32 +82,32 @@ def fit_autoencoder(folder: Path, device: torch.device) -> PreviewMap:
 
     Raises:
         OSError: its weights are missing.
-        ValueError: they are not finite numbers on the board.
+        ValueError: its class is not served, or its latents are not finite numbers on the board.
     """
-    kind: Any = AutoencoderKL
+    kind: Any = AutoModel
     autoencoder = kind.from_pretrained(
-        folder, subfolder="vae", torch_dtype=torch.float32, use_safetensors=True, local_files_only=True
+        str(folder), subfolder="vae", torch_dtype=torch.float32, use_safetensors=True, local_files_only=True
     )
-    fitted = fit_model(autoencoder.to(device).eval())
+    fitted = fit_model(autoencoder.to(device).eval(), normalisation_of(autoencoder))
     del autoencoder
     if device.type == "cuda":
         torch.cuda.empty_cache()
     return fitted
 
 
-def fit_model(autoencoder: Any) -> PreviewMap:
-    """The map of a diffusers `AutoencoderKL` in float32, on its device.
+def fit_model(autoencoder: Any, normalisation: Normalisation) -> PreviewMap:
+    """The map of an autoencoder of diffusers in float32, on its device, through its family's `normalisation`.
 
     Raises:
         ValueError: its latents of the board are not finite.
     """
     picture = board()
-    config = autoencoder.config
-    latents = autoencoder.encode((2 * picture - 1).to(autoencoder.device)).latent_dist.mode()
-    latents = ((latents - (config.shift_factor or 0.0)) * config.scaling_factor).cpu()
+    posterior = normalisation.posterior(autoencoder, (2 * picture - 1).to(autoencoder.device))
+    latents = normalisation.normalised(autoencoder, posterior.latent_dist.mode()).cpu()
     if not bool(latents.isfinite().all()):
         raise ValueError("the autoencoder's latents are not finite")
-    colours = torch.nn.functional.adaptive_avg_pool2d(picture, latents.shape[-2:])
+    height, width = latents.shape[-2:]
+    colours = torch.nn.functional.adaptive_avg_pool2d(picture, (height, width))
     return fit(latents[0].flatten(1).T, colours[0].flatten(1).T).to(autoencoder.device)
 
 

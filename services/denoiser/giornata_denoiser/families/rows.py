@@ -26,16 +26,16 @@ def build_row(
     text: Mapping[str, Tensor],
     conditioning: Mapping[str, Tensor],
     guidance_scale: float,
-    true_cfg_scale: float = 1.0,
+    true_cfg_scale: float | None = None,
     partial_images: int = 0,
     resume: Snapshot | None = None,
 ) -> Row:
     """A row on the CPU that computes its whole picture, from the beginning or from where `resume` was interrupted.
 
     `text` holds the tensors of the family's text and may hold those of a negative prompt, whose names begin with
-    :data:`NEGATIVE`; with them and a `true_cfg_scale` above 1, classifier-free guidance is computed. `conditioning` is
+    :data:`NEGATIVE`; with them and a `true_cfg_scale`, classifier-free guidance is computed. `conditioning` is
     what the family's network names, (tokens, channels) each, and where the track draws noise the state of the row's
-    generator, :data:`GENERATOR`.
+    generator, :data:`GENERATOR`. `guidance_scale` is for networks that embed one.
 
     Raises:
         SchemaMismatch: a tensor is missing or has another shape than the checkpoint takes.
@@ -50,7 +50,7 @@ def build_row(
         state = Snapshot(0, begin, generator=conditioning.get(GENERATOR))
     else:
         state = _resumed(family, resume, tuple(fields["noise"].shape), track)
-    guided = true_cfg_scale > 1 and any(name.startswith(NEGATIVE) for name in text)
+    guided = true_cfg_scale is not None and any(name.startswith(NEGATIVE) for name in text)
     return Row(
         key=key,
         grid=grid,
@@ -63,7 +63,7 @@ def build_row(
             _prompt(family, text, prefix, grid, guidance_scale)
             for prefix in (("", NEGATIVE) if guided else ("",))
         ),
-        true_cfg_scale=true_cfg_scale,
+        true_cfg_scale=1.0 if true_cfg_scale is None else true_cfg_scale,
         conditioning=fields,
         partial_images=partial_images,
     )

@@ -161,6 +161,6 @@ def _row(extent: Extent, chance: random.Random) -> RowSize:
     if modes is None:  # every block for itself, as a planner may want it
         modes = tuple(chance.choice(list(Mode)) for _ in range(extent.blocks))
     whole = set(modes) == {Mode.FULL}
-    guided = extent.card.takes_true_cfg and chance.random() < 0.25
+    guided = extent.card.takes_negative_prompt and chance.random() < 0.25
     ratio = 1.0 if whole else chance.choice(extent.ratios)
     return RowSize(height, width, chance.choice(extent.texts), modes, ratio, guided)

@@ -67,7 +67,7 @@ def wanted(
         kept = keeping(config, checkpoint.family, inspection.tokens, config.template_levels)
         track = levels(sampler=schedule.recorder, steps=kept.levels, strength=1.0)
     levels_kept = [round(level, 6) for level in track.levels.tolist()]
-    guidance = checkpoint.card.default_guidance_scale or 0.0
+    guidance = checkpoint.card.embedded_guidance_scale
     what = (config.template_form, config.template_bits, levels_kept, guidance, kept.first_block)
     return Wanted(
         f"{picture_id(tenant, inspection.template_key)}-{digest_of(RECORDER, *what)}",

@@ -183,7 +183,7 @@ class Runs:
                     "noise": noise,
                     GENERATOR: template_generator(),
                 },
-                guidance_scale=card.default_guidance_scale or 0.0,
+                guidance_scale=card.embedded_guidance_scale,
             )
             what = RecordingSpec(frozenset({config.template_form}), config.template_bits, asked.first_block)
             return replace(row, records=what)

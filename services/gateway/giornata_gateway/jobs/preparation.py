@@ -12,7 +12,8 @@ from giornata.blobs import BlobStore, refer
 from giornata.deadlines import Deadline
 from giornata.wire.errors import InvalidField
 from giornata.wire.jobs import BlobRef, Job, Priority
-from giornata.wire.requests import MAX_SEED, EditParameters, evaluations_of, resolve
+from giornata.wire.requests import MAX_SEED, EditParameters, evaluations_of
+from giornata.wire.resolution import cfg_scale, resolve
 from giornata_gateway.config import GatewayConfig
 from giornata_gateway.fleet import FleetListener
 from giornata_gateway.intake.rules.forms import missing_image
@@ -115,7 +116,8 @@ class Preparation:
             traceparent=order.traceparent,
             weight=order.tenant.weight,
             fingerprint=order.fingerprint,
-            evaluations=evaluations_of(parameters, card),
+            evaluations=evaluations_of(parameters, keeps_whole_steps=card.keeps_whole_steps),
+            cfg_scale=cfg_scale(parameters, card),
         )
         return Prepared(job, order.deadline)
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Final, Literal
 
 from giornata.wire.errors import InvalidField, ModelNotFound, ServiceUnavailable
-from giornata.wire.models import ModelCard
+from giornata.wire.models import Guidance, ModelCard
 from giornata.wire.workers import ServiceName
 from giornata_gateway.views.answers import View
 
@@ -56,7 +56,14 @@ class ModelView(View):
     """Null where the model takes no guidance."""
     takes_guidance: bool
     """Whether `guidance_scale` is accepted."""
+    guidance: Guidance
+    """What `guidance_scale` means."""
+    takes_negative_prompt: bool
+    """Whether `negative_prompt` is accepted."""
     takes_true_cfg: bool
+    """Whether `true_cfg_scale` is, which a negative prompt then needs above 1."""
+    default_true_cfg_scale: float
+    """Of requests with a negative prompt."""
     """Whether `negative_prompt` and `true_cfg_scale` are."""
     samplers: list[str]
     """What `sampler` may be."""
@@ -100,7 +107,13 @@ def model_list(cards: Mapping[str, ModelCard]) -> ModelList:
 
 def _model(card: ModelCard) -> ModelView:
     guidance_scale = card.default_guidance_scale if card.takes_guidance else None
-    return ModelView.model_validate(vars(card) | {"id": card.name, "default_guidance_scale": guidance_scale})
+    told = {
+        "id": card.name,
+        "default_guidance_scale": guidance_scale,
+        "guidance": card.guidance,
+        "takes_negative_prompt": card.takes_negative_prompt,
+    }
+    return ModelView.model_validate(vars(card) | told)
 
 
 def ready_view(

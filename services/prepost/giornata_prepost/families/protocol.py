@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Protocol, TypeAlias
+from typing import Final, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,9 @@ from giornata_prepost.images.pictures import Pixels
 Tensors: TypeAlias = dict[str, torch.Tensor]
 """Tensors on the CPU, of the loaded dtype, by the names under which the denoiser reads them."""
 
+REHEARSED_PIXELS: Final = 256
+"""Pixels a side of the picture that a model rehearses with, about."""
+
 
 class ImageModel(Protocol):
     """Autoencoder and text encoders of one checkpoint. Used from one thread at a time."""
@@ -25,8 +28,18 @@ class ImageModel(Protocol):
     def card(self) -> ModelCard:
         """The checkpoint's."""
 
-    def encode_text(self, prompt: str, negative_prompt: str | None = None) -> Tensors:
-        """Conditioning of a job; with a negative prompt, of its unguided half too."""
+    @property
+    def text_varies_with_size(self) -> bool:
+        """Whether what a prompt becomes depends on the picture's size."""
+
+    def encode_text(self, prompt: str, size: Size) -> Tensors:
+        """Conditioning of a job by its prompt; `size` is that of the model's picture."""
+
+    def encode_unguided(self, negative_prompt: str | None, size: Size) -> Tensors:
+        """Conditioning of the half that classifier-free guidance leads away from: names begin with `negative_`.
+
+        None is what the family's pipeline takes where no negative prompt is given.
+        """
 
     def text_tokens(self, text: Tensors) -> int:
         """Text tokens that one row of the job brings into the network."""
@@ -39,13 +52,15 @@ class ImageModel(Protocol):
         *,
         sampled: bool = True,
         draws: bool = False,
+        strength: float = 1.0,
     ) -> Iterator[Tensors]:
         """Conditioning of each row of a job, one a seed; the picture is encoded once.
 
         `image` is (height, width, 3) uint8 at the model's size; `mask` is (height, width) uint8, 255 = edit, 0 = keep.
-        Latents are `sampled` from their posteriors, as the pipeline does, or are the modes. Each tensor is (tokens,
-        channels), row-major; `noise` and `image_latents` are among them. Where the row's sampler `draws` noise,
-        `generator` is among them: the uint8 state of the row's CPU generator after all of its draws.
+        Latents are `sampled` from their posteriors, as the pipeline does at this `strength`, or are the modes. Each
+        tensor is (tokens, channels), row-major, channels ordered by latent channel, row and column in the token;
+        `noise` and `image_latents` are among them. Where the row's sampler `draws` noise, so is `generator`: the state
+        of the row's CPU generator after all of the pipeline's draws, (bytes,) uint8.
         """
 
     def decode(self, latents: torch.Tensor, size: Size) -> Pixels:
@@ -64,8 +79,9 @@ def rehearse(model: ImageModel) -> None:
     Raises:
         Failed: this model does not decode what it has encoded.
     """
-    side = 16 * model.card.pixel_multiple  # 256 pixels for Flux
-    model.encode_text("")
+    multiple = model.card.pixel_multiple
+    side = max(1, REHEARSED_PIXELS // multiple) * multiple
+    model.encode_text("", Size(side, side))
     (row,) = model.encode_rows(np.zeros((side, side, 3), np.uint8), np.full((side, side), 255, np.uint8), [0])
     try:
         model.decode(row["image_latents"], Size(side, side))

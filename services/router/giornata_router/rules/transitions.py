@@ -23,6 +23,7 @@ from giornata.wire.jobs import (
     RowRecord,
 )
 from giornata.wire.requests import Reuse
+from giornata.wire.resolution import guided_by
 from giornata.wire.templates import picture_id
 from giornata.wire.values import ComputeTimes, Intermediate, StageTimes
 
@@ -177,7 +178,7 @@ def demand(
             image=inspection.tokens,
             computed=region.count if region else inspection.tokens,
             steps=max(1, job.denoising_steps - (row.resume.step if row.resume else 0)),
-            sequences=2 if (asked.true_cfg_scale or 0.0) > 1 else 1,
+            sequences=1 if guided_by(job) is None else 2,
         )
         for row in rows
     )

@@ -11,7 +11,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d
 
+from giornata.latents import NORMALISATIONS, normalisation_of
 from giornata_denoiser.families.preview_map import PreviewMap, board, fit, fit_model
+
+KL = NORMALISATIONS["AutoencoderKL"]
 
 
 class LinearAutoencoder:
@@ -41,10 +44,69 @@ class LinearAutoencoder:
         return shifted
 
 
+class LinearVideoAutoencoder(LinearAutoencoder):
+    """As `AutoencoderKLQwenImage`: pictures are films of one frame, and statistics are by channel."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__(channels, None)
+        numbers = torch.arange(channels)
+        self.config = SimpleNamespace(
+            latents_mean=(0.1 * numbers).tolist(), latents_std=(1 + numbers).tolist()
+        )
+
+    def encode(self, picture: Tensor) -> SimpleNamespace:
+        latents = super().encode(picture.squeeze(2)).latent_dist.mode().unsqueeze(2)
+        return SimpleNamespace(latent_dist=SimpleNamespace(mode=lambda: latents))
+
+    def seen(self, picture: Tensor) -> Tensor:
+        latents = self.encode((2 * picture - 1).unsqueeze(2)).latent_dist.mode()[0, :, 0]
+        mean, deviation = torch.tensor(self.config.latents_mean), torch.tensor(self.config.latents_std)
+        seen: Tensor = (latents - mean[:, None, None]) / deviation[:, None, None]
+        return seen
+
+
+class LinearPatchAutoencoder(LinearAutoencoder):
+    """As `AutoencoderKLFlux2`: a batch norm of patches, whose four pixels have equal statistics here."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__(channels, None)
+        mean, variance = 0.1 * torch.arange(channels), 1.0 + torch.arange(channels)
+        self.bn = SimpleNamespace(
+            running_mean=mean.repeat_interleave(4), running_var=variance.repeat_interleave(4)
+        )
+        self.config = SimpleNamespace(batch_norm_eps=1e-4)
+
+    def seen(self, picture: Tensor) -> Tensor:
+        latents = self.encode(2 * picture - 1).latent_dist.mode()[0]
+        mean, variance = self.bn.running_mean[::4], self.bn.running_var[::4] + self.config.batch_norm_eps
+        seen: Tensor = (latents - mean[:, None, None]) / variance.sqrt()[:, None, None]
+        return seen
+
+
+@pytest.mark.parametrize(
+    ("autoencoder", "kind"),
+    [
+        (LinearVideoAutoencoder(6), "AutoencoderKLQwenImage"),
+        (LinearPatchAutoencoder(5), "AutoencoderKLFlux2"),
+    ],
+    ids=["by channel", "by patch"],
+)
+def test_other_normalisations_are_inverted(autoencoder: LinearAutoencoder, kind: str) -> None:
+    picture = torch.rand(1, 3, 64, 96, generator=torch.Generator().manual_seed(1))
+    expected = adaptive_avg_pool2d(picture, (8, 12))[0].permute(1, 2, 0)
+    found = fit_model(autoencoder, NORMALISATIONS[kind])(autoencoder.seen(picture)).float() / 255
+    assert (found - expected).abs().max() < 0.01
+
+
+def test_an_autoencoder_that_is_not_served_is_named() -> None:
+    with pytest.raises(ValueError, match="LinearAutoencoder; served are AutoencoderKL, "):
+        normalisation_of(LinearAutoencoder(3, None))
+
+
 @pytest.mark.parametrize(("channels", "shift"), [(3, 0.1159), (4, None), (16, 0.1159)])
 def test_a_linear_autoencoder_is_inverted(channels: int, shift: float | None) -> None:
     autoencoder = LinearAutoencoder(channels, shift)
-    seen = fit_model(autoencoder)
+    seen = fit_model(autoencoder, KL)
     picture = torch.rand(1, 3, 64, 96, generator=torch.Generator().manual_seed(1))
     expected = adaptive_avg_pool2d(picture, (8, 12))[0].permute(1, 2, 0)
     found = seen(autoencoder.seen(picture)).float() / 255
@@ -55,7 +117,7 @@ def test_noise_in_the_latents_averages_out() -> None:
     autoencoder = LinearAutoencoder(16, 0.1, noise=0.2)
     picture = torch.rand(1, 3, 64, 96, generator=torch.Generator().manual_seed(1))
     expected = adaptive_avg_pool2d(picture, (8, 12))[0].permute(1, 2, 0)
-    found = fit_model(autoencoder)(autoencoder.seen(picture)).float() / 255
+    found = fit_model(autoencoder, KL)(autoencoder.seen(picture)).float() / 255
     assert (found - expected).square().mean().sqrt() < 0.08
 
 
@@ -87,7 +149,7 @@ def test_an_autoencoder_that_does_not_compute_is_refused() -> None:
     autoencoder = LinearAutoencoder(4, 0.0)
     autoencoder.offset = torch.full((4,), float("nan"))
     with pytest.raises(ValueError, match="not finite"):
-        fit_model(autoencoder)
+        fit_model(autoencoder, KL)
 
 
 def test_the_board_has_every_kind_of_patch() -> None:

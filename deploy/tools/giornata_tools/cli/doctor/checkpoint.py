@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from giornata import machine
-from giornata.families import level_bytes, read_model_card
+from giornata.model_cards import level_bytes, read_model_card
 from giornata.planning.specs import LEAST_LEVELS
 from giornata.wire.models import ModelCard
 from giornata_tools.cli.doctor.finding import Finding, fail, ok, warn

@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 
 from giornata.checkpoints import checkpoint_folder
-from giornata.families import read_model_card
+from giornata.model_cards import read_model_card
 from giornata.wire.requests import EditParameters
 from giornata_prepost.images.geometry import Box, Size
 from giornata_prepost.images.masks import Alpha, model_mask

@@ -9,7 +9,7 @@ from typing import Any, Final
 import torch
 from diffusers import DiffusionPipeline, FluxFillPipeline, StableDiffusionInpaintPipeline
 
-from giornata.families import SERVING, ServingDefaults
+from giornata.model_cards import SERVING, ServingDefaults
 from giornata_tools.model import architecture
 from giornata_tools.model.painter import Painter
 from giornata_tools.model.train import autoencoder, guidance, painter, stage, unet

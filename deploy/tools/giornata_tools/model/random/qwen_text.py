@@ -1,0 +1,103 @@
+"""Small Qwen text encoders with random weights, and their tokenizer: byte-level byte-pair encoding; no download."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tokenizers.pre_tokenizers import ByteLevel
+from transformers import (
+    Qwen2_5_VLConfig,
+    Qwen2_5_VLForConditionalGeneration,
+    Qwen2Tokenizer,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    Qwen3Model,
+)
+
+from giornata_tools.model.text import CORPUS, learn_merges
+
+SPACE: Final = "\u0120"
+"""How byte-level encodings write a blank."""
+SPECIAL: Final = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<think>", "</think>")
+TEMPLATE: Final = (
+    "describe image by detailing color shape size texture quantity text spatial relationships objects"
+)
+"""Words of Qwen-Image's instruction, which has 34 tokens in the published vocabulary, as it has here."""
+ROLES: Final = ("system", "user", "assistant", "Describe")
+CHAT: Final = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    "{% if enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}"
+)
+"""What Qwen3's chat template makes of one message."""
+HEADS: Final = 4
+
+
+def qwen_tokenizer(tokens: int) -> Qwen2Tokenizer:
+    """Each word of edit instructions is one token; prompts are padded to so many `tokens`."""
+    words = list(dict.fromkeys(f"{CORPUS} {TEMPLATE}".split()))
+    merges = learn_merges([*(f"{SPACE}{word}" for word in words), *ROLES], end="")
+    pieces = [*sorted(ByteLevel.alphabet()), *(left + right for left, right in merges), *SPECIAL]
+    tokenizer = Qwen2Tokenizer(
+        vocab={piece: i for i, piece in enumerate(dict.fromkeys(pieces))},
+        merges=merges,
+        model_max_length=tokens,
+        additional_special_tokens=list(SPECIAL[1:]),
+    )
+    tokenizer.chat_template = CHAT
+    return tokenizer
+
+
+def qwen3(tokenizer: Qwen2Tokenizer, width: int, layers: int) -> Qwen3Model:
+    """Z-Image's encoder."""
+    return Qwen3Model(_config(tokenizer, width, layers)).eval()
+
+
+def qwen3_causal(tokenizer: Qwen2Tokenizer, width: int, layers: int) -> Qwen3ForCausalLM:
+    """Klein's encoder, of which the outputs of layers 9, 18 and 27 are read."""
+    return Qwen3ForCausalLM(_config(tokenizer, width, layers)).eval()
+
+
+def qwen_vl(tokenizer: Qwen2Tokenizer, width: int, layers: int) -> Qwen2_5_VLForConditionalGeneration:
+    """Qwen-Image's encoder; its pictures' part is there, and no prompt reads it."""
+    half = width // HEADS // 2
+    text = {
+        "vocab_size": len(tokenizer),
+        "bos_token_id": None,
+        "eos_token_id": tokenizer.eos_token_id,
+        "hidden_size": width,
+        "intermediate_size": 2 * width,
+        "num_hidden_layers": layers,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 2048,
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 10_000.0,
+            "mrope_section": [half - 2 * (half // 3), half // 3, half // 3],
+        },
+    }
+    vision = {
+        "depth": 1,
+        "hidden_size": width,
+        "intermediate_size": width,
+        "num_heads": 2,
+        "out_hidden_size": width,
+        "fullatt_block_indexes": [0],
+    }
+    config = Qwen2_5_VLConfig(text_config=text, vision_config=vision)
+    return Qwen2_5_VLForConditionalGeneration(config).eval()
+
+
+def _config(tokenizer: Qwen2Tokenizer, width: int, layers: int) -> Qwen3Config:
+    return Qwen3Config(
+        vocab_size=len(tokenizer),
+        hidden_size=width,
+        intermediate_size=2 * width,
+        num_hidden_layers=layers,
+        num_attention_heads=HEADS,
+        num_key_value_heads=2,
+        head_dim=width // HEADS,
+        max_position_embeddings=1024,
+        tie_word_embeddings=True,
+    )

@@ -1,0 +1,29 @@
+"""VAE and prompt encoding and VAE decoding of Chroma."""
+
+from __future__ import annotations
+
+from diffusers import ChromaInpaintPipeline
+
+from giornata_prepost.families.pipeline import PipelineImages
+from giornata_prepost.families.protocol import Tensors
+from giornata_prepost.images.geometry import Size
+
+
+class ChromaImages(PipelineImages):
+    """`ChromaInpaintPipeline`, with padding masked.
+
+    The pipeline gives its mask as numbers, which attention adds to its scores: padding is dimmed there, not masked.
+    """
+
+    kind = ChromaInpaintPipeline
+    left_out = ("transformer", "feature_extractor", "image_encoder")
+
+    def _prompt(self, prompt: str, size: Size) -> Tensors:  # noqa: ARG002 - protocol
+        """`prompt_embeds` (text_tokens, dim): the prompt's own tokens, and one of padding that attends."""
+        embeds, _, mask, *_ = self.pipeline.encode_prompt(
+            prompt,
+            device=self.device,
+            do_classifier_free_guidance=False,
+            max_sequence_length=self.card.max_text_tokens,
+        )
+        return {"prompt_embeds": embeds[0][mask[0] > 0]}

@@ -1,0 +1,46 @@
+"""VAE and prompt encoding and VAE decoding of Flux.2 Klein."""
+
+from __future__ import annotations
+
+import torch
+from diffusers import Flux2KleinInpaintPipeline
+from diffusers.utils.torch_utils import randn_tensor
+from torch.nn.functional import interpolate, pixel_shuffle
+
+from giornata_prepost.families.pipeline import MODE, Condition, PipelineImages
+from giornata_prepost.families.protocol import Tensors
+from giornata_prepost.images.geometry import Size
+
+
+class KleinImages(PipelineImages):
+    """`Flux2KleinInpaintPipeline`: adds `mask` (tokens, 4 * latent_channels), one value a token, repeated."""
+
+    kind = Flux2KleinInpaintPipeline
+
+    def _prompt(self, prompt: str, size: Size) -> Tensors:  # noqa: ARG002 - protocol
+        """`prompt_embeds` (text_tokens, 3 * dim): three layers side by side, and padding, which attends too."""
+        embeds, _ = self.pipeline.encode_prompt(
+            prompt, device=self.device, max_sequence_length=self.card.max_text_tokens
+        )
+        return {"prompt_embeds": embeds[0]}
+
+    def _picture_mode(self, how: str, strength: float) -> str:  # noqa: ARG002 - protocol
+        """The pipeline takes the mode of the posterior."""
+        return MODE
+
+    def _noise(self, image_latents: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+        """Drawn by patches, (1, 4 * latent_channels, h / 2, w / 2)."""
+        _, channels, height, width = image_latents.shape
+        side = self.card.token_latents
+        shape = (1, channels * side**2, height // side, width // side)
+        drawn = randn_tensor(shape, generator=generator, device=self.device, dtype=self.dtype)
+        return pixel_shuffle(drawn, side)
+
+    def _condition(self, picture: torch.Tensor, holes: torch.Tensor, how: str) -> Condition:  # noqa: ARG002 - protocol
+        """The mask is resized to tokens bilinearly, so a token may be edited in part."""
+        multiple = self.card.pixel_multiple
+        grid = [side // multiple for side in holes.shape[-2:]]
+        mask = interpolate(holes, size=grid, mode="bilinear").to(self.device, self.dtype)
+        channels = self.card.latent_channels * self.card.token_latents**2
+        repeated = mask.view(-1, 1).expand(-1, channels)
+        return lambda _generator: {"mask": repeated}

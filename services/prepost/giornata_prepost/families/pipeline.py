@@ -1,0 +1,187 @@
+"""A checkpoint's diffusers pipeline without its network: what every family encodes and decodes alike.
+
+All random numbers of an edit are drawn here, for each row from a CPU generator with the row's seed, in the order in
+which the pipeline draws. So a full computation equals diffusers' own for the same seed. The order is:
+
+1. the posterior sample of the picture, 2. the noise, 3. what the pipeline draws for the masked picture.
+
+A sampler that draws noise goes on with the same generator: its state after these draws is handed on.
+
+An edit that may reuse takes the posteriors' modes instead, which are the same for all edits of a picture. The noise is
+then drawn first.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from diffusers.pipelines.stable_diffusion.pipeline_stable_diffusion_img2img import retrieve_latents
+from diffusers.utils.torch_utils import randn_tensor
+from PIL import Image
+from torch.nn.functional import interpolate, pixel_shuffle, pixel_unshuffle
+
+from giornata.latents import normalisation_of
+from giornata.wire.errors import RowPoisoned
+from giornata.wire.models import ModelCard
+from giornata_prepost.families.protocol import Tensors
+from giornata_prepost.images.geometry import Size
+from giornata_prepost.images.pictures import Pixels
+
+Condition = Callable[[torch.Generator], Tensors]
+"""Makes what a pipeline adds to a row, (tokens, channels) each; draws from the row's generator, after the noise."""
+
+SAMPLE, MODE = "sample", "argmax"
+"""The `sample_mode` by which diffusers' `retrieve_latents` takes latents from a posterior."""
+
+
+class PipelineImages(ABC):
+    """See :class:`giornata_prepost.families.protocol.ImageModel`.
+
+    A family tells what its prompt becomes, and overrides what its pipeline does otherwise than most: the mask is one
+    value a latent pixel, nearest to its centre, and `image_latents` are sampled before the noise.
+    """
+
+    kind: ClassVar[Any]
+    """The diffusers pipeline."""
+    left_out: ClassVar[tuple[str, ...]] = ("transformer",)
+    """Components that are not loaded."""
+    options: ClassVar[Mapping[str, object]] = {}
+    """More arguments of the pipeline's constructor."""
+    text_varies_with_size: ClassVar[bool] = False
+    draws_unread: ClassVar[bool] = False
+    """Whether the pipeline samples the masked picture's latents after the noise, and reads them in no step."""
+
+    def __init__(self, folder: Path, card: ModelCard, device: torch.device, dtype: torch.dtype) -> None:
+        pipeline = self.kind.from_pretrained(
+            folder,
+            dtype=dtype,
+            use_safetensors=True,
+            local_files_only=True,
+            **dict.fromkeys(self._left_out(folder)),
+            **self.options,
+        )
+        self.card, self.device, self.dtype = card, device, dtype
+        self.pipeline = pipeline.to(device)
+        self._normalisation = normalisation_of(pipeline.vae)
+
+    @torch.no_grad()
+    def encode_text(self, prompt: str, size: Size) -> Tensors:
+        """As the protocol; what it holds, :meth:`_prompt` of the family tells."""
+        return {name: tensor.cpu() for name, tensor in self._prompt(prompt, size).items()}
+
+    @torch.no_grad()
+    def encode_unguided(self, negative_prompt: str | None, size: Size) -> Tensors:
+        """As the protocol."""
+        text = self._unguided(negative_prompt, size)
+        return {f"negative_{name}": tensor.cpu() for name, tensor in text.items()}
+
+    def text_tokens(self, text: Tensors) -> int:
+        """Length of `prompt_embeds`."""
+        return text["prompt_embeds"].shape[0]
+
+    @torch.no_grad()
+    def encode_rows(
+        self,
+        image: Pixels,
+        mask: npt.NDArray[np.uint8],
+        seeds: Sequence[int],
+        *,
+        sampled: bool = True,
+        draws: bool = False,
+        strength: float = 1.0,
+    ) -> Iterator[Tensors]:
+        """`noise` and `image_latents` (tokens, token_latents ** 2 * latent_channels), and what the pipeline adds."""
+        height, width = mask.shape
+        picture = self.pipeline.image_processor.preprocess(Image.fromarray(image), height=height, width=width)
+        holes = self.pipeline.mask_processor.preprocess(Image.fromarray(mask), height=height, width=width)
+        picture = picture.to(torch.float32)
+        posterior = self._posterior(picture)
+        how = SAMPLE if sampled else MODE
+        first = self._picture_mode(how, strength)
+        condition = self._condition(picture, holes, how)
+        for seed in seeds:
+            generator = torch.Generator("cpu").manual_seed(seed)
+            image_latents = self._latents(posterior, generator, first)
+            noise = self._noise(image_latents, generator)
+            row = {"noise": self._pack(noise), "image_latents": self._pack(image_latents)} | condition(
+                generator
+            )
+            if draws:
+                if self.draws_unread and sampled:
+                    self._noise(image_latents, generator)
+                row["generator"] = generator.get_state()
+            yield {name: tensor.cpu().contiguous() for name, tensor in row.items()}
+
+    @torch.no_grad()
+    def decode(self, latents: torch.Tensor, size: Size) -> Pixels:
+        """`latents` is (tokens, token_latents ** 2 * latent_channels)."""
+        side, multiple = self.card.token_latents, self.card.pixel_multiple
+        grid = (size.height // multiple, size.width // multiple)
+        tokens = latents.to(self.device, self.dtype)
+        unpacked = pixel_shuffle(tokens.T.reshape(1, -1, *grid), side)
+        vae = self.pipeline.vae
+        picture = self._normalisation.decoded(vae, unpacked.to(vae.dtype))
+        if not bool(torch.isfinite(picture).all()):
+            raise RowPoisoned("The denoised latents do not decode to a picture: values are not finite.")
+        return np.asarray(self.pipeline.image_processor.postprocess(picture, output_type="pil")[0])
+
+    @classmethod
+    def _left_out(cls, folder: Path) -> tuple[str, ...]:  # noqa: ARG003 - families with optional encoders look there
+        """Components that are not loaded of a checkpoint."""
+        return cls.left_out
+
+    @abstractmethod
+    def _prompt(self, prompt: str, size: Size) -> Tensors:
+        """What the text encoders make of a prompt: `prompt_embeds` (text_tokens, dim), and what the family adds."""
+
+    def _unguided(self, negative_prompt: str | None, size: Size) -> Tensors:
+        """As :meth:`_prompt`, of the half that guidance leads away from; None is what the pipeline takes unasked."""
+        return self._prompt(negative_prompt or "", size)
+
+    def _picture_mode(self, how: str, strength: float) -> str:  # noqa: ARG002 - families with mask channels read it
+        """How the picture's latents are taken from their posterior, where the conditions are taken `how`."""
+        return how
+
+    def _noise(self, image_latents: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+        """Noise of the shape of `image_latents`, drawn as the pipeline lays it out."""
+        noise: torch.Tensor = randn_tensor(
+            image_latents.shape, generator=generator, device=self.device, dtype=self.dtype
+        )
+        return noise
+
+    def _condition(self, picture: torch.Tensor, holes: torch.Tensor, how: str) -> Condition:  # noqa: ARG002 - some do
+        """What the pipeline adds to every row of a job: `mask`, one value a latent pixel, repeated for each channel.
+
+        `picture` is (1, 3, height, width) float32 in -1..1; `holes` is (1, 1, height, width) float32, 1 = edit; `how`
+        is the `sample_mode` of posteriors.
+        """
+        mask = self._pack(self._mask(holes).expand(-1, self.card.latent_channels, -1, -1))
+        return lambda _generator: {"mask": mask}
+
+    def _mask(self, holes: torch.Tensor) -> torch.Tensor:
+        """(1, 1, h, w): the mask at each latent pixel, as the pipeline resizes it."""
+        factor = self.card.vae_scale_factor
+        size = [side // factor for side in holes.shape[-2:]]
+        mask: torch.Tensor = interpolate(holes, size=size)
+        return mask.to(self.device, self.dtype)
+
+    def _posterior(self, picture: torch.Tensor) -> Any:
+        """What the autoencoder makes of (1, 3, height, width) pixels in -1..1."""
+        vae = self.pipeline.vae
+        pixels = picture.to(self.device, self.dtype)  # rounded as the pipeline rounds, whatever encodes
+        return self._normalisation.posterior(vae, pixels.to(vae.dtype))
+
+    def _latents(self, posterior: Any, generator: torch.Generator, how: str) -> torch.Tensor:
+        """(1, latent_channels, h, w) of a posterior, as the network sees them."""
+        sample = retrieve_latents(posterior, generator=generator, sample_mode=how).to(self.dtype)
+        return self._normalisation.normalised(self.pipeline.vae, sample)
+
+    def _pack(self, latents: torch.Tensor) -> torch.Tensor:
+        """(1, channels, h, w) → (tokens, channels * token_latents ** 2): rows of tokens, channels of (c, y, x)."""
+        return pixel_unshuffle(latents, self.card.token_latents)[0].flatten(1).T

@@ -1,0 +1,33 @@
+"""VAE and prompt encoding and VAE decoding of Stable Diffusion 1 and 2. The safety checker is not loaded."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from diffusers import StableDiffusionInpaintPipeline
+
+from giornata_prepost.families.pipeline import PipelineImages
+from giornata_prepost.families.protocol import Tensors
+from giornata_prepost.families.unets import BlendedUNet, MaskedUNet
+from giornata_prepost.images.geometry import Size
+
+
+class _StableDiffusion(PipelineImages):
+    kind = StableDiffusionInpaintPipeline
+    left_out = ("unet", "safety_checker", "feature_extractor", "image_encoder")
+    options: ClassVar = {"requires_safety_checker": False}
+
+    def _prompt(self, prompt: str, size: Size) -> Tensors:  # noqa: ARG002 - protocol
+        """`prompt_embeds` (text_tokens, dim)."""
+        embeds, _ = self.pipeline.encode_prompt(
+            prompt, self.device, num_images_per_prompt=1, do_classifier_free_guidance=False
+        )
+        return {"prompt_embeds": embeds[0]}
+
+
+class PlainImages(_StableDiffusion, BlendedUNet):
+    """`StableDiffusionInpaintPipeline` with a UNet of 4 channels."""
+
+
+class InpaintImages(_StableDiffusion, MaskedUNet):
+    """`StableDiffusionInpaintPipeline` with a UNet of 9 channels."""

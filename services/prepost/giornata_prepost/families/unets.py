@@ -1,0 +1,39 @@
+"""What the pipelines of Stable Diffusion and of Stable Diffusion XL add to a row, with UNets of 4 and of 9 channels.
+
+A token is a tile: `token_latents` latent pixels a side.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from giornata_prepost.families.pipeline import MODE, Condition, PipelineImages
+from giornata_prepost.families.protocol import Tensors
+
+
+class BlendedUNet(PipelineImages):
+    """A UNet of 4 channels, whose pipeline blends. Adds `mask` (tokens, token_latents ** 2 * latent_channels)."""
+
+    draws_unread = True
+
+
+class MaskedUNet(PipelineImages):
+    """A UNet of 9 channels: mask and masked picture are inputs.
+
+    Adds `mask` (tokens, token_latents ** 2) and `masked_image_latents` (tokens, token_latents ** 2 * latent_channels).
+    At full strength the pipeline does not encode the picture: `image_latents`, which are then read for
+    templates alone, are the mode.
+    """
+
+    def _picture_mode(self, how: str, strength: float) -> str:
+        return MODE if strength == 1.0 else how
+
+    def _condition(self, picture: torch.Tensor, holes: torch.Tensor, how: str) -> Condition:
+        posterior = self._posterior(picture * (holes < 0.5))
+        mask = self._pack(self._mask(holes))
+
+        def condition(generator: torch.Generator) -> Tensors:
+            masked = self._pack(self._latents(posterior, generator, how))
+            return {"mask": mask, "masked_image_latents": masked}
+
+        return condition

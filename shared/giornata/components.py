@@ -1,0 +1,117 @@
+"""What the configurations of a checkpoint's components tell: shapes, and what is not served. Free of torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple, TypeAlias
+
+Config: TypeAlias = Mapping[str, Any]
+"""A component's JSON, as diffusers writes it."""
+
+UNSERVED_SAMPLING: Final = ("thresholding", "clip_sample")
+"""Options of a scheduler by which a step is no longer linear in latent and output."""
+
+
+class Configs(NamedTuple):
+    """The configurations of one checkpoint."""
+
+    pipeline: Config
+    """``model_index.json``."""
+    network: Config
+    scheduler: Config
+    """Empty where the checkpoint has none."""
+    autoencoder: Config
+
+
+Refusal: TypeAlias = Callable[[Configs], str | None]
+"""Why a checkpoint is not served, as the end of a sentence; None where it is."""
+
+
+@dataclass(frozen=True)
+class LatentShape:
+    """Shape of the latents of an autoencoder."""
+
+    scale_factor: int
+    """Pixels a side of a latent pixel."""
+    channels: int
+
+
+def autoencoder_kl(autoencoder: Config) -> LatentShape:
+    """Of `AutoencoderKL` and `AutoencoderKLFlux2`; KeyError if it is another one."""
+    return LatentShape(2 ** (len(autoencoder["block_out_channels"]) - 1), int(autoencoder["latent_channels"]))
+
+
+def autoencoder_qwen(autoencoder: Config) -> LatentShape:
+    """Of `AutoencoderKLQwenImage`; KeyError if it is another one."""
+    return LatentShape(2 ** len(autoencoder["temperal_downsample"]), int(autoencoder["z_dim"]))
+
+
+def flux_channels(network: Config) -> int:
+    """Channels a token of the keys and values of all blocks; of a network with two kinds of blocks, equally wide."""
+    blocks = int(network["num_layers"]) + int(network["num_single_layers"])
+    return 2 * blocks * _width(network)
+
+
+def joint_channels(network: Config) -> int:
+    """As :func:`flux_channels`, of a network with one kind of block; some of SD3.5's attend twice."""
+    sites = int(network["num_layers"]) + len(network.get("dual_attention_layers", ()))
+    return 2 * sites * _width(network)
+
+
+def z_image_channels(network: Config) -> int:
+    """As :func:`flux_channels`, of `ZImageTransformer2DModel`; its picture passes its own refiner first."""
+    blocks = int(network["n_layers"]) + int(network["n_refiner_layers"])
+    return 2 * blocks * int(network["dim"]) * int(network["n_kv_heads"]) // int(network["n_heads"])
+
+
+def unet_channels(tile: int, network: Config) -> int:
+    """As :func:`flux_channels`, of the self-attentions of a `UNet2DConditionModel`.
+
+    A token is a tile of `tile` latent pixels a side.
+    """
+    widths = [int(width) for width in network["block_out_channels"]]
+    layers, deepest = int(network["layers_per_block"]), len(widths) - 1
+    depths = network.get("transformer_layers_per_block", 1)
+    depth = depths if isinstance(depths, list) else [int(depths)] * len(widths)
+    kept = depth[-1] * widths[-1] * (tile >> deepest) ** 2
+    for level, width in enumerate(widths):
+        down = layers * ("CrossAttn" in network["down_block_types"][level])
+        up = (layers + 1) * ("CrossAttn" in network["up_block_types"][deepest - level])
+        kept += (down + up) * depth[level] * width * (tile >> level) ** 2
+    return 2 * int(kept)
+
+
+def unserved_sampling(configs: Configs) -> str | None:
+    """Why the checkpoint's scheduler is not served, as the end of a sentence; None where it is."""
+    asked = [option for option in UNSERVED_SAMPLING if configs.scheduler.get(option)]
+    return f"its scheduler asks for {' and '.join(asked)}, which is not served" if asked else None
+
+
+def unserved_unet(configs: Configs, levels: int, **options: object) -> str | None:
+    """As :func:`unserved_sampling`, of a UNet with at most so many `levels` and with these `options` alone."""
+    fixed = {"time_cond_proj_dim": None, "class_embed_type": None, "encoder_hid_dim_type": None} | options
+    for name, served in fixed.items():
+        if (found := configs.network.get(name)) != served:
+            return f"its UNet has {name} {found}; served is {served}"
+    if (found_levels := len(configs.network["block_out_channels"])) > levels:
+        return f"its UNet has {found_levels} levels; served are {levels} at most"
+    return unserved_sampling(configs)
+
+
+def unserved_sd(configs: Configs) -> str | None:
+    """Of Stable Diffusion 1 and 2, as :func:`unserved_sampling`."""
+    return unserved_unet(configs, 4, addition_embed_type=None)
+
+
+def unserved_sdxl(configs: Configs) -> str | None:
+    """Of Stable Diffusion XL, as :func:`unserved_sampling`: the refiner and normalised latents are not served."""
+    if configs.pipeline.get("requires_aesthetics_score"):
+        return "it is a refiner, which takes an aesthetics score; base models are served"
+    if configs.autoencoder.get("latents_mean") is not None:
+        return "its autoencoder has latents_mean, which diffusers' inpainting does not encode with"
+    return unserved_unet(configs, 3, addition_embed_type="text_time")
+
+
+def _width(network: Config) -> int:
+    return int(network["num_attention_heads"]) * int(network["attention_head_dim"])

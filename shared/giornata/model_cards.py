@@ -1,0 +1,195 @@
+"""The card of a checkpoint, read from its folder by the table of :mod:`giornata.families`. Free of torch."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from giornata.components import Configs, LatentShape
+from giornata.families import KINDS, Kind
+from giornata.schedulers import sampler_of
+from giornata.wire.models import ModelCard
+from giornata.wire.samplers import DISCRETE_TIME, Sampler
+
+SAMPLE_BYTES: Final = 1 << 20
+"""How much of each end of a weight file enters the digest; hashing all of a 24 GB checkpoint takes a minute."""
+SERVING: Final = "serving.json"
+
+
+class ServingDefaults(BaseModel):
+    """``serving.json`` of a checkpoint, where it has one: the defaults of requests. None: the kind's own."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    steps: int | None = Field(None, ge=1)
+    guidance_scale: float | None = Field(None, ge=0)
+    true_cfg_scale: float | None = Field(None, ge=1)
+    strength: float | None = Field(None, gt=0, le=1)
+
+
+def read_model_card(folder: Path, name: str | None = None) -> ModelCard:
+    """The card of the checkpoint in `folder`; requests call it `name`, by default the folder's.
+
+    ValueError if it is no diffusers folder, of a family or a variant that is not served, or its `serving.json` is not
+    understood.
+    """
+    index = _read_json(folder / "model_index.json")
+    kind = _kind(folder, index)
+    configs = Configs(
+        index,
+        _read_json(folder / kind.network / "config.json"),
+        _read_optional(folder / "scheduler" / "scheduler_config.json"),
+        _read_json(folder / "vae" / "config.json"),
+    )
+    latents = _latent_shape(folder, kind, configs)
+    family = _served_family(folder, kind, configs)
+    tokenizer = _read_optional(folder / kind.tokenizer / "tokenizer_config.json")
+    padded = int(min(kind.max_text_tokens, tokenizer.get("model_max_length", math.inf)))
+    return ModelCard(
+        name=name or folder.resolve().name,
+        family=family,
+        digest=digest(folder),
+        vae_scale_factor=latents.scale_factor,
+        token_latents=kind.token_latents,
+        mask_grain=max(1, kind.mask_latents * latents.scale_factor),
+        latent_channels=latents.channels,
+        max_text_tokens=padded + kind.other_text_tokens,
+        takes_true_cfg=kind.takes_true_cfg,
+        samplers=kind.samplers,
+        default_sampler=_own_sampler(kind, configs),
+        keeps_whole_steps=kind.samplers is DISCRETE_TIME,
+        native_size=_native_size(kind, configs, latents),
+        **_guidance(kind, configs, _serving_defaults(folder / SERVING)),
+    )
+
+
+def level_bytes(folder: Path, card: ModelCard, bits: int) -> int:
+    """Bytes of one noise level of a template, as keys and values in so many `bits`, of a picture of the native size.
+
+    ValueError if the checkpoint's network does not tell its shape.
+    """
+    kind = _kind(folder, _read_json(folder / "model_index.json"))
+    try:
+        channels = kind.kept_channels(_read_json(folder / kind.network / "config.json"))
+    except KeyError as error:
+        raise ValueError(
+            f"{folder / kind.network} is not a network of diffusers: {error} is missing"
+        ) from error
+    return (card.native_size // card.pixel_multiple) ** 2 * channels * bits // 8
+
+
+def _kind(folder: Path, index: Mapping[str, Any]) -> Kind:
+    pipeline = str(index.get("_class_name"))
+    if pipeline not in KINDS:
+        raise ValueError(f"{folder} holds a {pipeline}; served are: {', '.join(KINDS)}")
+    return KINDS[pipeline]
+
+
+def _latent_shape(folder: Path, kind: Kind, configs: Configs) -> LatentShape:
+    try:
+        return kind.latent_shape(configs.autoencoder)
+    except KeyError as error:
+        raise ValueError(
+            f"{folder / 'vae'} is not an {kind.autoencoder} of diffusers: {error} is missing"
+        ) from error
+
+
+def _served_family(folder: Path, kind: Kind, configs: Configs) -> str:
+    """The family of a checkpoint; ValueError if this variant of it is not served."""
+    if (reason := kind.unserved(configs)) is not None:
+        raise ValueError(f"{folder} cannot be served: {reason}")
+    if kind.by_input_channels is None:
+        return kind.family
+    channels = int(configs.network.get("in_channels", 0))
+    if channels not in kind.by_input_channels:
+        raise ValueError(
+            f"{folder} cannot be served: its {kind.network} has {channels} input channels; served are "
+            f"{' and '.join(map(str, kind.by_input_channels))}"
+        )
+    return kind.by_input_channels[channels]
+
+
+def _guidance(kind: Kind, configs: Configs, told: ServingDefaults) -> dict[str, Any]:
+    """The card's defaults, and what guidance it takes."""
+    distilled = kind.distilled if kind.distilled and kind.distilled.told(configs) else None
+    steps = distilled.steps if distilled else kind.steps
+    scale, guided_above = kind.guidance_scale, kind.guided_above
+    if guided_above is None:
+        takes_guidance = bool(configs.network.get("guidance_embeds", False))
+    else:
+        takes_guidance = distilled is None or distilled.guidance_scale is not None
+    if distilled and distilled.guidance_scale is not None:
+        scale = distilled.guidance_scale
+    return {
+        "takes_guidance": takes_guidance,
+        "guided_above": guided_above if takes_guidance else None,
+        "default_steps": told.steps or steps,
+        "default_guidance_scale": scale if told.guidance_scale is None else told.guidance_scale,
+        "default_true_cfg_scale": told.true_cfg_scale or kind.true_cfg_scale,
+        "default_strength": told.strength or kind.strength,
+    }
+
+
+def _own_sampler(kind: Kind, configs: Configs) -> Sampler:
+    return sampler_of(configs.scheduler) if kind.samplers is DISCRETE_TIME else kind.samplers[0]
+
+
+def _native_size(kind: Kind, configs: Configs, latents: LatentShape) -> int:
+    if not kind.network_size:
+        return int(configs.autoencoder.get("sample_size", kind.native_size))
+    sides = configs.network.get("sample_size", kind.native_size // latents.scale_factor)
+    return latents.scale_factor * int(min(sides) if isinstance(sides, list) else sides)
+
+
+def _read_optional(path: Path) -> dict[str, Any]:
+    return _read_json(path) if path.exists() else {}
+
+
+def _serving_defaults(path: Path) -> ServingDefaults:
+    if not path.exists():
+        return ServingDefaults()
+    try:
+        return ServingDefaults.model_validate(_read_json(path))
+    except ValidationError as error:
+        raise ValueError(f"{path} is not understood: {error}") from error
+
+
+def digest(folder: Path) -> str:
+    """sha-256 over every JSON and text file of a checkpoint, and over size, header and both ends of its weights."""
+    total = hashlib.sha256()
+    for path in sorted(folder.rglob("*")):
+        relative = path.relative_to(folder).as_posix()
+        if path.suffix == ".safetensors":
+            total.update(relative.encode() + struct.pack("<Q", path.stat().st_size))
+            total.update(_both_ends(path))
+        elif path.suffix in {".json", ".txt", ".model", ".jinja"}:
+            total.update(relative.encode() + b"\0" + path.read_bytes())
+    return total.hexdigest()
+
+
+def _both_ends(path: Path) -> bytes:
+    with path.open("rb") as file:
+        head = file.read(SAMPLE_BYTES)
+        file.seek(max(len(head), path.stat().st_size - SAMPLE_BYTES))
+        return head + file.read(SAMPLE_BYTES)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ValueError(
+            f"{path.parent} is not part of a diffusers checkpoint: {path.name} is missing"
+        ) from None
+    except ValueError as error:
+        raise ValueError(f"{path} is not JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} does not hold a JSON object")  # noqa: TRY004 - the file's content is at fault, not a type
+    return content

@@ -1,0 +1,97 @@
+"""What a model makes of an application's parameters: its defaults, its refusals, and its guidance."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from operator import attrgetter
+from typing import Any, Final
+
+from giornata.wire.errors import InvalidField
+from giornata.wire.jobs import Job
+from giornata.wire.models import Guidance, ModelCard
+from giornata.wire.requests import EditParameters
+from giornata.wire.samplers import Sampler
+
+_BY_CARD: Final[tuple[tuple[str, Callable[[ModelCard], bool], str], ...]] = (
+    ("guidance_scale", attrgetter("takes_guidance"), "guidance_scale"),
+    ("negative_prompt", attrgetter("takes_negative_prompt"), "negative prompt"),
+    ("true_cfg_scale", attrgetter("takes_true_cfg"), "true classifier-free guidance"),
+)
+"""Fields that a model may not take, whether it does, and what they are called."""
+
+
+def resolve(
+    parameters: EditParameters, card: ModelCard, seed: int, served: Iterable[ModelCard] = ()
+) -> EditParameters:
+    """`parameters` with every default of the model filled in, so that a record says exactly what was done.
+
+    `seed` is used where the application named none; `served` are the models that an error may name. InvalidField if a
+    field does not apply to this model, or has no effect with the others.
+    """
+    for field, takes, what in _BY_CARD:
+        received = getattr(parameters, field)
+        if received is not None and not takes(card):
+            able = sorted(each.name for each in served if takes(each))
+            raise InvalidField(
+                f"The model {card.name} ({card.family}) takes no {what}.",
+                field=field,
+                received="a text" if isinstance(received, str) else received,
+                accepted=f"leave {field} out" + (f"; models that take it: {', '.join(able)}" if able else ""),
+            )
+    if parameters.sampler is not None and parameters.sampler not in card.samplers:
+        raise _sampler_refused(parameters.sampler, card, served)
+    defaults: dict[str, Any] = {
+        "model": card.name,
+        "seed": seed,
+        "num_inference_steps": card.default_steps,
+        "strength": card.default_strength,
+        "guidance_scale": card.default_guidance_scale if card.takes_guidance else None,
+        "sampler": Sampler(card.default_sampler),
+    }
+    if card.takes_true_cfg and parameters.negative_prompt is not None:
+        defaults["true_cfg_scale"] = card.default_true_cfg_scale
+    missing = {name: value for name, value in defaults.items() if getattr(parameters, name) is None}
+    resolved = parameters.model_copy(update=missing)
+    if resolved.negative_prompt is not None and cfg_scale(resolved, card) is None:
+        field = "true_cfg_scale" if card.takes_true_cfg else "guidance_scale"
+        least = 1 if card.takes_true_cfg else card.guided_above
+        raise InvalidField(
+            f"The model {card.name} ({card.family}) reads a negative prompt with {field} above {least:g}.",
+            field="negative_prompt",
+            received=f"{field} {getattr(resolved, field):g}",
+            accepted=f"{field} above {least:g}, or no negative prompt",
+        )
+    return resolved
+
+
+def cfg_scale(parameters: EditParameters, card: ModelCard) -> float | None:
+    """The scale of classifier-free guidance of resolved `parameters`; None where no unguided half is computed.
+
+    It is computed exactly where the family's pipeline in diffusers does.
+    """
+    if card.guidance is Guidance.CLASSIFIER_FREE:
+        scale, least = parameters.guidance_scale, card.guided_above or 0.0
+    else:
+        scale, least = parameters.true_cfg_scale, 1.0
+        if parameters.negative_prompt is None:
+            return None
+    return scale if scale is not None and scale > least else None
+
+
+def guided_by(job: Job) -> float | None:
+    """The scale of a job's classifier-free guidance; None where no unguided half is computed.
+
+    An older gateway records no `cfg_scale`: its models have `true_cfg_scale` alone, and a negative prompt with it.
+    """
+    older = job.parameters.true_cfg_scale or 0.0
+    return older if job.cfg_scale is None and older > 1 else job.cfg_scale
+
+
+def _sampler_refused(sampler: Sampler, card: ModelCard, served: Iterable[ModelCard]) -> InvalidField:
+    takers = sorted(other.name for other in served if sampler in other.samplers)
+    return InvalidField(
+        f"The model {card.name} ({card.family}) does not take the sampler {sampler}.",
+        field="sampler",
+        received=sampler,
+        accepted=", ".join(card.samplers) + (f"; models that take it: {', '.join(takers)}" if takers else ""),
+    )

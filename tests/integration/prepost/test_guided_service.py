@@ -1,0 +1,95 @@
+"""What an instance encodes of guided edits, and of families whose text varies with the picture's size."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from torch import Tensor
+
+from giornata import tensors
+from giornata.blobs import RedisBlobs
+from giornata.bus.bus import Bus
+from giornata.families import Family
+from giornata.model_cards import read_model_card
+from giornata.wire.jobs import BlobRef
+from giornata.wire.models import ModelCard
+from giornata_prepost.checkpoint import open_model
+from giornata_prepost.config import PrepostConfig
+from tests.integration.prepost.asking import (
+    MASK,
+    SCENE,
+    a_job,
+    encoded,
+    inspected,
+    png,
+    serving,
+    template_inputs,
+)
+
+UPRIGHT = np.ascontiguousarray(SCENE.transpose(1, 0, 2))
+
+
+@pytest.fixture
+def folder(tiny_checkpoint: Callable[[Family], Path]) -> Path:
+    return tiny_checkpoint(Family.SDXL)
+
+
+@pytest.fixture
+def card(folder: Path) -> ModelCard:
+    return read_model_card(folder)
+
+
+@pytest.fixture(autouse=True)
+async def prepost(
+    folder: Path, nats_url: str, redis_url: str, caller: Bus, blobs: RedisBlobs
+) -> AsyncIterator[None]:
+    config = PrepostConfig(
+        model=str(folder),
+        nats_url=nats_url,
+        blobs_url=redis_url,
+        instance=f"prepost-{secrets.token_hex(3)}",
+        device="cpu",
+        image_processes=1,
+    )
+    async with serving(config, caller, blobs, open_model(config)):
+        yield
+
+
+async def text_of(blobs: RedisBlobs, ref: BlobRef | None) -> dict[str, Tensor]:
+    assert ref is not None
+    return tensors.unpack(await blobs.get(ref))
+
+
+@pytest.mark.parametrize(
+    ("asked", "guided", "zeros"),
+    [
+        ({}, True, True),
+        ({"negative_prompt": "blurry"}, True, False),
+        ({"guidance_scale": 1.0}, False, False),
+    ],
+    ids=["by default", "against a prompt", "unguided"],
+)
+async def test_the_unguided_half_is_encoded_where_the_job_is_guided(
+    caller: Bus, blobs: RedisBlobs, card: ModelCard, asked: dict[str, object], guided: bool, zeros: bool
+) -> None:
+    job = await a_job(blobs, card, png(SCENE), png(MASK), **asked)
+    encoding = await encoded(caller, job, await inspected(caller, job))
+    text = await text_of(blobs, encoding.text)
+    assert ("negative_prompt_embeds" in text) == guided
+    if guided:
+        assert bool(text["negative_prompt_embeds"].any()) != zeros
+        assert text["negative_add_time_ids"].tolist() == text["add_time_ids"].tolist()
+
+
+async def test_the_empty_text_is_kept_by_size(caller: Bus, blobs: RedisBlobs, card: ModelCard) -> None:
+    wide, tall, again = [
+        (await template_inputs(caller, blobs, card, png(picture))).empty_text
+        for picture in (SCENE, UPRIGHT, SCENE)
+    ]
+    assert again == wide != tall
+    assert (await text_of(blobs, wide))["add_time_ids"].tolist() == [64, 96, 0, 0, 64, 96]
+    assert (await text_of(blobs, tall))["add_time_ids"].tolist() == [96, 64, 0, 0, 96, 64]
