@@ -38,7 +38,7 @@ from giornata.wire.templates import TemplateInputs
 from giornata.wire.values import Intermediate
 from giornata.wire.workers import ServiceName, ServiceState
 from giornata_prepost.config import PrepostConfig
-from giornata_prepost.families.protocol import ImageModel, rehearse
+from giornata_prepost.families.protocol import ImageModel, Tensors, rehearse
 from giornata_prepost.images.geometry import Box, Size
 from giornata_prepost.images.stages import Inspected, PixelLimits, finish, inspect, inspect_template
 from giornata_prepost.work import ImagePool, ModelThread, Precedence
@@ -116,13 +116,12 @@ class Prepost:
         job = request.job
         job.check_model(self._model.card)
         prepared = await intermediate(self._blobs, request.inspection.prepared, Intermediate.PREPARED)
-        (text, text_tokens, rows), compute_ms = await self._thread.timed(
-            Precedence.BEGIN, self._encode, job, prepared
-        )
+        (text, rows), compute_ms = await self._thread.timed(Precedence.BEGIN, self._encode, job, prepared)
         reuses = job.parameters.reuse is not Reuse.OFF
         return Encoding(
-            text=await self._hand_over(job, "text", text),
-            text_tokens=text_tokens,
+            text=await self._hand_over(job, "text", await asyncio.to_thread(tensors.pack, text)),
+            text_tokens=self._model.text_tokens(text),
+            padding_tokens=tensors.padding_tokens(text.get(tensors.PROMPT_MASK)),
             rows=tuple([await self._hand_over(job, f"row-{i}", row) for i, row in enumerate(rows)]),
             empty_text=await self._keep_empty_text() if reuses else None,
             compute_ms=compute_ms,
@@ -168,15 +167,15 @@ class Prepost:
             conditioning=await keep("row", row),
         )
 
-    def _encode(self, job: Job, prepared: bytes) -> tuple[bytes, int, list[bytes]]:
-        """Safetensors of the text and of each row, in the model's thread."""
+    def _encode(self, job: Job, prepared: bytes) -> tuple[Tensors, list[bytes]]:
+        """Tensors of the text, and safetensors of each row, in the model's thread."""
         parameters = job.parameters
         if parameters.seed is None:
             raise ValueError("encoding needs resolved parameters")
         text = self._model.encode_text(parameters.prompt, parameters.negative_prompt)
         seeds = range(parameters.seed, parameters.seed + parameters.n)
         rows = self._encode_rows(prepared, seeds, sampled=parameters.reuse is Reuse.OFF)
-        return tensors.pack(text), self._model.text_tokens(text), rows
+        return text, rows
 
     def _encode_rows(self, prepared: bytes, seeds: Sequence[int], *, sampled: bool) -> list[bytes]:
         pixels = tensors.unpack(prepared)

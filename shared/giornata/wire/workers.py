@@ -42,6 +42,8 @@ class RowProgress(Wire):
     """Image tokens that its next step computes, unless that is its first; None: all."""
     text_tokens: int = 0
     """Text tokens of one sequence."""
+    padding_tokens: int = 0
+    """Of these, those that its steps take and do not compute, the first one and steps in full aside."""
     sequences: int = 1
     """2 with true classifier-free guidance."""
     begun: bool = False
@@ -120,6 +122,8 @@ class WorkerCosts(Wire):
     """How edits take from recordings here."""
     renewed_every: int = 0
     """Edits without a recording compute one step in so many in full here, or more; 0: all."""
+    keeps_padding: bool = False
+    """Whether steps of edits that reuse take what an earlier one made of their prompts' padding."""
 
 
 class TemplateCounters(Wire):

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from giornata.scheduling.batch import RowKey
+from giornata.tensors import PROMPT_MASK
 from giornata.wire.errors import SchemaMismatch
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.rows.row import Prompt, Row, Snapshot, Track
@@ -98,6 +99,8 @@ def _prompt(
     tensors = {
         name: _take(family, text, f"{prefix}{name}", shape) for name, shape in family.text.tensors.items()
     }
+    if f"{prefix}{PROMPT_MASK}" in text:
+        tensors[PROMPT_MASK] = _take(family, text, f"{prefix}{PROMPT_MASK}", (None,))
     return family.text.prompt(tensors, grid, guidance_scale)
 
 

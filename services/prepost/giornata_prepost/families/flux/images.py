@@ -24,6 +24,7 @@ from diffusers.pipelines.flux.pipeline_flux_inpaint import retrieve_latents
 from diffusers.utils.torch_utils import randn_tensor
 from PIL import Image
 
+from giornata.tensors import PROMPT_MASK
 from giornata.wire.errors import RowPoisoned
 from giornata.wire.models import ModelCard
 from giornata_prepost.families.protocol import Tensors
@@ -49,10 +50,10 @@ class FluxImages:
 
     @torch.no_grad()
     def encode_text(self, prompt: str, negative_prompt: str | None = None) -> Tensors:
-        """`prompt_embeds` (text_tokens, joint_dim) and `pooled_prompt_embeds` (pooled_dim,).
+        """`prompt_embeds` (text_tokens, joint_dim), `pooled_prompt_embeds` (pooled_dim,) and the prompt's mask.
 
-        With a negative prompt (true classifier-free guidance) also `negative_prompt_embeds` and
-        `negative_pooled_prompt_embeds`.
+        See :data:`giornata.tensors.PROMPT_MASK`. With a negative prompt (true classifier-free guidance) also those of
+        that one, their names with `negative_` before them.
         """
         tensors = self._encode_prompt(prompt, "")
         if negative_prompt is not None:
@@ -114,7 +115,23 @@ class FluxImages:
         embeds, pooled, _ = self.pipeline.encode_prompt(
             prompt=prompt, prompt_2=None, device=self.device, max_sequence_length=self.card.max_text_tokens
         )
-        return {f"{prefix}prompt_embeds": embeds[0].cpu(), f"{prefix}pooled_prompt_embeds": pooled[0].cpu()}
+        return {
+            f"{prefix}prompt_embeds": embeds[0].cpu(),
+            f"{prefix}pooled_prompt_embeds": pooled[0].cpu(),
+            f"{prefix}{PROMPT_MASK}": self._mask_of(prompt),
+        }
+
+    def _mask_of(self, prompt: str) -> torch.Tensor:
+        """(text_tokens,) uint8: the attention mask of what the pipeline's `encode_prompt` tokenizes."""
+        tokenized = self.pipeline.tokenizer_2(
+            prompt,
+            padding="max_length",
+            max_length=self.card.max_text_tokens,
+            truncation=True,
+            return_tensors="pt",
+        )
+        mask: torch.Tensor = tokenized.attention_mask[0]
+        return mask.to(torch.uint8)
 
     def _posterior(self, picture: torch.Tensor) -> Any:
         """Distribution of the latents of (1, 3, height, width) pixels in -1..1."""
