@@ -99,8 +99,8 @@ class DenoiserConfig(ModelConfig):
     )
     reuse_text: ReuseText = Field(
         ReuseText.OFF,
-        description="Of an edit's prompt: `padding`, most steps take the keys and values that an earlier one made of its "
-        "padding tokens, or `off`, every step computes all tokens.",
+        description="`padding`: most steps of edits that reuse take the keys and values that an earlier step made of "
+        "their prompts' padding; `off`: every step computes all text tokens.",
     )
 
     capacity_rows: int = Field(

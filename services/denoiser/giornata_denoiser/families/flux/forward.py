@@ -211,9 +211,7 @@ class FluxForward:
         attended = self._attention(index, (stream,), outside)
         return each.gated(joint, block.proj_out(each.beside_gelu(attended, mlp)), gate, segments)
 
-    def _attention(
-        self, block: int, streams: Sequence[Projected], outside: Mapping[int, Beside]
-    ) -> Tensor:
+    def _attention(self, block: int, streams: Sequence[Projected], outside: Mapping[int, Beside]) -> Tensor:
         """Each sequence over its own keys: what its tokens project → (joint_tokens, inner_dim).
 
         The one place where a token meets others.
