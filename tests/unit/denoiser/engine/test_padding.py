@@ -15,11 +15,14 @@ from torch import Tensor
 from giornata.packed.attention import Outside
 from giornata.packed.uses import Taken, Use
 from giornata.planning.costs import StepCosts
+from giornata.scheduling.batch import RowKey
+from giornata.tensors import PROMPT_MASK
 from giornata.wire.values import Mode
 from giornata_denoiser.attempts.inputs import reused
 from giornata_denoiser.engine import weighing
 from giornata_denoiser.engine.weighing import row_bytes
 from giornata_denoiser.families.protocol import ModelFamily
+from giornata_denoiser.families.rows import build_row
 from giornata_denoiser.rows.row import Row
 from giornata_denoiser.rows.stored import EXACT
 from giornata_denoiser.rows.template import Recording
@@ -213,11 +216,20 @@ def test_what_is_kept_matters() -> None:
 
 @pytest.mark.parametrize("hit", [False, True])
 def test_without_padding_it_is_as_if_nothing_were_kept(hit: bool) -> None:
-    """A mask that tells of no padding, and an encoding without one."""
-    taken = template(OF) if hit else None
-    kept = [keeping(OF, taken, replace(PADDED, padding_tokens=0)), keeping(OF, taken, PADDED)]
-    kept[1] = replace(kept[1], prompts=tuple(replace(prompt, padding_tokens=0) for prompt in kept[1].prompts))
-    for row in kept:
+    """With an encoding that does not tell, and with one that tells of none."""
+    taken, untold = template(OF) if hit else None, replace(PADDED, padding_tokens=0)
+    text, fields = tiny_flux.inputs(OF, untold)
+    told = build_row(
+        OF,
+        RowKey("job", 1, 0),
+        grid=GRID,
+        track=OF.schedule.track(steps=7, strength=1.0, cells=16),
+        text={**text, PROMPT_MASK: torch.ones(6)},
+        conditioning=fields,
+        guidance_scale=3.5,
+    )
+    kept = keeping(OF, taken, untold)
+    for row in (kept, replace(kept, prompts=told.prompts)):
         ended = []
         for each in (row, replace(row, keeps_padding=False)):
             made = engine(OF)
