@@ -61,8 +61,8 @@ class RowShape(Shape):
 
         It takes from a template, or what one step in full in so many makes (0: none does), or computes everything.
         """
-        unpadded = self if pace.keeps_padding else replace(self, padding=0)
-        full_ms = pace.row_ms(replace(self, padding=0), Mode.FULL)
+        unpadded = self if pace.keeps_padding else self.whole
+        full_ms = pace.row_ms(self.whole, Mode.FULL)
         tokens = self.sequences * (self.text + self.image)
         whole = RowLoad(self.steps, full_ms, tokens=tokens)
         if not (reuses or renewed_every) or self.computed >= self.image:
@@ -79,6 +79,11 @@ class RowShape(Shape):
         if self.begun:
             return RowLoad(self.steps, masked_ms, tokens=masked)
         return RowLoad(self.steps, masked_ms, full_ms - masked_ms, masked, tokens - masked)
+
+    @property
+    def whole(self) -> RowShape:
+        """The same row in a step in full, which computes padding too."""
+        return replace(self, padding=0) if self.padding else self
 
     def _renewals(self, every: int) -> float:
         """Share of steps in full among the steps to come, the first one of a row that has not begun aside."""
