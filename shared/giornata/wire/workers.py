@@ -64,6 +64,7 @@ class StepSample(Wire):
     image_tokens: int
     """Computed image tokens, on average over blocks; the others are taken from recordings."""
     text_tokens: int
+    """Computed text tokens; padding that is kept from step to step is not among them."""
     projected_tokens: int = 0
     """Tokens whose keys and values are projected again, on average over blocks."""
     attention_pairs: int

@@ -83,6 +83,7 @@ async def test_telemetry_lists_rows_from_acceptance_and_carries_samples(bench: B
         assert state is not None
         assert [(row.index, row.step, row.steps, row.tokens) for row in state.running] == [(0, 0, STEPS, 12)]
         assert [row.index for row in state.waiting] == [1]
+        assert state is not None
         [row] = state.running
         assert (row.computed_tokens, row.text_tokens, row.sequences, row.begun) == (None, 6, 1, False)
         assert state.stepping_ms > 0, "its first step is held up"
@@ -109,10 +110,10 @@ async def test_a_worker_keeps_padding_and_tells_so(bench: Bench, reuse: str, tex
         async with asyncio.timeout(WAIT_S):
             while not samples:
                 state = (await bench.states.get()).worker
-                assert state is not None
-                assert state.costs is not None
-                assert state.costs.keeps_padding
-                samples += state.samples
+                samples += state.samples if state else []
+        assert state is not None
+        assert state.costs is not None
+        assert state.costs.keeps_padding
         [row] = state.running
         assert (row.text_tokens, row.padding_tokens) == (6, 4 if reuse == "auto" else 0)
         worker.network.permits.release(1000)
