@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import count
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from giornata.packed.attention import Outside
+from giornata.packed.attention import Outside, grouped
 from giornata.packed.uses import Taken, Use
 from giornata.planning.costs import StepCosts
 from giornata.scheduling.batch import RowKey
@@ -23,6 +24,7 @@ from giornata_denoiser.engine import weighing
 from giornata_denoiser.engine.weighing import row_bytes
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.families.rows import build_row
+from giornata_denoiser.rows.correction import Correction
 from giornata_denoiser.rows.row import Row
 from giornata_denoiser.rows.stored import EXACT
 from giornata_denoiser.rows.template import Recording
@@ -181,6 +183,12 @@ def keeping(of: ModelFamily, taken: Recording | None, spec: Spec = PADDED) -> Ro
     return replace(edit(of, taken, spec), keeps_padding=True, renewed_every=0 if taken else 3)
 
 
+def taught(teacher: Row) -> tuple[Correction, ...] | None:
+    made = engine(EXACTLY, correction_bits=EXACT)
+    made.batch.submit([teacher])
+    return finished(made)[teacher.key.job_id].corrections
+
+
 @pytest.mark.parametrize("scale", [1.0, 2.0])
 @pytest.mark.parametrize("hit", [False, True])
 @pytest.mark.parametrize("fill", [False, True])
@@ -243,10 +251,9 @@ def test_a_row_with_a_known_correction_computes_its_padding_once(scale: float) -
     """Its first step computes the compute set and the whole text."""
     taken = template(EXACTLY)
     teacher = edit(EXACTLY, taken, replace(PADDED, job_id="teacher", true_cfg_scale=scale, seed=8))
+    row = keeping(EXACTLY, taken, replace(PADDED, true_cfg_scale=scale))
+    row = replace(row, corrections=taught(teacher))
     made = engine(EXACTLY, correction_bits=EXACT)
-    made.batch.submit([teacher])
-    known = finished(made)["teacher"].corrections
-    row = replace(keeping(EXACTLY, taken, replace(PADDED, true_cfg_scale=scale)), corrections=known)
     made.batch.submit([row])
     reports = list(iter(made.step, None))
     samples = [report.sample for report in reports if report.sample is not None]
@@ -290,6 +297,32 @@ def test_a_step_that_failed_is_computed_again(fails: int, hit: bool) -> None:
     ended = finished(made)
     for row in rows:
         wanted = expected(EXACTLY, row)
+        torch.testing.assert_close(ended[row.key.job_id].latent, wanted, atol=FLOAT32, rtol=0)
+
+
+def test_padding_of_which_a_step_kept_a_part_is_computed_again() -> None:
+    """The rows know their correction, so that nothing else makes the step compute it."""
+    taken = template(EXACTLY)
+    teacher = edit(EXACTLY, taken, replace(PADDED, job_id="teacher", seed=8))
+    known = taught(teacher)
+    rows = [
+        replace(keeping(EXACTLY, taken, replace(PADDED, job_id=name, seed=seed)), corrections=known)
+        for seed, name in enumerate("ab")
+    ]
+    network = Hiccup(0, DOUBLE)
+    calls = count()
+
+    def attend(*args: Any) -> Tensor:
+        if next(calls) == 2:
+            raise RuntimeError("in the third block of the first step")
+        return grouped(*args)
+
+    network._parts = network._parts._replace(attend=attend)
+    made = engine(tiny_flux.family(network), correction_bits=EXACT)
+    made.batch.submit(rows)
+    ended = finished(made)
+    for row in rows:
+        wanted = expected(EXACTLY, row, teacher)
         torch.testing.assert_close(ended[row.key.job_id].latent, wanted, atol=FLOAT32, rtol=0)
 
 
