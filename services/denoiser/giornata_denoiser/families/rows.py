@@ -96,11 +96,13 @@ def _resumed(family: ModelFamily, resume: Snapshot, shape: tuple[int, ...], step
 def _prompt(
     family: ModelFamily, text: Mapping[str, Tensor], prefix: str, grid: tuple[int, int], guidance_scale: float
 ) -> Prompt:
-    tensors = {
-        name: _take(family, text, f"{prefix}{name}", shape) for name, shape in family.text.tensors.items()
-    }
+    shapes = family.text.tensors
+    tensors = {name: _take(family, text, f"{prefix}{name}", shape) for name, shape in shapes.items()}
     if f"{prefix}{PROMPT_MASK}" in text:
-        tensors[PROMPT_MASK] = _take(family, text, f"{prefix}{PROMPT_MASK}", (None,))
+        tokens = next(
+            tensors[name].shape[shape.index(None)] for name, shape in shapes.items() if None in shape
+        )
+        tensors[PROMPT_MASK] = _take(family, text, f"{prefix}{PROMPT_MASK}", (tokens,))
     return family.text.prompt(tensors, grid, guidance_scale)
 
 

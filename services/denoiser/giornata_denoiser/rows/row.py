@@ -190,7 +190,7 @@ class Row:
         return self.shaped(padding_kept=self.begun and self.masked)
 
     def shaped(self, *, padding_kept: bool) -> tuple[Shape, ...]:
-        """The sequences' shapes in a step that computes the padding that the row keeps, or takes it."""
+        """The sequences' shapes in a step that takes the padding that the row keeps, or computes all text."""
         padding = self.padding if padding_kept else (0,) * len(self.prompts)
         return tuple(
             Shape(prompt.joint_tokens, self.image_tokens, self.computed_tokens, padding=kept)
