@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Final
 
 import safetensors.torch
 import torch
 from safetensors import SafetensorError
 
 from giornata.wire.errors import InputLost
+
+PROMPT_MASK: Final = "prompt_attention_mask"
+"""Name of a text encoding's tensor (text_tokens,): 1 for tokens of the prompt, 0 for those that pad it. Optional."""
+
+
+def padding_tokens(mask: torch.Tensor | None) -> int:
+    """How many of a text's last tokens are padding by its :data:`PROMPT_MASK`; one token at least is none."""
+    if mask is None:
+        return 0
+    live = mask.nonzero()
+    last = int(live[-1]) if len(live) else 0
+    return len(mask) - 1 - last
 
 
 def pack(tensors: Mapping[str, torch.Tensor]) -> bytes:

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from giornata_denoiser.config import DenoiserConfig
 from giornata_denoiser.engine.sources import ReuseOptions
 from giornata_denoiser.rows.row import RecordingSpec, Row
 from giornata_denoiser.rows.template import Form, Recording
@@ -40,13 +41,15 @@ LEVELS: Final = (4, 8, 16, STRICT)
 HALOS: Final = (0, 1, 2)
 RENEWALS: Final = (2, 3, 4, 5, 7, 10)
 """One step in so many is computed in full where there is no template."""
+KEPT_FOR: Final = int(DenoiserConfig.model_fields["renew_steps"].default)
 ANYWHERE, SAME = 1.0, 1e-4
 """Tolerances of noise levels."""
 
 
 def axes() -> Iterator[Setting]:
     """The default, and every switch by itself."""
-    yield from (Setting(teacher=teacher) for teacher in Teacher)
+    for keeps_padding in (False, True):
+        yield from (Setting(teacher=teacher, keeps_padding=keeps_padding) for teacher in Teacher)
     yield Setting(corrected=False)
     yield Setting(form=Form.HIDDEN)
     yield from (Setting(bits=bits) for bits in BITS)
@@ -56,6 +59,7 @@ def axes() -> Iterator[Setting]:
     yield Setting(bits=8, levels=4)
     yield from (Setting(halo=halo, corrected=False) for halo in HALOS)
     yield from (Setting(renewed_every=every) for every in RENEWALS)
+    yield Setting(renewed_every=KEPT_FOR, keeps_padding=True)
 
 
 def product() -> Iterator[Setting]:
@@ -103,18 +107,19 @@ class Comparison:
         }
 
     def _rows(self, requests: Sequence[Request], switches: Setting) -> list[Row]:
-        model, rows = self._model, []
+        model = self._model
+        rows = [model.edit(request, switches.halo) for request in requests]
+        rows = [
+            replace(row, region=model.region(row, switches.halo), keeps_padding=switches.keeps_padding)
+            for row in rows
+        ]
         if switches.renewed_every:
-            rows = [model.edit(request, switches.halo) for request in requests]
-            return [
-                replace(row, region=model.region(row, switches.halo), renewed_every=switches.renewed_every)
-                for row in rows
-            ]
-        for request, template in zip(requests, self._recorded(switches), strict=True):
-            row = model.edit(request, switches.halo)
-            where, tolerance = model.region(row, switches.halo), ANYWHERE if switches.levels else SAME
-            rows.append(replace(row, region=where, template=template, tolerance=tolerance))
-        return rows
+            return [replace(row, renewed_every=switches.renewed_every) for row in rows]
+        tolerance = ANYWHERE if switches.levels else SAME
+        return [
+            replace(row, template=template, tolerance=tolerance)
+            for row, template in zip(rows, self._recorded(switches), strict=True)
+        ]
 
     def _teachers(self, teacher: Teacher) -> list[Request]:
         """Edits of the same pictures and masks: with other seeds, and with each other's prompts where asked."""
@@ -149,15 +154,17 @@ class Comparison:
 
 
 def _named(switches: Setting) -> dict[str, Any]:
+    text = {"text": "padding" if switches.keeps_padding else ""}
     if switches.renewed_every:
         own = f"own, every {switches.renewed_every}"
-        return {"form": own, "bits": 32, "levels": "", "halo": switches.halo, "corrected": ""}
+        return {"form": own, "bits": 32, "levels": "", "halo": switches.halo, "corrected": "", **text}
     return {
         "form": str(switches.form),
         "bits": switches.bits or 32,
         "levels": switches.levels or "strict",
         "halo": switches.halo,
         "corrected": str(switches.teacher) if switches.corrected else "",
+        **text,
     }
 
 
@@ -177,13 +184,15 @@ def _scores(pictures: Sequence[Pixels], full: Sequence[Reference]) -> dict[str, 
 
 def _cost(row: Row, switches: Setting) -> float:
     """Tokens that the edit computes, text included, over those of full computation; the same for every form."""
-    text = row.prompts[0].joint_tokens
-    masked = (text + row.computed_tokens) / (text + row.image_tokens)
+    text, padding, steps = row.prompts[0].joint_tokens, row.padding[0], row.steps
+    full, masked = text + row.image_tokens, text + row.computed_tokens
     if switches.renewed_every:
-        renewals = math.ceil(row.steps / switches.renewed_every)
-        return (renewals + masked * (row.steps - renewals)) / row.steps
-    begins_in_full = switches.corrected and switches.teacher is Teacher.ITSELF
-    return (1 + masked * (row.steps - 1)) / row.steps if begins_in_full else masked
+        whole = math.ceil(steps / switches.renewed_every)
+    else:
+        whole = int(switches.corrected and switches.teacher is Teacher.ITSELF)
+    # The first step computes the padding, whatever else.
+    tokens = whole * full + (steps - whole) * masked - (steps - max(1, whole)) * padding
+    return tokens / (steps * full)
 
 
 def main() -> None:
@@ -219,7 +228,15 @@ def main() -> None:
 
 def _order(switches: Setting) -> tuple[object, ...]:
     """Variants of one recording in a row."""
-    return switches.form, switches.bits, switches.levels, switches.corrected, switches.teacher, switches.halo
+    return (
+        switches.form,
+        switches.bits,
+        switches.levels,
+        switches.corrected,
+        switches.keeps_padding,
+        switches.teacher,
+        switches.halo,
+    )
 
 
 if __name__ == "__main__":

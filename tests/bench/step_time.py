@@ -1,7 +1,8 @@
 """One step with reuse beside one in full: the engine's step alone, one row, its slabs on the device.
 
 ``python -m tests.bench.step_time`` prints the ratio full ÷ masked for several mask ratios and both forms, beside the
-limit (T + L) / (T + M): T text tokens, L image tokens, M computed ones, halo included. The limit of `hidden` is by
+limit (T + L) / (T - P + M): T text tokens, P of them padding that is kept, L image tokens, M computed ones, halo
+included. The limit of `hidden` is by
 operations, since it projects the tokens outside again. Baseline and ours take turns.
 The real shape: ``--model real --device cuda``.
 """
@@ -19,6 +20,7 @@ import torch
 from giornata.packed.uses import Taken, Use
 from giornata.planning.costs import Shape
 from giornata.wire.values import Mode
+from giornata_denoiser.blocks.own import OwnKeysValues, OwnRecorder, own_bits
 from giornata_denoiser.blocks.recording import EntryRecorder
 from giornata_denoiser.blocks.slabs import Slabs
 from giornata_denoiser.engine.assembly import assemble
@@ -29,7 +31,7 @@ from giornata_denoiser.rows.template import Form, Recording
 from tests.bench.compute.models import described
 from tests.bench.compute.rows import Rows
 from tests.bench.compute.setting import DEFAULT, Setting
-from tests.bench.reporting.options import clock_of, rows_of, shared, wait_for
+from tests.bench.reporting.options import clock_of, padding_option, rows_of, shared, wait_for
 from tests.bench.reporting.report import write
 from tests.bench.systems.workload import Edit, operation_limit, token_limit
 from tests.flags import option, parsed
@@ -44,6 +46,7 @@ def options_of(arguments: Sequence[str] | None = None) -> SimpleNamespace:
         __doc__,
         [
             *shared(tokens=1024, text=128, repeats=5),
+            padding_option(),
             option("--halo", type=int, default=DEFAULT.halo),
             option("--bits", type=int, default=DEFAULT.bits),
         ],
@@ -94,6 +97,10 @@ def _prepared(rows: Rows, row: Row) -> Callable[[], object]:
     slabs = Slabs(entry, row.region, row.own_tokens[0], family, device=device_for(family.device, 0))
     use = Use(Taken(entry.modes, slabs))
     assembly = assemble(family, [row])
+    if row.padding[0]:
+        kept = OwnKeysValues(None, 0, None if slabs.keeps else own_bits(rows.setting.correction_bits))
+        denoise_step(family, assembly, [row], [replace(use, padding_recorder=OwnRecorder(kept))])
+        use = replace(use, padding=kept)
     return lambda: denoise_step(family, assembly, [row], [use])
 
 
@@ -122,9 +129,10 @@ def _line(
     full, ours = times[FULL], times[form, ratio]
     computed = rows.computed(_edit(ratio))
     ratios = [a / b for a, b in zip(full, ours, strict=True)]
-    limit = token_limit(rows.text_tokens, rows.tokens, [computed])
+    text = rows.text_tokens - rows.padding_tokens
+    limit = token_limit(rows.text_tokens, rows.tokens, [computed], rows.padding_tokens)
     if form is Form.HIDDEN:
-        shape = Shape(rows.text_tokens, rows.tokens, computed)
+        shape = Shape(rows.text_tokens, rows.tokens, computed, padding=rows.padding_tokens)
         limit = operation_limit(rows.family.specs, shape, Mode.HIDDEN)
     return {
         "form": form,
@@ -134,7 +142,7 @@ def _line(
         "limit": round(limit, 3),
         "of the limit": round(statistics.median(ratios) / limit, 3),
         "computed": computed,
-        "text share": round(rows.text_tokens / (rows.text_tokens + computed), 3),
+        "text share": round(text / (text + computed), 3),
         "full ms": round(statistics.median(full), 1),
         "masked ms": round(statistics.median(ours), 1),
     }

@@ -2,9 +2,10 @@
 
 Two tables. *Equal steps*: a batch of eight with the production trace's masks; the ratio is held against the token
 limit (T + L) / (T + M), T text tokens, L of the picture, M computed ones with the halo, and against what remains of it
-where the first step is computed in full. *Mixed steps*: edits that all wait at the beginning, with step counts of
-`MIXES`; static batching pads every batch to its longest edit, or forms batches of equal counts. Denoising only, in both
-tables: prompts come as embeddings and pictures as latents on both sides, and no autoencoder runs.
+where the first step is computed in full. With `--padding` steps after the first one compute so much less of T. *Mixed
+steps*: edits that all wait at the beginning, with step counts of `MIXES`; static batching pads every batch to its
+longest edit, or forms batches of equal counts. Denoising only, in both tables: prompts come as embeddings and pictures
+as latents on both sides, and no autoencoder runs.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from tests.bench.compute.models import autoencoder, described, transformer_of
 from tests.bench.compute.rows import Rows
 from tests.bench.compute.setting import Setting
 from tests.bench.compute.static_batching import StaticBatching, in_batches, in_equal_batches, skipped_share
-from tests.bench.reporting.options import clock_of, rows_of, shared, wait_for
+from tests.bench.reporting.options import clock_of, padding_option, rows_of, shared, wait_for
 from tests.bench.reporting.report import write
 from tests.bench.systems.workload import MIXES, Edit, edits, token_limit
 from tests.flags import Several, option, parsed
@@ -58,6 +59,7 @@ def options_of(arguments: Sequence[str] | None = None) -> SimpleNamespace:
         __doc__,
         [
             *shared(tokens=256, text=32, repeats=2),
+            padding_option(),
             option("--batch", type=int, default=engines.ROWS, help="rows of a step"),
             option("--steps", type=int, default=7, help="of the equal-steps table"),
             option("--edits", type=int, default=16, help="of the mixed-steps table"),
@@ -112,13 +114,16 @@ def _equal(rows: Rows, static: StaticBatching, options: SimpleNamespace) -> list
         MISSED: _engine(rows, drawn, options.batch, reuse=True, missed=True),
     }
     computed = [rows.computed(edit) for edit in drawn]
-    limit = token_limit(rows.text_tokens, rows.tokens, computed)
+    limit = token_limit(rows.text_tokens, rows.tokens, computed, rows.padding_tokens)
     first_in_full = options.steps / (1 + (options.steps - 1) / limit)
+    begun = options.steps / (
+        1 / token_limit(rows.text_tokens, rows.tokens, computed) + (options.steps - 1) / limit
+    )
     renewals = math.ceil(options.steps / renewed_every(options.steps, RENEW_STEPS))
     limits = {
-        UNCORRECTED: Limits(limit),
-        REUSE: Limits(limit, first_in_full),
-        TAUGHT: Limits(limit),
+        UNCORRECTED: Limits(begun),
+        REUSE: Limits(begun, first_in_full),
+        TAUGHT: Limits(begun),
         MISSED: Limits(limit, options.steps / (renewals + (options.steps - renewals) / limit)),
     }
     lines = _lines(

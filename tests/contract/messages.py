@@ -105,7 +105,7 @@ INSPECTION = Inspection(
     alpha=REF,
     crop=(8, 4, 48, 40),
 )
-ENCODING = Encoding(text=REF, text_tokens=48, rows=(REF,), empty_text=REF)
+ENCODING = Encoding(text=REF, text_tokens=48, padding_tokens=40, rows=(REF,), empty_text=REF)
 ROW = RowRecord(index=0, seed=7, resume=RowState(step=2, latents=REF), template=TemplateUse.HIT)
 CARD = ModelCard(
     name="tiny",
@@ -142,7 +142,7 @@ INPUTS = TemplateInputs(inspection=INSPECTION, empty_text=REF, conditioning=REF)
 WORKER = WorkerState(
     capacity_rows=8,
     capacity_tokens=4096,
-    running=(RowProgress(job_id="job_1", attempt=1, index=0, step=2, steps=4, tokens=12),),
+    running=(RowProgress(job_id="job_1", attempt=1, index=0, step=2, steps=4, tokens=12, padding_tokens=40),),
     steps_total=9,
     templates=TemplateCounters(
         hits_memory=1,
@@ -180,6 +180,7 @@ WORKER = WorkerState(
             weights=(1.0, 0.5, 0.25, 0.125, 0.0), r2=0.75, residual_ms=0.5, samples=9, outliers=1
         ),
         load=CostFit(weights=(0.5, 0.0), r2=0.5, residual_ms=0.25, samples=3, outliers=0),
+        keeps_padding=True,
     ),
 )
 

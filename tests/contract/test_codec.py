@@ -11,12 +11,12 @@ from pydantic import BaseModel
 from giornata.wire import codec, events, messages
 from giornata.wire.errors import PayloadTooLarge, SchemaMismatch
 from giornata.wire.events import StepEvent
-from giornata.wire.jobs import Inspection, Job
+from giornata.wire.jobs import Encoding, Inspection, Job
 from giornata.wire.messages import CancelRows, Picture
 from giornata.wire.models import ModelCard
 from giornata.wire.values import Wire
 from giornata.wire.workers import ServiceState
-from tests.contract.messages import CARD, INSPECTION, JOB, MESSAGES
+from tests.contract.messages import CARD, ENCODING, INSPECTION, JOB, MESSAGES
 
 STATE = next(message for message in MESSAGES if isinstance(message, ServiceState))
 GOLDEN = dict(
@@ -82,6 +82,17 @@ def test_telemetry_from_before_cost_models_is_understood() -> None:
     (sample,) = worker.samples
     assert (sample.projected_tokens, sample.loaded_bytes, sample.predicted_ms) == (0, 0, 0.0)
     assert (sample.reusing_ms, sample.excess_ms) == (0.0, 0.0)
+
+
+def test_what_was_sent_before_padding_was_told_is_understood() -> None:
+    encoding, state = codec.unpack(codec.encode(ENCODING)), codec.unpack(codec.encode(STATE))
+    del encoding["padding_tokens"]
+    del state["worker"]["costs"]["keeps_padding"], state["worker"]["running"][0]["padding_tokens"]
+    assert codec.decode(Encoding, msgpack.packb(encoding)).padding_tokens == 0
+    worker = codec.decode(ServiceState, msgpack.packb(state)).worker
+    assert worker is not None
+    assert worker.costs is not None
+    assert (worker.costs.keeps_padding, worker.running[0].padding_tokens) == (False, 0)
 
 
 def test_every_missing_or_wrong_field_is_named() -> None:

@@ -10,6 +10,7 @@ from diffusers.models.transformers.transformer_flux import FluxTransformer2DMode
 from torch import Tensor
 
 from giornata.scheduling.batch import RowKey
+from giornata.tensors import PROMPT_MASK
 from giornata_denoiser.families.flux.checkpoints import FluxFill, FluxInpaint
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.families.rows import build_row
@@ -85,6 +86,8 @@ class Spec:
     index: int = 0
     grid: tuple[int, int] = (3, 4)
     text_tokens: int = 5
+    padding_tokens: int = 0
+    """Of these; with any, a negative prompt has one more."""
     steps: int = 4
     strength: float = 1.0
     guidance_scale: float = 3.5
@@ -104,10 +107,17 @@ def inputs(of: ModelFamily, spec: Spec) -> tuple[dict[str, Tensor], dict[str, Te
     if spec.true_cfg_scale > 1:
         text["negative_prompt_embeds"] = random(spec.text_tokens + 2, JOINT_DIM)
         text["negative_pooled_prompt_embeds"] = random(POOLED_DIM)
+    if spec.padding_tokens:
+        text[PROMPT_MASK] = _mask(spec.text_tokens, spec.padding_tokens)
+        text[f"negative_{PROMPT_MASK}"] = _mask(spec.text_tokens + 2, spec.padding_tokens + 1)
     tokens = spec.grid[0] * spec.grid[1]
     tensors = {name: random(tokens, channels) for name, channels in of.network.conditioning.items()}
     tensors["mask"] = (tensors["mask"] > 0).float()
     return text, tensors
+
+
+def _mask(tokens: int, padding: int) -> Tensor:
+    return (torch.arange(tokens) < tokens - padding).to(torch.uint8)
 
 
 def row(of: ModelFamily, spec: Spec, resume: Snapshot | None = None) -> Row:

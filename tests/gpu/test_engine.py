@@ -58,6 +58,20 @@ def test_masked_rows_are_those_of_the_cpu(
         torch.testing.assert_close(found[1][name], found[0][name], atol=atol, rtol=0)
 
 
+@pytest.mark.parametrize("hit", [False, True])
+def test_rows_that_keep_padding_are_near_those_of_the_cpu(device: torch.device, hit: bool) -> None:
+    """A GPU keeps it in 8 bits, as it does what a miss makes of the picture outside of its mask."""
+    found = []
+    for where in (CPU, device):
+        of = family(where)
+        made = edit(
+            of, template(of, frozenset({Form.KV}), steps=3, bits=0), Spec("a", steps=5, padding_tokens=3)
+        )
+        row = made if hit else replace(made, template=None, renewed_every=3)
+        found.append(latents(finished(of, [replace(row, keeps_padding=True)], correction_bits=8))["a"])
+    assert (found[1] - found[0]).abs().max() < 0.05
+
+
 def test_half_precision_stays_near_single(device: torch.device) -> None:
     """In bfloat16, a GPU attends with another kernel than in float32: packed, of variable lengths."""
     found = []

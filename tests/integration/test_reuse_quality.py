@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from giornata_denoiser.engine.sources import ReuseOptions
+from giornata_denoiser.families.flux import transformer
 from giornata_denoiser.rows.row import RecordingSpec
 from giornata_tools.quality import cases, metrics
 from tests.bench.compute.bench_model import BenchModel, Request, box_of
@@ -45,6 +46,7 @@ def inside(model: BenchModel, requests: list[Request], setting: Setting) -> list
             region=model.region(row, setting.halo),
             template=None if setting.renewed_every else model.template(request, recording, setting.levels),
             renewed_every=setting.renewed_every,
+            keeps_padding=setting.keeps_padding,
         )
         for request, row in zip(requests, full, strict=True)
     ]
@@ -68,3 +70,12 @@ def test_a_miss_gives_it_too(model: BenchModel, requests: list[Request]) -> None
     renewed, never = (inside(model, requests, Setting(renewed_every=every)) for every in (3, STEPS))
     assert min(renewed) > LEAST
     assert np.mean(renewed) > np.mean(never)
+
+
+def test_padding_may_be_kept_and_other_text_may_not(
+    model: BenchModel, requests: list[Request], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = inside(model, requests, replace(DEFAULT, keeps_padding=True))
+    assert min(kept) > LEAST
+    monkeypatch.setattr(transformer, "padding_tokens", lambda mask: len(mask) - 1)
+    assert np.mean(kept) > np.mean(inside(model, requests, replace(DEFAULT, keeps_padding=True)))

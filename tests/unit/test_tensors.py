@@ -26,6 +26,16 @@ def test_tensors_come_back_with_dtype_shape_and_values() -> None:
         assert torch.equal(back[name], tensor.detach())
 
 
+@pytest.mark.parametrize(
+    ("mask", "padding"),
+    [([1, 1, 0, 0], 2), ([1, 1, 1], 0), ([0, 1, 0], 1), ([0, 0, 0], 2), ([1], 0), ([0], 0)],
+)
+def test_padding_is_what_follows_the_last_token_of_a_prompt(mask: list[int], padding: int) -> None:
+    """One token at least is none: a sequence without any text is no sequence."""
+    assert tensors.padding_tokens(torch.tensor(mask)) == padding
+    assert tensors.padding_tokens(None) == 0
+
+
 WHOLE = tensors.pack({"x": torch.zeros(8)})
 LATER = b'{"x":{"dtype":"F99","shape":[1],"data_offsets":[0,4]}}'
 

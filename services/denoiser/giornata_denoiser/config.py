@@ -27,6 +27,15 @@ class TemplatePolicy(StrEnum):
     """The edit computes everything; what there is serves, and what is registered is recorded."""
 
 
+class ReuseText(StrEnum):
+    """What edits that reuse take of their prompts' tokens."""
+
+    OFF = "off"
+    """Nothing: every step computes all of them."""
+    PADDING = "padding"
+    """Padding is computed with the first step and each step in full; the others take what these made of it."""
+
+
 class DenoiserConfig(ModelConfig):
     """Configuration of a denoiser."""
 
@@ -87,6 +96,11 @@ class DenoiserConfig(ModelConfig):
         ge=0,
         description="An edit without a template computes one step in so many in full, or three where that is more, "
         "and the others only where its mask is; 0 computes all in full.",
+    )
+    reuse_text: ReuseText = Field(
+        ReuseText.OFF,
+        description="`padding`: most steps of edits that reuse take the keys and values that an earlier step made of "
+        "their prompts' padding; `off`: every step computes all text tokens.",
     )
 
     capacity_rows: int = Field(

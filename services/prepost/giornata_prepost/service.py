@@ -40,7 +40,7 @@ from giornata.wire.values import Intermediate
 from giornata.wire.workers import ServiceName, ServiceState
 from giornata_prepost.config import PrepostConfig
 from giornata_prepost.empty_text import EmptyText
-from giornata_prepost.families.protocol import ImageModel, rehearse
+from giornata_prepost.families.protocol import ImageModel, Tensors, rehearse
 from giornata_prepost.images.geometry import Box, Size
 from giornata_prepost.images.stages import Inspected, PixelLimits, finish, inspect, inspect_template
 from giornata_prepost.work import ImagePool, ModelThread, Precedence
@@ -116,13 +116,14 @@ class Prepost:
         job.check_model(self._model.card)
         prepared = await intermediate(self._blobs, request.inspection.prepared, Intermediate.PREPARED)
         size = _model_size(request.inspection)
-        (text, text_tokens, rows), compute_ms = await self._thread.timed(
+        (text, rows), compute_ms = await self._thread.timed(
             Precedence.BEGIN, self._encode, job, prepared, size
         )
         reuses = job.parameters.reuse is not Reuse.OFF
         return Encoding(
-            text=await self._hand_over(job, "text", text),
-            text_tokens=text_tokens,
+            text=await self._hand_over(job, "text", await asyncio.to_thread(tensors.pack, text)),
+            text_tokens=self._model.text_tokens(text),
+            padding_tokens=tensors.padding_tokens(text.get(tensors.PROMPT_MASK)),
             rows=tuple([await self._hand_over(job, f"row-{i}", row) for i, row in enumerate(rows)]),
             empty_text=await self._empty_text.keep(size) if reuses else None,
             compute_ms=compute_ms,
@@ -168,8 +169,8 @@ class Prepost:
             conditioning=await keep("row", row),
         )
 
-    def _encode(self, job: Job, prepared: bytes, size: Size) -> tuple[bytes, int, list[bytes]]:
-        """Safetensors of the text and of each row, in the model's thread."""
+    def _encode(self, job: Job, prepared: bytes, size: Size) -> tuple[Tensors, list[bytes]]:
+        """Tensors of the text, and safetensors of each row, in the model's thread."""
         parameters = job.parameters
         if parameters.seed is None or parameters.strength is None:
             raise ValueError("encoding needs resolved parameters")
@@ -180,7 +181,7 @@ class Prepost:
         draws = parameters.sampler is not None and parameters.sampler.stochastic
         sampled = parameters.reuse is Reuse.OFF
         rows = self._encode_rows(prepared, seeds, sampled=sampled, draws=draws, strength=parameters.strength)
-        return tensors.pack(text), self._model.text_tokens(text), rows
+        return text, rows
 
     def _encode_rows(
         self, prepared: bytes, seeds: Sequence[int], *, sampled: bool, draws: bool, strength: float = 1.0

@@ -34,13 +34,18 @@ class Outside:
     value: Tensor
     """As `key`."""
     room: int = 0
-    """Leading rows that are overwritten with the sequence's own keys: as many as it has, or none."""
+    """Leading rows that are overwritten with the sequence's own keys, and with others that it attends to: as many as
+    these are, or none."""
 
 
-Attention = Callable[[Tensor, Tensor, Tensor, Segments, Mapping[int, Outside | Pages]], Tensor]
+Apart = Outside | Pages
+"""Keys and values of tokens that a sequence attends to and does not compute."""
+Beside = Apart | tuple[Apart, ...]
+"""All of these of one sequence. At most one of several has room: for the sequence's own and all others."""
+Attention = Callable[[Tensor, Tensor, Tensor, Segments, Mapping[int, Beside]], Tensor]
 """softmax(q k^T / sqrt(head_dim)) v within each sequence: query, key, value, their segments, and what lies outside.
 
-Query, key, value and result are (tokens, heads, head_dim), packed by sequence. `Outside` is given by sequence: what it
+Query, key, value and result are (tokens, heads, head_dim), packed by sequence. `Beside` is given by sequence: what it
 attends to besides its own tokens.
 """
 
@@ -62,7 +67,7 @@ def varlen(
     key: Tensor,
     value: Tensor,
     own: Segments,
-    outside: Mapping[int, Outside | Pages],
+    outside: Mapping[int, Beside],
     *,
     gather: Gather = gather,
 ) -> Tensor:
@@ -81,7 +86,7 @@ def grouped(
     key: Tensor,
     value: Tensor,
     own: Segments,
-    outside: Mapping[int, Outside | Pages],
+    outside: Mapping[int, Beside],
     *,
     gather: Gather = gather,
 ) -> Tensor:
@@ -93,7 +98,7 @@ def grouped(
         if beyond is None:
             alike[end - start].append((start, end))
             continue
-        keys, values = _extended(key[start:end], value[start:end], beyond, gather)
+        keys, values = _extended(key[start:end], value[start:end], _parts(beyond), gather)
         out[start:end] = _attend(query[start:end, None], keys[:, None], values[:, None])[:, 0]
     for spans in alike.values():
         attended = _attend(*(_stacked(packed, spans) for packed in (query, key, value)))
@@ -103,31 +108,35 @@ def grouped(
 
 
 def beside(
-    key: Tensor, value: Tensor, own: Segments, outside: Mapping[int, Outside | Pages], gather: Gather
+    key: Tensor, value: Tensor, own: Segments, outside: Mapping[int, Beside], gather: Gather
 ) -> tuple[Tensor, Tensor, Segments]:
     """Keys and values with each sequence's own before those outside, (tokens, heads, head_dim) each; their segments.
 
     They are in memory of their own: sequences of one kernel may share what lies outside.
     """
-    places = _places(
-        own.lengths, tuple(sorted((s, _length(each)) for s, each in outside.items())), key.device
-    )
+    parts = {s: _parts(each) for s, each in outside.items()}
+    lengths = tuple(sorted((s, sum(map(_length, of))) for s, of in parts.items()))
+    places = _places(own.lengths, lengths, key.device)
     segments = places.segments
-    if not any(isinstance(each, Pages) for each in outside.values()):
-        apart = {s: each for s, each in outside.items() if isinstance(each, Outside)}
-        keys = [apart[s].key[apart[s].room :] if s in apart else None for s in range(len(own.lengths))]
-        values = [apart[s].value[apart[s].room :] if s in apart else None for s in range(len(own.lengths))]
+    if not any(isinstance(each, Pages) for of in parts.values() for each in of):
+        apart = [
+            [each for each in parts.get(s, ()) if isinstance(each, Outside)] for s in range(len(own.lengths))
+        ]
+        keys = [[each.key[each.room :] for each in of] for of in apart]
+        values = [[each.value[each.room :] for each in of] for of in apart]
         return _concatenated(key, own, keys), _concatenated(value, own, values), segments
     shape = (segments.bounds[-1][1], *key.shape[1:])
     all_keys, all_values = key.new_empty(shape), value.new_empty(shape)
     stored: list[Placed] = []
-    for sequence, each in outside.items():
+    for sequence, of in parts.items():
         start = segments.bounds[sequence][0] + own.lengths[sequence]
-        if isinstance(each, Pages):
-            stored.append(Placed(each, start))
-        else:
-            all_keys[start : start + _length(each)] = each.key[each.room :]
-            all_values[start : start + _length(each)] = each.value[each.room :]
+        for each in of:
+            if isinstance(each, Pages):
+                stored.append(Placed(each, start))
+            else:
+                all_keys[start : start + _length(each)] = each.key[each.room :]
+                all_values[start : start + _length(each)] = each.value[each.room :]
+            start += _length(each)
     gather(stored, Own(key, value, places.own), all_keys, all_values)
     return all_keys, all_values, segments
 
@@ -150,26 +159,33 @@ def _places(own: tuple[int, ...], outside: tuple[tuple[int, int], ...], device: 
     return _Places(segments, moved(torch.cat(parts), device))
 
 
-def _length(outside: Outside | Pages) -> int:
+def _parts(outside: Beside) -> tuple[Apart, ...]:
+    return outside if isinstance(outside, tuple) else (outside,)
+
+
+def _length(outside: Apart) -> int:
     return len(outside) if isinstance(outside, Pages) else len(outside.key) - outside.room
 
 
-def _concatenated(packed: Tensor, own: Segments, outside: Sequence[Tensor | None]) -> Tensor:
+def _concatenated(packed: Tensor, own: Segments, outside: Sequence[Sequence[Tensor]]) -> Tensor:
     """Each sequence's own tokens, then those outside: one copy of all, (tokens, heads, head_dim)."""
     pairs = zip(torch.split(packed, list(own.lengths)), outside, strict=True)
-    return torch.cat([part for pair in pairs for part in pair if part is not None])
+    return torch.cat([part for mine, others in pairs for part in (mine, *others)])
 
 
-def _extended(key: Tensor, value: Tensor, outside: Outside | Pages, gather: Gather) -> tuple[Tensor, Tensor]:
+def _extended(
+    key: Tensor, value: Tensor, outside: tuple[Apart, ...], gather: Gather
+) -> tuple[Tensor, Tensor]:
     """One sequence's keys and values, its own (tokens, heads, head_dim) before those outside."""
-    if isinstance(outside, Pages):
+    apart = [each for each in outside if isinstance(each, Outside)]
+    roomy = next((each for each in apart if each.room), None)
+    if len(apart) < len(outside) or roomy is None:
         own = Segments((len(key),), key.device)
         return beside(key, value, own, {0: outside}, gather)[:2]
-    if not outside.room:
-        return torch.cat((key, outside.key)), torch.cat((value, outside.value))
-    outside.key[: outside.room] = key
-    outside.value[: outside.room] = value
-    return outside.key, outside.value
+    others = [each for each in apart if each is not roomy]
+    torch.cat([key, *(each.key for each in others)], out=roomy.key[: roomy.room])
+    torch.cat([value, *(each.value for each in others)], out=roomy.value[: roomy.room])
+    return roomy.key, roomy.value
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:

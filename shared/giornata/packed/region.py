@@ -88,6 +88,15 @@ class Beyond:
 
 
 @dataclass(frozen=True, eq=False)
+class Unpadded:
+    """A batch of which some prompts' padding is not computed."""
+
+    sequences: Sequences
+    text: Tensor
+    """(text_tokens,) int64: the positions of its text stream in that of all tokens."""
+
+
+@dataclass(frozen=True, eq=False)
 class Sequences:
     """Where the tokens of a batch lie, and which of them are computed; packed by sequence.
 
@@ -100,8 +109,17 @@ class Sequences:
     """Rotary embedding of all tokens, in joint order."""
     regions: tuple[Region | None, ...]
     """The part of each picture that is computed, by sequence; None for all of it. On the layout's device."""
+    padding: tuple[int, ...] = ()
+    """How many of each sequence's text tokens, the last ones, are padding of its prompt; empty for none of any."""
     _live: dict[tuple[bool, ...], Live] = field(default_factory=dict, init=False)
     _beyond: dict[tuple[int, ...], Beyond] = field(default_factory=dict, init=False)
+    _unpadded: dict[tuple[int, ...], Unpadded] = field(default_factory=dict, init=False)
+
+    def without_padding(self, of: tuple[int, ...]) -> Unpadded:
+        """The batch without the padding of the sequences `of`, which have text beside it; kept with the batch."""
+        if of not in self._unpadded:
+            self._unpadded[of] = self._without_padding(of)
+        return self._unpadded[of]
 
     def live(self, whole: tuple[bool, ...]) -> Live:
         """The tokens of a block that computes all image tokens of the sequences in `whole`, the regions of others.
@@ -118,6 +136,22 @@ class Sequences:
         if of not in self._beyond:
             self._beyond[of] = self._outside(of)
         return self._beyond[of]
+
+    def _without_padding(self, of: tuple[int, ...]) -> Unpadded:
+        full = self.layout
+        device = full.joint.device
+        lengths = list(full.text.lengths)
+        for sequence in of:
+            lengths[sequence] -= self.padding[sequence]
+        text = torch.cat(
+            [
+                torch.arange(start, start + length)
+                for (start, _), length in zip(full.text.bounds, lengths, strict=True)
+            ]
+        ).to(device)
+        made = layout(lengths, full.image.lengths, device)
+        joint = made.join(full.text_positions.index_select(0, text), full.image_positions)
+        return Unpadded(Sequences(made, self._rotary_at(joint), self.regions), text)
 
     def _selected(self, whole: tuple[bool, ...]) -> Live:
         full = self.layout

@@ -8,22 +8,32 @@ from typing import Protocol
 
 from torch import Tensor
 
-from giornata.packed.attention import Outside
-from giornata.packed.pages import Pages
+from giornata.packed.attention import Apart
 from giornata.wire.values import Mode
 
 
-class Source(Protocol):
-    """Where a sequence finds what a template run kept of the tokens outside its compute set."""
+class KeysValues(Protocol):
+    """Where a sequence finds keys and values of tokens that it does not compute."""
 
-    def keys_values(self, block: int) -> Outside | Pages:
+    def keys_values(self, block: int) -> Apart:
         """Keys, after norm and rotary embedding, and values, with room for the sequence's own or none."""
+
+
+class Source(KeysValues, Protocol):
+    """Where a sequence finds what a template run kept of the tokens outside its compute set."""
 
     def hidden(self, block: int) -> Tensor:
         """(outside, inner_dim): input of `block`, as its image stream."""
 
 
-class ActivationRecorder(Protocol):
+class KeysValuesRecorder(Protocol):
+    """Keeps keys and values of some tokens. It copies what it is given, which later blocks overwrite."""
+
+    def keys_values(self, block: int, key: Tensor, value: Tensor) -> None:
+        """(tokens, heads, head_dim) each; keys after norm and rotary embedding."""
+
+
+class ActivationRecorder(KeysValuesRecorder, Protocol):
     """Keeps what later edits may need. It copies what it is given, which later blocks overwrite.
 
     `tokens` are the tokens of the picture that the block computes: all of them, or the region's where the block takes
@@ -32,9 +42,6 @@ class ActivationRecorder(Protocol):
 
     def hidden(self, block: int, hidden: Tensor) -> None:
         """(tokens, inner_dim): the image stream that enters `block`."""
-
-    def keys_values(self, block: int, key: Tensor, value: Tensor) -> None:
-        """(tokens, heads, head_dim) each; keys after norm and rotary embedding."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,6 +60,10 @@ class Use:
     taken: Taken | None = None
     """None computes all tokens."""
     recorder: ActivationRecorder | None = None
+    padding: KeysValues | None = None
+    """Where its prompt's padding is found in every block, whatever the block's mode; None computes it."""
+    padding_recorder: KeysValuesRecorder | None = None
+    """Is shown its prompt's padding, where that is computed."""
 
 
 def by_sequence(of_rows: Sequence[Sequence[Use]]) -> tuple[Use, ...]:

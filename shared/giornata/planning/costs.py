@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Final
 
@@ -69,13 +69,20 @@ class Shape:
     image: int
     computed: int
     """Image tokens of the compute set, or all."""
+    padding: int = field(default=0, kw_only=True)
+    """Of the text tokens, those of which keys and values are kept: they are attended to and not computed."""
 
     def work(self, mode: Mode) -> Work:
         """What one block computes."""
         keys = self.text + self.image
-        own = keys if mode is Mode.FULL else self.text + self.computed
+        own = self.live_text + (self.image if mode is Mode.FULL else self.computed)
         projected = self.image - self.computed if mode is Mode.HIDDEN else 0
         return Work(1.0, own, projected, own * keys)
+
+    @property
+    def live_text(self) -> int:
+        """Text tokens that are computed."""
+        return self.text - self.padding
 
 
 def step_work(shapes: Iterable[Shape], modes: Iterable[Sequence[Mode]]) -> Work:
@@ -194,10 +201,11 @@ def worth_reusing(
 ) -> bool:
     """Whether a row's step with reuse ends earlier than in full, loads behind computing: below the crossover.
 
-    `modes` are those of the row's blocks with reuse, and `bytes_a_step` are loaded on average.
+    `shapes` and `modes`, of the row's blocks, are those with reuse; `bytes_a_step` are loaded on average.
     """
+    whole = [replace(shape, padding=0) for shape in shapes]
     full, masked = (
-        costs.step_ms(step_work(shapes, [chosen] * len(shapes)))
-        for chosen in ((Mode.FULL,) * len(modes), modes)
+        costs.step_ms(step_work(of, [chosen] * len(of)))
+        for of, chosen in ((whole, (Mode.FULL,) * len(modes)), (shapes, modes))
     )
     return max(masked, costs.load_ms(bytes_a_step)) < full

@@ -25,6 +25,8 @@ class Pace:
     """How rows take from templates there."""
     renewed_every: int = 0
     """Rows without a template compute one step in so many in full there, and of others their compute set; 0: all."""
+    keeps_padding: bool = False
+    """Whether most steps of rows that reuse take their prompts' padding there, instead of computing it."""
     slowness: float = 1.0
     """How many times slower this worker is than `costs`, which all workers of its kind share."""
     loading: float = 1.0
@@ -42,7 +44,10 @@ class Pace:
 
 @dataclass(frozen=True, slots=True)
 class RowShape(Shape):
-    """One row, as far as its cost depends on it; its compute set counts where the template is at hand."""
+    """One row, as far as its cost depends on it; its compute set counts where the template is at hand.
+
+    Its padding counts where the worker keeps it, in steps that compute the compute set.
+    """
 
     steps: int
     """Still to compute."""
@@ -56,15 +61,17 @@ class RowShape(Shape):
 
         It takes from a template, or what one step in full in so many makes (0: none does), or computes everything.
         """
-        full_ms = pace.row_ms(self, Mode.FULL)
+        unpadded = self if pace.keeps_padding else self.whole
+        full_ms = pace.row_ms(self.whole, Mode.FULL)
         tokens = self.sequences * (self.text + self.image)
         whole = RowLoad(self.steps, full_ms, tokens=tokens)
         if not (reuses or renewed_every) or self.computed >= self.image:
             return whole
-        masked_ms = pace.loading * pace.row_ms(self, pace.reused) if reuses else pace.row_ms(self, Mode.KV)
+        mode, loading = (pace.reused, pace.loading) if reuses else (Mode.KV, 1.0)
+        masked_ms = loading * pace.row_ms(unpadded, mode)
         if masked_ms >= full_ms:  # above the crossover the worker does not reuse
             return whole
-        masked = self.sequences * (self.text + self.computed)
+        masked = self.sequences * (unpadded.live_text + self.computed)
         if not reuses:  # steps in full are spread over the others
             share = self._renewals(renewed_every)
             masked_ms += share * (full_ms - masked_ms)
@@ -72,6 +79,11 @@ class RowShape(Shape):
         if self.begun:
             return RowLoad(self.steps, masked_ms, tokens=masked)
         return RowLoad(self.steps, masked_ms, full_ms - masked_ms, masked, tokens - masked)
+
+    @property
+    def whole(self) -> RowShape:
+        """The same row in a step in full, which computes padding too."""
+        return replace(self, padding=0) if self.padding else self
 
     def _renewals(self, every: int) -> float:
         """Share of steps in full among the steps to come, the first one of a row that has not begun aside."""

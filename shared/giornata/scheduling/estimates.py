@@ -58,6 +58,7 @@ class _Worker:
     blocks: int
     reused: Mode
     renewed_every: int
+    keeps_padding: bool
     slowness: float = 1.0
     told: float = 1.0
     """The slowness of its pace: it follows in steps, since all costs at the worker are computed again at each."""
@@ -84,7 +85,8 @@ class Estimates:
         worker = self._workers.get(instance)
         if worker is None or worker.kind is not kind:
             self.forget(instance)
-            worker = self._workers[instance] = _Worker(kind, costs.blocks, costs.reused, costs.renewed_every)
+            worker = _Worker(kind, costs.blocks, costs.reused, costs.renewed_every, costs.keeps_padding)
+            self._workers[instance] = worker
             kind.workers += 1
         for sample in shown.samples:
             if not sample.rows:
@@ -138,13 +140,14 @@ class _Kind:
         """How many there are of the kind."""
         self._untaught = 0
         """Steps since the regression took one in."""
-        self._paces: dict[tuple[int, Mode, int, float, float], Pace] = {}
+        self._paces: dict[tuple[int, Mode, int, bool, float, float], Pace] = {}
         """With the present costs."""
 
     def pace(self, worker: _Worker, loading: float) -> Pace:
         """The same object for the same values, until costs are refitted."""
         costs = self.steps.costs
-        key = worker.blocks, worker.reused, worker.renewed_every, worker.told, loading
+        lasting = worker.blocks, worker.reused, worker.renewed_every, worker.keeps_padding
+        key = *lasting, worker.told, loading
         pace = self._paces.get(key)
         if pace is None or pace.costs is not costs:
             self._paces = {of: other for of, other in self._paces.items() if other.costs is costs}

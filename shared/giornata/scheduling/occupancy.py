@@ -190,11 +190,12 @@ class Occupancy:
         computed = _computed(row)
         steps, every = max(1, row.steps - row.step), row.renewed_every
         spread = steps if every and not row.begun else 0  # over which steps in full are spread
-        key = row.text_tokens, row.tokens, computed, row.sequences, row.begun, every, spread
+        text, padding = row.text_tokens, row.padding_tokens
+        key = text, padding, row.tokens, computed, row.sequences, row.begun, every, spread
         alike = self.rates.get(key)
         if alike is not None:
             return RowLoad(steps, alike.step_ms, alike.first_ms, alike.tokens, alike.first_tokens)
-        shape = RowShape(row.text_tokens, row.tokens, computed, steps, row.sequences, row.begun)
+        shape = RowShape(text, row.tokens, computed, steps, row.sequences, row.begun, padding=padding)
         load = shape.load(self.pace, reuses=computed < row.tokens and not every, renewed_every=every)
         if len(self.rates) >= REMEMBERED:
             self.rates.clear()

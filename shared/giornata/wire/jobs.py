@@ -170,6 +170,8 @@ class Encoding(Recorded):
 
     text: BlobRef
     text_tokens: int
+    padding_tokens: int = 0
+    """Of these, those that pad the prompt; 0 where the model's tokenizer does not tell."""
     rows: tuple[BlobRef, ...]
     empty_text: BlobRef | None = None
     """The empty prompt's conditioning, for template runs; only where the job may reuse."""

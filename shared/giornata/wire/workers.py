@@ -42,6 +42,8 @@ class RowProgress(Wire):
     """Image tokens that its next step computes, unless that is its first; None: all."""
     text_tokens: int = 0
     """Text tokens of one sequence."""
+    padding_tokens: int = 0
+    """Of these, those that its steps take and do not compute, the first one and steps in full aside."""
     sequences: int = 1
     """2 with true classifier-free guidance."""
     begun: bool = False
@@ -62,6 +64,7 @@ class StepSample(Wire):
     image_tokens: int
     """Computed image tokens, on average over blocks; the others are taken from recordings."""
     text_tokens: int
+    """Computed text tokens; padding that is kept from step to step is not among them."""
     projected_tokens: int = 0
     """Tokens whose keys and values are projected again, on average over blocks."""
     attention_pairs: int
@@ -120,6 +123,8 @@ class WorkerCosts(Wire):
     """How edits take from recordings here."""
     renewed_every: int = 0
     """Edits without a recording compute one step in so many in full here, or more; 0: all."""
+    keeps_padding: bool = False
+    """Whether steps of edits that reuse take what an earlier one made of their prompts' padding."""
 
 
 class TemplateCounters(Wire):

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from giornata.packed.region import region
 from giornata.scheduling.batch import RowKey
+from giornata.tensors import PROMPT_MASK
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.families.rows import build_row, text_shapes
 from giornata_denoiser.rows.row import RecordingSpec, Row
@@ -33,6 +34,8 @@ class Rows:
 
     def __init__(self, family: ModelFamily, side: int, text_tokens: int, setting: Setting = DEFAULT) -> None:
         self.family, self.side, self.text_tokens, self.setting = family, side, text_tokens, setting
+        self.padding_tokens = 0
+        """Of a prompt's tokens; rows that reuse keep them from step to step."""
         self.template = lru_cache(maxsize=None)(self._template)
         """The template of a number; recorded when it is asked for first."""
         self.text = lru_cache(maxsize=None)(self._text)
@@ -61,7 +64,8 @@ class Rows:
         if where is None:
             return self._edited(edit, self._noise(edit), picture)
         noise = shared_noise(self._noise(edit), where)
-        return replace(self._edited(edit, noise, picture), region=where)
+        made = self._edited(edit, noise, picture)
+        return replace(made, region=where, keeps_padding=self.padding_tokens > 0)
 
     def computed(self, edit: Edit) -> int:
         """Tokens of its picture that are computed with reuse, the halo's among them."""
@@ -88,10 +92,12 @@ class Rows:
 
     def _text(self, index: int) -> dict[str, Tensor]:
         generator = torch.Generator().manual_seed(index)
-        return {
+        text = {
             name: torch.randn(*shape, generator=generator)
             for name, shape in text_shapes(self.family, self.text_tokens).items()
         }
+        live = self.text_tokens - self.padding_tokens
+        return {**text, PROMPT_MASK: (torch.arange(self.text_tokens) < live).to(torch.uint8)}
 
     def _picture(self, index: int) -> Tensor:
         return torch.randn(self.tokens, CHANNELS, generator=torch.Generator().manual_seed(-index - 1))

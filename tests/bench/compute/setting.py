@@ -7,13 +7,14 @@ from enum import StrEnum
 from typing import Final
 
 from giornata.wire.requests import EditParameters
-from giornata_denoiser.config import DenoiserConfig
+from giornata_denoiser.config import DenoiserConfig, ReuseText
 from giornata_denoiser.rows.template import Form
 
 FORM, BITS, LEVELS, CORRECTED = (
     DenoiserConfig.model_fields[f"template_{name}"].default
     for name in ("form", "bits", "levels", "correction")
 )
+KEEPS_PADDING: Final = DenoiserConfig.model_fields["reuse_text"].default is ReuseText.PADDING
 HALO: Final = EditParameters.model_fields["halo"].default
 
 
@@ -42,6 +43,8 @@ class Setting:
     teacher: Teacher = Teacher.ITSELF
     renewed_every: int = 0
     """Without a template: steps from one that is computed in full to the next; 0 takes from a template."""
+    keeps_padding: bool = KEEPS_PADDING
+    """Whether most steps take their prompts' padding."""
 
     def as_dict(self) -> dict[str, object]:
         """For JSON."""

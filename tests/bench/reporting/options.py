@@ -66,7 +66,14 @@ def opened(options: SimpleNamespace) -> ModelFamily:
 
 def rows_of(options: SimpleNamespace) -> Rows:
     """Rows for the transformer that the flags name, in the sizes that they name."""
-    return Rows(opened(options), isqrt(options.tokens), options.text)
+    rows = Rows(opened(options), isqrt(options.tokens), options.text)
+    rows.padding_tokens = vars(options).get("padding", 0)
+    return rows
+
+
+def padding_option() -> click.Option:
+    """For benchmarks of edits that keep their prompts' padding from step to step."""
+    return option("--padding", type=int, default=0, help="of a prompt's tokens, those that most steps take")
 
 
 def fastest(device: torch.device) -> torch.dtype:

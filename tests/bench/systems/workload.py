@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import torch
@@ -112,19 +112,20 @@ def operation_limit(specs: Sequence[BlockSpec], shape: Shape, mode: Mode) -> flo
     """What steps in `mode` can gain at most by their multiplications, projections of outside tokens among them."""
     cell, outside, pair = mean_operations(specs)
 
-    def operations(of: Mode) -> float:
-        work = shape.work(of)
+    def operations(of: Shape, how: Mode) -> float:
+        work = of.work(how)
         return cell * work.tokens + outside * work.projected + pair * work.pairs
 
-    return operations(Mode.FULL) / operations(mode)
+    return operations(replace(shape, padding=0), Mode.FULL) / operations(shape, mode)
 
 
-def token_limit(text: int, tokens: int, computed: Sequence[int]) -> float:
+def token_limit(text: int, tokens: int, computed: Sequence[int], padding: int = 0) -> float:
     """(T + L) / (T + M) of several edits: tokens in full over tokens computed, text included, halo counted in M.
 
     Args:
         text: tokens of each edit's prompt.
         tokens: of each edit's picture.
         computed: of each edit's picture, with the halo.
+        padding: tokens of the prompt that are kept, not computed.
     """
-    return len(computed) * (text + tokens) / sum(text + own for own in computed)
+    return len(computed) * (text + tokens) / sum(text - padding + own for own in computed)

@@ -161,6 +161,7 @@ class Bench:
             name: torch.randn(*shape, generator=generator)
             for name, shape in text_shapes(self.checkpoint.family, 6).items()
         }
+        text[tensors.PROMPT_MASK] = torch.tensor([1, 1, 0, 0, 0, 0], dtype=torch.uint8)
         refs = []
         for index in range(n):
             channels = self.checkpoint.family.network.conditioning

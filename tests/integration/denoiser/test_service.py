@@ -83,6 +83,7 @@ async def test_telemetry_lists_rows_from_acceptance_and_carries_samples(bench: B
         assert state is not None
         assert [(row.index, row.step, row.steps, row.tokens) for row in state.running] == [(0, 0, STEPS, 12)]
         assert [row.index for row in state.waiting] == [1]
+        assert state is not None
         [row] = state.running
         assert (row.computed_tokens, row.text_tokens, row.sequences, row.begun) == (None, 6, 1, False)
         assert state.stepping_ms > 0, "its first step is held up"
@@ -98,6 +99,30 @@ async def test_telemetry_lists_rows_from_acceptance_and_carries_samples(bench: B
                 current = (await bench.states.get()).worker
                 samples += current.samples if current else []
         assert {(s.rows, s.sequences, s.image_tokens, s.text_tokens) for s in samples} == {(1, 1, 12, 6)}
+
+
+@pytest.mark.parametrize(("reuse", "text"), [("auto", [6, 2, 6, 2]), ("off", [6] * STEPS)])
+async def test_a_worker_keeps_padding_and_tells_so(bench: Bench, reuse: str, text: list[int]) -> None:
+    """A miss renews it, in two steps of four."""
+    async with bench.worker(permits=1, template_policy="off", reuse_text="padding") as worker:
+        await bench.run(worker, await bench.job(worker, painted=[0], reuse=reuse))
+        samples: list[StepSample] = []
+        async with asyncio.timeout(WAIT_S):
+            while not samples:
+                state = (await bench.states.get()).worker
+                samples += state.samples if state else []
+        assert state is not None
+        assert state.costs is not None
+        assert state.costs.keeps_padding
+        [row] = state.running
+        assert (row.text_tokens, row.padding_tokens) == (6, 4 if reuse == "auto" else 0)
+        worker.network.permits.release(1000)
+        await bench.report()
+        async with asyncio.timeout(WAIT_S):
+            while len(samples) < STEPS:
+                current = (await bench.states.get()).worker
+                samples += current.samples if current else []
+        assert [sample.text_tokens for sample in samples] == text
 
 
 async def test_a_worker_without_room_says_full(bench: Bench) -> None:

@@ -12,6 +12,7 @@ from diffusers import FluxFillPipeline, FluxInpaintPipeline
 from PIL import Image
 
 from giornata.families import Family
+from giornata.tensors import PROMPT_MASK, padding_tokens
 from giornata.wire.errors import RowPoisoned
 from giornata.wire.models import ModelCard
 from giornata_prepost.families.flux.images import FluxImages
@@ -92,6 +93,14 @@ def _what_the_oracle_prepares(
         found.setdefault(f"{prefix}pooled_prompt_embeds", arguments["pooled_projections"])
         return forward(**arguments)
 
+    encoder, pad = oracle.text_encoder_2.forward, oracle.tokenizer_2.pad_token_id
+
+    def spy_encoder(input_ids: torch.Tensor, *args: Any, **named: Any) -> Any:
+        prefix = "negative_" if PROMPT_MASK in found else ""
+        found[f"{prefix}{PROMPT_MASK}"] = (input_ids != pad).to(torch.uint8)
+        return encoder(input_ids, *args, **named)
+
+    monkeypatch.setattr(oracle.text_encoder_2, "forward", spy_encoder)
     monkeypatch.setattr(oracle, "prepare_latents", spy_latents)
     monkeypatch.setattr(oracle, "prepare_mask_latents", spy_mask)
     monkeypatch.setattr(oracle.transformer, "forward", spy_forward)
@@ -133,6 +142,8 @@ def test_shapes_are_those_of_the_contract(model: FluxImages, card: ModelCard) ->
     text = model.encode_text(PROMPT, SIZE)
     assert text["prompt_embeds"].shape == (card.max_text_tokens, 32)
     assert text["pooled_prompt_embeds"].shape == (32,)
+    assert text[PROMPT_MASK].shape == (card.max_text_tokens,)
+    assert padding_tokens(text[PROMPT_MASK]) < padding_tokens(model.encode_text("", SIZE)[PROMPT_MASK])
 
 
 def test_image_latents_are_what_strength_below_one_starts_from(

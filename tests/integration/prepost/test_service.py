@@ -139,6 +139,7 @@ async def test_one_edit(caller: Bus, blobs: RedisBlobs, card: ModelCard) -> None
     text = tensors.unpack(await blobs.get(encoding.text))
     rows = [tensors.unpack(await blobs.get(row)) for row in encoding.rows]
     assert encoding.text_tokens == text["prompt_embeds"].shape[0] == card.max_text_tokens
+    assert encoding.padding_tokens == int((text[tensors.PROMPT_MASK] == 0).sum()) > 0
     assert len(rows) == 2
     assert rows[0]["noise"].shape == (24, 64)
     assert not torch.equal(rows[0]["noise"], rows[1]["noise"])

@@ -76,6 +76,7 @@ def test_a_square_lies_inside_and_is_next_to_its_ratio(
 def test_the_limit_is_total_tokens_in_full_over_total_tokens_computed() -> None:
     assert token_limit(512, 4096, [4096, 4096]) == 1.0
     assert token_limit(100, 900, [0, 100]) == 2000 / 300
+    assert token_limit(100, 900, [0, 100], padding=60) == 2000 / 180
 
 
 def test_projecting_tokens_outside_counts_among_operations() -> None:

@@ -140,3 +140,14 @@ def test_workers_that_share_cores_and_jobs_that_travel_take_longer(tmp_path: Pat
     assert mean_s("crowded", "--cores", 1) > 1.1 * alone
     assert mean_s("far", "--hops-ms", 1000) > alone + 0.9
     assert mean_s("relayed", "--relay-ms", 1000) > alone + 0.9
+
+
+def test_padding_is_a_part_of_the_text(tmp_path: Path) -> None:
+    """It makes steps shorter."""
+    assert "received 512 padding tokens of 512" in run(*QUICK, "--padding-tokens", 512, status=1)
+    ended = []
+    for padding in (0, 480):
+        run(*QUICK, "--policy", "finish_time", "--padding-tokens", padding, "--out", tmp_path / str(padding))
+        jobs = rows(tmp_path / str(padding) / "jobs.csv")
+        ended.append([float(job["denoised_s"]) - float(job["assigned_s"]) for job in jobs])
+    assert sum(ended[1]) < 0.7 * sum(ended[0])

@@ -80,3 +80,33 @@ def test_own_and_stored_tokens_lie_side_by_side(
             scores = query[start:end].double().transpose(0, 1) @ keys[first:last].double().permute(1, 2, 0)
             plain = (scores / WIDTH**0.5).softmax(-1) @ values[first:last].double().transpose(0, 1)
             assert_alike(attended[start:end], plain.transpose(0, 1).to(dtype), terms=4)
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    own=st.lists(st.integers(1, 4), min_size=1, max_size=3),
+    kinds=st.lists(st.tuples(st.integers(1, 5), BITS, st.booleans()), min_size=2, max_size=2),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+    seed=st.integers(0, 1000),
+)
+def test_a_sequence_attends_to_several_others(
+    kernels: Elementwise, own: list[int], kinds: list[tuple[int, int, bool]], dtype: torch.dtype, seed: int
+) -> None:
+    """The last one, to stored tokens, to others as they were, or to one of both."""
+    segments = Segments(tuple(own), DEVICE)
+    key, value = (random((sum(own), HEADS * WIDTH), dtype, seed + n).view(-1, HEADS, WIDTH) for n in range(2))
+    parts, wanted = list[Outside | Pages](), [[key.double()], [value.double()]]
+    for number, (tokens, bits, stored) in enumerate(kinds):
+        made = [levels(tokens, bits, dtype, seed + 5 * number + n) for n in range(2)]
+        rows = [values.view(-1, HEADS, WIDTH) for _, values in made]
+        if stored:
+            parts.append(Pages(torch.arange(tokens, device=DEVICE), made[0][0], made[1][0]))
+        else:
+            parts.append(Outside(rows[0].to(dtype), rows[1].to(dtype)))
+        for whole, more in zip(wanted, rows, strict=True):
+            whole.append(more)
+    for gathers in (gather, kernels.gather):
+        keys, values, spans = beside(key, value, segments, {len(own) - 1: tuple(parts)}, gathers)
+        for found, parts_of in ((keys, wanted[0]), (values, wanted[1])):
+            assert_alike(found, torch.cat(parts_of).to(dtype), terms=2)
+        assert spans.lengths == (*own[:-1], own[-1] + sum(tokens for tokens, _, _ in kinds))

@@ -134,6 +134,15 @@ def test_a_demand_counts_only_what_is_still_to_be_computed() -> None:
     assert (demand.rows, demand.steps, demand.tokens) == (1, 1, INSPECTION.tokens)
 
 
+@pytest.mark.parametrize("reuse", list(Reuse))
+def test_a_demand_tells_the_padding_of_edits_that_may_take_it(reuse: Reuse) -> None:
+    parameters = JOB.parameters.model_copy(update={"reuse": reuse})
+    record = transitions.accepted(JOB.model_copy(update={"parameters": parameters}))
+    padded = ENCODING.model_copy(update={"text_tokens": 48, "padding_tokens": 40})
+    [shape] = transitions.demand(record, INSPECTION, record.pending_rows, padded).shapes
+    assert (shape.text, shape.padding) == (48, 40 if reuse is Reuse.AUTO else 0)
+
+
 def test_a_demand_counts_the_compute_set_that_inspection_carries() -> None:
     record = transitions.accepted(JOB)
 

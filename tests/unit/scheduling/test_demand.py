@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -40,6 +42,28 @@ def test_only_a_miss_of_an_edit_that_may_renew_is_spread(renews: bool) -> None:
     assert hit == shape.load(PACE, reuses=True)
     assert miss == shape.load(PACE, reuses=False, renewed_every=5 if renews else 0)  # three of 14 steps
     assert hit.work_ms < miss.work_ms
+
+
+@given(
+    steps=st.integers(1, 60), every=st.integers(0, 20), sequences=st.integers(1, 2), padding=st.integers(0, 9)
+)
+def test_a_worker_that_keeps_padding_computes_it_in_steps_in_full(
+    steps: int, every: int, sequences: int, padding: int
+) -> None:
+    """Those of the first step, and of renewals where there is no template; another worker computes it always."""
+    keeping = replace(PACE, keeps_padding=True)
+    shape = RowShape(10, 100, 20, steps, sequences, padding=padding)
+    whole = replace(shape, padding=0)
+    load = shape.load(keeping, reuses=not every, renewed_every=every)
+    in_full = [step == 0 or bool(every and step % every == 0) for step in range(steps)]
+    full, masked = PACE.row_ms(whole, Mode.FULL), PACE.row_ms(shape, Mode.KV)
+    assert load.work_ms == pytest.approx(sum(full if one else masked for one in in_full))
+    if not every:
+        assert load.tokens == sequences * (30 - padding)
+        assert load.tokens + load.first_tokens == sequences * 110
+    assert shape.load(PACE, reuses=not every, renewed_every=every) == whole.load(
+        PACE, reuses=not every, renewed_every=every
+    )
 
 
 def test_what_saves_nothing_is_computed_in_full() -> None:

@@ -74,6 +74,14 @@ def test_a_profile_that_is_wrong_is_mended_by_what_steps_took() -> None:
     assert kind.compute.r2 > 0.95
 
 
+def test_whether_a_worker_keeps_padding_is_part_of_its_pace() -> None:
+    estimates = Estimates()
+    for keeps in (False, True):
+        told = costs().model_copy(update={"keeps_padding": keeps})
+        estimates.observe(f"keeps {keeps}", "m", shown(told))
+    assert [estimates.pace(f"keeps {keeps}").keeps_padding for keeps in (False, True)] == [False, True]
+
+
 def test_a_slow_host_is_known_for_it_and_a_new_worker_is_predicted_at_once() -> None:
     rng, estimates = seeded(2), Estimates()
     for _ in range(60):

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from giornata.scheduling.demand import Pace
+from giornata.planning.costs import StepCosts
+from giornata.scheduling.demand import Pace, RowShape
 from giornata.scheduling.occupancy import Occupancy, Totals
 from giornata.scheduling.roster import Roster
 from giornata.wire.workers import Tier
@@ -43,6 +44,19 @@ def occupied(number: int, rows: int, templates: set[str]) -> Occupancy:
 
 def held(one: Occupancy) -> Totals:
     return one.sum_up(PACE, {})
+
+
+@pytest.mark.parametrize("every", [0, 3])
+def test_a_row_that_keeps_padding_weighs_as_one_of_a_demand(every: int) -> None:
+    pace = Pace(StepCosts((5.0, 0.1, 0.2, 0.05, 0.001)), blocks=4, keeps_padding=True)
+    told = row("j", 0, 10).model_copy(
+        update={"computed_tokens": 4, "text_tokens": 9, "padding_tokens": 6, "renewed_every": every}
+    )
+    state = worker("d", told)
+    assert state.worker is not None
+    weighed = Occupancy.of(state, state.worker, pace, None).sum_up(pace, {}).work_ms
+    load = RowShape(9, 16, 4, 10, padding=6).load(pace, reuses=not every, renewed_every=every)
+    assert weighed == pytest.approx(load.work_ms)
 
 
 @given(moves=moves, excluded=st.sets(st.integers(0, 25).map(lambda number: f"d{number}")))

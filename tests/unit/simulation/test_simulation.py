@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from giornata.planning.costs import StepCosts
 from giornata.scheduling.backlog import RowLoad
+from giornata.scheduling.batch import RowKey
 from giornata.scheduling.demand import Demand, RowShape
 from giornata.scheduling.policies import PolicyName
 from giornata.wire.values import Mode
@@ -23,11 +24,12 @@ from giornata_tools.simulation.jobs import DIGEST, MODEL, SimulatedJob
 from giornata_tools.simulation.machines import FLUX_PICTURE, Machine, Storage, flashps_flux, h800_flux
 from giornata_tools.simulation.results import SimulatedRun, summary
 from giornata_tools.simulation.simulator import BASELINES, Binding, RunOptions, Simulation, Stages
-from giornata_tools.simulation.steps import Segment
+from giornata_tools.simulation.steps import Segment, row_of, sample
 from giornata_tools.simulation.worker import SimWorker, TemplateSetting
 
 COSTS = StepCosts((10.0, 0.0, 1.0, 0.0, 0.0))
 """10 ms a step, and 1 ms a token."""
+KEY = RowKey("j", 1, 0)
 MACHINE = Machine(COSTS, blocks=1, rows=4)
 
 
@@ -60,6 +62,24 @@ def test_a_job_alone_takes_its_steps() -> None:
 
 def test_the_first_step_of_an_edit_that_corrects_is_computed_in_full() -> None:
     assert ends(simulated([job(0, 0.0, shape(corrects=True))])) == pytest.approx({"j0": 0.03 + 9 * 0.015})
+
+
+@pytest.mark.parametrize(
+    ("corrects", "template", "expected_s"),
+    [(True, "t0", 0.038 + 9 * 0.017), (False, "t0", 10 * 0.017), (True, None, 10 * 0.038)],
+)
+def test_padding_is_computed_in_steps_in_full(
+    corrects: bool, template: str | None, expected_s: float
+) -> None:
+    """Of 8 text tokens 6 are padding, of 20 of the picture 5 are computed; and telemetry tells the same."""
+    padded = replace(shape(corrects=corrects), text=8, padding=6)
+    row = row_of(KEY, padded, MACHINE.pace, template=template)
+    segment = Segment((row,), began_s=0.0, step_s=1.0, steps=1, number=0)
+    assert row.told.padding_tokens == (6 if template else 0)
+    masked = template is not None and not corrects
+    assert (sample(segment).text_tokens, row.first) == (2 if masked else 8, corrects and bool(template))
+    assert sample(segment).attention_pairs == (7 if masked else 28) * 28
+    assert ends(simulated([job(0, 0.0, padded, template=template)])) == pytest.approx({"j0": expected_s})
 
 
 def test_stages_are_passed_through_pictures_one_by_one_on_each_server() -> None:

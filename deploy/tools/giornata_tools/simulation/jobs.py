@@ -25,6 +25,9 @@ class PictureSetting:
     """Tokens around a mask that are computed too."""
     corrects: bool = False
     """Rows compute their first step in full and correct what they take by it; FlashPS does not."""
+    padding: int = 0
+    """Of the text tokens, those that pad the prompt: rows that reuse compute them in their first step alone, if at all.
+    """
 
     def computed(self, mask_ratio: float) -> int:
         """Tokens that a square mask touches with its halo, at least one."""
@@ -70,7 +73,14 @@ def jobs_of(
     for number, request in enumerate(sorted(requests, key=lambda r: r.at_s)):
         computed = picture.computed(request.mask_ratio) if reuse else picture.image
         steps = request.steps or DEFAULT_STEPS
-        shape = RowShape(picture.text, picture.image, computed, steps, begun=not picture.corrects)
+        shape = RowShape(
+            picture.text,
+            picture.image,
+            computed,
+            steps,
+            begun=not picture.corrects,
+            padding=picture.padding if reuse else 0,
+        )
         template = template_name(request.template) if reuse else None
         demand = Demand(MODEL, DIGEST, (shape,) * request.n, template)
         made.append(SimulatedJob(f"j{number}", request.at_s, demand, slo_s))

@@ -77,7 +77,7 @@ class Machine:
     @property
     def pace(self) -> Pace:
         """What steps really cost."""
-        return Pace(self.costs, self.blocks, slowness=self.slowness)
+        return Pace(self.costs, self.blocks, keeps_padding=True, slowness=self.slowness)
 
     @property
     def told(self) -> WorkerCosts:
@@ -86,7 +86,9 @@ class Machine:
             CostFit(weights=weights, r2=1.0, residual_ms=0.0, samples=0, outliers=0)
             for weights in (self.costs.compute, self.costs.load)
         )
-        return WorkerCosts(compute=compute, load=load, blocks=self.blocks, device=self.device)
+        return WorkerCosts(
+            compute=compute, load=load, blocks=self.blocks, device=self.device, keeps_padding=True
+        )
 
 
 def h800_flux(rows: int = 8) -> Machine:

@@ -41,9 +41,9 @@ class SimRow:
     @property
     def tokens(self) -> int:
         """Text and image tokens, as :class:`giornata.scheduling.batch.Batch` counts them."""
-        return self.shape.sequences * (
-            self.shape.text + (self.shape.computed if self.reuses else self.shape.image)
-        )
+        if not self.reuses:
+            return self.shape.sequences * (self.shape.text + self.shape.image)
+        return self.shape.sequences * (self.shape.live_text + self.shape.computed)
 
     @property
     def first(self) -> bool:
@@ -55,13 +55,18 @@ class SimRow:
         """How its next step is computed: `FULL` where it takes nothing from the template."""
         return Mode.FULL if self.first or not self.reuses else Mode.KV
 
+    @property
+    def computed(self) -> RowShape:
+        """Its shape in its next step."""
+        return self.shape.whole if self.mode is Mode.FULL else self.shape
+
 
 def row_of(
     key: RowKey, shape: RowShape, pace: Pace, *, template: str | None, background: bool = False
 ) -> SimRow:
     """Make a row; `template` None: it takes from no template."""
     load = shape.load(pace, reuses=template is not None)
-    reuses = template is not None and load.step_ms < pace.row_ms(shape, Mode.FULL)
+    reuses = template is not None and load.step_ms < pace.row_ms(shape.whole, Mode.FULL)
     told = RowProgress(
         job_id=key.job_id,
         attempt=key.attempt,
@@ -71,6 +76,7 @@ def row_of(
         tokens=shape.image,
         computed_tokens=shape.computed if reuses else None,
         text_tokens=shape.text,
+        padding_tokens=shape.padding if reuses else 0,
         sequences=shape.sequences,
     )
     return SimRow(key, shape, reuses, load.step_ms, load.first_ms, shape.steps, told, template, background)
@@ -124,9 +130,10 @@ class StepTimes:
         loads = Loads.equal(blocks, kv_bytes // 2, kv_bytes)
         reusing, base_ms, least_ms = [], pace.costs.compute[0] / blocks, pace.costs.compute[0]
         for parts, template in kinds:
-            tokens = Shape(shape.text, shape.image, max(1, shape.image * parts // GRAIN))
+            computed = max(1, shape.image * parts // GRAIN)
+            tokens = Shape(shape.text, shape.image, computed, padding=shape.padding)
             if template < 0:
-                full_ms = pace.costs.block_ms(tokens.work(Mode.FULL))
+                full_ms = pace.costs.block_ms(shape.whole.work(Mode.FULL))
                 base_ms += full_ms
                 least_ms += full_ms * blocks
                 continue
@@ -162,8 +169,8 @@ def progress(row: SimRow, made: int) -> RowProgress:
 
 def sample(segment: Segment) -> StepSample:
     """A step of the segment as telemetry tells it."""
-    work = sum((row.shape.work(row.mode) * row.shape.sequences for row in segment.rows), Work())
-    text = sum(row.shape.text * row.shape.sequences for row in segment.rows)
+    work = sum((row.computed.work(row.mode) * row.shape.sequences for row in segment.rows), Work())
+    text = sum(row.computed.live_text * row.shape.sequences for row in segment.rows)
     return StepSample.model_construct(
         rows=len(segment.rows),
         sequences=round(work.sequences),

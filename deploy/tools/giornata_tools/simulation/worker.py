@@ -197,7 +197,7 @@ class SimWorker:
         if template in self._runs:
             return
         self._runs.add(template)
-        whole = RowShape(shape.text, shape.image, shape.image, LEVELS, begun=True)
+        whole = RowShape(shape.text, shape.image, shape.image, LEVELS, begun=True, padding=shape.padding)
         key = RowKey(template, 0, next(self._numbers))
         self.batch.submit([row_of(key, whole, self._pace, template=None, background=True)])
 

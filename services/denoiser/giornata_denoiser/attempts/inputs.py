@@ -109,7 +109,7 @@ def reused(row: Row, where: Region | None, how: Reusing, family: ModelFamily) ->
 
     Where there is no recording, or it is not worth its loads, the row takes what its own steps make.
     """
-    row = replace(row, skipped=how.recording is not None)
+    row = replace(row, skipped=how.recording is not None, keeps_padding=how.keeps_padding)
     if where is None:
         return row
     taking = _taking(row, where, how, family)

@@ -12,7 +12,7 @@ from giornata.wire.values import Mode
 from giornata.wire.workers import LoadSample, RowProgress, StepSample, TemplateCounters, Tier, WorkerState
 from giornata_denoiser.blocks.own import renew_steps
 from giornata_denoiser.checkpoint import Checkpoint
-from giornata_denoiser.config import DenoiserConfig
+from giornata_denoiser.config import DenoiserConfig, ReuseText
 from giornata_denoiser.engine.protocol import StepReport
 from giornata_denoiser.rows.template import Form
 
@@ -34,6 +34,7 @@ class Reporter:
             "device": profile.device,
             "reused": Mode.KV if config.template_form is Form.KV else Mode.HIDDEN,
             "renewed_every": renew_steps(config.renew_steps, checkpoint.family),
+            "keeps_padding": config.reuse_text is ReuseText.PADDING,
         }
         self._samples: deque[StepSample] = deque(maxlen=MAX_SAMPLES)
         self._loads: deque[LoadSample] = deque(maxlen=MAX_SAMPLES)

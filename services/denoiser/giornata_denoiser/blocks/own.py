@@ -1,4 +1,7 @@
-"""A row's own keys and values of the tokens outside its region: kept from a step in full, taken by those after it."""
+"""A row's own keys and values of tokens that not every step computes: kept from one step, taken by those after it.
+
+These are tokens of the picture outside its region, and tokens that pad its prompt.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,6 @@ from torch import Tensor
 
 from giornata.packed.attention import Outside
 from giornata.packed.pages import Pages
-from giornata.packed.region import Region
 from giornata.planning.specs import PARTS, BlockSpec
 from giornata.wire.values import Mode
 from giornata_denoiser.families.protocol import ModelFamily
@@ -47,22 +49,22 @@ def own_channels(spec: BlockSpec) -> int:
 class OwnKeysValues:
     """What one sequence keeps; satisfies :class:`giornata.packed.uses.Source`.
 
-    `own` are the tokens that it computes between two steps in full: text, and the region's. There is room for their
-    keys and values in front of those that are kept; in `bits` these are kept by themselves, see
-    :mod:`giornata_denoiser.rows.stored`.
+    `index`, (kept,) int64 on the device, are the tokens that are kept of those that a recorder shows; None keeps all.
+    There is room for the keys and values of `own` tokens in front of those that are kept; in `bits` these are kept by
+    themselves, see :mod:`giornata_denoiser.rows.stored`.
     """
 
-    def __init__(self, region: Region, own: int, family: ModelFamily, bits: int | None = None) -> None:
-        self._outside = region.on(family.device).outside
-        self._own, self._bits = own, bits
-        self._all = torch.arange(len(self._outside), device=family.device)
+    def __init__(self, index: Tensor | None, own: int, bits: int | None = None) -> None:
+        self._index, self._own, self._bits = index, own, bits
         self._kept: dict[int, Outside | Pages] = {}
+        self._places: Tensor | None = None
+        """(kept,) int64: all of what is kept in bits."""
 
     def keys_values(self, block: int) -> Outside | Pages:
-        """(own + outside, heads, head_dim) each, the first `own` rows free; or as they are stored.
+        """(own + kept, heads, head_dim) each, the first `own` rows free; or as they are stored.
 
         Raises:
-            LookupError: no step in full has passed the block.
+            LookupError: no step that keeps has passed the block.
         """
         return self._kept[block]
 
@@ -75,21 +77,25 @@ class OwnKeysValues:
         raise LookupError(f"the input of block {block} is not kept")
 
     def keep(self, block: int, key: Tensor, value: Tensor) -> None:
-        """(tokens, heads, head_dim) each, of all tokens of the picture."""
+        """(tokens, heads, head_dim) each, of which it keeps its own."""
+        if self._index is not None:
+            key, value = key.index_select(0, self._index), value.index_select(0, self._index)
         if self._bits is not None:
-            parts = (part.index_select(0, self._outside).flatten(1) for part in (key, value))
-            self._kept[block] = Pages(self._all, *(store(part, self._bits).levels for part in parts))
+            if self._places is None:
+                self._places = torch.arange(len(key), device=key.device)
+            stored = (store(part.flatten(1), self._bits).levels for part in (key, value))
+            self._kept[block] = Pages(self._places, *stored)
             return
         kept = self._kept.get(block)
         if not isinstance(kept, Outside):
-            shape = self._own + len(self._outside), *key.shape[1:]
+            shape = self._own + len(key), *key.shape[1:]
             kept = self._kept[block] = Outside(key.new_empty(shape), value.new_empty(shape), self._own)
-        torch.index_select(key, 0, self._outside, out=kept.key[self._own :])
-        torch.index_select(value, 0, self._outside, out=kept.value[self._own :])
+        kept.key[self._own :] = key
+        kept.value[self._own :] = value
 
 
 class OwnRecorder:
-    """Fills what a sequence keeps in a step in full, whose :class:`giornata.packed.uses.ActivationRecorder` it is."""
+    """Fills what a sequence keeps in a step, whose :class:`giornata.packed.uses.ActivationRecorder` it is."""
 
     def __init__(self, kept: OwnKeysValues) -> None:
         self._kept = kept

@@ -17,7 +17,8 @@ class Renewing:
         self._kept = tuple(kept)
         self._renewed_at: int | None = None
         """The step that was last computed in full."""
-        self._full = True
+        self.full = True
+        """Whether the present step is computed in full."""
 
     def advance(self, row: Row) -> None:
         """Choose how the next step of `row` is computed: in full where that is due, or nothing is kept.
@@ -25,16 +26,16 @@ class Renewing:
         A step in full that failed and is tried again is in full again: it may have renewed a part.
         """
         lost = self._renewed_at is None or self._renewed_at >= row.step
-        self._full = lost or not row.masked
-        if self._full:
+        self.full = lost or not row.masked
+        if self.full:
             self._renewed_at = row.step
 
     def modes(self, blocks: int) -> tuple[Mode, ...]:
         """What so many blocks of the step compute."""
-        return (Mode.FULL if self._full else Mode.KV,) * blocks
+        return (Mode.FULL if self.full else Mode.KV,) * blocks
 
     def uses(self, blocks: int) -> tuple[Use, ...]:
         """One of each sequence."""
-        if self._full:
+        if self.full:
             return tuple(Use(recorder=OwnRecorder(kept)) for kept in self._kept)
         return tuple(Use(Taken(self.modes(blocks), kept)) for kept in self._kept)

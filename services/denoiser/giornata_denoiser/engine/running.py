@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
@@ -17,15 +18,22 @@ from giornata_denoiser.blocks.own import OwnKeysValues
 from giornata_denoiser.blocks.recording import CorrectionRecorder, EntryRecorder
 from giornata_denoiser.blocks.slabs import Slabs
 from giornata_denoiser.engine.loading import SlabRun
+from giornata_denoiser.engine.padding import Padding
 from giornata_denoiser.engine.renewing import Renewing
 from giornata_denoiser.rows.correction import Correction
 from giornata_denoiser.rows.row import Row
 from giornata_denoiser.rows.template import Entry
 
-MakeSlabs = Callable[[Row, Entry, int, Correction | None], Slabs]
-"""Makes the slabs of a row's entry for a sequence that computes so many tokens, corrected or not."""
-MakeOwn = Callable[[Row, int], OwnKeysValues]
-"""Makes what a sequence that computes so many tokens keeps of a step in full."""
+
+class Makers(NamedTuple):
+    """What makes what the sequences of rows take."""
+
+    slabs: Callable[[Row, Entry, int, Correction | None], Slabs]
+    """The slabs of a row's entry for a sequence that computes so many tokens, corrected or not."""
+    own: Callable[[Row, int], OwnKeysValues]
+    """What a sequence that computes so many tokens keeps of a step in full."""
+    padding: Callable[[], OwnKeysValues]
+    """What a sequence keeps of its prompt's padding."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,9 +152,7 @@ def _with_modes(served: Served, modes: tuple[Mode, ...], loads: Loads) -> Served
 class Running:
     """All that one row has at the planner, from the step in which it joins until it leaves."""
 
-    def __init__(
-        self, row: Row, make_slabs: MakeSlabs, make_own: MakeOwn, correction_bits: int | None
-    ) -> None:
+    def __init__(self, row: Row, make: Makers, correction_bits: int | None) -> None:
         self.row = row
         """At its present step."""
         self.served: Served | None = None
@@ -156,12 +162,14 @@ class Running:
         self.ahead = 0
         """How many of its blocks, from the first one."""
         self.shapes = row.shapes
-        """Of its sequences; the same in all steps."""
+        """Of its sequences in the present step."""
         self._complete: tuple[Slabs, ...] | None = None
         """Slabs of which everything that the row takes has been found to be here."""
-        self._make_slabs, self._correction_bits = make_slabs, correction_bits
+        self._make, self._correction_bits = make, correction_bits
         self._entries = _entries(row)
-        self._renewing = Renewing([make_own(row, own) for own in row.own_tokens]) if row.renews else None
+        self._renewing = Renewing([make.own(row, own) for own in row.own_tokens]) if row.renews else None
+        padding = [make.padding() if tokens else None for tokens in row.padding]
+        self._padding = Padding(padding) if any(row.padding) else None
 
     def is_of(self, row: Row) -> bool:
         """Whether `row` is this row some steps later, and not another row of its name."""
@@ -209,7 +217,24 @@ class Running:
         return next((entry for entry in later if entry not in (None, now)), None)
 
     def advance(self, row: Row) -> None:
-        """Choose what serves the next step of `row`; slabs that are here already stay."""
+        """Choose what the next step of `row` computes and what serves it; slabs that are here already stay."""
+        self._serve(row)
+        if self._padding is None:
+            return
+        self._padding.advance(row, whole=self._whole)
+        self.shapes = row.shaped(padding_kept=self._padding.taken)
+        if self.served is not None and self.served.shapes != self.shapes:
+            self.served = replace(self.served, shapes=self.shapes)
+
+    @property
+    def _whole(self) -> bool:
+        """Whether the step computes the whole picture, without regard to costs."""
+        if self._renewing is not None:
+            return self._renewing.full
+        return self.served is None or bool(self.served.learning)
+
+    def _serve(self, row: Row) -> None:
+        """Choose what serves the next step of `row`."""
         entry, served = self._entries[row.step], self.served
         self.row, self.served = row, None
         if self._renewing is not None:
@@ -232,7 +257,7 @@ class Running:
         known = None if self._correction_bits is None else row.corrections
         corrections: Sequence[Correction | None] = known or (None,) * len(row.prompts)
         slabs = tuple(
-            self._make_slabs(row, entry, own, correction)
+            self._make.slabs(row, entry, own, correction)
             for own, correction in zip(row.own_tokens, corrections, strict=True)
         )
         return Served(entry, slabs, self.shapes, entry.modes)
@@ -241,6 +266,11 @@ class Running:
         """What each of the row's sequences does in a forward of so many `blocks`."""
         if self.row.records is not None:
             return (Use(recorder=EntryRecorder(self.row.level, blocks, self.row.records)),)
+        uses = self._uses(blocks)
+        return uses if self._padding is None else self._padding.added(uses)
+
+    def _uses(self, blocks: int) -> tuple[Use, ...]:
+        """The same, but for padding."""
         if self._renewing is not None:
             return self._renewing.uses(blocks)
         return (Use(),) * len(self.row.prompts) if self.served is None else self.served.uses()

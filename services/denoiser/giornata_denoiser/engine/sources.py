@@ -21,7 +21,7 @@ from giornata_denoiser.blocks.recording import CorrectionRecorder
 from giornata_denoiser.blocks.slabs import Slabs
 from giornata_denoiser.blocks.waits import Waits
 from giornata_denoiser.engine.loading import Loader, SlabRun
-from giornata_denoiser.engine.running import Running, Served, planned
+from giornata_denoiser.engine.running import Makers, Running, Served, planned
 from giornata_denoiser.engine.weighing import predicted_ms
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.rows.correction import Correction
@@ -86,6 +86,7 @@ class Sources:
 
     def __init__(self, family: ModelFamily, options: ReuseOptions, waits: Waits, trace: Tracing) -> None:
         self._family, self._options, self._waits, self._trace = family, options, waits, trace
+        self._make = Makers(self._slabs, self._own, self._padding)
         self._running: dict[RowKey, Running] = {}
         self._scheduled: list[tuple[object, ...]] = []
         """What the loader's queue follows from, by row."""
@@ -115,7 +116,7 @@ class Sources:
         if loader is not None and self._scheduled != (wanted := [each.wanted for each in running]):
             loader.schedule(_loads(running))
             self._scheduled = wanted
-        sample = self._sample(rows, work, costs, missing, max(planned_ms, costs.step_ms(work)))
+        sample = self._sample(running, work, costs, missing, max(planned_ms, costs.step_ms(work)))
         return StepPlan(
             by_sequence([each.uses(self._family.depth) for each in running]),
             work,
@@ -126,7 +127,7 @@ class Sources:
     def _advanced(self, row: Row) -> Running:
         running = self._running.get(row.key)
         if running is None or not running.is_of(row):
-            running = Running(row, self._slabs, self._own, self._options.correction_bits)
+            running = Running(row, self._make, self._options.correction_bits)
             self._running[row.key] = running
         running.advance(row)
         return running
@@ -181,10 +182,11 @@ class Sources:
         return work
 
     def _sample(
-        self, rows: Sequence[Row], work: Work, costs: StepCosts, missing_bytes: int, expected_ms: float
+        self, running: Sequence[Running], work: Work, costs: StepCosts, missing_bytes: int, expected_ms: float
     ) -> StepSample:
         blocks, base_ms = self._family.depth, costs.compute[0]
-        text_tokens = sum(row.text_tokens for row in rows)
+        rows = [each.row for each in running]
+        text_tokens = sum(shape.live_text for each in running for shape in each.shapes)
         # What each row computes at least, in a step that waits for no load.
         least_ms = [predicted_ms([row], costs, blocks) - base_ms for row in rows]
         return StepSample(
@@ -205,9 +207,16 @@ class Sources:
     def _own(self, row: Row, own: int) -> OwnKeysValues:
         if row.region is None:
             raise ValueError(f"row {row.key} computes everything")
+        return OwnKeysValues(row.region.on(self._family.device).outside, own, self._own_bits)
+
+    def _padding(self) -> OwnKeysValues:
+        return OwnKeysValues(None, 0, self._own_bits)
+
+    @property
+    def _own_bits(self) -> int | None:
+        """Bits of what rows keep of their own steps; None as blocks read it."""
         keeps = self._options.device is None or self._options.device.keeps
-        bits = None if keeps else own_bits(self._options.correction_bits)
-        return OwnKeysValues(row.region, own, self._family, bits)
+        return None if keeps else own_bits(self._options.correction_bits)
 
     def _slabs(self, row: Row, entry: Entry, own: int, correction: Correction | None) -> Slabs:
         """The slabs of another sequence, if nothing of them is the row's own.

@@ -81,7 +81,8 @@ def row_bytes(row: Row, family: ModelFamily, correction_bits: int | None) -> int
     itemsize = family.dtype.itemsize
     held += slab_bytes(row, itemsize) if keeps_slabs(family) else attended_bytes(row, itemsize)
     held += correction_bytes(row, itemsize, correction_bits)
-    return held + _own_bytes(row, family, correction_bits) + _recorded_bytes(row, family)
+    held += _own_bytes(row, family, correction_bits) + _padding_bytes(row, family, correction_bits)
+    return held + _recorded_bytes(row, family)
 
 
 def keeps_slabs(family: ModelFamily) -> bool:
@@ -150,6 +151,18 @@ def _own_bytes(row: Row, family: ModelFamily, correction_bits: int | None) -> in
     return len(row.prompts) * stored + itemsize * tokens * max(channels, default=0)
 
 
+def _padding_bytes(row: Row, family: ModelFamily, correction_bits: int | None) -> int:
+    """Bytes of the keys and values that a row keeps of its prompts' padding."""
+    kept = [tokens for tokens in row.padding if tokens]
+    if not kept:
+        return 0
+    bits = 0 if keeps_slabs(family) else own_bits(correction_bits)
+    channels = list(map(own_channels, family.specs))
+    return sum(
+        stored_bytes(tokens, width, bits, family.dtype.itemsize) for tokens in kept for width in channels
+    )
+
+
 def _recorded_bytes(row: Row, family: ModelFamily) -> int:
     """Bytes of the entries that a template run has on the engine's device: all on a CPU, where they stay."""
     what = row.records
@@ -172,7 +185,8 @@ def profits(row: Row, costs: StepCosts, family: ModelFamily) -> bool:
         return False
     entries = 0 if row.template is None else min(len(row.template.entries), row.steps)
     bytes_a_step = slab_bytes(row, family.dtype.itemsize) * entries / row.steps
-    return worth_reusing(costs, row.shapes, masked_modes(row, family.depth), bytes_a_step)
+    shapes = row.shaped(padding_kept=True)
+    return worth_reusing(costs, shapes, masked_modes(row, family.depth), bytes_a_step)
 
 
 def run_ms(row: Row, costs: StepCosts, blocks: int) -> float:

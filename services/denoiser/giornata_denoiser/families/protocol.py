@@ -29,6 +29,7 @@ class Text(Protocol):
     def prompt(self, tensors: Mapping[str, Tensor], grid: tuple[int, int], guidance_scale: float) -> Prompt:
         """The prompt of one sequence, from :attr:`tensors` in the network's dtype and on their device.
 
+        Among them may be :data:`giornata.tensors.PROMPT_MASK`, which tells a prompt's padding.
         `grid` is height and width of the row's picture in tokens; `guidance_scale` is for networks that embed one.
         """
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from giornata.scheduling.batch import RowKey
+from giornata.tensors import PROMPT_MASK
 from giornata.wire.errors import SchemaMismatch
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.rows.row import GENERATOR, Prompt, Row, Snapshot
@@ -110,9 +111,13 @@ def _checked(state: Tensor | None) -> Tensor:
 def _prompt(
     family: ModelFamily, text: Mapping[str, Tensor], prefix: str, grid: tuple[int, int], guidance_scale: float
 ) -> Prompt:
-    tensors = {
-        name: _take(family, text, f"{prefix}{name}", shape) for name, shape in family.text.tensors.items()
-    }
+    shapes = family.text.tensors
+    tensors = {name: _take(family, text, f"{prefix}{name}", shape) for name, shape in shapes.items()}
+    if f"{prefix}{PROMPT_MASK}" in text:
+        tokens = next(
+            tensors[name].shape[shape.index(None)] for name, shape in shapes.items() if None in shape
+        )
+        tensors[PROMPT_MASK] = _take(family, text, f"{prefix}{PROMPT_MASK}", (tokens,))
     return family.text.prompt(tensors, grid, guidance_scale)
 
 

@@ -31,6 +31,10 @@ class Prompt(Protocol):
         """Text tokens that pass the network's blocks beside the picture's; 0 where they only are attended to."""
 
     @property
+    def padding_tokens(self) -> int:
+        """How many of these, the last ones, are padding; 0 where the encoding does not tell."""
+
+    @property
     def size_bytes(self) -> int:
         """Bytes of all its tensors."""
 
@@ -122,6 +126,9 @@ class Row:
     """Without a template: from one step that is computed in full to the next, so many; those between take the keys and
     values that the last one made of the outside tokens. 0 computes every step in full. Read only where there is a
     region."""
+    keeps_padding: bool = False
+    """Whether steps after its first one take the keys and values that it made of its prompts' padding. Read only where
+    it takes those of outside tokens, too."""
     taught: bool = False
     """Whether its last step has taught it these corrections."""
     begun: bool = False
@@ -173,19 +180,32 @@ class Row:
 
     @property
     def text_tokens(self) -> int:
-        """Text tokens that pass the blocks, of all sequences."""
-        return sum(prompt.joint_tokens for prompt in self.prompts)
+        """Text tokens that pass the blocks in its next step, of all sequences."""
+        return sum(shape.live_text for shape in self.shapes)
 
     @property
     def own_tokens(self) -> tuple[int, ...]:
-        """Tokens that each sequence computes: text and image."""
+        """The most tokens that each sequence computes in a masked step: text and image."""
         return tuple(prompt.joint_tokens + self.computed_tokens for prompt in self.prompts)
 
     @property
     def shapes(self) -> tuple[Shape, ...]:
-        """The sequences' shapes, for the cost model."""
-        computed = self.computed_tokens
-        return tuple(Shape(prompt.joint_tokens, self.image_tokens, computed) for prompt in self.prompts)
+        """The sequences' shapes in its next step, where everything that it takes is here; for the cost model."""
+        return self.shaped(padding_kept=self.begun and self.masked)
+
+    def shaped(self, *, padding_kept: bool) -> tuple[Shape, ...]:
+        """The sequences' shapes in a step that takes the padding that the row keeps, or computes all text."""
+        padding = self.padding if padding_kept else (0,) * len(self.prompts)
+        return tuple(
+            Shape(prompt.joint_tokens, self.image_tokens, self.computed_tokens, padding=kept)
+            for prompt, kept in zip(self.prompts, padding, strict=True)
+        )
+
+    @property
+    def padding(self) -> tuple[int, ...]:
+        """Padding tokens of each sequence that it computes once and then takes; 0 where it computes them always."""
+        takes = self.region is not None and (self.template is not None or self.renews)
+        return tuple(p.padding_tokens if takes and self.keeps_padding else 0 for p in self.prompts)
 
     @property
     def settled(self) -> bool:

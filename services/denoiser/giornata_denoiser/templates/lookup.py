@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import structlog
 
@@ -16,7 +16,7 @@ from giornata.wire.requests import Reuse
 from giornata.wire.templates import TemplateInputs
 from giornata_denoiser.blocks.own import renew_steps
 from giornata_denoiser.checkpoint import Checkpoint
-from giornata_denoiser.config import DenoiserConfig
+from giornata_denoiser.config import DenoiserConfig, ReuseText
 from giornata_denoiser.rows.row import Row
 from giornata_denoiser.rows.template import Recording
 from giornata_denoiser.templates.corrections import KeptCorrections
@@ -42,6 +42,8 @@ class Reusing:
     """Without a recording: at most so many steps from one that is computed in full to the next; 0 computes all so."""
     known: KeptCorrections | None = None
     """What earlier edits have learned; None where every row is to learn its own."""
+    keeps_padding: bool = False
+    """Whether rows compute the padding of their prompts in some steps, and take what these made in the others."""
 
 
 class Lookup:
@@ -78,11 +80,15 @@ class Lookup:
         with self._store.pinned(asked.recording_id):
             recording = await self._recording(request, asked, empty_text) if asked.fits else None
             # `strict` asks for the picture of full computation, as nearly as can be.
-            every, known = 0, None
+            how = Reusing(asked.tolerance, recording, self._costs())
             if asked.tolerance == ANYWHERE:
-                every = renew_steps(self._config.renew_steps, self._checkpoint.family)
-                known = self._store.corrections
-            yield Reusing(asked.tolerance, recording, self._costs(), every, known)
+                how = replace(
+                    how,
+                    renew_steps=renew_steps(self._config.renew_steps, self._checkpoint.family),
+                    known=self._store.corrections,
+                    keeps_padding=self._config.reuse_text is ReuseText.PADDING,
+                )
+            yield how
 
     def learn(self, rows: Iterable[Row]) -> None:
         """Keep what `rows` have learned for later edits, those aside that want every step as it would be alone."""

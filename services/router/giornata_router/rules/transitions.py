@@ -175,6 +175,7 @@ def demand(
     shapes = tuple(
         RowShape(
             text=encoding.text_tokens if encoding else 0,
+            padding=encoding.padding_tokens if encoding and asked.reuse is Reuse.AUTO else 0,
             image=inspection.tokens,
             computed=region.count if region else inspection.tokens,
             steps=max(1, job.denoising_steps - (row.resume.step if row.resume else 0)),

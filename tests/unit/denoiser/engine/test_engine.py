@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from giornata.scheduling.batch import Capacity, RowKey
+from giornata.tensors import PROMPT_MASK
 from giornata.wire.errors import InternalError, RowPoisoned, SchemaMismatch
 from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.engine.protocol import StepReport
@@ -233,6 +234,10 @@ def test_a_row_cancelled_while_its_step_runs_is_reported_no_more() -> None:
     [
         (lambda text, _: text.pop("pooled_prompt_embeds"), "lacks the tensor pooled_prompt_embeds"),
         (lambda _, tensors: tensors.update(mask=torch.zeros(5, 64)), "The tensor mask has a wrong shape"),
+        (
+            lambda text, _: text.update({PROMPT_MASK: torch.ones(9)}),
+            f"The tensor {PROMPT_MASK} has a wrong shape",
+        ),
         (lambda text, _: text.update(prompt_embeds=torch.zeros(3, 7)), "Accepted: \\('any', 24\\)"),
     ],
 )

@@ -8,7 +8,7 @@ import torch.nn.functional as F  # noqa: N812 - the field's name
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from giornata.packed.attention import Outside, choose, grouped
+from giornata.packed.attention import Beside, Outside, choose, grouped
 from giornata.packed.packing import Segments, layout
 from giornata.packed.pages import gather
 from giornata.packed.region import Sequences, region
@@ -69,6 +69,38 @@ def test_live_and_outside_tokens_are_those_of_their_regions(
         assert sum(beyond.segments.lengths) == len(outside)
 
 
+@given(
+    st.lists(st.tuples(st.integers(1, 7), st.integers(0, 6), CELLS, st.booleans()), min_size=1, max_size=6)
+)
+def test_a_batch_without_padding_has_all_other_tokens(
+    given: list[tuple[int, int, list[bool], bool]],
+) -> None:
+    """Live and outside tokens of it are those of the whole batch."""
+    made = layout([live + padding for live, padding, _, _ in given], [len(cells) for _, _, cells, _ in given])
+    numbers = torch.arange(sum(made.joint.lengths)).float()[:, None]
+    regions = tuple(region(torch.tensor([cells])) for _, _, cells, _ in given)
+    padding = tuple(tokens for _, tokens, _, _ in given)
+    whole = Sequences(made, (numbers, -numbers), regions, padding)
+    left_out = tuple(s for s, (_, _, _, frozen) in enumerate(given) if frozen)
+    found = whole.without_padding(left_out)
+    joint, text, joint_at, text_at = list[int](), list[int](), 0, 0
+    for live, padded, cells, frozen in given:
+        length = live if frozen else live + padded
+        text += range(text_at, text_at + length)
+        joint += [*range(joint_at, joint_at + length)]
+        joint += [joint_at + live + padded + cell for cell in range(len(cells))]
+        joint_at, text_at = joint_at + live + padded + len(cells), text_at + live + padded
+    assert found.text.tolist() == text
+    rotary = [column.flatten().tolist() for column in found.sequences.rotary]
+    assert rotary == [joint, [-n for n in joint]]
+    masked = tuple(index for index, part in enumerate(regions) if part is not None)
+    nothing = (False,) * len(given)
+    assert found.sequences.live(nothing).image.tolist() == whole.live(nothing).image.tolist()
+    if masked:
+        outside = found.sequences.beyond(masked).rotary[0]
+        assert outside.tolist() == whole.beyond(masked).rotary[0].tolist()
+
+
 @given(st.lists(st.integers(1, 20), min_size=1, max_size=8))
 def test_segments_cover_the_packed_dimension(lengths: list[int]) -> None:
     made = Segments(tuple(lengths))
@@ -94,22 +126,37 @@ def random_heads(length: int, heads: int = 2, head_dim: int = 8) -> torch.Tensor
     return torch.randn(length, heads, head_dim, dtype=torch.float64)  # rounding in float32 is the processor's
 
 
-@given(st.lists(st.tuples(st.integers(1, 7), st.integers(0, 9), st.booleans()), min_size=1, max_size=6))
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 7), st.integers(0, 9), st.booleans(), st.integers(0, 3)),
+        min_size=1,
+        max_size=6,
+    )
+)
 @settings(max_examples=50)
-def test_grouped_attention_equals_each_sequence_alone(sequences: list[tuple[int, int, bool]]) -> None:
-    """Sequences of some own tokens and some outside, whose keys are kept with room in front of them or without."""
+def test_grouped_attention_equals_each_sequence_alone(sequences: list[tuple[int, int, bool, int]]) -> None:
+    """Sequences of some own tokens and some outside, whose keys are kept with room in front of them or without.
+
+    Some attend to others besides, which lie apart from these.
+    """
     torch.manual_seed(0)
-    own = Segments(tuple(tokens for tokens, _, _ in sequences))
+    own = Segments(tuple(tokens for tokens, _, _, _ in sequences))
     query, key, value = (random_heads(sum(own.lengths)) for _ in range(3))
-    outside, wanted = {}, []
+    outside: dict[int, Beside] = {}
+    wanted = []
     for index, (start, end) in enumerate(own.bounds):
         keys, values = key[start:end], value[start:end]
-        _, beyond, room = sequences[index]
+        _, beyond, room, others = sequences[index]
+        apart = Outside(random_heads(others), random_heads(others))
+        if others:
+            keys, values = torch.cat((keys, apart.key)), torch.cat((values, apart.value))
+            outside[index] = apart
         if beyond:
-            more = random_heads(beyond), random_heads(beyond)
+            more, free = (random_heads(beyond), random_heads(beyond)), end - start + others if room else 0
             keys, values = torch.cat((keys, more[0])), torch.cat((values, more[1]))
-            kept = [torch.cat((random_heads(end - start), part)) if room else part for part in more]
-            outside[index] = Outside(kept[0], kept[1], end - start if room else 0)
+            roomy = [torch.cat((random_heads(free), part)) for part in more]
+            kept = Outside(roomy[0], roomy[1], free)
+            outside[index] = (kept, apart) if others else kept
         alone = F.scaled_dot_product_attention(
             query[start:end].transpose(0, 1), keys.transpose(0, 1), values.transpose(0, 1)
         )

@@ -112,8 +112,10 @@ class Hiccup(FluxInpaint):
 
     forwards = 0
 
-    def __init__(self, fails: int) -> None:
-        super().__init__(tiny_flux.transformer())
+    def __init__(self, fails: int, dtype: torch.dtype = torch.float32) -> None:
+        transformer = tiny_flux.transformer()
+        torch.nn.Module.to(transformer, dtype)
+        super().__init__(transformer)
         self._fails = fails
 
     def predict(self, *args: Any, **named: Any) -> Tensor:

@@ -67,6 +67,26 @@ def test_a_template_that_is_not_worth_it_is_told_apart_from_none() -> None:
     assert uses == ["hit", "skipped", "skipped", "miss", "miss"]
 
 
+@pytest.mark.parametrize(
+    ("options", "reuse", "kept"),
+    [
+        ({"reuse_text": "padding"}, Reuse.AUTO, True),
+        ({"reuse_text": "padding"}, Reuse.STRICT, False),
+        ({"reuse_text": "off"}, Reuse.AUTO, False),
+        ({}, Reuse.AUTO, False),
+    ],
+)
+async def test_padding_is_kept_where_that_is_configured_and_nothing_else_is_asked(
+    options: dict[str, Any], reuse: Reuse, kept: bool
+) -> None:
+    async with desk(template_policy="off", **options) as made:
+        parameters = made.request.job.parameters.model_copy(update={"reuse": reuse})
+        job = made.request.job.model_copy(update={"parameters": parameters})
+        async with made.lookup.held(made.request.model_copy(update={"job": job})) as how:
+            assert how is not None
+            assert how.keeps_padding is kept
+
+
 async def test_a_row_computes_the_compute_set_that_its_inspection_carries() -> None:
     """Outside of it the noise is the template's, with a recording at hand or without."""
     cells = np.zeros((3, 4), bool)

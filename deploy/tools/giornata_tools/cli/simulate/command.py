@@ -54,6 +54,12 @@ def _policies(text: str) -> list[str]:
 @click.option("--tokens", type=COUNT, default=4096, help="Of a picture; 4096: 1024 x 1024.")
 @click.option("--text-tokens", type=click.IntRange(min=0), default=512, help="Of a prompt.")
 @click.option(
+    "--padding-tokens",
+    type=click.IntRange(min=0),
+    default=0,
+    help="Of these, those that workers keep from step to step, as GIORNATA_REUSE_TEXT=padding does.",
+)
+@click.option(
     "--halo", type=click.IntRange(min=0), default=0, help="Tokens around a mask that are computed too."
 )
 @click.option("--corrects/--no-corrects", default=False, help="Edits compute their first step in full.")

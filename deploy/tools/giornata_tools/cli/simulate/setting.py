@@ -25,13 +25,24 @@ def scenario_of(given: Mapping[str, Any]) -> Scenario:
     Raises:
         ValueError: a file holds something else than it should.
     """
+    if given["padding_tokens"] > max(0, given["text_tokens"] - 1):
+        raise ValueError(
+            f"received {given['padding_tokens']} padding tokens of {given['text_tokens']} text tokens; "
+            "accepted are fewer than all"
+        )
     weights = zipf(given["templates"], given["zipf"])
     names = frozenset(map(template_name, weights))
     return Scenario(
         machines=tuple(_machines(given)),
         workload=Workload(given["masks"], given["steps"], given["n"], weights, MaskShape.SQUARE),
         arriving=_arriving(given),
-        picture=PictureSetting(given["text_tokens"], given["tokens"], given["halo"], given["corrects"]),
+        picture=PictureSetting(
+            given["text_tokens"],
+            given["tokens"],
+            given["halo"],
+            given["corrects"],
+            given["padding_tokens"],
+        ),
         templates=TemplateSetting(
             size_bytes=given["template_gb"] * 1e9,
             kv_bytes=given["step_gb"] * 1e9,

@@ -13,10 +13,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from giornata.packed.attention import Attention, Outside
+from giornata.packed.attention import Apart, Attention, Beside, Outside
 from giornata.packed.elementwise import Elementwise, HeadNorm, Projected
 from giornata.packed.packing import Segments
-from giornata.packed.pages import Pages
 from giornata.packed.region import Live, Sequences
 from giornata.packed.tracing import Lane, Tracing
 from giornata.packed.uses import Taken, Use
@@ -51,7 +50,16 @@ class FluxForward:
         trace: Tracing,
     ) -> None:
         self._parts, self._transformer, self._trace = parts, parts.transformer, trace
-        self._sequences, self._modulation = sequences, modulation
+        self._modulation = modulation
+        self._padding = {s: use.padding for s, use in enumerate(uses) if use.padding is not None}
+        self._padding_recorders = {
+            s: (use.padding_recorder, sequences.padding[s])
+            for s, use in enumerate(uses)
+            if use.padding_recorder is not None
+        }
+        unpadded = sequences.without_padding(tuple(self._padding)) if self._padding else None
+        self._sequences = sequences if unpadded is None else unpadded.sequences
+        self._live_text = None if unpadded is None else unpadded.text
         self._taken = {s: use.taken for s, use in enumerate(uses) if use.taken is not None}
         self._recorders = {s: use.recorder for s, use in enumerate(uses) if use.recorder is not None}
         # A block that needs the hidden state of outside tokens makes it from their latents, where it is the first.
@@ -66,6 +74,8 @@ class FluxForward:
         (image_tokens, in_channels).
         """
         model = self._transformer
+        if self._live_text is not None:
+            text = text.index_select(0, self._live_text)
         if not all(self._live.whole):
             image = image.index_select(0, self._live.image)
         image = model.x_embedder(image)
@@ -201,9 +211,7 @@ class FluxForward:
         attended = self._attention(index, (stream,), outside)
         return each.gated(joint, block.proj_out(each.beside_gelu(attended, mlp)), gate, segments)
 
-    def _attention(
-        self, block: int, streams: Sequence[Projected], outside: Mapping[int, Outside | Pages]
-    ) -> Tensor:
+    def _attention(self, block: int, streams: Sequence[Projected], outside: Mapping[int, Beside]) -> Tensor:
         """Each sequence over its own keys: what its tokens project → (joint_tokens, inner_dim).
 
         The one place where a token meets others.
@@ -211,19 +219,24 @@ class FluxForward:
         live = self._live
         segments = live.layout.joint
         query, key, value = self._parts.elementwise.attended(streams, live.layout, live.rotary)
+        lengths = self._sequences.layout.text.lengths
         for sequence, recorder in self._recorders.items():
             start, end = segments.bounds[sequence]
-            picture = slice(start + self._sequences.layout.text.lengths[sequence], end)
+            picture = slice(start + lengths[sequence], end)
             recorder.keys_values(block, key[picture], value[picture])
+        for sequence, (keeping, tokens) in self._padding_recorders.items():
+            end = segments.bounds[sequence][0] + lengths[sequence]
+            padding = slice(end - tokens, end)
+            keeping.keys_values(block, key[padding], value[padding])
         return self._parts.attend(query, key, value, segments, outside).flatten(1)
 
-    def _outside(self, block: int, attn: Any, eps: float, shift_scale: Vectors) -> dict[int, Outside | Pages]:
-        """Keys and values of tokens that are not live, by sequence.
+    def _outside(self, block: int, attn: Any, eps: float, shift_scale: Vectors) -> dict[int, Beside]:
+        """Keys and values of tokens that are not live, by sequence: of the picture, and of padding.
 
         `eps` is that of the image stream's norm before the attention `attn`; `shift_scale` follows it, (sequences,
         inner_dim) each.
         """
-        outside: dict[int, Outside | Pages] = {
+        outside: dict[int, Apart] = {
             sequence: taken.source.keys_values(block)
             for sequence, taken in self._taken.items()
             if taken.modes[block] is Mode.KV
@@ -240,7 +253,9 @@ class FluxForward:
                 sequence: Outside(key[start:end], value[start:end])
                 for sequence, (start, end) in zip(sequences, beyond.segments.bounds, strict=True)
             }
-        return outside
+        padding = {sequence: of.keys_values(block) for sequence, of in self._padding.items()}
+        both = {s: (outside[s], kept) if s in outside else kept for s, kept in padding.items()}
+        return {**outside, **both}
 
 
 def _projected(parts: Sequence[Tensor], attn: Any, query_norm: Any, key_norm: Any) -> Projected:

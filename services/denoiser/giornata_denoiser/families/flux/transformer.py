@@ -22,6 +22,7 @@ from giornata.packed.region import Rotary, Sequences
 from giornata.packed.tracing import UNTRACED, Tracing
 from giornata.packed.uses import Use
 from giornata.planning.specs import BlockSpec
+from giornata.tensors import PROMPT_MASK, padding_tokens
 from giornata_denoiser.families.flux.forward import FluxForward, Parts
 from giornata_denoiser.families.flux.modulation import Modulation, prepared, prepared_channels
 from giornata_denoiser.families.flux.projections import Projections
@@ -44,6 +45,8 @@ class FluxPrompt:
     """(pooled_dim,)"""
     guidance_scale: float
     """Distilled guidance; read only where the transformer embeds it."""
+    padding_tokens: int = 0
+    """How many of its tokens, the last ones, are padding."""
 
     @property
     def joint_tokens(self) -> int:
@@ -75,7 +78,12 @@ class FluxText:
         guidance_scale: float,
     ) -> FluxPrompt:
         """Both tensors as they are."""
-        return FluxPrompt(tensors["prompt_embeds"], tensors["pooled_prompt_embeds"], guidance_scale)
+        return FluxPrompt(
+            tensors["prompt_embeds"],
+            tensors["pooled_prompt_embeds"],
+            guidance_scale,
+            padding_tokens(tensors.get(PROMPT_MASK)),
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -167,6 +175,7 @@ class PackedFlux(ABC):
                 layout(lengths, cells, self.device),
                 (torch.cat([cosine for cosine, _ in rotary]), torch.cat([sine for _, sine in rotary])),
                 tuple(sequence.region for sequence in sequences),
+                tuple(prompt.padding_tokens for prompt in prompts),
             ),
             torch.cat([prompt.embeds for prompt in prompts]),
             tuple(cast("Tensor", sequence.prepared) for sequence in sequences),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from diffusers import FluxFillPipeline, FluxInpaintPipeline
 
+from giornata.tensors import PROMPT_MASK
 from giornata_prepost.families.pipeline import Condition, PipelineImages
 from giornata_prepost.families.protocol import Tensors
 from giornata_prepost.images.geometry import Size
@@ -14,11 +15,30 @@ class FluxImages(PipelineImages):
     """What both kinds of Flux share."""
 
     def _prompt(self, prompt: str, size: Size) -> Tensors:  # noqa: ARG002 - protocol
-        """`prompt_embeds` (text_tokens, joint_dim) and `pooled_prompt_embeds` (pooled_dim,)."""
+        """`prompt_embeds` (text_tokens, joint_dim), `pooled_prompt_embeds` (pooled_dim,) and the prompt's mask.
+
+        See :data:`giornata.tensors.PROMPT_MASK`.
+        """
         embeds, pooled, _ = self.pipeline.encode_prompt(
             prompt=prompt, prompt_2=None, device=self.device, max_sequence_length=self.card.max_text_tokens
         )
-        return {"prompt_embeds": embeds[0], "pooled_prompt_embeds": pooled[0]}
+        return {
+            "prompt_embeds": embeds[0],
+            "pooled_prompt_embeds": pooled[0],
+            PROMPT_MASK: self._mask_of_prompt(prompt),
+        }
+
+    def _mask_of_prompt(self, prompt: str) -> torch.Tensor:
+        """(text_tokens,) uint8: the attention mask of what the pipeline's `encode_prompt` tokenizes."""
+        tokenized = self.pipeline.tokenizer_2(
+            prompt,
+            padding="max_length",
+            max_length=self.card.max_text_tokens,
+            truncation=True,
+            return_tensors="pt",
+        )
+        mask: torch.Tensor = tokenized.attention_mask[0]
+        return mask.to(torch.uint8)
 
 
 class InpaintImages(FluxImages):

@@ -1,0 +1,375 @@
+"""Padding of prompts that is kept: some steps compute it, and those after them take what these made of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import count
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from giornata.packed.attention import Outside, grouped
+from giornata.packed.uses import Taken, Use
+from giornata.planning.costs import StepCosts
+from giornata.scheduling.batch import RowKey
+from giornata.tensors import PROMPT_MASK
+from giornata.wire.values import Mode
+from giornata_denoiser.attempts.inputs import reused
+from giornata_denoiser.engine import weighing
+from giornata_denoiser.engine.weighing import row_bytes
+from giornata_denoiser.families.protocol import ModelFamily
+from giornata_denoiser.families.rows import build_row
+from giornata_denoiser.rows.correction import Correction
+from giornata_denoiser.rows.row import Row
+from giornata_denoiser.rows.stored import EXACT
+from giornata_denoiser.rows.template import Recording
+from giornata_denoiser.templates.lookup import Reusing
+from tests.fakes import tiny_flux
+from tests.fakes.tiny_flux import Spec
+from tests.unit.denoiser.engine.edits import (
+    GRID,
+    Oracle,
+    edit,
+    engine,
+    finished,
+    template,
+    where,
+)
+from tests.unit.denoiser.engine.test_masked import (
+    BLOCKS,
+    DOUBLE,
+    FLOAT32,
+    Everything,
+    Recorded,
+    masked,
+    reusing,
+    step,
+    uses_of,
+)
+from tests.unit.denoiser.engine.test_renewing import Hiccup
+from tests.unit.denoiser.engine.test_unkept import Unkept
+
+OF = tiny_flux.family()
+EXACTLY = tiny_flux.family(dtype=DOUBLE)
+KV = (Mode.KV,) * BLOCKS
+PADDED = Spec(grid=GRID, steps=7, text_tokens=6, padding_tokens=4)
+
+
+class KeptText:
+    """What was shown of a prompt's padding."""
+
+    def __init__(self, of: Everything) -> None:
+        self._of = of
+
+    def keys_values(self, block: int) -> Outside:
+        return Outside(*self._of.heads[block])
+
+
+def shown(of: ModelFamily, row: Row) -> tuple[Tensor, list[Everything], list[Everything]]:
+    """The row's latent after a full step, and what each sequence's picture and padding were in it."""
+    pictures, texts = ([Everything() for _ in row.prompts] for _ in range(2))
+    uses = [Use(recorder=a, padding_recorder=b) for a, b in zip(pictures, texts, strict=True)]
+    (latent,) = step(of, [row], uses)
+    return latent, pictures, texts
+
+
+def freezing(uses: Sequence[Use], texts: Sequence[Everything]) -> list[Use]:
+    return [replace(use, padding=KeptText(text)) for use, text in zip(uses, texts, strict=True)]
+
+
+# One forward
+
+
+@pytest.mark.parametrize("fill", [False, True])
+@pytest.mark.parametrize("modes", [KV, [Mode.HIDDEN] * 4, [Mode.FULL] * 4, [Mode.FULL, *KV[:3]]])
+@pytest.mark.parametrize("scale", [1.0, 2.5])
+def test_masked_with_kept_padding_equals_full_on_the_compute_set(
+    modes: Sequence[Mode], fill: bool, scale: float
+) -> None:
+    of = tiny_flux.family(fill=fill, dtype=DOUBLE)
+    row = masked(of, replace(PADDED, true_cfg_scale=scale), [6, 7, 11])
+    assert row.region is not None
+    whole, pictures, texts = shown(of, replace(row, region=None))
+    assert {len(text.heads[3][0]) for text in texts} == ({4} if scale == 1.0 else {4, 5})
+    for room in (False, True):
+        (latent,) = step(of, [row], freezing(reusing(row, pictures, modes, room=room), texts))
+        inside = row.region.computed
+        torch.testing.assert_close(latent[inside], whole[inside], atol=FLOAT32, rtol=0)
+
+
+@pytest.mark.parametrize("part", ["key", "value"])
+def test_wrong_padding_shows_in_the_picture(part: str) -> None:
+    row = masked(EXACTLY, PADDED, [6, 7, 11])
+    assert row.region is not None
+    whole, pictures, texts = shown(EXACTLY, replace(row, region=None))
+    key, value = texts[0].heads[0]
+    texts[0].heads[0] = (key.flip(0) + 1, value) if part == "key" else (key, value.flip(0) + 1)
+    (latent,) = step(EXACTLY, [row], freezing(reusing(row, pictures, KV, room=False), texts))
+    assert (latent - whole)[row.region.computed].abs().max() > 100 * FLOAT32
+
+
+MIXES = st.lists(
+    st.tuples(
+        st.integers(2, 6),  # text tokens
+        st.integers(0, 4),  # padding, while there is text beside it
+        st.booleans(),  # kept
+        st.lists(st.sampled_from(Mode), min_size=BLOCKS, max_size=BLOCKS),
+        st.sampled_from([1.0, 3.0]),
+        st.booleans(),  # room
+    ),
+    min_size=1,
+    max_size=4,
+)
+
+
+@given(MIXES)
+@settings(max_examples=30, deadline=None)
+def test_rows_with_and_without_kept_padding_share_a_forward(mixes: list[tuple[Any, ...]]) -> None:
+    rows, wanted, reuse = [], [], {}
+    for index, (text, padding, kept, modes, scale, room) in enumerate(mixes):
+        spec = Spec(f"j{index}", 1, 0, GRID, text, min(padding, text - 1), true_cfg_scale=scale, seed=index)
+        row = masked(EXACTLY, spec, [index, 7, 11])
+        whole, pictures, texts = shown(EXACTLY, replace(row, region=None))
+        uses = reusing(row, pictures, modes, room=room)
+        reuse[index] = freezing(uses, texts) if kept and spec.padding_tokens else uses
+        rows.append(row)
+        wanted.append(whole)
+    latents = step(EXACTLY, rows, uses_of(rows, reuse))
+    for row, latent, whole in zip(rows, latents, wanted, strict=True):
+        assert row.region is not None
+        inside = row.region.computed
+        torch.testing.assert_close(latent[inside], whole[inside], atol=FLOAT32, rtol=0)
+
+
+# Runs of the engine
+
+
+def expected(of: ModelFamily, row: Row, teacher: Row | None = None) -> Tensor:
+    """By a second implementation: what a step that computes the padding shows, the steps after it take.
+
+    A row with a template is corrected by its own first step, or by that of a `teacher`.
+    """
+    begun, place, taken, texts = row.step, row.region, row.template, list[Everything]()
+    pictures: list[Everything] = []
+    first = None if teacher is None or taken is None else (taken.at(teacher.level), shown(of, teacher)[1])
+    assert place is not None
+    while not row.done:
+        entry = None if taken is None else taken.at(row.level)
+        learns = entry is not None and first is None
+        if learns or (entry is None and (row.step == begun or row.step % row.renewed_every == 0)):
+            latent, pictures, texts = shown(of, row)
+            first = entry, pictures
+            row = row.advanced(latent)
+            continue
+        sources: list[Any] = [Recorded(each, place) for each in pictures]
+        if entry is not None and first is not None and first[0] is not None:
+            sources = [Oracle(entry, place, (first[0], each)) for each in first[1]]
+        uses = [Use(Taken(KV, source)) for source in sources]
+        if texts:
+            uses = freezing(uses, texts)
+        else:
+            texts = [Everything() for _ in row.prompts]
+            uses = [replace(use, padding_recorder=text) for use, text in zip(uses, texts, strict=True)]
+        row = row.advanced(step(of, [row], uses)[0])
+    return row.latent
+
+
+def keeping(of: ModelFamily, taken: Recording | None, spec: Spec = PADDED) -> Row:
+    return replace(edit(of, taken, spec), keeps_padding=True, renewed_every=0 if taken else 3)
+
+
+def taught(teacher: Row) -> tuple[Correction, ...] | None:
+    made = engine(EXACTLY, correction_bits=EXACT)
+    made.batch.submit([teacher])
+    return finished(made)[teacher.key.job_id].corrections
+
+
+@pytest.mark.parametrize("scale", [1.0, 2.0])
+@pytest.mark.parametrize("hit", [False, True])
+@pytest.mark.parametrize("fill", [False, True])
+def test_steps_take_what_an_earlier_one_made_of_the_padding(fill: bool, hit: bool, scale: float) -> None:
+    """Beside a row that computes its padding in every step, and one that computes everything."""
+    of = tiny_flux.family(fill=fill, dtype=DOUBLE)
+    taken = template(of)
+    row = keeping(of, taken if hit else None, replace(PADDED, true_cfg_scale=scale))
+    off = edit(of, taken, replace(PADDED, job_id="off", seed=3))
+    others = [off, tiny_flux.row(of, replace(PADDED, job_id="whole", seed=4))]
+    made = engine(of, correction_bits=EXACT)
+    made.batch.submit([row, *others])
+    ended = finished(made)
+    torch.testing.assert_close(ended["job"].latent, expected(of, row), atol=FLOAT32, rtol=0)
+    for other in others:
+        alone = engine(of, correction_bits=EXACT)
+        alone.batch.submit([other])
+        wanted = finished(alone)[other.key.job_id].latent
+        torch.testing.assert_close(ended[other.key.job_id].latent, wanted, atol=FLOAT32, rtol=0)
+
+
+def test_what_is_kept_matters() -> None:
+    # Otherwise the test above would prove nothing.
+    for taken in (None, template(EXACTLY)):
+        kept, off = keeping(EXACTLY, taken), replace(keeping(EXACTLY, taken), keeps_padding=False)
+        ended = []
+        for row in (kept, off):
+            made = engine(EXACTLY, correction_bits=EXACT)
+            made.batch.submit([row])
+            ended.append(finished(made)["job"].latent)
+        assert (ended[0] - ended[1]).abs().max() > 100 * FLOAT32
+
+
+@pytest.mark.parametrize("hit", [False, True])
+def test_without_padding_it_is_as_if_nothing_were_kept(hit: bool) -> None:
+    """With an encoding that does not tell, and with one that tells of none."""
+    taken, untold = template(OF) if hit else None, replace(PADDED, padding_tokens=0)
+    text, fields = tiny_flux.inputs(OF, untold)
+    told = build_row(
+        OF,
+        RowKey("job", 1, 0),
+        grid=GRID,
+        track=OF.schedule.track(sampler=OF.schedule.default_sampler, steps=7, strength=1.0, cells=16),
+        text={**text, PROMPT_MASK: torch.ones(6)},
+        conditioning=fields,
+        guidance_scale=3.5,
+    )
+    kept = keeping(OF, taken, untold)
+    for row in (kept, replace(kept, prompts=told.prompts)):
+        ended = []
+        for each in (row, replace(row, keeps_padding=False)):
+            made = engine(OF)
+            made.batch.submit([each])
+            ended.append(finished(made)["job"].latent)
+        torch.testing.assert_close(ended[0], ended[1], atol=0, rtol=0)
+
+
+@pytest.mark.parametrize("scale", [1.0, 2.0])
+def test_a_row_with_a_known_correction_computes_its_padding_once(scale: float) -> None:
+    """Its first step computes the compute set and the whole text."""
+    taken = template(EXACTLY)
+    teacher = edit(EXACTLY, taken, replace(PADDED, job_id="teacher", true_cfg_scale=scale, seed=8))
+    row = keeping(EXACTLY, taken, replace(PADDED, true_cfg_scale=scale))
+    row = replace(row, corrections=taught(teacher))
+    made = engine(EXACTLY, correction_bits=EXACT)
+    made.batch.submit([row])
+    reports = list(iter(made.step, None))
+    samples = [report.sample for report in reports if report.sample is not None]
+    both = 1 if scale == 1.0 else 2  # the negative prompt has two more tokens, one of them padding
+    text = 6 if both == 1 else 14
+    assert [sample.text_tokens for sample in samples] == [text] + [text - (4 if both == 1 else 9)] * 6
+    assert {sample.image_tokens for sample in samples} == {4 * both}
+    (ended,) = reports[-1].advanced
+    torch.testing.assert_close(ended.latent, expected(EXACTLY, row, teacher), atol=FLOAT32, rtol=0)
+
+
+@pytest.mark.parametrize("hit", [False, True])
+def test_samples_and_plans_tell_what_is_computed(hit: bool) -> None:
+    """A row whose padding was given back computes it again."""
+    made = engine(OF)
+    made.batch.submit([keeping(OF, template(OF) if hit else None)])
+    text, tokens = [], []
+    for number in range(7):
+        if number == 5:
+            made.rest()
+        (now,) = made.plan()
+        report = made.settle(made.compute((now,)))
+        assert report.sample is not None
+        if number != 5:
+            assert now.tokens == report.sample.image_tokens + report.sample.text_tokens
+        text.append(report.sample.text_tokens)
+        tokens.append(report.sample.attention_pairs)
+    assert text == ([6, 2, 2, 2, 2, 6, 2] if hit else [6, 2, 2, 6, 2, 6, 6])
+    assert tokens[1] == (2 + 4) * (6 + 16)
+    assert tokens[0] == (6 + 16) * (6 + 16)
+
+
+@pytest.mark.parametrize("hit", [False, True])
+@pytest.mark.parametrize("fails", [1, 2, 4])
+def test_a_step_that_failed_is_computed_again(fails: int, hit: bool) -> None:
+    """In a batch each row is tried alone, as it was: neither loses what it keeps."""
+    taken = template(EXACTLY) if hit else None
+    rows = [keeping(EXACTLY, taken, replace(PADDED, job_id=name, seed=i)) for i, name in enumerate("ab")]
+    made = engine(tiny_flux.family(Hiccup(fails, DOUBLE)), correction_bits=EXACT)
+    made.batch.submit(rows)
+    ended = finished(made)
+    for row in rows:
+        wanted = expected(EXACTLY, row)
+        torch.testing.assert_close(ended[row.key.job_id].latent, wanted, atol=FLOAT32, rtol=0)
+
+
+def test_padding_of_which_a_step_kept_a_part_is_computed_again() -> None:
+    """The rows know their correction, so that nothing else makes the step compute it."""
+    taken = template(EXACTLY)
+    teacher = edit(EXACTLY, taken, replace(PADDED, job_id="teacher", seed=8))
+    known = taught(teacher)
+    rows = [
+        replace(keeping(EXACTLY, taken, replace(PADDED, job_id=name, seed=seed)), corrections=known)
+        for seed, name in enumerate("ab")
+    ]
+    network = Hiccup(0, DOUBLE)
+    calls = count()
+
+    def attend(*args: Any) -> Tensor:
+        if next(calls) == 2:
+            raise RuntimeError("in the third block of the first step")
+        return grouped(*args)
+
+    network._parts = network._parts._replace(attend=attend)
+    made = engine(tiny_flux.family(network), correction_bits=EXACT)
+    made.batch.submit(rows)
+    ended = finished(made)
+    for row in rows:
+        wanted = expected(EXACTLY, row, teacher)
+        torch.testing.assert_close(ended[row.key.job_id].latent, wanted, atol=FLOAT32, rtol=0)
+
+
+@pytest.mark.parametrize("hit", [False, True])
+def test_a_row_that_fails_alone_goes_on_in_full(hit: bool) -> None:
+    row = keeping(EXACTLY, template(EXACTLY) if hit else None)
+    made = engine(tiny_flux.family(Hiccup(2, DOUBLE)), correction_bits=EXACT)
+    made.batch.submit([row])
+    wanted = row
+    while not wanted.done:
+        wanted = wanted.advanced(step(EXACTLY, [wanted])[0])
+    torch.testing.assert_close(finished(made)["job"].latent, wanted.latent, atol=FLOAT32, rtol=0)
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("hit", [False, True])
+def test_where_slabs_are_not_kept_it_is_kept_in_bits(hit: bool, bits: int) -> None:
+    """The picture is near that of padding as it was: nearer with more bits."""
+    taken = template(EXACTLY) if hit else None
+    row = keeping(EXACTLY, taken)
+    made = engine(EXACTLY, device=Unkept(), correction_bits=bits)
+    made.batch.submit([row])
+    far = (finished(made)["job"].latent - expected(EXACTLY, row)).abs().max()
+    assert FLOAT32 < far < (0.05 if bits == 8 else 0.8)
+
+
+# What it takes, and which rows
+
+
+@pytest.mark.parametrize("scale", [1.0, 2.0])
+@pytest.mark.parametrize("bits", [None, 4])
+def test_what_is_kept_is_weighed(scale: float, bits: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    row = keeping(OF, template(OF), replace(PADDED, true_cfg_scale=scale))
+    off, parts, width = replace(row, keeps_padding=False), 2 * BLOCKS, 64
+    monkeypatch.setattr(weighing, "keeps_slabs", lambda _: bits is None)
+    kept = [
+        parts * width * 4 * n if bits is None else parts * (n * width // 2 + 2 * width * 4) for n in (4, 5)
+    ]
+    assert row_bytes(row, OF, bits) - row_bytes(off, OF, bits) == sum(kept[: len(row.prompts)])
+
+
+def test_rows_keep_padding_where_they_reuse_and_are_to() -> None:
+    costs = StepCosts((0.0, 0.0, 1.0, 0.0, 0.0))
+    for taken in (None, template(OF)):
+        auto = Reusing(1.0, taken, costs, 7, keeps_padding=True)
+        row = tiny_flux.row(OF, PADDED)
+        assert reused(row, where(), auto, OF).padding == (4,)
+        assert reused(row, where(), replace(auto, keeps_padding=False), OF).padding == (0,)
+        assert reused(row, None, auto, OF).padding == (0,), "it computes everything"
+        assert tiny_flux.row(OF, PADDED).padding == (0,)
