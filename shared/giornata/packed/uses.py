@@ -22,6 +22,9 @@ class Source(Protocol):
     def hidden(self, block: int) -> Tensor:
         """(outside, inner_dim): input of `block`, as its image stream."""
 
+    def part(self, block: int, part: str) -> Tensor:
+        """(outside, channels): another part of `block` that :class:`giornata.planning.specs.BlockSpec` names."""
+
 
 class ActivationRecorder(Protocol):
     """Keeps what later edits may need. It copies what it is given, which later blocks overwrite.
@@ -35,6 +38,9 @@ class ActivationRecorder(Protocol):
 
     def keys_values(self, block: int, key: Tensor, value: Tensor) -> None:
         """(tokens, heads, head_dim) each; keys after norm and rotary embedding."""
+
+    def part(self, block: int, part: str, kept: Tensor) -> None:
+        """(tokens, channels): another part of `block`, see :meth:`Source.part`."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,0 +1,37 @@
+"""What a recording keeps of a block, by tile; and what a block takes of it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from giornata.packed.uses import ActivationRecorder
+from giornata.planning.specs import BORDER, MOMENTS
+from giornata_denoiser.families.unet.structure import Leaf
+from giornata_denoiser.families.unet.tiling import border_cells
+
+
+def moments(tiles: Tensor, groups: int) -> Tensor:
+    """(tiles, 2, groups) float32: mean and sum of squared differences from it, of (tiles, height, width, channels)."""
+    by_group = tiles.reshape(len(tiles), tiles.shape[1] * tiles.shape[2], groups, -1).float()
+    variance, mean = torch.var_mean(by_group, dim=(1, 3), correction=0)
+    return torch.stack((mean, variance * (by_group.shape[1] * by_group.shape[3])), 1)
+
+
+def keep_border(recorder: ActivationRecorder, leaf: Leaf, tiles: Tensor) -> None:
+    """Keep the border cells of a convolution's input, (tiles, side, side, channels)."""
+    if leaf.block is not None:
+        cells = tiles.flatten(1, 2).index_select(1, border_cells(leaf.side, tiles.device))
+        recorder.part(leaf.block, BORDER, cells.flatten(1))
+
+
+def keep_moments(recorder: ActivationRecorder, leaf: Leaf, found: Tensor) -> None:
+    """Keep :func:`moments` of a norm's input."""
+    if leaf.block is not None:
+        recorder.part(leaf.block, MOMENTS, found.flatten(1))
+
+
+def keep_attended(recorder: ActivationRecorder, leaf: Leaf, key: Tensor, value: Tensor) -> None:
+    """Keep keys and values, (tiles, cells, heads, head_dim): to a recording the cells of a tile are more heads."""
+    if leaf.block is not None:
+        recorder.keys_values(leaf.block, key.flatten(1, 2), value.flatten(1, 2))
