@@ -51,7 +51,9 @@ def unet(shape: str = "xl", *, fill: bool = False, **config: Any) -> Any:
         for name, weight in model.named_parameters():
             if ".attn" in name and name.endswith("weight"):
                 weight.mul_(MIXING)
-            elif "norm" in name or name.endswith("bias"):  # ones and zeros would hide a wrong statistic or border
+            elif "norm" in name or name.endswith(
+                "bias"
+            ):  # ones and zeros would hide a wrong statistic or border
                 weight.add_(0.2 * torch.randn_like(weight))
     return model.eval().requires_grad_(requires_grad=False)
 

@@ -92,9 +92,7 @@ def varlen_across(
     return _varlen(query, torch.cat(list(keys)), torch.cat(list(values)), queries, lengths)
 
 
-def each_across(
-    query: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor], queries: Segments
-) -> Tensor:
+def each_across(query: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor], queries: Segments) -> Tensor:
     """See :data:`Crossing`; a scaled-dot-product attention for each sequence."""
     spans = zip(queries.bounds, keys, values, strict=True)
     return torch.cat(

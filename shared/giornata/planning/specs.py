@@ -53,6 +53,16 @@ def each(specs: Iterable[BlockSpec]) -> tuple[BlockSpec, ...]:
     return tuple(replace(spec, count=1) for spec in specs for _ in range(spec.count))
 
 
+def together(specs: Iterable[BlockSpec]) -> bool:
+    """Whether a step takes all of these blocks from a recording or none: there is nothing to plan or to leave out."""
+    return any(spec.together for spec in specs)
+
+
+def taking_modes(specs: Sequence[BlockSpec]) -> tuple[Mode, ...]:
+    """The modes in which any of the blocks takes from a recording."""
+    return tuple(mode for mode in (Mode.HIDDEN, Mode.KV) if any(spec.channels([mode]) for spec in specs))
+
+
 def recording_bytes(specs: Sequence[BlockSpec], modes: Collection[Mode], cells: int, bits: int) -> int:
     """Bytes that one noise level of a recording for `modes` keeps, ranges and headers not counted.
 

@@ -1,4 +1,4 @@
-"""A row's own keys and values of the tokens outside its region: kept from a step in full, taken by those after it."""
+"""A row's own activations of the tokens outside its region: kept from a step in full, taken by those after it."""
 
 from __future__ import annotations
 
@@ -10,10 +10,8 @@ from torch import Tensor
 from giornata.packed.attention import Outside
 from giornata.packed.pages import Pages
 from giornata.packed.region import Region
-from giornata.planning.specs import PARTS, BlockSpec
-from giornata.wire.values import Mode
 from giornata_denoiser.families.protocol import ModelFamily
-from giornata_denoiser.rows.stored import store
+from giornata_denoiser.rows.stored import EXACT, Stored, bits_of, store
 
 UNSEEN: Final = 3
 """Most steps from one in full to the next where the network sees no mask; decision record 0029 has the measurements."""
@@ -35,15 +33,6 @@ def own_bits(correction_bits: int | None) -> int:
     return correction_bits or OWN_BITS
 
 
-def own_channels(spec: BlockSpec) -> int:
-    """Channels that one token outside keeps of a block.
-
-    Raises:
-        KeyError: the block has no keys and values to keep.
-    """
-    return sum(spec.parts[part] for part in PARTS[Mode.KV])
-
-
 class OwnKeysValues:
     """What one sequence keeps; satisfies :class:`giornata.packed.uses.Source`.
 
@@ -57,6 +46,8 @@ class OwnKeysValues:
         self._own, self._bits = own, bits
         self._all = torch.arange(len(self._outside), device=family.device)
         self._kept: dict[int, Outside | Pages] = {}
+        self._parts: dict[tuple[int, str], Stored] = {}
+        self._dtype = family.dtype
 
     def keys_values(self, block: int) -> Outside | Pages:
         """(own + outside, heads, head_dim) each, the first `own` rows free; or as they are stored.
@@ -74,6 +65,11 @@ class OwnKeysValues:
         """
         raise LookupError(f"the input of block {block} is not kept")
 
+    def part(self, block: int, part: str) -> Tensor:
+        """(outside, channels); LookupError as :meth:`keys_values`."""
+        kept = self._parts[block, part]
+        return kept.data if kept.scale is None else kept.levels.rows().to(self._dtype)
+
     def keep(self, block: int, key: Tensor, value: Tensor) -> None:
         """(tokens, heads, head_dim) each, of all tokens of the picture."""
         if self._bits is not None:
@@ -86,6 +82,12 @@ class OwnKeysValues:
             kept = self._kept[block] = Outside(key.new_empty(shape), value.new_empty(shape), self._own)
         torch.index_select(key, 0, self._outside, out=kept.key[self._own :])
         torch.index_select(value, 0, self._outside, out=kept.value[self._own :])
+
+    def keep_part(self, block: int, part: str, kept: Tensor) -> None:
+        """(tokens, channels), of all tokens of the picture."""
+        outside = kept.index_select(0, self._outside)
+        bits = bits_of(part, self._bits or EXACT)
+        self._parts[block, part] = Stored(outside) if bits == EXACT else store(outside, bits)
 
 
 class OwnRecorder:
@@ -100,3 +102,7 @@ class OwnRecorder:
     def keys_values(self, block: int, key: Tensor, value: Tensor) -> None:
         """(tokens, heads, head_dim) each."""
         self._kept.keep(block, key, value)
+
+    def part(self, block: int, part: str, kept: Tensor) -> None:
+        """(tokens, channels)."""
+        self._kept.keep_part(block, part, kept)

@@ -145,7 +145,13 @@ class Running:
     """All that one row has at the planner, from the step in which it joins until it leaves."""
 
     def __init__(
-        self, row: Row, make_slabs: MakeSlabs, make_own: MakeOwn, correction_bits: int | None
+        self,
+        row: Row,
+        make_slabs: MakeSlabs,
+        make_own: MakeOwn,
+        correction_bits: int | None,
+        *,
+        together: bool = False,
     ) -> None:
         self.row = row
         """At its present step."""
@@ -159,7 +165,7 @@ class Running:
         """Of its sequences; the same in all steps."""
         self._complete: tuple[Slabs, ...] | None = None
         """Slabs of which everything that the row takes has been found to be here."""
-        self._make_slabs, self._correction_bits = make_slabs, correction_bits
+        self._make_slabs, self._correction_bits, self._together = make_slabs, correction_bits, together
         self._entries = _entries(row)
         self._renewing = Renewing([make_own(row, own) for own in row.own_tokens]) if row.renews else None
 
@@ -235,7 +241,7 @@ class Running:
             self._make_slabs(row, entry, own, correction)
             for own, correction in zip(row.own_tokens, corrections, strict=True)
         )
-        return Served(entry, slabs, self.shapes, entry.modes)
+        return Served(entry, slabs, self.shapes, entry.modes, final=self._together)
 
     def uses(self, blocks: int) -> tuple[Use, ...]:
         """What each of the row's sequences does in a forward of so many `blocks`."""

@@ -68,7 +68,11 @@ def network_of(unet: Any) -> UnetInpaint | UnetFill:
     Raises:
         ValueError: the UNet is of a kind that is not served; says what is.
     """
-    levels, latent, received = len(unet.down_blocks), int(unet.config.out_channels), int(unet.config.in_channels)
+    levels, latent, received = (
+        len(unet.down_blocks),
+        int(unet.config.out_channels),
+        int(unet.config.in_channels),
+    )
     if levels not in SIDES:
         raise ValueError(f"the UNet has {levels} levels; served are {sorted(SIDES)}")
     kinds: dict[int, type[UnetInpaint | UnetFill]] = {latent: UnetInpaint, 2 * latent + 1: UnetFill}

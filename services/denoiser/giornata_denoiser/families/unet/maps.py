@@ -58,8 +58,8 @@ class MapPass:
         with self._trace.span(Lane.COMPUTE, f"block {leaf.block}"):
             for item, recorder in self._recorders.items():
                 keep_attended(recorder, leaf, self._cells(leaf, key[item]), self._cells(leaf, value[item]))
-            by_head = (part.transpose(1, 2) for part in (query, key, value))
-            return F.scaled_dot_product_attention(*by_head).transpose(1, 2)
+            by_head = [part.transpose(1, 2) for part in (query, key, value)]
+            return F.scaled_dot_product_attention(by_head[0], by_head[1], by_head[2]).transpose(1, 2)
 
     def text_attention(self, index: int, query: Tensor) -> Tensor:
         """Each picture over its own text."""

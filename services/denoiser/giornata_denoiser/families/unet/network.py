@@ -78,7 +78,9 @@ class TiledUnet(ABC):
     def text(self) -> UnetText:
         """CLIP's embeddings; for SDXL the pooled embedding and the sizes of its micro-conditioning, too."""
         config, kept = self.unet.config, self._structure.text_channels
-        tensors: dict[str, tuple[int | None, ...]] = {"prompt_embeds": (None, int(config.cross_attention_dim))}
+        tensors: dict[str, tuple[int | None, ...]] = {
+            "prompt_embeds": (None, int(config.cross_attention_dim))
+        }
         if config.addition_embed_type == "text_time":
             sizes = TIME_IDS * int(config.addition_time_embed_dim)
             pooled = int(config.projection_class_embeddings_input_dim) - sizes
@@ -161,21 +163,16 @@ class TiledUnet(ABC):
         regions = [region for region in tiling.regions if region is not None]
         if len(regions) < len(of):
             raise ValueError("a sequence takes from a template and has no region")
-        taken = [
-            forward.inputs[index].index_select(0, region.computed)
-            for index, region in zip(of, regions, strict=True)
-        ]
-        around = [
-            forward.inputs[index].index_select(0, region.outside)
-            for index, region in zip(of, regions, strict=True)
-        ]
+        inputs = [forward.inputs[index] for index in of]
+        taken = [part.index_select(0, region.computed) for part, region in zip(inputs, regions, strict=True)]
+        around = [part.index_select(0, region.outside) for part, region in zip(inputs, regions, strict=True)]
         through = TilePass(
             tiling,
             [batch.prepared(index) for index in of],
             [forward.steps[index] for index in of],
-            dict(enumerate(sources.values())),
-            dict(enumerate(around)),
-            {place: forward.recorders[index] for place, index in enumerate(of) if index in forward.recorders},
+            sources=dict(enumerate(sources.values())),
+            around=dict(enumerate(around)),
+            recorders=forward.recording(of),
             attend=self._attend,
             cross=self._cross,
             gather=self._gather,
@@ -192,7 +189,7 @@ class TiledUnet(ABC):
             grid,
             [batch.prepared(index) for index in of],
             [forward.steps[index] for index in of],
-            {place: forward.recorders[index] for place, index in enumerate(of) if index in forward.recorders},
+            forward.recording(of),
             cross=self._cross,
             trace=forward.trace,
         )
@@ -216,6 +213,10 @@ class _Forward:
     steps: Sequence[int]
     recorders: Mapping[int, ActivationRecorder]
     trace: Tracing
+
+    def recording(self, of: Sequence[int]) -> dict[int, ActivationRecorder]:
+        """The recorders of these sequences, by place among them."""
+        return {place: self.recorders[index] for place, index in enumerate(of) if index in self.recorders}
 
 
 def _source(taken: Taken | None) -> Source | None:

@@ -12,8 +12,12 @@ from giornata_denoiser.families.unet.tiling import border_cells
 
 
 def moments(tiles: Tensor, groups: int) -> Tensor:
-    """(tiles, 2, groups) float32: mean and sum of squared differences from it, of (tiles, height, width, channels)."""
-    by_group = tiles.reshape(len(tiles), tiles.shape[1] * tiles.shape[2], groups, -1).float()
+    """(tiles, 2, groups): mean and sum of squared differences from it, of (tiles, height, width, channels).
+
+    They are float32, or float64 where the input is.
+    """
+    by_group = tiles.reshape(len(tiles), tiles.shape[1] * tiles.shape[2], groups, -1)
+    by_group = by_group.to(torch.promote_types(tiles.dtype, torch.float32))
     variance, mean = torch.var_mean(by_group, dim=(1, 3), correction=0)
     return torch.stack((mean, variance * (by_group.shape[1] * by_group.shape[3])), 1)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final
@@ -13,7 +13,7 @@ from giornata.planning.specs import BORDER, MOMENTS, BlockSpec
 
 TEXT_TOKENS: Final = 77
 """CLIP's; the operations of a block count so many."""
-SERVED: Final = {
+SERVED: Final[Mapping[str, set[object]]] = {
     "down_block_types": {"DownBlock2D", "CrossAttnDownBlock2D"},
     "up_block_types": {"UpBlock2D", "CrossAttnUpBlock2D"},
     "mid_block_type": {"UNetMidBlock2DCrossAttn"},
@@ -32,7 +32,7 @@ SERVED: Final = {
     "time_cond_proj_dim": {None},
     "time_embedding_act_fn": {None},
 }
-"""What a UNet's configuration may say; diffusers has defaults for what is missing."""
+"""What a UNet's configuration may say; diffusers' defaults for what is missing are among it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,7 +81,9 @@ def refuse_unserved(config: Any) -> None:
         ValueError: names the option, what it is and what is served.
     """
     for option, served in SERVED.items():
-        value = config.get(option, next(iter(served)))
+        if option not in config:
+            continue
+        value = config[option]
         values = set(value) if isinstance(value, (list, tuple)) else {value}
         if values - served:
             accepted = ", ".join(sorted(str(one) for one in served))
@@ -151,7 +153,14 @@ class _Walk:
         )
 
     def _leaf(
-        self, module: Any, side: int, parts: dict[str, int], token: float, *, pair: float = 0.0, heads: int = 0
+        self,
+        module: Any,
+        side: int,
+        parts: dict[str, int],
+        token: float,
+        *,
+        pair: float = 0.0,
+        heads: int = 0,
     ) -> Leaf:
         self.specs.append(
             BlockSpec(
@@ -210,7 +219,9 @@ def _levels(walk: _Walk, block: Any, side: int) -> None:
 
 
 def _pairs(block: Any) -> Iterator[tuple[Any, Any]]:
-    attentions = block.attentions if getattr(block, "has_cross_attention", False) else [None] * len(block.resnets)
+    attentions = (
+        block.attentions if getattr(block, "has_cross_attention", False) else [None] * len(block.resnets)
+    )
     return zip(block.resnets, attentions, strict=True)
 
 

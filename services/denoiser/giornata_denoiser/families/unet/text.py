@@ -43,7 +43,9 @@ class UnetPrompt:
         """The same prompt on `device`; itself where it is there."""
         if self.embeds.device == device:
             return self
-        pooled, time_ids = (None if part is None else part.to(device) for part in (self.pooled, self.time_ids))
+        pooled, time_ids = (
+            None if part is None else part.to(device) for part in (self.pooled, self.time_ids)
+        )
         return replace(self, embeds=self.embeds.to(device), pooled=pooled, time_ids=time_ids)
 
 

@@ -35,10 +35,10 @@ class TilePass:
         tiling: Tiling,
         prepared: Sequence[Prepared],
         steps: Sequence[int],
+        *,
         sources: Mapping[int, Source],
         around: Mapping[int, Tensor],
         recorders: Mapping[int, ActivationRecorder],
-        *,
         attend: Attention,
         cross: Crossing,
         gather: Gather,
@@ -84,10 +84,12 @@ class TilePass:
             for sequence, (start, end) in self._recorded():
                 keep_moments(self._recorders[sequence], leaf, found[start:end])
             values = leaf.cells * (hidden.shape[1] // module.num_groups)
-            mean, variance = self._statistics(leaf, found, values)
-            scale = torch.rsqrt(variance + module.eps).repeat_interleave(values // leaf.cells, 1)
-            scale = scale * module.weight.float()
-            shift = module.bias.float() - mean.repeat_interleave(values // leaf.cells, 1) * scale
+            mean, variance = (
+                part.repeat_interleave(values // leaf.cells, 1)
+                for part in self._statistics(leaf, found, values)
+            )
+            scale = torch.rsqrt(variance + module.eps) * module.weight
+            shift = module.bias - mean * scale
             owner = self._tiling.tiles.sequence
             spread = [
                 part.to(hidden.dtype).index_select(0, owner)[:, :, None, None] for part in (shift, scale)
@@ -95,13 +97,13 @@ class TilePass:
             return torch.addcmul(spread[0], hidden, spread[1])
 
     def _statistics(self, leaf: Leaf, found: Tensor, values: int) -> tuple[Tensor, Tensor]:
-        """Mean and variance, (sequences, groups) float32 each, from tiles of so many `values` a group.
+        """Mean and variance, (sequences, groups) float64 each, from tiles of so many `values` a group.
 
         The parallel algorithm of Chan et al. (1979): squared differences within tiles, and between their means.
         """
         owner, count = self._tiling.tiles.sequence, self._tiling.pictures
         for sequence, source in self._sources.items():
-            taken = source.part(_number(leaf), MOMENTS).view(-1, 2, found.shape[2]).float()
+            taken = source.part(_number(leaf), MOMENTS).view(-1, 2, found.shape[2])
             found = torch.cat((found, taken))
             owner = torch.cat((owner, owner.new_full((len(taken),), sequence)))
         means, squares = found.double().unbind(1)
@@ -109,7 +111,7 @@ class TilePass:
         # A correction adds differences to what is taken; no sum of squares becomes negative by that.
         within = squares.clamp_min(0) + values * (means - mean.index_select(0, owner)).square()
         variance = torch.zeros_like(mean).index_add_(0, owner, within) / (count * values)
-        return mean.float(), variance.float()
+        return mean, variance
 
     def attention(self, leaf: Leaf, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Each sequence's tiles over their own keys and those that are taken."""

@@ -148,10 +148,12 @@ class Tiling:
         return Windows(torch.cat(indices).to(self.device), rings)
 
 
-def _window(
-    grid: tuple[int, int], region: Region | None, side: int, size: int
-) -> tuple[Tensor, Tensor]:
-    """One sequence's (tiles, size, size): its own cells from 0, its ring behind them, -1 beyond the picture; its ring."""
+def _window(grid: tuple[int, int], region: Region | None, side: int, size: int) -> tuple[Tensor, Tensor]:
+    """One sequence's windows, (tiles, size, size), and its ring, (ring,).
+
+    An index below the number of its own cells is one of them; from there on it is one of the ring, and -1 is beyond the
+    picture.
+    """
     rows, columns = grid
     cells = side * side
     computed = torch.arange(rows * columns) if region is None else region.computed.cpu()
@@ -168,6 +170,6 @@ def _window(
     maps[1:-1, 1:-1] = values.view(rows, columns, side, side).transpose(1, 2).reshape(rows * side, -1)
     found = maps.unfold(0, size, side)[:rows].unfold(1, size, side)[:, :columns]
     index = found.reshape(rows * columns, size, size)[computed]
-    ring = (-2 - index[index < -1]).unique()
+    ring = torch.unique(-2 - index[index < -1])
     placed = len(computed) * cells + torch.searchsorted(ring, -2 - index)
     return torch.where(index < -1, placed, index), ring
