@@ -35,7 +35,7 @@ XL: Final[Mapping[str, Any]] = {
 SHAPES: Final = {"sd": SD, "xl": XL}
 
 
-def unet(shape: str = "xl", *, fill: bool = False, **config: Any) -> Any:
+def unet(shape: str = "xl", *, fill: bool = False, dtype: torch.dtype = torch.float32, **config: Any) -> Any:
     """Of one layer a block; 9 input channels where it is to `fill`."""
     torch.manual_seed(0)
     kind: Any = UNet2DConditionModel
@@ -55,12 +55,14 @@ def unet(shape: str = "xl", *, fill: bool = False, **config: Any) -> Any:
                 "bias"
             ):  # ones and zeros would hide a wrong statistic or border
                 weight.add_(0.2 * torch.randn_like(weight))
-    return model.eval().requires_grad_(requires_grad=False)
+    return model.to(dtype).eval().requires_grad_(requires_grad=False)
 
 
-def network(shape: str = "xl", *, fill: bool = False, **config: Any) -> UnetInpaint | UnetFill:
+def network(
+    shape: str = "xl", *, fill: bool = False, dtype: torch.dtype = torch.float32, **config: Any
+) -> UnetInpaint | UnetFill:
     """Over the same weights as :func:`unet`."""
-    return network_of(unet(shape, fill=fill, **config))
+    return network_of(unet(shape, fill=fill, dtype=dtype, **config))
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,11 +93,11 @@ def picture(
     generator = torch.Generator().manual_seed(seed)
 
     def random(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=generator)
+        return torch.randn(*shape, generator=generator).to(of.dtype)
 
     tiles = grid[0] * grid[1]
     tensors = {name: random(tiles, channels) for name, channels in of.conditioning.items()}
-    tensors["mask"] = (tensors["mask"] > 0).float()
+    tensors["mask"] = (tensors["mask"] > 0).to(of.dtype)
     text = {
         name: random(*(words if side is None else side for side in shape))
         for name, shape in of.text.tensors.items()
