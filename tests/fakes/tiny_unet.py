@@ -55,7 +55,8 @@ def unet(shape: str = "xl", *, fill: bool = False, dtype: torch.dtype = torch.fl
                 "bias"
             ):  # ones and zeros would hide a wrong statistic or border
                 weight.add_(0.2 * torch.randn_like(weight))
-    return model.to(dtype).eval().requires_grad_(requires_grad=False)
+    torch.nn.Module.to(model, dtype)
+    return model.eval().requires_grad_(requires_grad=False)
 
 
 def network(
