@@ -241,7 +241,7 @@ def test_unets_of_other_kinds_are_refused(config: dict[str, Any], told: str) -> 
 
 
 def test_a_unet_of_two_levels_is_refused() -> None:
-    config = {
+    config: dict[str, Any] = {
         "block_out_channels": (16, 32),
         "down_block_types": ("CrossAttnDownBlock2D", "DownBlock2D"),
         "up_block_types": ("UpBlock2D", "CrossAttnUpBlock2D"),

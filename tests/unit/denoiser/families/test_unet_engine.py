@@ -102,7 +102,7 @@ class Corrected:
         own = (None, None) if self.seen is None else self.seen.heads[block]
         heads = family().specs[block].heads
         key, value = (self._part(block, part, of) for part, of in zip(("key", "value"), own, strict=True))
-        return Outside(*(part.view(len(part), heads, -1) for part in (key, value)))
+        return Outside(key.view(len(key), heads, -1), value.view(len(value), heads, -1))
 
     def hidden(self, block: int) -> Tensor:
         raise AssertionError("a UNet takes no block's input")

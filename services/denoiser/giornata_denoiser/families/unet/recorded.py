@@ -14,12 +14,15 @@ from giornata_denoiser.families.unet.tiling import border_cells
 def moments(tiles: Tensor, groups: int) -> Tensor:
     """(tiles, 2, groups): mean and sum of squared differences from it, of (tiles, height, width, channels).
 
-    They are float32, or float64 where the input is.
+    They are float32, or float64 where the input is. In two passes over whole rows of channels, several times as fast as
+    `torch.var_mean` over the cells and channels of a group.
     """
-    by_group = tiles.reshape(len(tiles), tiles.shape[1] * tiles.shape[2], groups, -1)
-    by_group = by_group.to(torch.promote_types(tiles.dtype, torch.float32))
-    variance, mean = torch.var_mean(by_group, dim=(1, 3), correction=0)
-    return torch.stack((mean, variance * (by_group.shape[1] * by_group.shape[3])), 1)
+    cells = tiles.flatten(1, 2).to(torch.promote_types(tiles.dtype, torch.float32))
+    of_group = cells.shape[2] // groups
+    mean = cells.mean(1).unflatten(1, (groups, of_group)).mean(2)
+    apart = cells - mean.repeat_interleave(of_group, 1).unsqueeze(1)
+    squares = apart.square_().sum(1).unflatten(1, (groups, of_group)).sum(2)
+    return torch.stack((mean, squares), 1)
 
 
 def keep_border(recorder: ActivationRecorder, leaf: Leaf, tiles: Tensor) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - the field's name
@@ -21,6 +21,9 @@ from giornata_denoiser.families.unet.tiling import Tiling, border_cells
 
 WHOLE: Final = 8
 """From so many cells a side on a tile's window enters a convolution; below, nine neighbours enter a matrix product."""
+
+PART_BYTES: Final = 8 << 20
+"""What a processor gathers at a time for a matrix product."""
 
 
 class TilePass:
@@ -70,8 +73,7 @@ class TilePass:
         cells = torch.cat((tiles.reshape(-1, channels), *around, tiles.new_zeros(1, channels)))
         side = leaf.side // stride
         if leaf.side < WHOLE:
-            read = cells.index_select(0, self._tiling.neighbours(leaf.side, stride)).view(-1, 9 * channels)
-            out = F.linear(read, module.weight.permute(0, 2, 3, 1).flatten(1), module.bias)
+            out = _products(cells, self._tiling.neighbours(leaf.side, stride), module)
             return out.view(-1, side, side, module.out_channels).permute(0, 3, 1, 2)
         read = cells.index_select(0, windows.index.view(-1)).view(*windows.index.shape, channels)
         return F.conv2d(read.permute(0, 3, 1, 2), module.weight, module.bias, stride)
@@ -159,6 +161,23 @@ class TilePass:
             places = torch.empty(0, dtype=torch.int64, device=like.device)
             self._gather((Placed(taken, 0),), Own(none, none, places), key, value)
         return Outside(key.view(-1, *shape[2:]), value.view(-1, *shape[2:]), room)
+
+
+def _products(cells: Tensor, neighbours: Tensor, module: Any) -> Tensor:
+    """(outputs, out_channels): the convolution `module` at outputs that read nine of `cells` (cells, channels) each.
+
+    `neighbours` is (outputs * 9,). A processor works through them in parts that its allocator and caches keep.
+    """
+    width = 9 * cells.shape[1]
+    matrix = module.weight.permute(0, 2, 3, 1).reshape(-1, width).t()
+    outputs = len(neighbours) // 9
+    part = outputs if cells.is_cuda else max(1, PART_BYTES // (width * cells.itemsize))
+    out = cells.new_empty(outputs, matrix.shape[1])
+    for start in range(0, outputs, part):
+        end = min(start + part, outputs)
+        read = cells.index_select(0, neighbours[9 * start : 9 * end]).view(-1, width)
+        torch.addmm(module.bias, read, matrix, out=out[start:end])
+    return out
 
 
 def _number(leaf: Leaf) -> int:
