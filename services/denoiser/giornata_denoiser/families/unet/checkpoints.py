@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Final
 
 import torch
+from diffusers import UNet2DConditionModel
 from torch import Tensor
 
 from giornata_denoiser.families.unet.network import TiledUnet
 
-SIDES: Final = {3: 4, 4: 8}
-"""Levels of a UNet → latent pixels a side of its tiles: SDXL has three, Stable Diffusion 1 and 2 have four."""
+SIDE: Final = 8
+"""Latent pixels a side of a tile; Stable Diffusion 1 and 2 have four levels."""
+SIDE_XL: Final = 4
+"""Those of SDXL, which has three."""
 
 
 class UnetInpaint(TiledUnet):
@@ -68,14 +72,16 @@ def network_of(unet: Any) -> UnetInpaint | UnetFill:
     Raises:
         ValueError: the UNet is of a kind that is not served; says what is.
     """
-    levels, latent, received = (
-        len(unet.down_blocks),
-        int(unet.config.out_channels),
-        int(unet.config.in_channels),
-    )
-    if levels not in SIDES:
-        raise ValueError(f"the UNet has {levels} levels; served are {sorted(SIDES)}")
+    latent, received = int(unet.config.out_channels), int(unet.config.in_channels)
     kinds: dict[int, type[UnetInpaint | UnetFill]] = {latent: UnetInpaint, 2 * latent + 1: UnetFill}
     if received not in kinds:
         raise ValueError(f"the UNet has {received} input channels; served are {sorted(kinds)}")
-    return kinds[received](unet, SIDES[levels])
+    return kinds[received](unet, SIDE_XL if unet.config.addition_embed_type == "text_time" else SIDE)
+
+
+def load_network(folder: Path, dtype: torch.dtype, device: torch.device) -> UnetInpaint | UnetFill:
+    """The network of a checkpoint; raises as :func:`giornata_denoiser.checkpoint.load`."""
+    unet = UNet2DConditionModel.from_pretrained(
+        folder, subfolder="unet", torch_dtype=dtype, use_safetensors=True, local_files_only=True
+    )
+    return network_of(unet.to(device).eval().requires_grad_(requires_grad=False))

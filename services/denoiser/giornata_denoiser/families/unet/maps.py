@@ -41,21 +41,21 @@ class MapPass:
 
     def convolution(self, leaf: Leaf, hidden: Tensor) -> Tensor:
         """diffusers' own."""
-        with self._trace.span(Lane.COMPUTE, f"block {leaf.block}"):
+        with self._trace.span(Lane.COMPUTE, leaf.name):
             for item, recorder in self._recorders.items():
                 keep_border(recorder, leaf, self._tiles(item, hidden))
             return _own(leaf.module, hidden)
 
     def norm(self, leaf: Leaf, hidden: Tensor) -> Tensor:
         """diffusers' own."""
-        with self._trace.span(Lane.COMPUTE, f"block {leaf.block}"):
+        with self._trace.span(Lane.COMPUTE, leaf.name):
             for item, recorder in self._recorders.items():
                 keep_moments(recorder, leaf, moments(self._tiles(item, hidden), leaf.module.num_groups))
             return _own(leaf.module, hidden)
 
     def attention(self, leaf: Leaf, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """One scaled-dot-product attention of all pictures."""
-        with self._trace.span(Lane.COMPUTE, f"block {leaf.block}"):
+        with self._trace.span(Lane.COMPUTE, leaf.name):
             for item, recorder in self._recorders.items():
                 keep_attended(recorder, leaf, self._cells(leaf, key[item]), self._cells(leaf, value[item]))
             by_head = [part.transpose(1, 2) for part in (query, key, value)]

@@ -19,9 +19,9 @@ def moments(tiles: Tensor, groups: int) -> Tensor:
     """
     cells = tiles.flatten(1, 2).to(torch.promote_types(tiles.dtype, torch.float32))
     of_group = cells.shape[2] // groups
-    mean = cells.mean(1).unflatten(1, (groups, of_group)).mean(2)
+    mean = cells.mean(1).view(-1, groups, of_group).mean(2)
     apart = cells - mean.repeat_interleave(of_group, 1).unsqueeze(1)
-    squares = apart.square_().sum(1).unflatten(1, (groups, of_group)).sum(2)
+    squares = apart.square_().sum(1).view(-1, groups, of_group).sum(2)
     return torch.stack((mean, squares), 1)
 
 

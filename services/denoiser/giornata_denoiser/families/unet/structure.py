@@ -16,16 +16,19 @@ TEXT_TOKENS: Final = 77
 SERVED: Final[Mapping[str, set[object]]] = {
     "down_block_types": {"DownBlock2D", "CrossAttnDownBlock2D"},
     "up_block_types": {"UpBlock2D", "CrossAttnUpBlock2D"},
-    "mid_block_type": {"UNetMidBlock2DCrossAttn"},
+    "mid_block_type": {"UNetMidBlock2DCrossAttn", None},
     "addition_embed_type": {None, "text_time"},
     "attention_type": {"default"},
+    "center_input_sample": {False},
     "class_embed_type": {None},
     "num_class_embeds": {None},
     "conv_in_kernel": {3},
     "conv_out_kernel": {3},
+    "cross_attention_norm": {None},
     "downsample_padding": {1},
     "dual_cross_attention": {False},
     "encoder_hid_dim_type": {None},
+    "mid_block_only_cross_attention": {False, None},
     "only_cross_attention": {False},
     "resnet_skip_time_act": {False},
     "resnet_time_scale_shift": {"default"},
@@ -49,6 +52,11 @@ class Leaf:
     def cells(self) -> int:
         """Of a tile."""
         return self.side * self.side
+
+    @property
+    def name(self) -> str:
+        """For traces."""
+        return "input" if self.block is None else f"block {self.block}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -194,7 +202,8 @@ def structure(unet: Any, side: int) -> Structure:
         for sampler in block.downsamplers or ():
             walk.convolution(sampler.conv, side)
             side //= 2
-    _middle(walk, unet.mid_block, side)
+    if unet.mid_block is not None:
+        _middle(walk, unet.mid_block, side)
     for block in unet.up_blocks:
         _levels(walk, block, side)
         for sampler in block.upsamplers or ():

@@ -55,7 +55,7 @@ class TilePass:
 
     def convolution(self, leaf: Leaf, hidden: Tensor) -> Tensor:
         """Gathers what each tile reads, then runs without padding."""
-        with self._trace.span(Lane.COMPUTE, f"block {leaf.block}"):
+        with self._trace.span(Lane.COMPUTE, leaf.name):
             tiles = hidden.permute(0, 2, 3, 1)
             for sequence, (start, end) in self._recorded():
                 keep_border(self._recorders[sequence], leaf, tiles[start:end])
@@ -80,7 +80,7 @@ class TilePass:
 
     def norm(self, leaf: Leaf, hidden: Tensor) -> Tensor:
         """Statistics of the whole picture: of computed tiles as they are, of the others as they are taken."""
-        with self._trace.span(Lane.COMPUTE, f"block {leaf.block}"):
+        with self._trace.span(Lane.COMPUTE, leaf.name):
             module = leaf.module
             found = moments(hidden.permute(0, 2, 3, 1), module.num_groups)
             for sequence, (start, end) in self._recorded():
@@ -117,7 +117,7 @@ class TilePass:
 
     def attention(self, leaf: Leaf, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Each sequence's tiles over their own keys and those that are taken."""
-        with self._trace.span(Lane.COMPUTE, f"block {leaf.block}"):
+        with self._trace.span(Lane.COMPUTE, leaf.name):
             for sequence, (start, end) in self._recorded():
                 keep_attended(self._recorders[sequence], leaf, key[start:end], value[start:end])
             outside = {

@@ -156,16 +156,17 @@ def _window(grid: tuple[int, int], region: Region | None, side: int, size: int) 
     """
     rows, columns = grid
     cells = side * side
-    computed = torch.arange(rows * columns) if region is None else region.computed.cpu()
+    here = None if region is None else region.on(torch.device("cpu"))
+    computed = torch.arange(rows * columns) if here is None else here.computed
     own = torch.arange(len(computed) * cells).view(-1, cells)
     values = torch.empty(rows * columns, cells, dtype=torch.int64)
     values[computed] = own
-    if region is not None:
+    if here is not None:
         border = border_cells(side, torch.device("cpu"))
         of_tile = torch.full((cells,), -1)
         of_tile[border] = torch.arange(len(border))
-        outside = torch.arange(len(region.outside)).unsqueeze(1) * len(border) + of_tile
-        values[region.outside.cpu()] = -2 - outside
+        outside = torch.arange(len(here.outside)).unsqueeze(1) * len(border) + of_tile
+        values[here.outside] = -2 - outside
     maps = torch.full((rows * side + 2, columns * side + 2), -1)
     maps[1:-1, 1:-1] = values.view(rows, columns, side, side).transpose(1, 2).reshape(rows * side, -1)
     found = maps.unfold(0, size, side)[:rows].unfold(1, size, side)[:, :columns]
