@@ -73,10 +73,10 @@ def test_attention_across_equals_each_sequence_alone_in_float64(
 
     asked = [random(tokens) for tokens, _ in sequences]
     keys, values = ([random(tokens) for _, tokens in sequences] for _ in range(2))
-    wanted = [
-        F.scaled_dot_product_attention(*(part.double().transpose(0, 1) for part in parts)).transpose(0, 1)
-        for parts in zip(asked, keys, values, strict=True)
-    ]
+    wanted = []
+    for parts in zip(asked, keys, values, strict=True):
+        query, key, value = (part.double().transpose(0, 1) for part in parts)
+        wanted.append(F.scaled_dot_product_attention(query, key, value).transpose(0, 1))
     queries = Segments(tuple(map(len, asked)), device)
     found = choose_crossing(device, dtype)(
         torch.cat(asked).to(device),
