@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import statistics
 from collections.abc import Callable, Sequence
+from functools import cache
 from types import SimpleNamespace
 from typing import Any, Final
 
@@ -18,7 +19,9 @@ import torch
 from giornata.packed.region import Region, region
 from giornata.packed.uses import Taken, Use
 from giornata.planning.costs import Shape
+from giornata.planning.specs import BlockSpec
 from giornata.wire.values import Mode
+from giornata_denoiser.families.unet.checkpoints import UnetFill, UnetInpaint
 from tests.bench.compute.unets import MASKS, SHAPES, network, touched_tiles
 from tests.bench.reporting.options import clock_of
 from tests.bench.reporting.report import write
@@ -27,6 +30,7 @@ from tests.fakes import tiny_unet
 from tests.fakes.tiny_unet import Everything, Picture, Recorded
 from tests.flags import Several, option, parsed
 
+Network = UnetInpaint | UnetFill
 RATIOS: Final = (0.11, 0.2)
 Step = Callable[[], object]
 
@@ -73,31 +77,31 @@ def _lines(name: str, options: SimpleNamespace) -> list[dict[str, Any]]:
     )
     times = _measured(steps, options)
     apart = [sum(each) for each in zip(*(times[key] for key in taking), strict=True)]
+    together = statistics.median(one / every for one, every in zip(times["together"], apart, strict=True))
     lines = []
-    for key in taking:
-        place = where[key]
-        computed = side * side if place is None else len(place.computed)
-        limit = operation_limit(made.blocks, Shape(0, side * side, computed), Mode.KV)
-        ratios = [whole / own for whole, own in zip(times["full"], times[key], strict=True)]
-        lines.append(
-            {
-                "shape": name,
-                "mask": f"{key[0]} {key[1]}",
-                "tiles": f"{computed} of {side * side}",
-                "full ÷ masked": round(statistics.median(ratios), 2),
-                "limit": round(limit, 2),
-                "full ms": round(statistics.median(times["full"])),
-                "masked ms": round(statistics.median(times[key])),
-                "together ÷ apart": round(
-                    statistics.median(one / all_ for one, all_ in zip(times["together"], apart, strict=True)),
-                    2,
-                ),
-            }
-        )
+    for (shape, ratio), place in where.items():
+        if place is not None:
+            line = _line(made.blocks, side * side, len(place.computed), times["full"], times[shape, ratio])
+            mask = f"{shape} {ratio}"
+            lines.append({"shape": name, "mask": mask, **line, "together ÷ apart": round(together, 2)})
     return lines
 
 
-def _taking(made: Any, everything: Everything, place: Region) -> Use:
+def _line(
+    specs: Sequence[BlockSpec], tiles: int, computed: int, full: list[float], masked: list[float]
+) -> dict[str, Any]:
+    ratios = [whole / own for whole, own in zip(full, masked, strict=True)]
+    return {
+        "tiles": f"{computed} of {tiles}",
+        "full ÷ masked": round(statistics.median(ratios), 2),
+        "spread": f"{min(ratios):.2f}-{max(ratios):.2f}",
+        "limit": round(operation_limit(specs, Shape(0, tiles, computed), Mode.KV), 2),
+        "full ms": round(statistics.median(full)),
+        "masked ms": round(statistics.median(masked)),
+    }
+
+
+def _taking(made: Network, everything: Everything, place: Region) -> Use:
     """What a row takes, gathered once as an engine's slabs are."""
     source = Recorded(everything, place, room=True)
     return Use(Taken((Mode.KV,) * len(made.blocks), Gathered(source)))
@@ -108,23 +112,12 @@ class Gathered:
 
     def __init__(self, of: Recorded) -> None:
         self.hidden = of.hidden
-        self._of, self._kept = of, dict[tuple[int, str], Any]()
-
-    def keys_values(self, block: int) -> Any:
-        """See :class:`giornata.packed.uses.Source`."""
-        if (block, "") not in self._kept:
-            self._kept[block, ""] = self._of.keys_values(block)
-        return self._kept[block, ""]
-
-    def part(self, block: int, part: str) -> Any:
-        """See :class:`giornata.packed.uses.Source`."""
-        if (block, part) not in self._kept:
-            self._kept[block, part] = self._of.part(block, part)
-        return self._kept[block, part]
+        self.keys_values = cache(of.keys_values)
+        self.part = cache(of.part)
 
 
 def _forward(
-    made: Any, pictures: Sequence[Picture], where: Sequence[Region | None], uses: Sequence[Use] = ()
+    made: Network, pictures: Sequence[Picture], where: Sequence[Region | None], uses: Sequence[Use] = ()
 ) -> Step:
     batch = made.assemble(
         [tiny_unet.inputs(made, one, place) for one, place in zip(pictures, where, strict=True)]

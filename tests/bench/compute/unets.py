@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the field's name
 from torch import Tensor
 
+from giornata_denoiser.families.unet.checkpoints import UnetFill, UnetInpaint
 from tests.fakes import tiny_unet
 
 WIDE: Final[Mapping[str, Any]] = {"layers_per_block": 2, "norm_num_groups": 32, "cross_attention_dim": 768}
@@ -53,7 +54,7 @@ def touched_tiles(mask: Tensor, side: int) -> Tensor:
     return F.max_pool2d(mask[None, None].float(), side)[0, 0] > 0
 
 
-def network(name: str) -> Any:
+def network(name: str) -> tuple[UnetInpaint | UnetFill, int]:
     """The network of a shape, and the side of its picture in tiles."""
     kind, latent, config = SHAPES[name]
     made = tiny_unet.network(kind, **config)
