@@ -88,8 +88,14 @@ def varlen_across(
     query: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor], queries: Segments
 ) -> Tensor:
     """See :data:`Crossing`; one FlashAttention kernel over all sequences."""
-    lengths = Segments(tuple(map(len, keys)), query.device)
+    lengths = _segments(tuple(map(len, keys)), query.device)
     return _varlen(query, torch.cat(list(keys)), torch.cat(list(values)), queries, lengths)
+
+
+@lru_cache(maxsize=256)
+def _segments(lengths: tuple[int, ...], device: torch.device) -> Segments:
+    """Their offsets are copied to the device once, not in every block."""
+    return Segments(lengths, device)
 
 
 def each_across(query: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor], queries: Segments) -> Tensor:

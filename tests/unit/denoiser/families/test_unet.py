@@ -142,6 +142,19 @@ def test_masked_rows_record_their_own_tiles() -> None:
             torch.testing.assert_close(part, of_all[HOLE.computed], atol=EXACT, rtol=0)
 
 
+def test_a_row_that_is_not_finite_leaves_the_others_as_they_are() -> None:
+    _, of = pair("xl", fill=False)
+    rows = pictures(of)
+    uses = [
+        taking(of, kept, place) for kept, place in zip(recorded(of, rows[:2]), (L_SHAPE, STRIP), strict=True)
+    ]
+    right = predicted(of, rows[:2], [L_SHAPE, STRIP], uses)[1]
+    rows[0].latent.fill_(torch.nan)
+    broken, other = predicted(of, rows[:2], [L_SHAPE, STRIP], uses)
+    assert broken.isnan().all()
+    torch.testing.assert_close(other, right, atol=EXACT, rtol=0)
+
+
 def without(part: str) -> Callable[[Everything], None]:
     def changed(kept: Everything) -> None:
         for place in kept.parts:
