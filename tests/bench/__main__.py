@@ -19,6 +19,7 @@ LONG: Final[dict[str, list[str]]] = {
     "stores": [],
     "planner_gap": ["--cases", "200", "--greedy-cases", "2000"],
     "step_time": ["--tokens", "4096", "--text", "512"],
+    "unet_step": ["--repeats", "9"],
     "step_rows": ["--tokens", "1024", "--text", "128"],
     "engine_share": ["--tokens", "1024", "--text", "128"],
     "step_trace": ["--tokens", "1024", "--text", "128"],

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from giornata.packed import elementwise
-from giornata.packed.attention import Attention, Outside, choose, grouped
+from giornata.packed.attention import Attention, Outside, choose, choose_crossing, grouped
 from giornata.packed.packing import Segments
 
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 2e-2}
@@ -54,4 +54,34 @@ def test_attention_equals_each_sequence_alone_in_float64(
         asking, asked, told = (part.double().transpose(0, 1) for part in (query[start:end], keys, values))
         wanted.append(F.scaled_dot_product_attention(asking, asked, told).transpose(0, 1))
     found = attend(query.to(device), key.to(device), value.to(device), own, outside)
+    torch.testing.assert_close(found.double().cpu(), torch.cat(wanted), atol=TOLERANCE[dtype], rtol=0)
+
+
+@ANY_DEVICE
+@given(
+    sequences=st.lists(st.tuples(st.integers(1, 300), st.integers(1, 90)), min_size=1, max_size=6),
+    width=st.sampled_from([16, 40, 64]),
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_attention_across_equals_each_sequence_alone_in_float64(
+    device: torch.device, dtype: torch.dtype, sequences: list[tuple[int, int]], width: int
+) -> None:
+    generator = torch.Generator().manual_seed(len(sequences))
+
+    def random(tokens: int) -> Tensor:
+        return torch.randn(tokens, 2, width, generator=generator).to(dtype)
+
+    asked = [random(tokens) for tokens, _ in sequences]
+    keys, values = ([random(tokens) for _, tokens in sequences] for _ in range(2))
+    wanted = []
+    for parts in zip(asked, keys, values, strict=True):
+        query, key, value = (part.double().transpose(0, 1) for part in parts)
+        wanted.append(F.scaled_dot_product_attention(query, key, value).transpose(0, 1))
+    queries = Segments(tuple(map(len, asked)), device)
+    found = choose_crossing(device, dtype)(
+        torch.cat(asked).to(device),
+        [key.to(device) for key in keys],
+        [value.to(device) for value in values],
+        queries,
+    )
     torch.testing.assert_close(found.double().cpu(), torch.cat(wanted), atol=TOLERANCE[dtype], rtol=0)

@@ -50,16 +50,28 @@ attends to besides its own tokens.
 """
 
 
+Crossing = Callable[[Tensor, Sequence[Tensor], Sequence[Tensor], Segments], Tensor]
+"""Attention of packed queries, (tokens, heads, head_dim), over other keys and values: (keys, heads, head_dim) of each
+sequence. The segments are those of the queries; the result is packed as they are."""
+
+
 def choose(device: torch.device, dtype: torch.dtype, gather: Gather) -> partial[Tensor]:
     """The fastest implementation for tensors of `dtype` on `device`; `gather` writes pages there."""
+    return partial(varlen if _has_varlen(device, dtype) else grouped, gather=gather)
+
+
+def choose_crossing(device: torch.device, dtype: torch.dtype) -> Crossing:
+    """The same for attention over other keys."""
+    return varlen_across if _has_varlen(device, dtype) else each_across
+
+
+def _has_varlen(device: torch.device, dtype: torch.dtype) -> bool:
     ampere = (8, 0)  # the first compute capability with FlashAttention 2
-    if (
-        device.type != "cuda"
-        or dtype not in (torch.bfloat16, torch.float16)
-        or torch.cuda.get_device_capability(device) < ampere
-    ):
-        return partial(grouped, gather=gather)
-    return partial(varlen, gather=gather)
+    return (
+        device.type == "cuda"
+        and dtype in (torch.bfloat16, torch.float16)
+        and torch.cuda.get_device_capability(device) >= ampere
+    )
 
 
 def varlen(
@@ -75,7 +87,36 @@ def varlen(
     keys = own
     if outside:
         key, value, keys = beside(key, value, own, outside, gather)
-    attended = varlen_attn(query, key, value, own.offsets, keys.offsets, own.longest, keys.longest)
+    return _varlen(query, key, value, own, keys)
+
+
+def varlen_across(
+    query: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor], queries: Segments
+) -> Tensor:
+    """See :data:`Crossing`; one FlashAttention kernel over all sequences."""
+    lengths = _segments(tuple(map(len, keys)), query.device)
+    return _varlen(query, torch.cat(list(keys)), torch.cat(list(values)), queries, lengths)
+
+
+@lru_cache(maxsize=256)
+def _segments(lengths: tuple[int, ...], device: torch.device) -> Segments:
+    """Their offsets are copied to the device once, not in every block."""
+    return Segments(lengths, device)
+
+
+def each_across(query: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor], queries: Segments) -> Tensor:
+    """See :data:`Crossing`; a scaled-dot-product attention for each sequence."""
+    spans = zip(queries.bounds, keys, values, strict=True)
+    return torch.cat(
+        [
+            _attend(query[start:end, None], key[:, None], value[:, None])[:, 0]
+            for (start, end), key, value in spans
+        ]
+    )
+
+
+def _varlen(query: Tensor, key: Tensor, value: Tensor, queries: Segments, keys: Segments) -> Tensor:
+    attended = varlen_attn(query, key, value, queries.offsets, keys.offsets, queries.longest, keys.longest)
     if isinstance(attended, tuple):
         raise TypeError("varlen_attn returned auxiliary values that were not asked for")
     return attended

@@ -118,7 +118,7 @@ def gather(placed: Sequence[Placed], own: Own, key: Tensor, value: Tensor) -> No
     _gather[(max(tokens, *(len(pages) for pages, _ in placed)), len(rows) + 2)](
         table, own.key, own.value, own.places, key, value,
         len(rows), tokens, own.key.stride(0), own.value.stride(0),
-        FIELDS=FIELDS, CHANNELS=channels, BLOCK=block, num_warps=min(8, max(1, block // 512)),
+        FIELDS=FIELDS, CHANNELS=channels, BLOCK=block, num_warps=min(32, max(1, block // 512)),
     )  # fmt: skip
 
 

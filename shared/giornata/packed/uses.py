@@ -25,6 +25,9 @@ class Source(KeysValues, Protocol):
     def hidden(self, block: int) -> Tensor:
         """(outside, inner_dim): input of `block`, as its image stream."""
 
+    def part(self, block: int, part: str) -> Tensor:
+        """(outside, channels): another part of `block` that :class:`giornata.planning.specs.BlockSpec` names."""
+
 
 class KeysValuesRecorder(Protocol):
     """Keeps keys and values of some tokens. It copies what it is given, which later blocks overwrite."""
@@ -42,6 +45,9 @@ class ActivationRecorder(KeysValuesRecorder, Protocol):
 
     def hidden(self, block: int, hidden: Tensor) -> None:
         """(tokens, inner_dim): the image stream that enters `block`."""
+
+    def part(self, block: int, part: str, kept: Tensor) -> None:
+        """(tokens, channels): another part of `block`, see :meth:`Source.part`."""
 
 
 @dataclass(frozen=True, eq=False)

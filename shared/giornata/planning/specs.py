@@ -8,12 +8,16 @@ from typing import Final
 
 from giornata.wire.values import Mode
 
+BORDER: Final = "border"
+"""The part of a convolution: its input's cells at the borders of tokens, which their neighbours read."""
+MOMENTS: Final = "moments"
+"""The part of a group norm: mean and sum of squared differences of each token's groups; never quantised."""
 PARTS: Final[Mapping[Mode, tuple[str, ...]]] = {
     Mode.FULL: (),
     Mode.HIDDEN: ("hidden",),
-    Mode.KV: ("key", "value"),
+    Mode.KV: ("key", "value", BORDER, MOMENTS),
 }
-"""What a block in each mode takes from a recording."""
+"""What a block in each mode takes from a recording, as far as a block of its kind has it."""
 LEAST_LEVELS: Final = 4
 """Below this many recorded noise levels the picture suffers."""
 
@@ -27,7 +31,7 @@ class BlockSpec:
     heads: int
     """Heads of its attention; 0 for none."""
     parts: Mapping[str, int]
-    """Channels a cell of each part that a recording keeps: `key`, `value`, `hidden`."""
+    """Channels a cell of each part that a recording keeps; :data:`PARTS` names them."""
     cell: float
     """Multiplications of a computed cell, its attention's pairs not counted; a text token of a joint block takes as
     many."""
@@ -36,15 +40,27 @@ class BlockSpec:
     pair: float
     """Multiplications of a pair of query and key."""
     count: int = 1
+    together: bool = False
+    """Whether all such blocks of a network take from a recording, or none: a UNet's, which know no outside cells."""
 
     def channels(self, modes: Iterable[Mode]) -> int:
         """Channels a cell of all that a recording for these modes keeps of one block."""
-        return sum(self.parts[part] for mode in modes for part in PARTS[mode])
+        return sum(self.parts.get(part, 0) for mode in modes for part in PARTS[mode])
 
 
 def each(specs: Iterable[BlockSpec]) -> tuple[BlockSpec, ...]:
     """The spec of every block, in order; each counts one."""
     return tuple(replace(spec, count=1) for spec in specs for _ in range(spec.count))
+
+
+def together(specs: Iterable[BlockSpec]) -> bool:
+    """Whether a step takes all of these blocks from a recording or none: there is nothing to plan or to leave out."""
+    return any(spec.together for spec in specs)
+
+
+def taking_modes(specs: Sequence[BlockSpec]) -> tuple[Mode, ...]:
+    """The modes in which any of the blocks takes from a recording."""
+    return tuple(mode for mode in (Mode.HIDDEN, Mode.KV) if any(spec.channels([mode]) for spec in specs))
 
 
 def recording_bytes(specs: Sequence[BlockSpec], modes: Collection[Mode], cells: int, bits: int) -> int:

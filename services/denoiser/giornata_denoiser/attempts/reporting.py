@@ -14,7 +14,7 @@ from giornata_denoiser.blocks.own import renew_steps
 from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.config import DenoiserConfig, ReuseText
 from giornata_denoiser.engine.protocol import StepReport
-from giornata_denoiser.rows.template import Form
+from giornata_denoiser.templates.identity import form_of
 
 Sample = TypeVar("Sample", StepSample, LoadSample)
 
@@ -32,7 +32,7 @@ class Reporter:
         self._told_of_costs = {
             "blocks": checkpoint.family.depth,
             "device": profile.device,
-            "reused": Mode.KV if config.template_form is Form.KV else Mode.HIDDEN,
+            "reused": Mode(form_of(config, checkpoint.family)),
             "renewed_every": renew_steps(config.renew_steps, checkpoint.family),
             "keeps_padding": config.reuse_text is ReuseText.PADDING,
         }

@@ -1,4 +1,4 @@
-"""A row's own keys and values of tokens that not every step computes: kept from one step, taken by those after it.
+"""A row's own activations of tokens that not every step computes: kept from one step, taken by those after it.
 
 These are tokens of the picture outside its region, and tokens that pad its prompt.
 """
@@ -12,10 +12,8 @@ from torch import Tensor
 
 from giornata.packed.attention import Outside
 from giornata.packed.pages import Pages
-from giornata.planning.specs import PARTS, BlockSpec
-from giornata.wire.values import Mode
 from giornata_denoiser.families.protocol import ModelFamily
-from giornata_denoiser.rows.stored import store
+from giornata_denoiser.rows.stored import EXACT, Stored, bits_of, store
 
 UNSEEN: Final = 3
 """Most steps from one in full to the next where the network sees no mask; decision record 0029 has the measurements."""
@@ -37,15 +35,6 @@ def own_bits(correction_bits: int | None) -> int:
     return correction_bits or OWN_BITS
 
 
-def own_channels(spec: BlockSpec) -> int:
-    """Channels that one token outside keeps of a block.
-
-    Raises:
-        KeyError: the block has no keys and values to keep.
-    """
-    return sum(spec.parts[part] for part in PARTS[Mode.KV])
-
-
 class OwnKeysValues:
     """What one sequence keeps; satisfies :class:`giornata.packed.uses.Source`.
 
@@ -59,6 +48,7 @@ class OwnKeysValues:
         self._kept: dict[int, Outside | Pages] = {}
         self._places: Tensor | None = None
         """(kept,) int64: all of what is kept in bits."""
+        self._parts: dict[tuple[int, str], tuple[Stored, torch.dtype]] = {}
 
     def keys_values(self, block: int) -> Outside | Pages:
         """(own + kept, heads, head_dim) each, the first `own` rows free; or as they are stored.
@@ -75,6 +65,11 @@ class OwnKeysValues:
             LookupError: always.
         """
         raise LookupError(f"the input of block {block} is not kept")
+
+    def part(self, block: int, part: str) -> Tensor:
+        """(outside, channels); LookupError as :meth:`keys_values`."""
+        kept, dtype = self._parts[block, part]
+        return kept.data if kept.scale is None else kept.levels.rows().to(dtype)
 
     def keep(self, block: int, key: Tensor, value: Tensor) -> None:
         """(tokens, heads, head_dim) each, of which it keeps its own."""
@@ -93,6 +88,12 @@ class OwnKeysValues:
         kept.key[self._own :] = key
         kept.value[self._own :] = value
 
+    def keep_part(self, block: int, part: str, kept: Tensor) -> None:
+        """(tokens, channels), of which it keeps its own."""
+        own = kept if self._index is None else kept.index_select(0, self._index)
+        bits = bits_of(part, self._bits or EXACT)
+        self._parts[block, part] = (Stored(own) if bits == EXACT else store(own, bits)), kept.dtype
+
 
 class OwnRecorder:
     """Fills what a sequence keeps in a step, whose :class:`giornata.packed.uses.ActivationRecorder` it is."""
@@ -106,3 +107,7 @@ class OwnRecorder:
     def keys_values(self, block: int, key: Tensor, value: Tensor) -> None:
         """(tokens, heads, head_dim) each."""
         self._kept.keep(block, key, value)
+
+    def part(self, block: int, part: str, kept: Tensor) -> None:
+        """(tokens, channels)."""
+        self._kept.keep_part(block, part, kept)

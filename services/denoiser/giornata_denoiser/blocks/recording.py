@@ -8,7 +8,7 @@ from giornata.packed.region import Region
 from giornata_denoiser.blocks.slabs import Slabs
 from giornata_denoiser.rows.correction import Correction
 from giornata_denoiser.rows.row import RecordingSpec
-from giornata_denoiser.rows.stored import Stored, store
+from giornata_denoiser.rows.stored import Stored, bits_of, store
 from giornata_denoiser.rows.template import Entry, Form, Kept
 
 
@@ -20,31 +20,37 @@ class EntryRecorder:
 
     def __init__(self, level: float, blocks: int, spec: RecordingSpec) -> None:
         self._level, self._blocks, self._spec = level, blocks, spec
-        self._hidden: dict[int, Stored] = {}
-        self._heads: dict[int, tuple[Stored, Stored]] = {}
+        self._parts: dict[int, dict[str, Stored]] = {}
 
     def hidden(self, block: int, hidden: Tensor) -> None:
         """(tokens, inner_dim): the input of `block`."""
         if Form.HIDDEN in self._spec.forms and block >= self._spec.first_block:
-            self._hidden[block] = store(hidden, self._spec.bits)
+            self._keep(block, hidden=hidden)
 
     def keys_values(self, block: int, key: Tensor, value: Tensor) -> None:
         """(tokens, heads, head_dim) each."""
         if Form.KV in self._spec.forms and block >= self._spec.first_block:
-            bits = self._spec.bits
-            self._heads[block] = store(key.flatten(1), bits), store(value.flatten(1), bits)
+            self._keep(block, key=key.flatten(1), value=value.flatten(1))
+
+    def part(self, block: int, part: str, kept: Tensor) -> None:
+        """(tokens, channels)."""
+        if Form.KV in self._spec.forms and block >= self._spec.first_block:
+            self._keep(block, **{part: kept})
 
     def kept(self) -> Entry:
         """What was kept, where it was computed, once the forward is over."""
-        heads = (self._heads.get(block, (None, None)) for block in range(self._blocks))
-        blocks = (Kept(key, value, self._hidden.get(block)) for block, (key, value) in enumerate(heads))
-        return Entry(self._level, tuple(blocks))
+        return Entry(self._level, tuple(Kept(**self._parts.get(block, {})) for block in range(self._blocks)))
 
     def entry(self) -> Entry:
         """The same in host memory; waits for the device."""
         kept = self.kept()
         on_device = any(part.data.is_cuda for block in kept.blocks for part in block.parts)
         return kept.pinned() if on_device else kept
+
+    def _keep(self, block: int, **parts: Tensor) -> None:
+        """Each (tokens, channels)."""
+        kept = {name: store(part, bits_of(name, self._spec.bits)) for name, part in parts.items()}
+        self._parts.setdefault(block, {}).update(kept)
 
 
 class CorrectionRecorder:
@@ -70,6 +76,11 @@ class CorrectionRecorder:
             self._take(block, "key", key.flatten(1), slab.key[slab.room :].flatten(1))
             self._take(block, "value", value.flatten(1), slab.value[slab.room :].flatten(1))
 
+    def part(self, block: int, part: str, kept: Tensor) -> None:
+        """(tokens, channels)."""
+        if self._slabs.entry.blocks[block].part(part) is not None:
+            self._take(block, part, kept, self._slabs.part(block, part))
+
     def correction(self) -> Correction:
         """What was learned, once the forward is over."""
         return Correction(self._deltas)
@@ -77,5 +88,5 @@ class CorrectionRecorder:
     def _take(self, block: int, part: str, own: Tensor, template: Tensor) -> None:
         """Keep own - template; `template` (outside, channels) becomes the own one."""
         own = own.index_select(0, self._region.on(own.device).outside)
-        self._deltas[block, part] = store(own - template, self._bits)
+        self._deltas[block, part] = store(own - template, bits_of(part, self._bits))
         template.copy_(own)

@@ -39,7 +39,7 @@ class Brought(NamedTuple):
 
 
 Slab = Outside | Tensor | tuple[Brought, ...]
-"""Gathered; or as it is stored, on a device that keeps no slabs: key and value, or a block's input."""
+"""Gathered; or as it is stored, on a device that keeps no slabs: key and value, or a block's only part."""
 Place = tuple[int, Mode]
 """A block, and what of it."""
 Sizes = NDArray[np.int64]
@@ -123,6 +123,10 @@ class Slabs:
             None if value_delta is None else value_delta.levels,
         )
 
+    def part(self, block: int, part: str) -> Tensor:  # noqa: ARG002 - a block that is no attention has one part
+        """(outside, channels); LookupError as above."""
+        return self._alone(block, Mode.KV)
+
     def gathered(self, block: int) -> Outside:
         """:meth:`keys_values`, gathered: what is written there stays where slabs are kept."""
         slab = self._slab(block, Mode.KV)
@@ -134,12 +138,11 @@ class Slabs:
 
     def hidden(self, block: int) -> Tensor:
         """(outside, inner_dim); LookupError as above."""
-        slab = self._slab(block, Mode.HIDDEN)
-        if isinstance(slab, tuple):
-            return self._written(slab[0], 0)
-        if not isinstance(slab, Tensor):
-            raise TypeError("a block's input was loaded as something else")
-        return slab
+        return self._alone(block, Mode.HIDDEN)
+
+    def ask(self, block: int, mode: Mode) -> None:
+        """Have a slab that some block will read here; LookupError as above."""
+        self._slab(block, mode)
 
     def sizes(self, mode: Mode) -> Sizes:
         """Bytes of each block's slab as it is kept here, with room for the sequence's own. Not to be changed."""
@@ -215,6 +218,15 @@ class Slabs:
         if not slot.done():
             slot.set_exception(error)
 
+    def _alone(self, block: int, mode: Mode) -> Tensor:
+        """(outside, channels): the only part that a block in `mode` takes."""
+        slab = self._slab(block, mode)
+        if isinstance(slab, tuple):
+            return self._written(slab[0], 0)
+        if not isinstance(slab, Tensor):
+            raise TypeError("a block's only part was loaded as something else")
+        return slab
+
     def _slab(self, block: int, mode: Mode) -> Slab:
         """What was loaded, once the current stream has been told to wait for it."""
         place = (block, mode)
@@ -234,8 +246,8 @@ class Slabs:
     def _kept_bytes(self, mode: Mode) -> Sizes:
         """:meth:`sizes`: of slabs with room for the sequence's own, or of the entry as it is stored."""
         if self.keeps:
-            room = self._own if mode is Mode.KV else 0
-            tokens = room + self._index.shape[0]
+            attends = np.array([mode is Mode.KV and kept.key is not None for kept in self.entry.blocks])
+            tokens = self._own * attends + self._index.shape[0]
             return self._family.dtype.itemsize * tokens * self.entry.channels[mode]
         return np.array(
             [
@@ -255,18 +267,17 @@ class Slabs:
         return self._family.dtype.itemsize * len(self._index) * part.shape[1]
 
     def _gather(self, block: int, mode: Mode) -> Slab:
-        brought = tuple(self._brought(block, part) for part in PARTS[mode])
+        brought = tuple(
+            self._brought(block, name, part) for name, part in self.entry.blocks[block].named(mode)
+        )
+        if not brought:
+            raise LookupError("the template's entry does not hold what the plan takes from it")
         if not self.keeps:
             return brought
-        if mode is Mode.HIDDEN:
-            return self._written(brought[0], 0)
-        return self._by_head(block, brought, self._own)
+        return self._by_head(block, brought, self._own) if len(brought) > 1 else self._written(brought[0], 0)
 
-    def _brought(self, block: int, part: str) -> Brought:
+    def _brought(self, block: int, part: str, stored: Stored) -> Brought:
         """A part on the device, and what is added to it."""
-        stored: Stored | None = getattr(self.entry.blocks[block], part)
-        if stored is None:
-            raise LookupError("the template's entry does not hold what the plan takes from it")
         delta = None if self._correction is None else self._correction.of(block, part)
         return Brought(self._device.bring(stored), None if delta is None else self._device.bring(delta))
 
@@ -277,10 +288,9 @@ class Slabs:
 
     def _written(self, brought: Brought, room: int) -> Tensor:
         """(room + outside, channels): the outside tokens of a part, corrected, behind room for others."""
-        family = self._family
-        slab = torch.empty(
-            room + len(self._index), brought.stored.shape[1], dtype=family.dtype, device=family.device
-        )
+        family, stored = self._family, brought.stored
+        dtype = stored.data.dtype if stored.scale is None else family.dtype
+        slab = torch.empty(room + len(self._index), stored.shape[1], dtype=dtype, device=family.device)
         brought.stored.gather(self._index, slab[room:])
         if brought.delta is not None:
             brought.delta.add_to(slab[room:])

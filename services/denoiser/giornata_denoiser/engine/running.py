@@ -152,7 +152,9 @@ def _with_modes(served: Served, modes: tuple[Mode, ...], loads: Loads) -> Served
 class Running:
     """All that one row has at the planner, from the step in which it joins until it leaves."""
 
-    def __init__(self, row: Row, make: Makers, correction_bits: int | None) -> None:
+    def __init__(
+        self, row: Row, make: Makers, correction_bits: int | None, *, together: bool = False
+    ) -> None:
         self.row = row
         """At its present step."""
         self.served: Served | None = None
@@ -165,7 +167,7 @@ class Running:
         """Of its sequences in the present step."""
         self._complete: tuple[Slabs, ...] | None = None
         """Slabs of which everything that the row takes has been found to be here."""
-        self._make, self._correction_bits = make, correction_bits
+        self._make, self._correction_bits, self._together = make, correction_bits, together
         self._entries = _entries(row)
         self._renewing = Renewing([make.own(row, own) for own in row.own_tokens]) if row.renews else None
         padding = [make.padding() if tokens else None for tokens in row.padding]
@@ -260,7 +262,7 @@ class Running:
             self._make.slabs(row, entry, own, correction)
             for own, correction in zip(row.own_tokens, corrections, strict=True)
         )
-        return Served(entry, slabs, self.shapes, entry.modes)
+        return Served(entry, slabs, self.shapes, entry.modes, final=self._together)
 
     def uses(self, blocks: int) -> tuple[Use, ...]:
         """What each of the row's sequences does in a forward of so many `blocks`."""

@@ -13,6 +13,7 @@ from giornata.packed.tracing import Tracing
 from giornata.packed.uses import Use, by_sequence
 from giornata.planning.batch import BatchPlanner, plan_batch
 from giornata.planning.costs import StepCosts, Work, step_work
+from giornata.planning.specs import together
 from giornata.scheduling.batch import RowKey
 from giornata.wire.workers import StepSample
 from giornata_denoiser.blocks.device import Device
@@ -127,7 +128,8 @@ class Sources:
     def _advanced(self, row: Row) -> Running:
         running = self._running.get(row.key)
         if running is None or not running.is_of(row):
-            running = Running(row, self._make, self._options.correction_bits)
+            bits, whole = self._options.correction_bits, together(self._family.specs)
+            running = Running(row, self._make, bits, together=whole)
             self._running[row.key] = running
         running.advance(row)
         return running

@@ -11,7 +11,7 @@ from giornata.planning.costing import BatchCap
 from giornata.planning.costs import StepCosts, Work, step_work, worth_reusing
 from giornata.planning.specs import recording_bytes
 from giornata.wire.values import Mode
-from giornata_denoiser.blocks.own import own_bits, own_channels
+from giornata_denoiser.blocks.own import own_bits
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.rows.row import Row
 from giornata_denoiser.rows.stored import stored_bytes
@@ -144,7 +144,10 @@ def _own_bytes(row: Row, family: ModelFamily, correction_bits: int | None) -> in
     if row.region is None or not row.renews:
         return 0
     outside, itemsize = len(row.region.outside), family.dtype.itemsize
-    tokens, channels = sum(row.own_tokens) + len(row.prompts) * outside, list(map(own_channels, family.specs))
+    tokens, channels = (
+        sum(row.own_tokens) + len(row.prompts) * outside,
+        [spec.channels([Mode.KV]) for spec in family.specs],
+    )
     if keeps_slabs(family):
         return itemsize * tokens * sum(channels)
     stored = sum(stored_bytes(outside, width, own_bits(correction_bits), itemsize) for width in channels)
@@ -157,7 +160,7 @@ def _padding_bytes(row: Row, family: ModelFamily, correction_bits: int | None) -
     if not kept:
         return 0
     bits = 0 if keeps_slabs(family) else own_bits(correction_bits)
-    channels = list(map(own_channels, family.specs))
+    channels = [spec.channels([Mode.KV]) for spec in family.specs]
     return sum(
         stored_bytes(tokens, width, bits, family.dtype.itemsize) for tokens in kept for width in channels
     )

@@ -15,6 +15,7 @@ from rich.progress import Progress
 from giornata.config import load
 from giornata.planning.costing import Profile
 from giornata.planning.costs import COMPUTE, LOAD
+from giornata.planning.specs import taking_modes
 from giornata.wire.errors import Failed
 from giornata_denoiser.checkpoint import Checkpoint, open_checkpoint
 from giornata_denoiser.config import DenoiserConfig
@@ -50,10 +51,16 @@ def main(flags: Sequence[str] | None = None) -> int:
 
 def run(config: ProfilerConfig, checkpoint: Checkpoint) -> None:
     """Measure `checkpoint`; OSError where a file cannot be written."""
+    family, meter = checkpoint.family, Meter(checkpoint, config.template_bits)
     extent = Extent(
-        checkpoint.card, checkpoint.family.depth, config.capacity_rows, config.capacity_tokens, config.quick
+        checkpoint.card,
+        family.depth,
+        config.capacity_rows,
+        config.capacity_tokens,
+        config.quick,
+        taking_modes(family.specs),
+        joint=meter.text_tokens > 0,
     )
-    meter = Meter(checkpoint, config.template_bits)
     # Drawn between measurements, by no thread of its own: nothing else runs while a step is measured.
     with Progress(console=Console(stderr=True), auto_refresh=False, transient=True) as progress:
         measured = making.measure(meter, extent, partial(progress.track, description="Measuring"))

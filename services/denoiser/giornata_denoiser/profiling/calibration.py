@@ -14,7 +14,7 @@ import numpy as np
 
 from giornata.planning.costing import Array, Fit, Profile, fit, graded
 from giornata.planning.costs import COMPUTE, LOAD
-from giornata.planning.specs import BlockSpec, mean_operations
+from giornata.planning.specs import BlockSpec, mean_operations, taking_modes
 from giornata.wire.values import Mode
 from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.profiling.making import Sample, activation_bytes, fitted, profile
@@ -32,19 +32,15 @@ SIDES: Final = (8, 16)
 
 def calibrate(checkpoint: Checkpoint, bits: int) -> Profile:
     """Costs from a few steps and loads, without batch caps; `bits` are those of recorded templates."""
-    family, text = checkpoint.family, checkpoint.card.max_text_tokens
-    meter = Meter(checkpoint, bits)
-    steps = _steps(family.depth, text)
+    family, meter = checkpoint.family, Meter(checkpoint, bits)
+    text, modes = meter.text_tokens, taking_modes(family.specs)
+    steps = _steps(family.depth, text, modes)
     step_samples, end_s = list[Sample](), time.perf_counter() + LIMIT_S
     for step in steps:
         if not step_samples or time.perf_counter() < end_s:
             step_ms = min(meter.step_ms(step) for _ in range(REPEATS))
             step_samples.append(Sample(step.work.features, step_ms))
-    sizes = [
-        RowSize(side, side, text, (mode,) * family.depth, RATIO)
-        for side in SIDES
-        for mode in (Mode.HIDDEN, Mode.KV)
-    ]
+    sizes = [RowSize(side, side, text, (mode,) * family.depth, RATIO) for side in SIDES for mode in modes]
     loads = [
         Sample.of_load(meter.load_bytes(size), min(meter.load_ms(size) for _ in range(REPEATS)))
         for size in sizes
@@ -79,15 +75,16 @@ def proportional(samples: Sequence[Sample], per_unit: Array) -> Fit:
     return graded(COMPUTE, weights, features, times)
 
 
-def _steps(blocks: int, text: int) -> tuple[Mixture, ...]:
+def _steps(blocks: int, text: int, modes: Sequence[Mode]) -> tuple[Mixture, ...]:
     """The steps to measure, the cheapest first, since the last ones may be left out."""
     small, large = SIDES
     full, kv, hidden = ((mode,) * blocks for mode in (Mode.FULL, Mode.KV, Mode.HIDDEN))
     whole, masked = RowSize(large, large, text, full), RowSize(large, large, text, kv, RATIO)
+    projecting = (Mixture((RowSize(large, large, text, hidden, RATIO),)),) if Mode.HIDDEN in modes else ()
     return (
         Mixture((RowSize(small, small, text, full),)),
         Mixture((masked,)),
-        Mixture((RowSize(large, large, text, hidden, RATIO),)),
+        *projecting,
         Mixture((whole,)),
         Mixture((masked, masked)),
         Mixture((whole, whole)),

@@ -7,7 +7,7 @@ import statistics
 import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, TypeVar
 
 import torch
@@ -27,7 +27,7 @@ from giornata_denoiser.engine.assembly import assemble
 from giornata_denoiser.engine.loading import device_for
 from giornata_denoiser.engine.rehearsal import practice_row
 from giornata_denoiser.engine.stepping import denoise_step
-from giornata_denoiser.profiling.mixtures import Mixture, RowSize
+from giornata_denoiser.profiling.mixtures import LEAST_SIDE, Mixture, RowSize
 from giornata_denoiser.rows.row import RecordingSpec, Row
 from giornata_denoiser.rows.template import Entry, Form
 
@@ -72,6 +72,19 @@ class Meter:
         self._entries: dict[tuple[int, int], Entry] = {}
         self._random = torch.Generator().manual_seed(0)
 
+    @cached_property
+    def text_tokens(self) -> int:
+        """Text tokens of the longest prompt that pass the blocks; 0 where they only are attended to."""
+        grid = (LEAST_SIDE, LEAST_SIDE)
+        row = practice_row(
+            self._checkpoint,
+            RowKey("profile", 0, 0),
+            grid,
+            self._checkpoint.card.max_text_tokens,
+            torch.zeros,
+        )
+        return row.text_tokens
+
     def step_ms(self, mixture: Mixture) -> float:
         """One step of `mixture`, after another one that is not measured. Slabs are loaded before."""
         step = self._prepared(mixture)
@@ -87,16 +100,23 @@ class Meter:
             return _peak_bytes(self._family.device, step)
 
     def load_ms(self, size: RowSize) -> float:
-        """The median of the blocks' slabs, each until it has arrived; what goes wrong with a load is raised."""
+        """The median of the largest slabs, each until it has arrived; what goes wrong with a load is raised."""
         slabs = self._slabs(size, size.tokens)
+        sizes = self._load_bytes(size)
+        largest = [block for block, size_bytes in enumerate(sizes) if size_bytes == max(sizes)]
         # Asking for a slab loads it and lets the current stream wait for it: its events then tell when it is there.
-        ask: Callable[[int], object] = slabs.keys_values if size.modes[0] is Mode.KV else slabs.hidden
         with torch.inference_mode():
-            return statistics.median(self._timed(partial(ask, block)) for block in range(self._family.depth))
+            return statistics.median(
+                self._timed(partial(slabs.ask, block, size.modes[0])) for block in largest
+            )
 
     def load_bytes(self, size: RowSize) -> int:
-        """What has to move for the first block's slab."""
-        return self._slabs(size, size.tokens).load_bytes(0, size.modes[0])
+        """What has to move for one of the largest slabs."""
+        return max(self._load_bytes(size))
+
+    def _load_bytes(self, size: RowSize) -> list[int]:
+        slabs = self._slabs(size, size.tokens)
+        return [slabs.load_bytes(block, size.modes[0]) for block in range(self._family.depth)]
 
     def _prepared(self, mixture: Mixture) -> Callable[[], object]:
         rows = [self._row(size, index) for index, size in enumerate(mixture.rows)]
@@ -110,7 +130,13 @@ class Meter:
         key, grid = RowKey("profile", 0, index), (size.height, size.width)
         where = _region(size)
         return practice_row(
-            self._checkpoint, key, grid, size.text, self._noise, guided=size.guided, region=where
+            self._checkpoint,
+            key,
+            grid,
+            size.text or self._checkpoint.card.max_text_tokens,
+            self._noise,
+            guided=size.guided,
+            region=where,
         )
 
     def _uses(self, size: RowSize, row: Row) -> tuple[Use, ...]:

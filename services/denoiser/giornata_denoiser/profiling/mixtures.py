@@ -90,6 +90,10 @@ class Extent:
     tokens: int
     """Most tokens of a step with more than one row."""
     quick: bool = False
+    modes: tuple[Mode, ...] = (Mode.HIDDEN, Mode.KV)
+    """In which blocks take from a template; where any of them may be projected, each block has a mode of its own."""
+    joint: bool = True
+    """Whether text passes the blocks beside the picture."""
 
     @property
     def grids(self) -> tuple[tuple[int, int], ...]:
@@ -104,6 +108,8 @@ class Extent:
     def texts(self) -> tuple[int, ...]:
         """Text tokens; prompts are padded to the last of these."""
         most = self.card.max_text_tokens
+        if not self.joint:
+            return (0,)
         return tuple(sorted({max(1, most // 2), most}))
 
     @property
@@ -151,13 +157,14 @@ def masked_sizes(extent: Extent) -> tuple[RowSize, ...]:
         RowSize(height, width, extent.texts[-1], (mode,) * extent.blocks, ratio)
         for height, width in extent.grids
         for ratio in extent.ratios
-        for mode in (Mode.HIDDEN, Mode.KV)
+        for mode in extent.modes
     )
 
 
 def _row(extent: Extent, chance: random.Random) -> RowSize:
     height, width = chance.choice(extent.grids)
-    modes = chance.choice((*((mode,) * extent.blocks for mode in Mode), None))
+    apart = (None,) if Mode.HIDDEN in extent.modes else ()
+    modes = chance.choice((*((mode,) * extent.blocks for mode in (Mode.FULL, *extent.modes)), *apart))
     if modes is None:  # every block for itself, as a planner may want it
         modes = tuple(chance.choice(list(Mode)) for _ in range(extent.blocks))
     whole = set(modes) == {Mode.FULL}

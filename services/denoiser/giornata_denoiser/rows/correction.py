@@ -22,10 +22,10 @@ class Correction:
     """
 
     deltas: Mapping[tuple[int, str], Stored]
-    """(outside, channels) each: what is added to a block's `key`, `value` or `hidden`."""
+    """(outside, channels) each: what is added to a part of a block."""
 
     def of(self, block: int, part: str) -> Stored | None:
-        """What is added to a block's `key`, `value` or `hidden`; None where it kept no such part."""
+        """What is added to this part of a block; None where it kept no such part."""
         return self.deltas.get((block, part))
 
     @cached_property

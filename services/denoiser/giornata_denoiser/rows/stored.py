@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from giornata.packed.pages import Levels
+from giornata.planning.specs import MOMENTS
 
 EXACT: Final = 0
 """No bits: a tensor is kept in the dtype that it was computed in."""
@@ -105,6 +106,11 @@ class Stored:
         for half, levels in enumerate((data,) if self.bits == 8 else (data & 15, data >> 4)):
             part = slice(half * width, (half + 1) * width)
             yield part, levels.to(dtype), scale[part], low[part]
+
+
+def bits_of(part: str, bits: int) -> int:
+    """The bits in which a part is kept where a recording has so many: a picture's statistics stay exact."""
+    return EXACT if part == MOMENTS else bits
 
 
 def stored_bytes(tokens: int, channels: int, bits: int, itemsize: int) -> int:

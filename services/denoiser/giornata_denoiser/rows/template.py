@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from giornata.packed.region import Region
+from giornata.planning.specs import PARTS
 from giornata.wire.values import Mode
 from giornata_denoiser.rows.stored import Stored
 
@@ -40,6 +41,10 @@ class Kept:
     """As `key`."""
     hidden: Stored | None = None
     """(tokens, inner_dim)"""
+    border: Stored | None = None
+    """(tokens, channels): of a convolution's input the cells at the border of each token."""
+    moments: Stored | None = None
+    """(tokens, channels): of a group norm's input each token's means and sums of squared differences; exact."""
 
     def pinned(self) -> Kept:
         """The same in pinned host memory."""
@@ -47,22 +52,31 @@ class Kept:
 
     def each(self, change: Callable[[Tensor], Tensor]) -> Kept:
         """The same with every tensor of what was kept changed."""
-        return Kept(*(p and p.each(change) for p in (self.key, self.value, self.hidden)))
+        return Kept(**{name: part and part.each(change) for name, part in vars(self).items()})
 
     def taken(self, mode: Mode) -> tuple[Stored, ...]:
         """The kept parts that a block in `mode` takes."""
-        parts = {Mode.KV: (self.key, self.value), Mode.HIDDEN: (self.hidden,), Mode.FULL: ()}[mode]
-        return tuple(part for part in parts if part is not None)
+        return tuple(part for _, part in self.named(mode))
+
+    def named(self, mode: Mode) -> Iterator[tuple[str, Stored]]:
+        """The same with their names."""
+        parts = ((name, self.part(name)) for name in PARTS[mode])
+        return ((name, part) for name, part in parts if part is not None)
+
+    def part(self, name: str) -> Stored | None:
+        """The part of this name; None where it was not kept."""
+        found: Stored | None = getattr(self, name)
+        return found
 
     @property
     def parts(self) -> Iterator[Stored]:
         """The parts that were kept."""
-        return (part for part in (self.key, self.value, self.hidden) if part is not None)
+        return (part for part in vars(self).values() if part is not None)
 
     @property
     def cheapest(self) -> Mode:
         """The mode that computes least of what was kept."""
-        if self.key is not None:
+        if self.taken(Mode.KV):
             return Mode.KV
         return Mode.FULL if self.hidden is None else Mode.HIDDEN
 
@@ -90,13 +104,12 @@ class Entry:
     @cached_property
     def channels(self) -> Mapping[Mode, NDArray[np.int64]]:
         """(blocks,) of each form: the channels a token of what each block kept; 0 where it kept no such form."""
-
-        def of(part: Stored | None) -> int:
-            return 0 if part is None else part.channels
-
-        kv = np.array([of(block.key) + of(block.value) for block in self.blocks], np.int64)
-        hidden = np.array([of(block.hidden) for block in self.blocks], np.int64)
-        return {Mode.KV: kv, Mode.HIDDEN: hidden}
+        return {
+            mode: np.array(
+                [sum(part.channels for part in kept.taken(mode)) for kept in self.blocks], np.int64
+            )
+            for mode in (Mode.KV, Mode.HIDDEN)
+        }
 
     def pinned(self) -> Entry:
         """The same in pinned host memory."""

@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from giornata.planning.specs import LEAST_LEVELS, PARTS, Keeping, within
+import torch
+
+from giornata.planning.specs import LEAST_LEVELS, MOMENTS, PARTS, BlockSpec, Keeping, together, within
 from giornata.wire.jobs import Inspection
 from giornata.wire.requests import EditParameters, Reuse
 from giornata.wire.templates import digest_of, picture_id
@@ -14,8 +16,8 @@ from giornata.wire.values import Mode
 from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.config import DenoiserConfig
 from giornata_denoiser.families.protocol import ModelFamily
-from giornata_denoiser.rows.stored import EXACT
-from giornata_denoiser.rows.template import FILE_BYTES
+from giornata_denoiser.rows.stored import BITS, bits_of, stored_bytes
+from giornata_denoiser.rows.template import FILE_BYTES, Form
 from giornata_denoiser.rows.track import Track
 
 RECORDER: Final = 1
@@ -34,6 +36,9 @@ class Wanted:
     track: Track
     """Noise levels of its run."""
     tolerance: float
+    form: Form
+    bits: int
+    """See :mod:`giornata_denoiser.rows.stored`."""
     first_block: int
     """Blocks before it keep nothing, for want of bytes."""
     fits: bool
@@ -55,24 +60,26 @@ def wanted(
     Raises:
         InvalidField: the edit has no step to compute.
     """
-    schedule = checkpoint.family.schedule
+    schedule, form = checkpoint.family.schedule, form_of(config, checkpoint.family)
     levels = partial(schedule.track, cells=inspection.tokens)
     strict = parameters is not None and parameters.reuse is Reuse.STRICT
     if parameters is not None and strict:
         steps = parameters.num_inference_steps or config.template_levels
         sampler = parameters.sampler or schedule.default_sampler
         track = levels(sampler=sampler, steps=steps, strength=parameters.strength or 1.0)
-        kept = keeping(config, checkpoint.family, inspection.tokens, track.steps, track.steps)
+        kept, bits = keeping(config, checkpoint.family, inspection.tokens, track.steps, track.steps)
     else:
-        kept = keeping(config, checkpoint.family, inspection.tokens, config.template_levels)
+        kept, bits = keeping(config, checkpoint.family, inspection.tokens, config.template_levels)
         track = levels(sampler=schedule.recorder, steps=kept.levels, strength=1.0)
     levels_kept = [round(level, 6) for level in track.levels.tolist()]
     guidance = checkpoint.card.embedded_guidance_scale
-    what = (config.template_form, config.template_bits, levels_kept, guidance, kept.first_block)
+    what = (form, bits, levels_kept, guidance, kept.first_block)
     return Wanted(
         f"{picture_id(tenant, inspection.template_key)}-{digest_of(RECORDER, *what)}",
         track,
         SAME if strict else ANYWHERE,
+        form,
+        bits,
         kept.first_block,
         fits=kept.first_block < checkpoint.family.depth,
     )
@@ -83,22 +90,50 @@ def picture_of(recording_id: str) -> str:
     return recording_id.partition("-")[0]
 
 
+def form_of(config: DenoiserConfig, family: ModelFamily) -> Form:
+    """The configured form; keys and values where blocks have no use for their inputs."""
+    configured = config.template_form
+    return configured if any(spec.channels([Mode(configured)]) for spec in family.specs) else Form.KV
+
+
 def keeping(
     config: DenoiserConfig, family: ModelFamily, tokens: int, levels: int, least_levels: int = LEAST_LEVELS
-) -> Keeping:
-    """What fits into the configured bytes and into a tier; what no tier holds would be recorded at every edit."""
-    bits = config.template_bits or 8 * family.dtype.itemsize
-    mode = Mode(config.template_form)
-    channels = max(spec.channels([mode]) for spec in family.specs)
-    ranges = 0 if config.template_bits == EXACT else 2 * 4 * channels
+) -> tuple[Keeping, int]:
+    """What fits into the configured bytes and into a tier, and in which bits.
+
+    What no tier holds would be recorded at every edit. Where blocks take together, none is left out: first the bits
+    become fewer, then the levels.
+    """
     disk_mb = 0 if config.template_folder is None else config.template_disk_mb
     budget_mb = max(config.template_memory_mb, disk_mb)
     if config.template_budget_mb is not None:
         budget_mb = min(budget_mb, config.template_budget_mb)
-    return within(
-        budget_mb << 20,
-        levels=levels,
-        blocks=family.depth,
-        block_bytes=tokens * channels * bits // 8 + ranges + len(PARTS[mode]) * FILE_BYTES,
-        least_levels=least_levels,
+    mode, whole = Mode(form_of(config, family)), together(family.specs)
+    kept, bits = Keeping(0, family.depth), config.template_bits
+    for bits in BITS[BITS.index(config.template_bits) :] if whole else (config.template_bits,):
+        sizes = [_block_bytes(spec, mode, bits, tokens, family.dtype.itemsize) for spec in family.specs]
+        kept = within(
+            budget_mb << 20,
+            levels=levels,
+            blocks=1 if whole else family.depth,
+            block_bytes=sum(sizes) if whole else max(sizes),
+            least_levels=least_levels,
+        )
+        if kept == Keeping(levels, 0):
+            break
+    return (Keeping(kept.levels, kept.first_block * family.depth) if whole else kept), bits
+
+
+def _block_bytes(spec: BlockSpec, mode: Mode, bits: int, tokens: int, itemsize: int) -> int:
+    """Bytes that a block keeps at one noise level, in a file."""
+    return sum(
+        FILE_BYTES
+        + stored_bytes(
+            tokens,
+            spec.parts[part],
+            bits_of(part, bits),
+            torch.float32.itemsize if part == MOMENTS else itemsize,
+        )
+        for part in PARTS[mode]
+        if part in spec.parts
     )

@@ -164,7 +164,7 @@ class Runs:
 
     async def _row(self, key: RowKey, asked: Wanted, inputs: TemplateInputs) -> Row:
         """The row that records `asked`: an empty mask and an empty prompt, from the noise that all edits share."""
-        config, family, card = self._config, self._checkpoint.family, self._checkpoint.card
+        family, card = self._checkpoint.family, self._checkpoint.card
         text, conditioning = [
             tensors.unpack(await self._blobs.get(ref)) for ref in (inputs.empty_text, inputs.conditioning)
         ]
@@ -185,8 +185,7 @@ class Runs:
                 },
                 guidance_scale=card.embedded_guidance_scale,
             )
-            what = RecordingSpec(frozenset({config.template_form}), config.template_bits, asked.first_block)
-            return replace(row, records=what)
+            return replace(row, records=RecordingSpec(frozenset({asked.form}), asked.bits, asked.first_block))
 
         return await asyncio.to_thread(built)
 

@@ -93,6 +93,9 @@ class Oracle:
     def hidden(self, block: int) -> Tensor:
         return self._part(block, "hidden", lambda seen: seen.inputs[block])
 
+    def part(self, block: int, part: str) -> Tensor:
+        raise AssertionError("a transformer takes nothing else")
+
 
 def expected(
     of: ModelFamily,

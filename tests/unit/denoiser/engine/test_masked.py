@@ -42,6 +42,9 @@ class Everything:
     def keys_values(self, block: int, key: Tensor, value: Tensor) -> None:
         self.heads[block] = key.clone(), value.clone()
 
+    def part(self, block: int, part: str, kept: Tensor) -> None:
+        raise AssertionError("a transformer keeps nothing else")
+
 
 class Recorded:
     """What `Everything` kept, for the tokens outside a region; with room for the sequence's own or without."""
@@ -58,6 +61,9 @@ class Recorded:
 
     def hidden(self, block: int) -> Tensor:
         return self.of.inputs[block][self.where.outside]
+
+    def part(self, block: int, part: str) -> Tensor:
+        raise AssertionError("a transformer takes nothing else")
 
 
 def on_the_line(row: Row) -> Row:

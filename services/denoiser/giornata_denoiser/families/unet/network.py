@@ -1,0 +1,233 @@
+"""The network of UNet checkpoints, `UNet2DConditionModel`, over rows that differ in everything."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pixel_unshuffle
+
+from giornata.packed import attention, elementwise
+from giornata.packed.tracing import UNTRACED, Tracing
+from giornata.packed.uses import ActivationRecorder, Source, Taken, Use
+from giornata.planning.specs import BlockSpec
+from giornata.wire.values import Mode
+from giornata_denoiser.families.protocol import SequenceInputs
+from giornata_denoiser.families.unet.maps import MapPass
+from giornata_denoiser.families.unet.passes import Interior
+from giornata_denoiser.families.unet.structure import structure
+from giornata_denoiser.families.unet.text import TIME_IDS, Prepared, UnetPrompt, UnetText, prepared
+from giornata_denoiser.families.unet.tiles import TilePass
+from giornata_denoiser.families.unet.tiling import Tiling, joined, parted
+from giornata_denoiser.rows.row import Prompt
+
+
+@dataclass(frozen=True, eq=False)
+class UnetBatch:
+    """The sequences of a batch, and the tilings of those among them that have been computed as tiles."""
+
+    sequences: tuple[SequenceInputs, ...]
+    device: torch.device
+    _tilings: dict[tuple[int, ...], Tiling] = field(default_factory=dict, init=False)
+
+    @cached_property
+    def tokens(self) -> list[int]:
+        """Tiles of each sequence's picture."""
+        return [sequence.grid[0] * sequence.grid[1] for sequence in self.sequences]
+
+    def tiling(self, of: tuple[int, ...]) -> Tiling:
+        """The tiling of these sequences; kept with the batch."""
+        if of not in self._tilings:
+            chosen = [self.sequences[index] for index in of]
+            grids, regions = (tuple(part) for part in zip(*((s.grid, s.region) for s in chosen), strict=True))
+            self._tilings[of] = Tiling(grids, regions, self.device)
+        return self._tilings[of]
+
+    def prepared(self, sequence: int) -> Prepared:
+        """What the network has made of a sequence's prompt."""
+        return cast("Prepared", self.sequences[sequence].prepared)
+
+
+class TiledUnet(ABC):
+    """A UNet over tiles of `side` latent pixels a side.
+
+    A token is a tile: its channels are those of its latent pixels, (channel, y, x) in this order. A sequence that takes
+    from a template is computed as the tiles of its region; all others as maps, those of one size together, which is
+    faster than all of their tiles. With :meth:`model_input`, `conditioning`, `unmasked` and `blends` of a subclass it
+    satisfies :class:`giornata_denoiser.families.protocol.Network`.
+    """
+
+    def __init__(self, unet: Any, side: int) -> None:
+        self.unet, self.side = unet, side
+        self.device: torch.device = unet.device
+        self.dtype: torch.dtype = unet.dtype
+        self.in_channels, self.out_channels = int(unet.config.in_channels), int(unet.config.out_channels)
+        self._structure = structure(unet, side)
+        # Channels last: cells are rows of their channels, which gathers and matrix products read as they are.
+        unet.to(memory_format=torch.channels_last)
+        self._interior = Interior(unet, self._structure)
+        self._gather = elementwise.choose(self.device, self.dtype).gather
+        self._attend = attention.choose(self.device, self.dtype, self._gather)
+        self._cross = attention.choose_crossing(self.device, self.dtype)
+
+    @cached_property
+    def text(self) -> UnetText:
+        """CLIP's embeddings; for SDXL the pooled embedding and the sizes of its micro-conditioning, too."""
+        config, kept = self.unet.config, self._structure.text_channels
+        tensors: dict[str, tuple[int | None, ...]] = {
+            "prompt_embeds": (None, int(config.cross_attention_dim))
+        }
+        if config.addition_embed_type == "text_time":
+            sizes = TIME_IDS * int(config.addition_time_embed_dim)
+            pooled = int(config.projection_class_embeddings_input_dim) - sizes
+            tensors |= {"pooled_prompt_embeds": (pooled,), "add_time_ids": (TIME_IDS,)}
+        return UnetText(tensors, kept)
+
+    @property
+    def blocks(self) -> tuple[BlockSpec, ...]:
+        """Convolutions, group norms and transformer blocks; what they keep and compute of a token is that of a tile."""
+        return self._structure.specs
+
+    @property
+    def prepared_bytes(self) -> int:
+        """See :attr:`giornata_denoiser.families.protocol.Network.prepared_bytes`; the text's is the prompt's."""
+        return self._structure.modulation_channels * self.dtype.itemsize
+
+    def prepare(self, prompt: Prompt, times: Tensor) -> Prepared:
+        """What timesteps and text come to in all blocks."""
+        return prepared(self.unet, self._structure, cast("UnetPrompt", prompt), times)
+
+    @property
+    @abstractmethod
+    def conditioning(self) -> Mapping[str, int]:
+        """See :attr:`giornata_denoiser.families.protocol.Network.conditioning`."""
+
+    @abstractmethod
+    def model_input(self, latents: Tensor, conditioning: Mapping[str, Tensor]) -> Tensor:
+        """(tiles, in_channels * side²): what enters the UNet for one sequence's latents, (tiles, channels * side²)."""
+
+    def assemble(self, sequences: Sequence[SequenceInputs]) -> UnetBatch:
+        """See :meth:`giornata_denoiser.families.protocol.Network.assemble`."""
+        return UnetBatch(tuple(sequences), self.device)
+
+    def predict(
+        self,
+        batch: object,
+        latents: Tensor,
+        conditioning: Sequence[Mapping[str, Tensor]],
+        steps: Sequence[int],
+        *,
+        uses: Sequence[Use] = (),
+        trace: Tracing = UNTRACED,
+    ) -> Tensor:
+        """See :meth:`giornata_denoiser.families.protocol.Network.predict`.
+
+        Raises:
+            ValueError: a sequence takes some blocks from a template and computes others in full.
+        """
+        if not isinstance(batch, UnetBatch):
+            raise TypeError(f"expected a batch of UNets, received {type(batch).__name__}")
+        parts = zip(torch.split(latents, batch.tokens), conditioning, strict=True)
+        inputs = [
+            self.model_input(latent, own).view(len(latent), self.in_channels, self.side, self.side)
+            for latent, own in parts
+        ]
+        sources = {index: source for index, use in enumerate(uses) if (source := _source(use.taken))}
+        recorders = {index: use.recorder for index, use in enumerate(uses) if use.recorder is not None}
+        forward = _Forward(batch, inputs, steps, recorders, trace)
+        outputs = self._tiles(forward, sources) if sources else {}
+        whole: dict[tuple[int, int], list[int]] = {}
+        for index, sequence in enumerate(batch.sequences):
+            if index not in sources:
+                whole.setdefault(sequence.grid, []).append(index)
+        for grid, indices in whole.items():
+            outputs |= self._maps(forward, grid, indices)
+        return torch.cat([outputs[index] for index in range(len(inputs))])
+
+    def guided(self, positive: Tensor, negative: Tensor, scale: Tensor) -> Tensor:
+        """Classifier-free guidance: negative + scale * (positive - negative)."""
+        return negative + (scale * (positive - negative).float()).to(positive.dtype)
+
+    def unpacked(self, latent: Tensor, grid: tuple[int, int]) -> Tensor:
+        """See :meth:`giornata_denoiser.families.protocol.Network.unpacked`."""
+        return joined(latent.view(1, len(latent), -1, self.side, self.side), grid)[0]
+
+    def packed(self, pixels: Tensor) -> Tensor:
+        """See :meth:`giornata_denoiser.families.protocol.Network.packed`."""
+        return pixel_unshuffle(pixels[None], self.side)[0].flatten(1).T
+
+    def _tiles(self, forward: _Forward, sources: Mapping[int, Source]) -> dict[int, Tensor]:
+        """(computed, channels) of the sequences that take from these sources."""
+        batch, of = forward.batch, tuple(sources)
+        tiling = batch.tiling(of)
+        regions = [region for region in tiling.regions if region is not None]
+        if len(regions) < len(of):
+            raise ValueError("a sequence takes from a template and has no region")
+        inputs = [forward.inputs[index] for index in of]
+        taken = [part.index_select(0, region.computed) for part, region in zip(inputs, regions, strict=True)]
+        around = [part.index_select(0, region.outside) for part, region in zip(inputs, regions, strict=True)]
+        through = TilePass(
+            tiling,
+            [batch.prepared(index) for index in of],
+            [forward.steps[index] for index in of],
+            sources=dict(enumerate(sources.values())),
+            around=dict(enumerate(around)),
+            recorders=forward.recording(of),
+            attend=self._attend,
+            cross=self._cross,
+            gather=self._gather,
+            trace=forward.trace,
+        )
+        sample = torch.cat(taken).contiguous(memory_format=torch.channels_last)
+        out = self._interior.run(through, sample).reshape(len(sample), -1)
+        return dict(zip(of, torch.split(out, list(tiling.tiles.lengths)), strict=True))
+
+    def _maps(self, forward: _Forward, grid: tuple[int, int], of: list[int]) -> dict[int, Tensor]:
+        """(computed, channels) of these sequences, whose pictures have one size and are computed whole."""
+        batch = forward.batch
+        through = MapPass(
+            grid,
+            [batch.prepared(index) for index in of],
+            [forward.steps[index] for index in of],
+            forward.recording(of),
+            cross=self._cross,
+            trace=forward.trace,
+        )
+        sample = joined(torch.stack([forward.inputs[index] for index in of]), grid)
+        out = self._interior.run(through, sample.contiguous(memory_format=torch.channels_last))
+        tiles = parted(out, grid).flatten(2)
+        regions = [batch.sequences[index].region for index in of]
+        return {
+            index: part if region is None else part.index_select(0, region.computed)
+            for index, part, region in zip(of, tiles, regions, strict=True)
+        }
+
+
+@dataclass(frozen=True, eq=False)
+class _Forward:
+    """What one forward is over, by sequence."""
+
+    batch: UnetBatch
+    inputs: list[Tensor]
+    """(tiles, in_channels, side, side) each: all tiles of a picture."""
+    steps: Sequence[int]
+    recorders: Mapping[int, ActivationRecorder]
+    trace: Tracing
+
+    def recording(self, of: Sequence[int]) -> dict[int, ActivationRecorder]:
+        """The recorders of these sequences, by place among them."""
+        return {place: self.recorders[index] for place, index in enumerate(of) if index in self.recorders}
+
+
+def _source(taken: Taken | None) -> Source | None:
+    """What a sequence takes from; None where every block is computed in full."""
+    if taken is None or all(mode is Mode.FULL for mode in taken.modes):
+        return None
+    if any(mode is not Mode.KV for mode in taken.modes):
+        raise ValueError(f"a UNet takes all of its blocks from a template or none, received {taken.modes}")
+    return taken.source

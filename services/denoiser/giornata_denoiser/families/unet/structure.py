@@ -1,0 +1,247 @@
+"""The modules of a UNet that mix the cells of a picture, in the order in which a forward runs them, as blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Final
+
+from torch import nn
+
+from giornata.planning.specs import BORDER, MOMENTS, BlockSpec
+
+TEXT_TOKENS: Final = 77
+"""CLIP's; the operations of a block count so many."""
+SERVED: Final[Mapping[str, set[object]]] = {
+    "down_block_types": {"DownBlock2D", "CrossAttnDownBlock2D"},
+    "up_block_types": {"UpBlock2D", "CrossAttnUpBlock2D"},
+    "mid_block_type": {"UNetMidBlock2DCrossAttn", None},
+    "addition_embed_type": {None, "text_time"},
+    "attention_type": {"default"},
+    "center_input_sample": {False},
+    "class_embed_type": {None},
+    "num_class_embeds": {None},
+    "conv_in_kernel": {3},
+    "conv_out_kernel": {3},
+    "cross_attention_norm": {None},
+    "downsample_padding": {1},
+    "dual_cross_attention": {False},
+    "encoder_hid_dim_type": {None},
+    "mid_block_only_cross_attention": {False, None},
+    "only_cross_attention": {False},
+    "resnet_skip_time_act": {False},
+    "resnet_time_scale_shift": {"default"},
+    "time_cond_proj_dim": {None},
+    "time_embedding_act_fn": {None},
+}
+"""What a UNet's configuration may say; diffusers' defaults for what is missing are among it."""
+
+
+@dataclass(frozen=True, eq=False)
+class Leaf:
+    """A convolution, group norm or self-attention: a block of the network."""
+
+    block: int | None
+    """Its number; None for the first convolution, which reads what every step is given of all tiles."""
+    module: Any
+    side: int
+    """Cells a side of a tile where it reads."""
+
+    @property
+    def cells(self) -> int:
+        """Of a tile."""
+        return self.side * self.side
+
+    @property
+    def name(self) -> str:
+        """For traces."""
+        return "input" if self.block is None else f"block {self.block}"
+
+
+@dataclass(frozen=True, eq=False)
+class Structure:
+    """A UNet's modules whose work depends on what the tiles of a batch belong to."""
+
+    convolutions: tuple[Leaf, ...]
+    norms: tuple[Leaf, ...]
+    attentions: tuple[Leaf, ...]
+    """Of `BasicTransformerBlock`: each attends to the picture with `attn1` and to the text with `attn2`."""
+    resnets: tuple[Any, ...]
+    """What the timestep modulates."""
+    specs: tuple[BlockSpec, ...]
+
+    @cached_property
+    def text_channels(self) -> int:
+        """Channels of the keys and values that all blocks make of one text token."""
+        return sum(2 * leaf.module.attn2.to_k.out_features for leaf in self.attentions)
+
+    @cached_property
+    def modulation_channels(self) -> int:
+        """Channels of what the timestep adds in all resnets."""
+        return sum(resnet.time_emb_proj.out_features for resnet in self.resnets)
+
+
+def refuse_unserved(config: Any) -> None:
+    """Raise unless tiles are known to equal the network of this configuration.
+
+    Raises:
+        ValueError: names the option, what it is and what is served.
+    """
+    for option, served in SERVED.items():
+        if option not in config:
+            continue
+        value = config[option]
+        values = set(value) if isinstance(value, (list, tuple)) else {value}
+        if values - served:
+            accepted = ", ".join(sorted(str(one) for one in served))
+            raise ValueError(f"the UNet has {option} {value}; served is {accepted}")
+
+
+class _Walk:
+    """Collects leaves and specs in the order of `UNet2DConditionModel.forward`."""
+
+    def __init__(self) -> None:
+        self.convolutions: list[Leaf] = []
+        self.norms: list[Leaf] = []
+        self.attentions: list[Leaf] = []
+        self.resnets: list[Any] = []
+        self.specs: list[BlockSpec] = []
+        self._beside = 0.0
+        """Multiplications of a tile that belong to no leaf and are counted with the next one."""
+
+    def first(self, module: nn.Conv2d, side: int) -> None:
+        """The convolution whose input is the latent."""
+        self.convolutions.append(Leaf(None, module, side))
+        self._beside += weights(module) * side**2
+
+    def resnet(self, resnet: Any, side: int) -> None:
+        """`ResnetBlock2D`."""
+        self.resnets.append(resnet)
+        self.norm(resnet.norm1, side)
+        self.convolution(resnet.conv1, side)
+        self.norm(resnet.norm2, side)
+        if resnet.conv_shortcut is not None:
+            self._beside += weights(resnet.conv_shortcut) * side**2
+        self.convolution(resnet.conv2, side)
+
+    def transformer(self, transformer: Any, side: int) -> None:
+        """`Transformer2DModel`; its projections count as much where they are convolutions as where they are linear."""
+        self._beside += (weights(transformer.proj_in) + weights(transformer.proj_out)) * side**2
+        self.norm(transformer.norm, side)
+        for block in transformer.transformer_blocks:
+            self.attention(block, side)
+
+    def convolution(self, module: nn.Conv2d, side: int) -> None:
+        """One that reads `side` cells a side of a tile."""
+        border = max(1, 4 * (side - 1))
+        outputs = (side // module.stride[0]) ** 2
+        parts = {BORDER: border * module.in_channels}
+        self.convolutions.append(self._leaf(module, side, parts, weights(module) * outputs))
+
+    def norm(self, module: nn.GroupNorm, side: int) -> None:
+        """A mean and a sum of squares for each group."""
+        self.norms.append(self._leaf(module, side, {MOMENTS: 2 * module.num_groups}, 0.0))
+
+    def attention(self, block: Any, side: int) -> None:
+        """`BasicTransformerBlock`: all of its linear layers but those that project the text."""
+        linear = [module for module in block.modules() if isinstance(module, nn.Linear)]
+        projected = sum(map(weights, linear)) - weights(block.attn2.to_k) - weights(block.attn2.to_v)
+        width, across = block.attn1.to_k.out_features, block.attn2.to_k.out_features
+        cells = side**2
+        self.attentions.append(
+            self._leaf(
+                block,
+                side,
+                dict.fromkeys(("key", "value"), cells * width),
+                cells * (projected + 2 * across * TEXT_TOKENS),
+                pair=2.0 * width * cells**2,
+                heads=cells * block.attn1.heads,
+            )
+        )
+
+    def _leaf(
+        self,
+        module: Any,
+        side: int,
+        parts: dict[str, int],
+        token: float,
+        *,
+        pair: float = 0.0,
+        heads: int = 0,
+    ) -> Leaf:
+        self.specs.append(
+            BlockSpec(
+                grain=1,
+                heads=heads,
+                parts=parts,
+                cell=token + self._beside,
+                outside=0.0,
+                pair=pair,
+                together=True,
+            )
+        )
+        self._beside = 0.0
+        return Leaf(len(self.specs) - 1, module, side)
+
+
+def structure(unet: Any, side: int) -> Structure:
+    """The structure of a `UNet2DConditionModel` whose tiles have `side` latent pixels a side.
+
+    Raises:
+        ValueError: the UNet is of another kind, or its coarsest cells are larger than a tile.
+    """
+    refuse_unserved(unet.config)
+    coarsest = side >> (len(unet.down_blocks) - 1)
+    if coarsest < 1:
+        raise ValueError(f"tiles of {side} latent pixels are too small for {len(unet.down_blocks)} levels")
+    walk = _Walk()
+    walk.first(unet.conv_in, side)
+    for block in unet.down_blocks:
+        _levels(walk, block, side)
+        for sampler in block.downsamplers or ():
+            walk.convolution(sampler.conv, side)
+            side //= 2
+    if unet.mid_block is not None:
+        _middle(walk, unet.mid_block, side)
+    for block in unet.up_blocks:
+        _levels(walk, block, side)
+        for sampler in block.upsamplers or ():
+            side *= 2
+            walk.convolution(sampler.conv, side)
+    walk.norm(unet.conv_norm_out, side)
+    walk.convolution(unet.conv_out, side)
+    return Structure(
+        tuple(walk.convolutions),
+        tuple(walk.norms),
+        tuple(walk.attentions),
+        tuple(walk.resnets),
+        tuple(walk.specs),
+    )
+
+
+def _levels(walk: _Walk, block: Any, side: int) -> None:
+    for resnet, transformer in _pairs(block):
+        walk.resnet(resnet, side)
+        if transformer is not None:
+            walk.transformer(transformer, side)
+
+
+def _pairs(block: Any) -> Iterator[tuple[Any, Any]]:
+    attentions = (
+        block.attentions if getattr(block, "has_cross_attention", False) else [None] * len(block.resnets)
+    )
+    return zip(block.resnets, attentions, strict=True)
+
+
+def _middle(walk: _Walk, block: Any, side: int) -> None:
+    first, *others = block.resnets
+    walk.resnet(first, side)
+    for transformer, resnet in zip(block.attentions, others, strict=True):
+        walk.transformer(transformer, side)
+        walk.resnet(resnet, side)
+
+
+def weights(module: Any) -> float:
+    """Multiplications of one output cell: as many as the layer has weights."""
+    return float(module.weight.numel())

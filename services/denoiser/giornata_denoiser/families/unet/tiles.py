@@ -1,0 +1,186 @@
+"""A forward over tiles: those that rows compute, of all rows, whatever their size, mask, prompt and timestep."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - the field's name
+from torch import Tensor
+
+from giornata.packed.attention import Attention, Crossing, Outside
+from giornata.packed.pages import Gather, Own, Pages, Placed
+from giornata.packed.tracing import Lane, Tracing
+from giornata.packed.uses import ActivationRecorder, Source
+from giornata.planning.specs import BORDER, MOMENTS
+from giornata_denoiser.families.unet.recorded import keep_attended, keep_border, keep_moments, moments
+from giornata_denoiser.families.unet.structure import Leaf
+from giornata_denoiser.families.unet.text import Prepared
+from giornata_denoiser.families.unet.tiling import Tiling, border_cells
+
+WHOLE: Final = 8
+"""From so many cells a side on a tile's window enters a convolution; below, nine neighbours enter a matrix product."""
+
+PART_BYTES: Final = 8 << 20
+"""What a processor gathers at a time for a matrix product."""
+
+
+class TilePass:
+    """Satisfies :class:`giornata_denoiser.families.unet.passes.Pass`; an item is a tile of `tiling`.
+
+    `prepared` and `steps` are by sequence. `sources` are those of the sequences with a region, and `around` the inputs
+    of their outside tiles, (outside, in_channels, side, side).
+    """
+
+    def __init__(
+        self,
+        tiling: Tiling,
+        prepared: Sequence[Prepared],
+        steps: Sequence[int],
+        *,
+        sources: Mapping[int, Source],
+        around: Mapping[int, Tensor],
+        recorders: Mapping[int, ActivationRecorder],
+        attend: Attention,
+        cross: Crossing,
+        gather: Gather,
+        trace: Tracing,
+    ) -> None:
+        self._tiling, self._prepared, self._recorders = tiling, prepared, recorders
+        self._sources, self._around = sources, around
+        self._attend, self._cross, self._gather, self._trace = attend, cross, gather, trace
+        vectors = [of.modulation[step] for of, step in zip(prepared, steps, strict=True)]
+        self._vectors = torch.stack(vectors).index_select(0, tiling.tiles.sequence)
+
+    def convolution(self, leaf: Leaf, hidden: Tensor) -> Tensor:
+        """Gathers what each tile reads, then runs without padding."""
+        with self._trace.span(Lane.COMPUTE, leaf.name):
+            tiles = hidden.permute(0, 2, 3, 1)
+            for sequence, (start, end) in self._recorded():
+                keep_border(self._recorders[sequence], leaf, tiles[start:end])
+            return self._convolved(leaf, tiles)
+
+    def _convolved(self, leaf: Leaf, tiles: Tensor) -> Tensor:
+        module, channels = leaf.module, tiles.shape[3]
+        stride: int = module.stride[0]
+        windows = self._tiling.windows(leaf.side, stride)
+        around = [
+            self._border(leaf, sequence, channels).index_select(0, ring)
+            for sequence, ring in enumerate(windows.rings)
+            if ring is not None
+        ]
+        cells = torch.cat((tiles.reshape(-1, channels), *around, tiles.new_zeros(1, channels)))
+        side = leaf.side // stride
+        if leaf.side < WHOLE:
+            out = _products(cells, self._tiling.neighbours(leaf.side, stride), module)
+            return out.view(-1, side, side, module.out_channels).permute(0, 3, 1, 2)
+        read = cells.index_select(0, windows.index.view(-1)).view(*windows.index.shape, channels)
+        return F.conv2d(read.permute(0, 3, 1, 2), module.weight, module.bias, stride)
+
+    def norm(self, leaf: Leaf, hidden: Tensor) -> Tensor:
+        """Statistics of the whole picture: of computed tiles as they are, of the others as they are taken."""
+        with self._trace.span(Lane.COMPUTE, leaf.name):
+            module = leaf.module
+            found = moments(hidden.permute(0, 2, 3, 1), module.num_groups)
+            for sequence, (start, end) in self._recorded():
+                keep_moments(self._recorders[sequence], leaf, found[start:end])
+            values = leaf.cells * (hidden.shape[1] // module.num_groups)
+            mean, variance = (
+                part.repeat_interleave(values // leaf.cells, 1)
+                for part in self._statistics(leaf, found, values)
+            )
+            scale = torch.rsqrt(variance + module.eps) * module.weight
+            shift = module.bias - mean * scale
+            owner = self._tiling.tiles.sequence
+            spread = [
+                part.to(hidden.dtype).index_select(0, owner)[:, :, None, None] for part in (shift, scale)
+            ]
+            return torch.addcmul(spread[0], hidden, spread[1])
+
+    def _statistics(self, leaf: Leaf, found: Tensor, values: int) -> tuple[Tensor, Tensor]:
+        """Mean and variance, (sequences, groups) float64 each, from tiles of so many `values` a group.
+
+        The parallel algorithm of Chan et al. (1979): squared differences within tiles, and between their means.
+        """
+        owner, count = self._tiling.tiles.sequence, self._tiling.pictures
+        for sequence, source in self._sources.items():
+            taken = source.part(_number(leaf), MOMENTS).view(-1, 2, found.shape[2])
+            found = torch.cat((found, taken))
+            owner = torch.cat((owner, owner.new_full((len(taken),), sequence)))
+        means, squares = found.double().unbind(1)
+        mean = means.new_zeros(len(count), means.shape[1]).index_add_(0, owner, means) / count
+        # A correction adds differences to what is taken; no sum of squares becomes negative by that.
+        within = squares.clamp_min(0) + values * (means - mean.index_select(0, owner)).square()
+        variance = torch.zeros_like(mean).index_add_(0, owner, within) / (count * values)
+        return mean, variance
+
+    def attention(self, leaf: Leaf, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Each sequence's tiles over their own keys and those that are taken."""
+        with self._trace.span(Lane.COMPUTE, leaf.name):
+            for sequence, (start, end) in self._recorded():
+                keep_attended(self._recorders[sequence], leaf, key[start:end], value[start:end])
+            outside = {
+                sequence: self._outside(source.keys_values(_number(leaf)), key)
+                for sequence, source in self._sources.items()
+            }
+            packed = [part.flatten(0, 1) for part in (query, key, value)]
+            attended = self._attend(packed[0], packed[1], packed[2], self._tiling.cells(leaf.cells), outside)
+            return attended.view(query.shape)
+
+    def text_attention(self, index: int, query: Tensor) -> Tensor:
+        """Each tile over its row's text."""
+        keys, values = zip(*(of.text[index] for of in self._prepared), strict=True)
+        cells = self._tiling.cells(query.shape[1])
+        return self._cross(query.flatten(0, 1), keys, values, cells).view(query.shape)
+
+    def modulation(self, start: int, end: int) -> Tensor:
+        """(tiles, end - start)."""
+        return self._vectors[:, start:end]
+
+    def _recorded(self) -> list[tuple[int, tuple[int, int]]]:
+        """The sequences that are recorded, and where their tiles are."""
+        return [(sequence, self._tiling.tiles.bounds[sequence]) for sequence in self._recorders]
+
+    def _border(self, leaf: Leaf, sequence: int, channels: int) -> Tensor:
+        """(outside * border_cells, channels): the border cells of a sequence's outside tiles."""
+        if leaf.block is None:
+            cells = self._around[sequence].permute(0, 2, 3, 1).flatten(1, 2)
+            return cells.index_select(1, border_cells(leaf.side, cells.device)).flatten(0, 1)
+        return self._sources[sequence].part(leaf.block, BORDER).view(-1, channels)
+
+    def _outside(self, taken: Outside | Pages, like: Tensor) -> Outside:
+        """Keys and values of outside tiles by cell; `like` is (tiles, cells, heads, head_dim)."""
+        shape, room = like.shape, 0
+        if isinstance(taken, Outside):
+            key, value, room = taken.key, taken.value, taken.room * shape[1]
+        else:
+            of_tile = (len(taken), shape[1] * shape[2], shape[3])
+            key, value = like.new_empty(of_tile), like.new_empty(of_tile)
+            none = like.new_empty(0, *of_tile[1:])
+            places = torch.empty(0, dtype=torch.int64, device=like.device)
+            self._gather((Placed(taken, 0),), Own(none, none, places), key, value)
+        return Outside(key.view(-1, *shape[2:]), value.view(-1, *shape[2:]), room)
+
+
+def _products(cells: Tensor, neighbours: Tensor, module: Any) -> Tensor:
+    """(outputs, out_channels): the convolution `module` at outputs that read nine of `cells` (cells, channels) each.
+
+    `neighbours` is (outputs * 9,). A processor works through them in parts that its allocator and caches keep.
+    """
+    width = 9 * cells.shape[1]
+    matrix = module.weight.permute(0, 2, 3, 1).reshape(-1, width).t()
+    outputs = len(neighbours) // 9
+    part = outputs if cells.is_cuda else max(1, PART_BYTES // (width * cells.itemsize))
+    out = cells.new_empty(outputs, matrix.shape[1])
+    for start in range(0, outputs, part):
+        end = min(start + part, outputs)
+        read = cells.index_select(0, neighbours[9 * start : 9 * end]).view(-1, width)
+        torch.addmm(module.bias, read, matrix, out=out[start:end])
+    return out
+
+
+def _number(leaf: Leaf) -> int:
+    if leaf.block is None:
+        raise ValueError("nothing is kept of the first convolution")
+    return leaf.block

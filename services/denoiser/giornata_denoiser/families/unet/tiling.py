@@ -1,0 +1,176 @@
+"""Tiles of pictures: which cells a tile has, and where the cells around it lie. Values and functions of indices alone.
+
+A picture is cut into square tiles; a region computes some of them. The cells of the computed tiles, packed by sequence,
+tile and row-major cell, are what a network computes. A 3x3 convolution also reads the cells around a tile: those of
+computed tiles as they are, those of other tiles as a recording kept them, and zeros beyond the picture. Of a tile that
+is not computed only cells at its own border are ever read. After SIGE (Li et al., NeurIPS 2022), which has one picture.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+
+import torch
+from torch import Tensor
+
+from giornata.packed.packing import Segments
+from giornata.packed.region import Region
+
+
+@lru_cache(maxsize=32)
+def border_cells(side: int, device: torch.device) -> Tensor:
+    """(cells,) int64: the cells at the border of a tile of so many cells a side, row-major."""
+    cell = torch.arange(side)
+    edge = (cell == 0) | (cell == side - 1)
+    return (edge[:, None] | edge[None, :]).flatten().nonzero().squeeze(1).to(device)
+
+
+def cut(cells: Tensor, grid: tuple[int, int]) -> Tensor:
+    """Maps as tiles: (pictures, height, width, channels) → (pictures, tiles, side, side, channels), tiles row-major.
+
+    `grid` is height and width of each picture in tiles.
+    """
+    pictures, height, _, channels = cells.shape
+    rows, columns = grid
+    side = height // rows
+    tiles = cells.reshape(pictures, rows, side, columns, side, channels).transpose(2, 3)
+    return tiles.reshape(pictures, rows * columns, side, side, channels)
+
+
+def joined(tiles: Tensor, grid: tuple[int, int]) -> Tensor:
+    """Tokens as maps: (pictures, tiles, channels, side, side) → (pictures, channels, height, width)."""
+    pictures, _, channels, side, _ = tiles.shape
+    rows, columns = grid
+    maps = tiles.view(pictures, rows, columns, channels, side, side).permute(0, 3, 1, 4, 2, 5)
+    return maps.reshape(pictures, channels, rows * side, columns * side)
+
+
+def parted(maps: Tensor, grid: tuple[int, int]) -> Tensor:
+    """The inverse of :func:`joined`."""
+    pictures, channels, height, width = maps.shape
+    rows, columns = grid
+    tiles = maps.reshape(pictures, channels, rows, height // rows, columns, width // columns)
+    tiles = tiles.permute(0, 2, 4, 1, 3, 5)
+    return tiles.reshape(pictures, rows * columns, channels, height // rows, width // columns)
+
+
+@dataclass(frozen=True, eq=False)
+class Windows:
+    """What a convolution reads of all computed tiles of a batch. Indices are int64.
+
+    They point into the computed cells, then the ring of each sequence, then one cell of zeros.
+    """
+
+    index: Tensor
+    """(tiles, size, size): each tile with its border."""
+    rings: tuple[Tensor | None, ...]
+    """By sequence, (ring,): which of the border cells of its outside tiles are read, (outside * border_cells) in order;
+    None where it computes all tiles."""
+
+    def neighbours(self, stride: int) -> Tensor:
+        """(tiles * outputs, 9): of each output cell the cells that it reads, row-major."""
+        size = self.index.shape[1]
+        outputs = (size - 3) // stride + 1
+        reach = (outputs - 1) * stride + 1
+        shifted = [
+            self.index[:, y : y + reach : stride, x : x + reach : stride] for y in range(3) for x in range(3)
+        ]
+        return torch.stack(shifted, -1).view(-1, 9)
+
+
+@dataclass(frozen=True, eq=False)
+class Tiling:
+    """The tiles that the sequences of a batch compute."""
+
+    grids: tuple[tuple[int, int], ...]
+    """Height and width of each sequence's picture in tiles."""
+    regions: tuple[Region | None, ...]
+    """What of it is computed; None for all of it."""
+    device: torch.device
+    _windows: dict[tuple[int, int], Windows] = field(default_factory=dict, init=False)
+    _cells: dict[int, Segments] = field(default_factory=dict, init=False)
+    _neighbours: dict[tuple[int, int], Tensor] = field(default_factory=dict, init=False)
+
+    @cached_property
+    def tiles(self) -> Segments:
+        """The computed tiles of each sequence."""
+        return self.cells(1)
+
+    def cells(self, of_tile: int) -> Segments:
+        """The computed cells of each sequence, where a tile has so many."""
+        if of_tile not in self._cells:
+            counts = (
+                rows * columns if region is None else len(region.computed)
+                for (rows, columns), region in zip(self.grids, self.regions, strict=True)
+            )
+            self._cells[of_tile] = Segments(tuple(of_tile * count for count in counts), self.device)
+        return self._cells[of_tile]
+
+    @cached_property
+    def pictures(self) -> Tensor:
+        """(sequences, 1) float64: all tiles of each picture."""
+        tiles = [[rows * columns] for rows, columns in self.grids]
+        return torch.tensor(tiles, dtype=torch.float64).to(self.device)
+
+    def windows(self, side: int, stride: int) -> Windows:
+        """What a 3x3 convolution of this stride reads where a tile has `side` cells a side; kept with the batch."""
+        key = side, stride
+        if key not in self._windows:
+            self._windows[key] = self._made(side, stride)
+        return self._windows[key]
+
+    def neighbours(self, side: int, stride: int) -> Tensor:
+        """The same by output cell: (tiles * outputs * 9,) int64, see :meth:`Windows.neighbours`."""
+        key = side, stride
+        if key not in self._neighbours:
+            self._neighbours[key] = self.windows(side, stride).neighbours(stride).flatten()
+        return self._neighbours[key]
+
+    def _made(self, side: int, stride: int) -> Windows:
+        size = side + (2 if stride == 1 else 1)  # a stride of 2 reads nothing behind a tile
+        parts = [
+            _window(grid, region, side, size) for grid, region in zip(self.grids, self.regions, strict=True)
+        ]
+        bounds = self.cells(side * side).bounds
+        ring_start = bounds[-1][1]
+        zero = ring_start + sum(len(ring) for _, ring in parts)
+        indices = []
+        for (index, ring), (start, end) in zip(parts, bounds, strict=True):
+            own = end - start
+            placed = torch.where(index < own, index + start, index - own + ring_start)
+            indices.append(torch.where(index < 0, zero, placed))
+            ring_start += len(ring)
+        rings = tuple(
+            None if region is None else ring.to(self.device)
+            for (_, ring), region in zip(parts, self.regions, strict=True)
+        )
+        return Windows(torch.cat(indices).to(self.device), rings)
+
+
+def _window(grid: tuple[int, int], region: Region | None, side: int, size: int) -> tuple[Tensor, Tensor]:
+    """One sequence's windows, (tiles, size, size), and its ring, (ring,).
+
+    An index below the number of its own cells is one of them; from there on it is one of the ring, and -1 is beyond the
+    picture.
+    """
+    rows, columns = grid
+    cells = side * side
+    here = None if region is None else region.on(torch.device("cpu"))
+    computed = torch.arange(rows * columns) if here is None else here.computed
+    own = torch.arange(len(computed) * cells).view(-1, cells)
+    values = torch.empty(rows * columns, cells, dtype=torch.int64)
+    values[computed] = own
+    if here is not None:
+        border = border_cells(side, torch.device("cpu"))
+        of_tile = torch.full((cells,), -1)
+        of_tile[border] = torch.arange(len(border))
+        outside = torch.arange(len(here.outside)).unsqueeze(1) * len(border) + of_tile
+        values[here.outside] = -2 - outside
+    maps = torch.full((rows * side + 2, columns * side + 2), -1)
+    maps[1:-1, 1:-1] = values.view(rows, columns, side, side).transpose(1, 2).reshape(rows * side, -1)
+    found = maps.unfold(0, size, side)[:rows].unfold(1, size, side)[:, :columns]
+    index = found.reshape(rows * columns, size, size)[computed]
+    ring = torch.unique(-2 - index[index < -1])
+    placed = len(computed) * cells + torch.searchsorted(ring, -2 - index)
+    return torch.where(index < -1, placed, index), ring

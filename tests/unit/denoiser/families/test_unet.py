@@ -1,0 +1,256 @@
+"""UNets over tiles: equal to diffusers' own forward of each picture, whatever the batch, the mask and the size."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from giornata.packed.region import Region
+from giornata.packed.uses import Taken, Use
+from giornata.planning.specs import BORDER, MOMENTS, mean_operations
+from giornata.wire.values import Mode
+from giornata_denoiser.families.unet.checkpoints import UnetFill, UnetInpaint
+from giornata_denoiser.families.unet.structure import TEXT_TOKENS
+from tests.fakes import tiny_unet
+from tests.fakes.tiny_unet import Everything, Picture, Recorded, drawn
+from tests.precision import float32_bound
+
+DOUBLE = torch.float64
+EXACT = 1e-9
+"""In float64; a wrong border, statistic or key is off by a hundredth and more."""
+KINDS = [("sd", False), ("sd", True), ("xl", False), ("xl", True)]
+L_SHAPE = drawn("#....", "#....", "###..", ".....")
+STRIP = drawn("#...", "##..", ".##.", "..##", "...#")
+STRIP_OF_FOUR = drawn("##...", ".##..", "..##.", "...##")
+HOLE = drawn(".....", ".###.", ".#.#.", ".###.")
+CORNERS = drawn("#...#", ".....", ".....", "#...#")
+
+
+@cache
+def pair(shape: str, fill: bool, dtype: torch.dtype = DOUBLE) -> tuple[Any, UnetInpaint | UnetFill]:
+    """diffusers' module, and a network over equal weights."""
+    return tiny_unet.unet(shape, fill=fill, dtype=dtype), tiny_unet.network(shape, fill=fill, dtype=dtype)
+
+
+def pictures(of: UnetInpaint | UnetFill) -> list[Picture]:
+    """They differ in size, prompt, prompt length, timestep and step."""
+    return [
+        tiny_unet.picture(of, (4, 5), words=5, times=(981, 401), seed=1),
+        tiny_unet.picture(of, (5, 4), words=9, times=(701, 203), step=1, seed=2),
+        tiny_unet.picture(of, (4, 5), words=3, times=(55,), seed=3),
+        tiny_unet.picture(of, (4, 5), words=7, times=(661, 1), step=1, seed=4),
+    ]
+
+
+@torch.inference_mode()
+def predicted(
+    of: UnetInpaint | UnetFill,
+    rows: Sequence[Picture],
+    where: Sequence[Region | None],
+    uses: Sequence[Use] = (),
+) -> tuple[Tensor, ...]:
+    """(computed, channels) of each."""
+    batch = of.assemble([tiny_unet.inputs(of, row, place) for row, place in zip(rows, where, strict=True)])
+    latents = torch.cat([row.latent for row in rows])
+    out = of.predict(
+        batch, latents, [row.conditioning for row in rows], [row.step for row in rows], uses=uses
+    )
+    lengths = [
+        len(row.latent) if place is None else len(place.computed)
+        for row, place in zip(rows, where, strict=True)
+    ]
+    return torch.split(out, lengths)
+
+
+def recorded(of: UnetInpaint | UnetFill, rows: Sequence[Picture]) -> list[Everything]:
+    """What a forward in full shows of each."""
+    recorders = [Everything() for _ in rows]
+    predicted(of, rows, [None] * len(rows), [Use(recorder=recorder) for recorder in recorders])
+    return recorders
+
+
+def taking(of: UnetInpaint | UnetFill, kept: Everything, place: Region, *, room: bool = True) -> Use:
+    return Use(Taken((Mode.KV,) * len(of.blocks), Recorded(kept, place, room=room)))
+
+
+@pytest.mark.parametrize(("shape", "fill"), KINDS)
+def test_rows_in_full_equal_diffusers(shape: str, fill: bool) -> None:
+    model, of = pair(shape, fill)
+    rows = pictures(of)
+    recorders = [Use(), Use(recorder=Everything()), Use(), Use(recorder=Everything())]
+    for uses in ((), recorders):
+        for out, row in zip(predicted(of, rows, [None] * 4, uses), rows, strict=True):
+            torch.testing.assert_close(out, tiny_unet.alone(model, of, row), atol=EXACT, rtol=0)
+
+
+@pytest.mark.parametrize(("shape", "fill"), KINDS)
+def test_masked_rows_beside_a_full_one_equal_diffusers_on_their_tiles(shape: str, fill: bool) -> None:
+    model, of = pair(shape, fill)
+    rows = pictures(of)
+    for where in ([L_SHAPE, STRIP, None, HOLE], [HOLE, None, CORNERS, L_SHAPE]):
+        recorders = recorded(of, rows)
+        uses = [
+            Use() if place is None else taking(of, kept, place)
+            for kept, place in zip(recorders, where, strict=True)
+        ]
+        together = predicted(of, rows, where, uses)
+        for index, (row, place) in enumerate(zip(rows, where, strict=True)):
+            whole = tiny_unet.alone(model, of, row)
+            wanted = whole if place is None else whole[place.computed]
+            torch.testing.assert_close(together[index], wanted, atol=EXACT, rtol=0)
+            (alone,) = predicted(of, [row], [place], [uses[index]])
+            torch.testing.assert_close(together[index], alone, atol=EXACT, rtol=0)
+
+
+@pytest.mark.parametrize(("shape", "fill"), KINDS[::3])
+def test_float32_errs_no_more_than_diffusers(shape: str, fill: bool) -> None:
+    (exact_model, exact_of), (model, of) = pair(shape, fill), pair(shape, fill, torch.float32)
+    row, exact_row = pictures(of)[0], pictures(exact_of)[0]
+    exact = tiny_unet.alone(exact_model, exact_of, exact_row)[L_SHAPE.computed]
+    bound = float32_bound(tiny_unet.alone(model, of, row)[L_SHAPE.computed], exact)
+    (out,) = predicted(of, [row], [L_SHAPE], [taking(of, recorded(of, [row])[0], L_SHAPE)])
+    assert (out.double() - exact).abs().max() <= bound
+
+
+def test_a_region_in_full_returns_its_tiles_alone() -> None:
+    _, of = pair("xl", fill=False)
+    row = pictures(of)[0]
+    (whole,), (part,) = predicted(of, [row], [None]), predicted(of, [row], [STRIP_OF_FOUR])
+    torch.testing.assert_close(part, whole[STRIP_OF_FOUR.computed], atol=EXACT, rtol=0)
+
+
+def test_masked_rows_record_their_own_tiles() -> None:
+    _, of = pair("xl", fill=False)
+    row = pictures(of)[0]
+    (whole,) = recorded(of, [row])
+    own = Everything()
+    use = Use(taking(of, whole, HOLE).taken, own)
+    predicted(of, [row], [HOLE], [use])
+    assert own.parts.keys() == whole.parts.keys()
+    assert own.heads.keys() == whole.heads.keys()
+    for place, part in own.parts.items():
+        torch.testing.assert_close(part, whole.parts[place][HOLE.computed], atol=EXACT, rtol=0)
+    for block, heads in own.heads.items():
+        for part, of_all in zip(heads, whole.heads[block], strict=True):
+            torch.testing.assert_close(part, of_all[HOLE.computed], atol=EXACT, rtol=0)
+
+
+def test_a_row_that_is_not_finite_leaves_the_others_as_they_are() -> None:
+    _, of = pair("xl", fill=False)
+    rows = pictures(of)
+    uses = [
+        taking(of, kept, place) for kept, place in zip(recorded(of, rows[:2]), (L_SHAPE, STRIP), strict=True)
+    ]
+    right = predicted(of, rows[:2], [L_SHAPE, STRIP], uses)[1]
+    rows[0].latent.fill_(torch.nan)
+    broken, other = predicted(of, rows[:2], [L_SHAPE, STRIP], uses)
+    assert broken.isnan().all()
+    torch.testing.assert_close(other, right, atol=EXACT, rtol=0)
+
+
+def without(part: str) -> Callable[[Everything], None]:
+    def changed(kept: Everything) -> None:
+        for place in kept.parts:
+            if place[1] == part:
+                kept.parts[place] = torch.zeros_like(kept.parts[place])
+
+    return changed
+
+
+def without_keys(kept: Everything) -> None:
+    for block, (key, value) in kept.heads.items():
+        kept.heads[block] = (torch.zeros_like(key), value)
+
+
+@pytest.mark.parametrize("changed", [without(BORDER), without(MOMENTS), without_keys])
+@pytest.mark.parametrize("shape", ["sd", "xl"])
+def test_each_part_that_is_taken_matters(shape: str, changed: Callable[[Everything], None]) -> None:
+    # Otherwise the tests above would prove nothing.
+    _, of = pair(shape, fill=False)
+    row = pictures(of)[0]
+    (kept,) = recorded(of, [row])
+    (right,) = predicted(of, [row], [L_SHAPE], [taking(of, kept, L_SHAPE)])
+    changed(kept)
+    (wrong,) = predicted(of, [row], [L_SHAPE], [taking(of, kept, L_SHAPE, room=False)])
+    assert (wrong - right).abs().max() > 0.005
+
+
+@pytest.mark.parametrize("shape", ["sd", "xl"])
+def test_a_recording_holds_what_the_specs_say(shape: str) -> None:
+    _, of = pair(shape, fill=True)
+    (kept,) = recorded(of, pictures(of)[:1])
+    for block, spec in enumerate(of.blocks):
+        parts = {part: tensor.shape[1] for (at, part), tensor in kept.parts.items() if at == block}
+        if block in kept.heads:
+            key, value = kept.heads[block]
+            parts |= {"key": key[0].numel(), "value": value[0].numel()}
+            assert key.shape[1] == spec.heads
+        assert parts == dict(spec.parts)
+
+
+@pytest.mark.parametrize("shape", ["sd", "xl"])
+def test_the_specs_count_what_a_forward_multiplies(shape: str) -> None:
+    """All but what is prepared once: the timestep's layers, and keys and values of the text."""
+    model, of = pair(shape, fill=False)
+    row = tiny_unet.picture(of, (3, 4), words=TEXT_TOKENS)
+    with (
+        FlopCounterMode(display=False) as counted,
+        sdpa_kernel(SDPBackend.MATH),
+    ):  # others are not counted on a CPU
+        tiny_unet.alone(model, of, row)
+    prompt = tiny_unet.inputs(of, row).prompt
+    with FlopCounterMode(display=False) as beforehand, torch.inference_mode():
+        of.prepare(prompt, row.times[:1])
+    token, outside, pairs = (len(of.blocks) * one for one in mean_operations(of.blocks))
+    tiles = len(row.latent)
+    assert outside == 0
+    wanted = counted.get_total_flops() - beforehand.get_total_flops()
+    assert token * tiles + pairs * tiles**2 == pytest.approx(wanted, rel=1e-9)
+
+
+def test_what_is_prepared_is_as_large_as_it_says() -> None:
+    _, of = pair("xl", fill=False)
+    row = tiny_unet.picture(of, (3, 4), words=9, times=(900, 500, 100))
+    sequence = tiny_unet.inputs(of, row)
+    prepared: Any = sequence.prepared
+    assert prepared.modulation.nbytes == 3 * of.prepared_bytes
+    text = sum(part.nbytes for both in prepared.text for part in both)
+    assert sequence.prompt.size_bytes == text + sum(tensor.nbytes for tensor in row.text.values())
+    assert sequence.prompt.joint_tokens == 0
+
+
+def test_blocks_are_taken_together_or_not_at_all() -> None:
+    _, of = pair("xl", fill=False)
+    row = pictures(of)[0]
+    (kept,) = recorded(of, [row])
+    source = Recorded(kept, L_SHAPE)
+    modes = (Mode.FULL,) * len(of.blocks)
+    (full,) = predicted(of, [row], [L_SHAPE], [Use(Taken(modes, source))])
+    (whole,) = predicted(of, [row], [None])
+    torch.testing.assert_close(full, whole[L_SHAPE.computed], atol=EXACT, rtol=0)
+    with pytest.raises(ValueError, match="all of its blocks from a template or none"):
+        predicted(of, [row], [L_SHAPE], [Use(Taken((Mode.FULL, *(Mode.KV,) * (len(modes) - 1)), source))])
+
+
+def test_a_latent_is_unpacked_as_tiles_lie_in_the_picture() -> None:
+    _, of = pair("xl", fill=False)
+    latent = torch.arange(6 * 4 * 16).view(6, 64).float()
+    unpacked = of.unpacked(latent, (2, 3))
+    assert unpacked.shape == (4, 8, 12)
+    for tile in range(6):
+        y, x = divmod(tile, 3)
+        part = unpacked[:, 4 * y : 4 * y + 4, 4 * x : 4 * x + 4]
+        assert torch.equal(part.flatten(), latent[tile])
+
+
+def test_guidance_is_classifier_free() -> None:
+    _, of = pair("xl", fill=False)
+    positive, negative = torch.tensor([[3.0]]), torch.tensor([[1.0]])
+    assert of.guided(positive, negative, torch.tensor([[7.5]])).item() == 16.0

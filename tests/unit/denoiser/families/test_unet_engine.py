@@ -1,0 +1,281 @@
+"""UNets in the engine: recorded by template runs, served from entries, corrected, renewed, kept on disk."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from giornata.packed.attention import Outside
+from giornata.packed.uses import Taken, Use
+from giornata.planning.specs import BORDER, MOMENTS, Keeping
+from giornata.scheduling.batch import RowKey
+from giornata.wire.values import Mode
+from giornata_denoiser.blocks.device import Device
+from giornata_denoiser.blocks.slabs import Slabs
+from giornata_denoiser.config import DenoiserConfig
+from giornata_denoiser.engine.loading import Loader
+from giornata_denoiser.families.protocol import ModelFamily
+from giornata_denoiser.families.rows import build_row
+from giornata_denoiser.families.sampling.flow_matching import FlowMatching, shifted_by_size
+from giornata_denoiser.profiling.calibration import calibrate
+from giornata_denoiser.rows.row import RecordingSpec, Row
+from giornata_denoiser.rows.stored import EXACT
+from giornata_denoiser.rows.template import Entry, Form, Recording
+from giornata_denoiser.templates import disk
+from giornata_denoiser.templates.identity import form_of, keeping
+from tests.contract.messages import CARD
+from tests.fakes import tiny_flux, tiny_unet
+from tests.fakes.tiny_unet import Everything, Recorded, drawn
+from tests.unit.denoiser.engine.edits import Measured, engine, finished
+from tests.unit.denoiser.engine.test_masked import step
+from tests.unit.denoiser.engine.test_unkept import Unkept
+
+GRID = (4, 4)
+WHERE = drawn("....", ".##.", "..#.", "....")
+CLOSE = 1e-6
+"""In float64; pages add corrections in float32."""
+KV = frozenset({Form.KV})
+
+
+@cache
+def family(fill: bool = False, dtype: torch.dtype = torch.float64) -> ModelFamily:
+    """A tiny UNet; any schedule steps it."""
+    network = tiny_unet.network("xl", fill=fill, dtype=dtype)
+    return ModelFamily(network.text, FlowMatching(tiny_flux.SCHEDULER, shifted_by_size), network)
+
+
+def row(of: ModelFamily, job: str, *, steps: int = 4, seed: int = 0, scale: float | None = None) -> Row:
+    network: Any = of.network
+    positive, negative = (
+        tiny_unet.picture(network, GRID, words=words, seed=seed + words) for words in (5, 3)
+    )
+    text = {**positive.text, **{f"negative_{name}": part for name, part in negative.text.items()}}
+    return build_row(
+        of,
+        RowKey(job, 1, 0),
+        grid=GRID,
+        track=of.schedule.track(sampler=of.schedule.default_sampler, steps=steps, strength=1.0, cells=16),
+        text=text,
+        conditioning=positive.conditioning,
+        guidance_scale=1.0,
+        true_cfg_scale=scale,
+    )
+
+
+def template(of: ModelFamily, bits: int = EXACT, steps: int = 3) -> Recording:
+    made = engine(of)
+    made.batch.submit([replace(row(of, "run", steps=steps, seed=9), records=RecordingSpec(KV, bits))])
+    return Recording("t", GRID, finished(made)["run"].entries)
+
+
+def edit(of: ModelFamily, job: str, taken: Recording | None, **how: Any) -> Row:
+    return replace(row(of, job, **how), region=WHERE, template=taken)
+
+
+@dataclass
+class Corrected:
+    """What an entry kept of outside tiles, changed as the first step of the edit showed."""
+
+    entry: Entry
+    first: Entry
+    seen: Everything | None
+
+    def _part(self, block: int, part: str, own: Tensor | None) -> Tensor:
+        def kept(entry: Entry) -> Tensor:
+            stored = entry.blocks[block].part(part)
+            assert stored is not None
+            return stored.data[WHERE.outside]
+
+        if own is None:
+            return kept(self.entry)
+        return kept(self.entry) + own.flatten(1)[WHERE.outside] - kept(self.first)
+
+    def keys_values(self, block: int) -> Outside:
+        own = (None, None) if self.seen is None else self.seen.heads[block]
+        heads = family().specs[block].heads
+        key, value = (self._part(block, part, of) for part, of in zip(("key", "value"), own, strict=True))
+        return Outside(key.view(len(key), heads, -1), value.view(len(value), heads, -1))
+
+    def hidden(self, block: int) -> Tensor:
+        raise AssertionError("a UNet takes no block's input")
+
+    def part(self, block: int, part: str) -> Tensor:
+        return self._part(block, part, None if self.seen is None else self.seen.parts[block, part])
+
+
+def nearest(taken: Recording, at: Row) -> Entry:
+    return min(taken.entries, key=lambda entry: abs(entry.level - at.level))
+
+
+def expected(of: ModelFamily, at: Row, taken: Recording, *, corrected: bool) -> Tensor:
+    """The edit's final latent by a second implementation: every step from the entry of its noise level."""
+    modes, first = (Mode.KV,) * of.depth, nearest(taken, at)
+    seen: Sequence[Everything | None] = [None] * len(at.prompts)
+    while not at.done:
+        if corrected and not at.step:
+            shown = [Everything() for _ in at.prompts]
+            (latent,) = step(of, [at], [Use(recorder=each) for each in shown])
+            seen = shown
+        else:
+            sources = [Corrected(nearest(taken, at), first, each) for each in seen]
+            (latent,) = step(of, [at], [Use(Taken(modes, source)) for source in sources])
+        at = at.advanced(latent)
+    return at.latent
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize("device", [Device(), Unkept()])
+@pytest.mark.parametrize(("scale", "corrected"), [(1.0, True), (2.0, True), (2.0, False)])
+def test_edits_take_from_the_entries_of_their_levels(
+    device: Device, scale: float, corrected: bool, ahead: bool
+) -> None:
+    of = family()
+    taken = template(of)
+    rows = [
+        edit(of, "a", taken, steps=5, seed=1, scale=scale),
+        edit(of, "b", taken, steps=4, seed=2),
+        row(of, "c", steps=3, seed=3),
+    ]
+    with Loader() as loader:
+        made = engine(
+            of,
+            device=device,
+            correction_bits=EXACT if corrected else None,
+            loader=loader if ahead else None,
+            model=Measured(),
+        )
+        made.batch.submit(rows)
+        ended = finished(made)
+    for each in rows[:2]:
+        wanted = expected(of, each, taken, corrected=corrected)
+        torch.testing.assert_close(ended[each.key.job_id].latent, wanted, atol=CLOSE, rtol=0)
+    alone = engine(of)
+    alone.batch.submit(rows[2:])
+    torch.testing.assert_close(ended["c"].latent, finished(alone)["c"].latent, atol=CLOSE, rtol=0)
+
+
+@pytest.mark.parametrize("fill", [False, True])
+def test_without_a_template_rows_take_what_their_last_step_in_full_made(fill: bool) -> None:
+    of = family(fill)
+    renewing = replace(edit(of, "a", None, steps=6, seed=1, scale=2.0), renewed_every=3)
+    wanted, seen = renewing, list[Everything]()
+    while not wanted.done:
+        if wanted.step % 3 == 0:
+            seen = [Everything() for _ in wanted.prompts]
+            uses = [Use(recorder=each) for each in seen]
+        else:
+            modes = (Mode.KV,) * of.depth
+            uses = [Use(Taken(modes, Recorded(each, WHERE))) for each in seen]
+        wanted = wanted.advanced(step(of, [wanted], uses)[0])
+    made = engine(of, correction_bits=EXACT)
+    made.batch.submit([renewing])
+    torch.testing.assert_close(finished(made)["a"].latent, wanted.latent, atol=CLOSE, rtol=0)
+
+
+def test_values_in_bits_are_near_and_statistics_exact() -> None:
+    of = family()
+    exact, coarse = template(of), template(of, bits=8)
+    for kept, other in zip(exact.entries[0].blocks, coarse.entries[0].blocks, strict=True):
+        assert [part.bits for part in other.parts] == [
+            0 if other.moments is part else 8 for part in other.parts
+        ]
+        if kept.moments is not None and other.moments is not None:
+            assert torch.equal(kept.moments.data, other.moments.data)
+    assert coarse.size_bytes < exact.size_bytes / 3
+    near = []
+    for taken in (exact, coarse):
+        made = engine(of, correction_bits=None)
+        made.batch.submit([edit(of, "a", taken, seed=1)])
+        near.append(finished(made)["a"].latent)
+    assert 0 < (near[0] - near[1]).abs().max() < 0.05
+
+
+def test_half_precision_keeps_statistics_in_float32() -> None:
+    of = family(dtype=torch.bfloat16)
+    taken = template(of)
+    found = [kept.moments for kept in taken.entries[0].blocks if kept.moments is not None]
+    assert {part.data.dtype for part in found} == {torch.float32}
+    slabs = Slabs(taken.entries[0], WHERE, len(WHERE.computed), of)
+    moments, border = (slabs.part(block, part) for block, part in ((0, MOMENTS), (1, BORDER)))
+    assert (moments.dtype, border.dtype) == (torch.float32, torch.bfloat16)
+    made = engine(of, correction_bits=8)
+    made.batch.submit([edit(of, "a", taken, seed=1)])
+    assert finished(made)["a"].latent.isfinite().all()
+
+
+def test_a_recording_comes_back_from_a_file(tmp_path: Path) -> None:
+    taken = template(family(), bits=8)
+    disk.write(taken, tmp_path / "t")
+    found = disk.read(tmp_path / "t", "t")
+    for one, other in zip(taken.entries, found.entries, strict=True):
+        for kept, back in zip(one.blocks, other.blocks, strict=True):
+            assert [part is None for part in vars(kept).values()] == [
+                part is None for part in vars(back).values()
+            ]
+            for left, right in zip(kept.parts, back.parts, strict=True):
+                assert all(map(torch.equal, left.tensors, right.tensors))
+
+
+def test_slabs_are_as_large_as_they_say() -> None:
+    of = family()
+    slabs = Slabs(template(of).entries[0], WHERE, len(WHERE.computed), of)
+    sizes, moving = slabs.sizes(Mode.KV).tolist(), slabs.moving(Mode.KV).tolist()
+    for block, spec in enumerate(of.specs):
+        if spec.heads:
+            taken = slabs.keys_values(block)
+            assert isinstance(taken, Outside)
+            assert sizes[block] == taken.key.nbytes + taken.value.nbytes
+            own = taken.key[: taken.room].nbytes + taken.value[: taken.room].nbytes
+            assert moving[block] == sizes[block] - own
+        else:
+            assert sizes[block] == moving[block] == slabs.part(block, next(iter(spec.parts))).nbytes
+
+
+@pytest.mark.parametrize(
+    ("budget_mb", "bits", "kept"),
+    [
+        (100, 0, (10, 0, 0)),
+        (20, 0, (10, 0, 8)),
+        (5, 8, (10, 0, 4)),
+        (3, 8, (7, 0, 4)),
+        (1, 8, None),
+    ],
+)
+def test_a_budget_costs_bits_then_levels_and_never_blocks(
+    budget_mb: int, bits: int, kept: tuple[int, int, int] | None
+) -> None:
+    config = DenoiserConfig(model="tiny", template_bits=bits, template_budget_mb=budget_mb)
+    of = family()
+    found, chosen = keeping(config, of, 64, 10)
+    if kept is None:
+        assert found.first_block == of.depth
+    else:
+        assert (found, chosen) == (Keeping(*kept[:2]), kept[2])
+
+
+def test_blocks_without_an_input_to_keep_keep_keys_and_values() -> None:
+    config = DenoiserConfig(model="tiny", template_form=Form.HIDDEN)
+    assert form_of(config, family()) is Form.KV
+    assert form_of(config, tiny_flux.family()) is Form.HIDDEN
+
+
+def test_its_costs_are_measured_at_the_start() -> None:
+    checkpoint: Any = SimpleNamespace(card=CARD, family=family(dtype=torch.float32))
+    found = calibrate(checkpoint, 8)
+    assert found.compute.weights[2] > 0, "a tile costs time"
+    assert found.compute.weights[3] == 0, "nothing is projected for tiles that are not computed"
+
+
+def test_a_region_is_needed_to_take() -> None:
+    of = family()
+    at = row(of, "a")
+    with pytest.raises(ValueError, match="has no region"):
+        step(of, [at], [Use(Taken((Mode.KV,) * of.depth, Recorded(Everything(), WHERE)))])
