@@ -1,0 +1,170 @@
+"""Driven transformers: packed rows equal the module's own forward, and reuse equals computing everything."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from giornata.packed.region import Region
+from giornata.packed.uses import Taken, Use
+from giornata.wire.values import Mode
+from giornata_denoiser.engine.assembly import assemble
+from giornata_denoiser.families.protocol import ModelFamily
+from giornata_denoiser.rows.row import Row
+from tests.fakes import tiny_driven
+from tests.fakes.tiny_driven import FAMILIES
+from tests.fakes.tiny_flux import Spec
+from tests.unit.denoiser.engine.test_masked import Everything, Recorded
+
+EXACT = 3e-6
+"""Diffusers turns positions and times in float32."""
+NAMES = sorted(FAMILIES)
+SPECS = (
+    Spec("small", grid=(3, 5), text_tokens=5, steps=4, seed=1),
+    Spec("large", grid=(6, 4), text_tokens=9, steps=7, seed=2),
+    Spec("later", grid=(4, 4), text_tokens=33, steps=3, seed=3),
+)
+
+
+def rows_of(of: ModelFamily) -> list[Row]:
+    """Rows that differ in size, prompt, noise level."""
+    return [replace(tiny_driven.row(of, spec), step=index) for index, spec in enumerate(SPECS)]
+
+
+def predicted(of: ModelFamily, rows: Sequence[Row], uses: Sequence[Use] = ()) -> list[Tensor]:
+    assembly = assemble(of, rows)
+    latents, steps = torch.cat([row.latent for row in rows]), [row.step for row in rows]
+    with torch.no_grad():
+        out = of.network.predict(assembly.batch, latents, assembly.conditioning, steps, uses=uses)
+    return list(torch.split(out, assembly.computed_lengths))
+
+
+def region_of(of: ModelFamily, row: Row, computed: Sequence[int]) -> Region:
+    """The region of these tokens; the picture's companions lie outside."""
+    rest = set(range(row.image_tokens + of.network.companions(row.grid))) - set(computed)
+    return Region(torch.tensor(sorted(computed)), torch.tensor(sorted(rest)), bytes(computed))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_packed_rows_equal_the_modules_own_forward_of_each(name: str) -> None:
+    of = tiny_driven.family(name)
+    rows = rows_of(of)
+    for row, out in zip(rows, predicted(of, rows), strict=True):
+        torch.testing.assert_close(out, tiny_driven.alone(name, row), atol=EXACT, rtol=0)
+
+
+COMPUTED = ((1, 2, 7), (0, 5, 10, 11, 23), (15,))
+"""Of each of `SPECS`."""
+
+
+def recorded(of: ModelFamily, rows: Sequence[Row]) -> list[Everything]:
+    """What each row's step in full shows."""
+    seen = [Everything() for _ in rows]
+    predicted(of, rows, [Use(recorder=one) for one in seen])
+    return seen
+
+
+def masked(of: ModelFamily, rows: Sequence[Row]) -> list[Row]:
+    return [
+        replace(row, region=region_of(of, row, cells)) for row, cells in zip(rows, COMPUTED, strict=True)
+    ]
+
+
+def taking(row: Row, seen: Everything, full: int, depth: int, *, room: bool = True) -> Use:
+    """The row's use of what `seen` kept, `full` blocks in full."""
+    assert row.region is not None
+    own = row.prompts[0].joint_tokens + len(row.region.computed)
+    modes = (Mode.FULL,) * full + (Mode.KV,) * (depth - full)
+    return Use(Taken(modes, Recorded(seen, row.region, own if room else 0)))
+
+
+@pytest.mark.parametrize("room", [False, True])
+@pytest.mark.parametrize("name", NAMES)
+def test_masked_equals_full_on_the_compute_set(name: str, room: bool) -> None:
+    """One row takes everything, one begins in full, one does not take at all."""
+    of = tiny_driven.family(name)
+    rows = rows_of(of)
+    whole, seen = predicted(of, rows), recorded(of, rows)
+    some = masked(of, rows)
+    uses = [
+        taking(some[0], seen[0], 0, of.depth, room=room),
+        taking(some[1], seen[1], of.depth - 2, of.depth, room=room),
+        Use(),
+    ]
+    found = predicted(of, [*some[:2], rows[2]], uses)
+    for row, out, full in zip(some[:2], found, whole, strict=False):
+        assert row.region is not None
+        torch.testing.assert_close(out, full[row.region.computed], atol=EXACT, rtol=0)
+    torch.testing.assert_close(found[2], whole[2], atol=EXACT, rtol=0)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_any_block_can_be_the_first_that_takes(name: str) -> None:
+    of = tiny_driven.family(name)
+    row = rows_of(of)[1]
+    (whole,), (seen,) = predicted(of, [row]), recorded(of, [row])
+    row = replace(row, region=region_of(of, row, COMPUTED[1]))
+    for full in range(of.depth + 1):
+        (out,) = predicted(of, [row], [taking(row, seen, full, of.depth)])
+        torch.testing.assert_close(out, whole[list(COMPUTED[1])], atol=EXACT, rtol=0)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_block_takes_its_own_keys_and_values(name: str) -> None:
+    """Otherwise the tests above would prove nothing."""
+    of = tiny_driven.family(name)
+    row = rows_of(of)[1]
+    (whole,), (seen,) = predicted(of, [row]), recorded(of, [row])
+    row = replace(row, region=region_of(of, row, COMPUTED[1]))
+    for block in range(of.depth):
+        for part in (0, 1):
+            wrong = Everything()
+            wrong.heads = dict(seen.heads)
+            changed = list(seen.heads[block])
+            changed[part] = changed[part].flip(0)
+            wrong.heads[block] = changed[0], changed[1]
+            (out,) = predicted(of, [row], [taking(row, wrong, block, of.depth)])
+            assert (out - whole[list(COMPUTED[1])]).abs().max() > 10 * EXACT
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_row_does_not_depend_on_its_batch(name: str) -> None:
+    of = tiny_driven.family(name)
+    rows = rows_of(of)
+    seen, some = recorded(of, rows), masked(of, rows)
+    uses = [taking(row, one, 0, of.depth) for row, one in zip(some, seen, strict=True)]
+    together = predicted(of, some, uses)
+    for row, use, out in zip(some, uses, together, strict=True):
+        torch.testing.assert_close(out, predicted(of, [row], [use])[0], atol=EXACT, rtol=0)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_masked_step_records_what_a_step_in_full_shows(name: str) -> None:
+    of = tiny_driven.family(name)
+    row = rows_of(of)[0]
+    (seen,) = recorded(of, [row])
+    row = replace(row, region=region_of(of, row, COMPUTED[0]))
+    beside = Everything()
+    predicted(of, [row], [replace(taking(row, seen, 1, of.depth), recorder=beside)])
+    assert beside.heads.keys() == seen.heads.keys() == set(range(of.depth))
+    for block, heads in beside.heads.items():
+        for here, there in zip(heads, seen.heads[block], strict=True):
+            tokens = slice(None) if block < 1 else list(COMPUTED[0])
+            torch.testing.assert_close(here, there[tokens], atol=EXACT, rtol=0)
+
+
+@pytest.mark.parametrize("modes", [(Mode.KV, Mode.FULL), (Mode.HIDDEN, Mode.KV)])
+def test_a_plan_is_a_prefix_in_full_and_then_keys_and_values(modes: tuple[Mode, ...]) -> None:
+    of = tiny_driven.family("sd3")
+    row = rows_of(of)[0]
+    (seen,) = recorded(of, [row])
+    row = replace(row, region=region_of(of, row, COMPUTED[0]))
+    use = replace(taking(row, seen, 0, of.depth))
+    assert use.taken is not None
+    plan = (*modes, *(Mode.KV,) * (of.depth - 2))
+    with pytest.raises(ValueError, match="computes blocks in full and then takes keys and values"):
+        predicted(of, [row], [Use(replace(use.taken, modes=plan))])
