@@ -1,4 +1,4 @@
-"""Tiny transformers of the driven families with random weights, rows for them, and diffusers' own forward of each row."""
+"""Tiny transformers of the driven families with random weights, rows for them, and diffusers' own forward of each."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ SHAPE: dict[str, Any] = {
     "joint_attention_dim": TEXT,
 }
 ROPE = (4, 6, 6)
-Alone = Callable[[Any, Row], Tensor]
+Alone = Callable[[Any, Row], Any]
 """(tokens, channels): diffusers' own output of a row's next step by the unhooked transformer."""
 
 
@@ -122,7 +122,8 @@ def _packed(pixels: Tensor, grid: tuple[int, int]) -> Tensor:
 
 def _text(row: Row, name: str = "prompt_embeds") -> Tensor:
     prompt: Any = row.prompts[0]
-    return prompt.tensors[name][None]
+    tensors: Mapping[str, Tensor] = prompt.tensors
+    return tensors[name][None]
 
 
 def _grid_ids(row: Row) -> Tensor:
@@ -135,13 +136,13 @@ def _sd3_alone(model: Any, row: Row) -> Tensor:
     return _packed(out, row.grid)
 
 
-def _chroma_alone(model: Any, row: Row) -> Tensor:
+def _chroma_alone(model: Any, row: Row) -> Any:
     text = _text(row)
     image_ids, text_ids = functional.pad(_grid_ids(row), (1, 0)), torch.zeros(text.shape[1], 3)
     return model(row.latent[None], text, _time(row) / 1000, image_ids, text_ids, return_dict=False)[0][0]
 
 
-def _qwen_image_alone(model: Any, row: Row) -> Tensor:
+def _qwen_image_alone(model: Any, row: Row) -> Any:
     """As the pipeline calls it: the prompt padded, its padding masked."""
     text = functional.pad(_text(row), (0, 0, 0, 3), value=1.0)
     mask = torch.arange(text.shape[1])[None] < text.shape[1] - 3
@@ -149,14 +150,16 @@ def _qwen_image_alone(model: Any, row: Row) -> Tensor:
     return model(row.latent[None], text, mask, _time(row) / 1000, shapes, return_dict=False)[0][0]
 
 
-def _flux2_alone(model: Any, row: Row) -> Tensor:
+def _flux2_alone(model: Any, row: Row) -> Any:
     """As the pipeline calls it: the picture's clean tokens behind the noisy ones."""
     text, picture = _text(row), functional.pad(_grid_ids(row), (1, 1))
     reference = picture + torch.tensor([10.0, 0, 0, 0])
     text_ids = functional.pad(torch.arange(float(text.shape[1]))[:, None], (3, 0))
     both = torch.cat((row.latent, row.conditioning["image_latents"]))[None]
     ids = torch.cat((picture, reference))
-    return model(both, text, _time(row) / 1000, ids, text_ids, None, return_dict=False)[0][0, : len(row.latent)]
+    return model(both, text, _time(row) / 1000, ids, text_ids, None, return_dict=False)[0][
+        0, : len(row.latent)
+    ]
 
 
 def _z_image_alone(model: Any, row: Row) -> Tensor:
@@ -212,7 +215,8 @@ def unhooked(name: str) -> Any:
 def alone(name: str, row: Row) -> Tensor:
     """(tokens, channels): the output of the row's next step, by the module's own forward."""
     with torch.no_grad():
-        return FAMILIES[name].alone(unhooked(name), row)
+        out: Tensor = FAMILIES[name].alone(unhooked(name), row)
+        return out
 
 
 def row(of: ModelFamily, spec: Spec) -> Row:

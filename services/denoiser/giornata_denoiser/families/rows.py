@@ -62,6 +62,7 @@ def build_row(
         ),
         true_cfg_scale=true_cfg_scale,
         conditioning=fields,
+        companions=family.network.companions(grid),
         partial_images=partial_images,
     )
 

@@ -101,6 +101,8 @@ class Row:
     true_cfg_scale: float
     conditioning: Mapping[str, Tensor]
     """(tokens, channels) each; the names and channels are the family's."""
+    companions: int = 0
+    """Tokens that its blocks compute as the picture's, and that have no latent; outside of every region."""
     memory: tuple[Tensor, ...] = ()
     """As `latent`: what the schedule's solver remembers of earlier steps; nothing before the first one."""
     partial_images: int = 0
@@ -153,6 +155,11 @@ class Row:
         return self.grid[0] * self.grid[1]
 
     @property
+    def block_tokens(self) -> int:
+        """Tokens of the picture and its companions: what a block in full computes beside text."""
+        return self.image_tokens + self.companions
+
+    @property
     def background(self) -> bool:
         """Whether it is a template run, which yields to edits."""
         return self.records is not None
@@ -180,8 +187,9 @@ class Row:
     @property
     def shapes(self) -> tuple[Shape, ...]:
         """The sequences' shapes, for the cost model."""
-        computed = self.computed_tokens
-        return tuple(Shape(prompt.joint_tokens, self.image_tokens, computed) for prompt in self.prompts)
+        tokens = self.block_tokens
+        computed = tokens if self.region is None else self.computed_tokens
+        return tuple(Shape(prompt.joint_tokens, tokens, computed) for prompt in self.prompts)
 
     @property
     def settled(self) -> bool:
@@ -206,7 +214,7 @@ class Row:
     def tokens(self) -> int:
         """Tokens the row adds to a step."""
         return self.text_tokens + len(self.prompts) * (
-            self.computed_tokens if self.masked else self.image_tokens
+            self.computed_tokens if self.masked else self.block_tokens
         )
 
     def advanced(

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from giornata.packed.region import Region
+from giornata.packed.region import Region, beside, region
 from giornata.packed.uses import Taken, Use
 from giornata.wire.values import Mode
 from giornata_denoiser.engine.assembly import assemble
@@ -43,10 +43,13 @@ def predicted(of: ModelFamily, rows: Sequence[Row], uses: Sequence[Use] = ()) ->
     return list(torch.split(out, assembly.computed_lengths))
 
 
-def region_of(of: ModelFamily, row: Row, computed: Sequence[int]) -> Region:
+def region_of(row: Row, computed: Sequence[int]) -> Region:
     """The region of these tokens; the picture's companions lie outside."""
-    rest = set(range(row.image_tokens + of.network.companions(row.grid))) - set(computed)
-    return Region(torch.tensor(sorted(computed)), torch.tensor(sorted(rest)), bytes(computed))
+    touched = torch.zeros(row.grid, dtype=torch.bool)
+    touched.view(-1)[list(computed)] = True
+    found = region(touched)
+    assert found is not None
+    return beside(found, row.companions)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -68,49 +71,49 @@ def recorded(of: ModelFamily, rows: Sequence[Row]) -> list[Everything]:
     return seen
 
 
-def masked(of: ModelFamily, rows: Sequence[Row]) -> list[Row]:
-    return [
-        replace(row, region=region_of(of, row, cells)) for row, cells in zip(rows, COMPUTED, strict=True)
-    ]
+def masked(rows: Sequence[Row]) -> list[Row]:
+    return [replace(row, region=region_of(row, cells)) for row, cells in zip(rows, COMPUTED, strict=True)]
 
 
-def taking(row: Row, seen: Everything, full: int, depth: int, *, room: bool = True) -> Use:
-    """The row's use of what `seen` kept, `full` blocks in full."""
+def taking(row: Row, seen: Everything, modes: Sequence[Mode], *, room: bool = True) -> Use:
+    """The row's use of what `seen` kept."""
     assert row.region is not None
     own = row.prompts[0].joint_tokens + len(row.region.computed)
-    modes = (Mode.FULL,) * full + (Mode.KV,) * (depth - full)
-    return Use(Taken(modes, Recorded(seen, row.region, own if room else 0)))
+    return Use(Taken(tuple(modes), Recorded(seen, row.region, own if room else 0)))
+
+
+def prefix(full: int, depth: int) -> list[Mode]:
+    """So many blocks in full, then keys and values."""
+    return [Mode.FULL] * full + [Mode.KV] * (depth - full)
+
+
+PLANS = (
+    [Mode.KV] * 4,
+    [Mode.HIDDEN] * 4,
+    [Mode.FULL, Mode.FULL, Mode.HIDDEN, Mode.KV],
+    [Mode.KV, Mode.FULL, Mode.HIDDEN, Mode.FULL],
+    [Mode.HIDDEN, Mode.KV, Mode.KV, Mode.HIDDEN],
+)
+"""Of four blocks."""
 
 
 @pytest.mark.parametrize("room", [False, True])
 @pytest.mark.parametrize("name", NAMES)
 def test_masked_equals_full_on_the_compute_set(name: str, room: bool) -> None:
-    """One row takes everything, one begins in full, one does not take at all."""
+    """In all plans, beside rows with other plans and a row in full."""
     of = tiny_driven.family(name)
     rows = rows_of(of)
-    whole, seen = predicted(of, rows), recorded(of, rows)
-    some = masked(of, rows)
-    uses = [
-        taking(some[0], seen[0], 0, of.depth, room=room),
-        taking(some[1], seen[1], of.depth - 2, of.depth, room=room),
-        Use(),
-    ]
-    found = predicted(of, [*some[:2], rows[2]], uses)
-    for row, out, full in zip(some[:2], found, whole, strict=False):
-        assert row.region is not None
-        torch.testing.assert_close(out, full[row.region.computed], atol=EXACT, rtol=0)
-    torch.testing.assert_close(found[2], whole[2], atol=EXACT, rtol=0)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_any_block_can_be_the_first_that_takes(name: str) -> None:
-    of = tiny_driven.family(name)
-    row = rows_of(of)[1]
-    (whole,), (seen,) = predicted(of, [row]), recorded(of, [row])
-    row = replace(row, region=region_of(of, row, COMPUTED[1]))
-    for full in range(of.depth + 1):
-        (out,) = predicted(of, [row], [taking(row, seen, full, of.depth)])
-        torch.testing.assert_close(out, whole[list(COMPUTED[1])], atol=EXACT, rtol=0)
+    whole, seen, some = predicted(of, rows), recorded(of, rows), masked(rows)
+    for plan, other in zip(PLANS, reversed(PLANS), strict=True):
+        uses = [
+            taking(some[0], seen[0], plan, room=room),
+            taking(some[1], seen[1], other, room=room),
+            Use(),
+        ]
+        found = predicted(of, [*some[:2], rows[2]], uses)
+        for row, out, full in zip((*some[:2], rows[2]), found, whole, strict=True):
+            tokens = slice(None) if row.region is None else row.region.computed
+            torch.testing.assert_close(out, full[tokens], atol=EXACT, rtol=0)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -119,7 +122,7 @@ def test_each_block_takes_its_own_keys_and_values(name: str) -> None:
     of = tiny_driven.family(name)
     row = rows_of(of)[1]
     (whole,), (seen,) = predicted(of, [row]), recorded(of, [row])
-    row = replace(row, region=region_of(of, row, COMPUTED[1]))
+    row = replace(row, region=region_of(row, COMPUTED[1]))
     for block in range(of.depth):
         for part in (0, 1):
             wrong = Everything()
@@ -127,7 +130,7 @@ def test_each_block_takes_its_own_keys_and_values(name: str) -> None:
             changed = list(seen.heads[block])
             changed[part] = changed[part].flip(0)
             wrong.heads[block] = changed[0], changed[1]
-            (out,) = predicted(of, [row], [taking(row, wrong, block, of.depth)])
+            (out,) = predicted(of, [row], [taking(row, wrong, prefix(block, of.depth))])
             assert (out - whole[list(COMPUTED[1])]).abs().max() > 10 * EXACT
 
 
@@ -135,8 +138,8 @@ def test_each_block_takes_its_own_keys_and_values(name: str) -> None:
 def test_a_row_does_not_depend_on_its_batch(name: str) -> None:
     of = tiny_driven.family(name)
     rows = rows_of(of)
-    seen, some = recorded(of, rows), masked(of, rows)
-    uses = [taking(row, one, 0, of.depth) for row, one in zip(some, seen, strict=True)]
+    seen, some = recorded(of, rows), masked(rows)
+    uses = [taking(row, one, plan) for row, one, plan in zip(some, seen, PLANS[:3], strict=True)]
     together = predicted(of, some, uses)
     for row, use, out in zip(some, uses, together, strict=True):
         torch.testing.assert_close(out, predicted(of, [row], [use])[0], atol=EXACT, rtol=0)
@@ -147,24 +150,13 @@ def test_a_masked_step_records_what_a_step_in_full_shows(name: str) -> None:
     of = tiny_driven.family(name)
     row = rows_of(of)[0]
     (seen,) = recorded(of, [row])
-    row = replace(row, region=region_of(of, row, COMPUTED[0]))
+    row = replace(row, region=region_of(row, COMPUTED[0]))
     beside = Everything()
-    predicted(of, [row], [replace(taking(row, seen, 1, of.depth), recorder=beside)])
-    assert beside.heads.keys() == seen.heads.keys() == set(range(of.depth))
+    predicted(of, [row], [replace(taking(row, seen, prefix(1, of.depth)), recorder=beside)])
+    assert beside.heads.keys() == beside.inputs.keys() == seen.heads.keys() == set(range(of.depth))
     for block, heads in beside.heads.items():
-        for here, there in zip(heads, seen.heads[block], strict=True):
+        for here, there in zip(
+            (beside.inputs[block], *heads), (seen.inputs[block], *seen.heads[block]), strict=True
+        ):
             tokens = slice(None) if block < 1 else list(COMPUTED[0])
             torch.testing.assert_close(here, there[tokens], atol=EXACT, rtol=0)
-
-
-@pytest.mark.parametrize("modes", [(Mode.KV, Mode.FULL), (Mode.HIDDEN, Mode.KV)])
-def test_a_plan_is_a_prefix_in_full_and_then_keys_and_values(modes: tuple[Mode, ...]) -> None:
-    of = tiny_driven.family("sd3")
-    row = rows_of(of)[0]
-    (seen,) = recorded(of, [row])
-    row = replace(row, region=region_of(of, row, COMPUTED[0]))
-    use = replace(taking(row, seen, 0, of.depth))
-    assert use.taken is not None
-    plan = (*modes, *(Mode.KV,) * (of.depth - 2))
-    with pytest.raises(ValueError, match="computes blocks in full and then takes keys and values"):
-        predicted(of, [row], [Use(replace(use.taken, modes=plan))])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,9 +11,9 @@ from torch.nn import functional
 
 from giornata.packed.region import Rotary
 from giornata.planning.specs import BlockSpec
+from giornata_denoiser.families.driven.attention import JointAttention, SelfAttention
 from giornata_denoiser.families.driven.batch import Grid
 from giornata_denoiser.families.driven.forward import Site, Stream
-from giornata_denoiser.families.driven.hooks import JointAttention, SelfAttention
 from giornata_denoiser.families.driven.network import TRAIN_TIMESTEPS, DrivenNetwork
 from giornata_denoiser.families.driven.positions import cells
 from giornata_denoiser.families.driven.prompts import DrivenPrompt
@@ -37,6 +38,12 @@ class Chroma(DrivenNetwork):
             block.attn.processor = JointAttention(self.hooks, Site(index))
         for index, block in enumerate(self.singles, len(self.pairs)):
             block.attn.processor = SelfAttention(self.hooks, Site(index), Stream.JOINT)
+
+    def normed(self, block: Any, hidden: Tensor) -> Sequence[Tensor]:
+        """See :class:`DrivenNetwork`."""
+        norm = block.norm if hasattr(block, "norm") else block.norm1
+        normed: tuple[Tensor, ...] = norm(hidden, emb=hidden[:1])
+        return normed[:1]
 
     def vectors(self, prompt: DrivenPrompt, times: Tensor) -> Tensor:  # noqa: ARG002 - protocol
         """See :class:`DrivenNetwork`."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import torch
@@ -11,11 +11,11 @@ from torch.nn import functional
 
 from giornata.packed.region import Rotary
 from giornata.planning.specs import BlockSpec
+from giornata_denoiser.families.driven.attention import JointAttention, ParallelAttention, by_head
 from giornata_denoiser.families.driven.batch import Grid
 from giornata_denoiser.families.driven.forward import Site, Stream
-from giornata_denoiser.families.driven.hooks import JointAttention, SelfAttention, by_head
 from giornata_denoiser.families.driven.network import TRAIN_TIMESTEPS, DrivenNetwork
-from giornata_denoiser.families.driven.positions import cells
+from giornata_denoiser.families.driven.positions import cells, numbered
 from giornata_denoiser.families.driven.prompts import DrivenPrompt
 from giornata_denoiser.families.driven.specs import multiplications, spec
 
@@ -48,6 +48,22 @@ class Flux2Klein(DrivenNetwork):
         for index, block in enumerate(self.singles, len(self.pairs)):
             block.attn.processor = ParallelAttention(self.hooks, Site(index), Stream.JOINT)
 
+    def normed(self, block: Any, hidden: Tensor) -> Sequence[Tensor]:
+        """See :class:`DrivenNetwork`."""
+        model, joint = self.transformer, isinstance(block.attn.processor, ParallelAttention)
+        modulation = model.single_stream_modulation if joint else model.double_stream_modulation_img
+        shift, scale, *_ = modulation(hidden[:1, 0]).unsqueeze(1).chunk(3 if joint else 6, dim=-1)
+        return ((1 + scale) * (block.norm if joint else block.norm1)(hidden) + shift,)
+
+    def keys_values(self, attn: Any, normed: Tensor) -> tuple[Tensor, Tensor]:
+        """Blocks of the joint stream project everything by one layer: its rows for keys and values alone are used."""
+        if not isinstance(attn.processor, ParallelAttention):
+            return super().keys_values(attn, normed)
+        layer, rows = attn.to_qkv_mlp_proj, slice(attn.inner_dim, 3 * attn.inner_dim)
+        bias = None if layer.bias is None else layer.bias[rows]
+        key, value = functional.linear(normed, layer.weight[rows], bias).chunk(2, dim=-1)
+        return by_head(attn, key, attn.norm_k), by_head(attn, value)
+
     def vectors(self, prompt: DrivenPrompt, times: Tensor) -> Tensor:  # noqa: ARG002 - protocol
         """See :class:`DrivenNetwork`."""
         scaled = times.to(self.dtype) / TRAIN_TIMESTEPS * TRAIN_TIMESTEPS
@@ -63,7 +79,7 @@ class Flux2Klein(DrivenNetwork):
 
     def rotated(self, text_tokens: int, grid: Grid) -> Rotary:
         """Axes: which picture, line, column, text token."""
-        text = functional.pad(torch.arange(text_tokens, device=self.device)[:, None], (3, 0))
+        text = numbered(text_tokens, self.device, axis=3, axes=4)
         picture = functional.pad(cells(grid, self.device), (1, 1))
         reference = picture + torch.tensor([REFERENCE, 0, 0, 0], device=self.device)
         turned: Rotary = self.transformer.pos_embed(torch.cat((text, picture, reference)))
@@ -71,11 +87,12 @@ class Flux2Klein(DrivenNetwork):
 
     def pair(self, block: Any, text: Tensor, image: Tensor) -> tuple[Tensor, Tensor]:
         """See :class:`DrivenNetwork`."""
-        model, any_time = self.transformer, image[:1, 0]
-        of_image = model.double_stream_modulation_img(any_time)
-        after: tuple[Tensor, Tensor] = block(
-            image, text, of_image, model.double_stream_modulation_txt(any_time)
+        model, spread = self.transformer, image[:1, 0]
+        of_image, of_text = (
+            modulation(spread)
+            for modulation in (model.double_stream_modulation_img, model.double_stream_modulation_txt)
         )
+        after: tuple[Tensor, Tensor] = block(image, text, of_image, of_text)
         return after
 
     def single(self, block: Any, joint: Tensor) -> Tensor:
@@ -90,21 +107,3 @@ class Flux2Klein(DrivenNetwork):
             return spec(attn, token=multiplications(attn), keys=2.0 * attn.query_dim * attn.inner_dim)
         keys = multiplications(attn.to_k, attn.to_v)
         return spec(attn, token=keys + multiplications(attn.to_q, attn.to_out, block.ff), keys=keys)
-
-
-class ParallelAttention(SelfAttention):
-    """Attention beside a feed-forward, whose projections are one layer."""
-
-    def __call__(  # type: ignore[override]  # noqa: D102 - as diffusers', without a second stream
-        self,
-        attn: Any,
-        hidden_states: Tensor,
-        attention_mask: None = None,  # noqa: ARG002 - of diffusers' modules; nothing is padded
-        image_rotary_emb: None = None,  # noqa: ARG002 - of diffusers' blocks; positions are the forward's
-    ) -> Tensor:
-        sizes = [*[attn.inner_dim] * 3, attn.mlp_hidden_dim * attn.mlp_mult_factor]
-        *heads, mlp = attn.to_qkv_mlp_proj(hidden_states).split(sizes, dim=-1)
-        query, key, value = (by_head(attn, part) for part in heads)
-        attended = self.attended(attn.norm_q(query), attn.norm_k(key), value)
-        out: Tensor = attn.to_out(torch.cat((attended, attn.mlp_act_fn(mlp)), dim=-1))
-        return out

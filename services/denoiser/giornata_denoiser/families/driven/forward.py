@@ -1,14 +1,10 @@
-"""The state of one driven forward: which tokens are live, their modulation, and what they attend to outside.
-
-A plan of a step is a prefix: blocks in full, then blocks that take keys and values. A block's input is not kept, so the
-outside tokens do not come back within a step.
-"""
+"""The state of one driven forward: its modulation, and what its tokens attend to."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from enum import Enum, auto
-from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -17,9 +13,10 @@ from torch import Tensor
 from giornata.packed.attention import Attention, Outside
 from giornata.packed.packing import Segments
 from giornata.packed.pages import Pages
-from giornata.packed.region import Live, Region, Rotary, Sequences
+from giornata.packed.region import Beyond, Rotary, Sequences
 from giornata.packed.uses import Use
 from giornata.wire.values import Mode
+from giornata_denoiser.families.driven.live import LiveTokens
 
 
 class Stream(Enum):
@@ -27,7 +24,7 @@ class Stream(Enum):
 
     TEXT = auto()
     IMAGE = auto()
-    """The picture's live tokens, and live companions of the picture behind each sequence's."""
+    """The picture's live tokens, and its companions behind them."""
     JOINT = auto()
     """Text and image of each sequence."""
     OUTPUT = auto()
@@ -48,51 +45,34 @@ class Forward:
 
     `vectors` are (sequences, width): the modulation of each sequence's step. `uses` are by sequence, and empty where no
     sequence uses anything. `output` are the segments of :attr:`Stream.OUTPUT`.
-
-    Raises:
-        ValueError: a plan is no prefix.
     """
 
     def __init__(
         self, sequences: Sequences, vectors: Tensor, uses: Sequence[Use], attend: Attention, output: Segments
     ) -> None:
         self._sequences, self._vectors, self._attend, self._output = sequences, vectors, attend, output
-        self._taken = {s: use.taken for s, use in enumerate(uses) if use.taken is not None}
-        self._recorders = {s: use.recorder for s, use in enumerate(uses) if use.recorder is not None}
-        self._fulls = {s: _full_blocks(taken.modes) for s, taken in self._taken.items()}
+        self.tokens = LiveTokens(sequences, uses)
+        self._beyond: Beyond | None = None
+        """The outside tokens that modules see instead of a stream's."""
         self._shown: dict[int, list[tuple[Tensor, Tensor]]] = {}
         """By sequence: keys and values of the present block's sites so far."""
         self._kept: dict[int, Outside | Pages] = {}
         """By sequence: what the present block takes, of all of its sites."""
-        self.live = self._live_in(0)
-
-    def entering(self, block: int, image: Tensor) -> Tensor:
-        """The image stream as `block` computes it, (live_tokens, 1, channels); other tokens leave."""
-        before, self.live = self.live, self._live_in(block)
-        return image if before is self.live else _narrowed(image, before, self.live, self._sequences.regions)
-
-    def entering_joint(self, block: int, joint: Tensor) -> Tensor:
-        """:meth:`entering` for the joint order."""
-        before = self.live
-        if self._live_in(block) is before:
-            return joint
-        text, image = before.layout.split(joint)
-        image = self.entering(block, image)
-        return self.live.layout.join(text, image)
-
-    def leaving(self, image: Tensor) -> Tensor:
-        """The image stream behind the last block, of the regions' tokens alone."""
-        before, self.live = self.live, self._sequences.live((False,) * len(self._sequences.regions))
-        return image if before is self.live else _narrowed(image, before, self.live, self._sequences.regions)
 
     def vectors(self, start: int, width: int, stream: Stream) -> Tensor:
         """A slice of the modulation, (tokens of `stream`, width), or (1, width) where there is one sequence."""
         part = self._vectors[:, start : start + width]
-        return part if len(part) == 1 else part.index_select(0, self.segments(stream).sequence)
+        if len(part) == 1:
+            return part
+        if self._beyond is not None:
+            part = part.index_select(0, self._beyond.sequences)
+        return part.index_select(0, self.segments(stream).sequence)
 
     def segments(self, stream: Stream) -> Segments:
         """The tokens of each sequence in a stream."""
-        layout = self.live.layout
+        if self._beyond is not None:
+            return self._beyond.segments
+        layout = self.tokens.now.layout
         return {
             Stream.TEXT: layout.text,
             Stream.IMAGE: layout.image,
@@ -101,13 +81,34 @@ class Forward:
         }[stream]
 
     def rotary(self, stream: Stream) -> Rotary | None:
-        """Cosine and sine of the live tokens of a stream; None where positions turn nothing."""
-        cosine, sine = self.live.rotary
+        """Cosine and sine of the tokens of a stream; None where positions turn nothing."""
+        cosine, sine = self.tokens.now.rotary if self._beyond is None else self._beyond.rotary
         if not cosine.shape[1]:
             return None
-        if stream is Stream.JOINT:
+        if self._beyond is not None or stream is Stream.JOINT:
             return cosine, sine
-        return self.live.layout.split(cosine)[1], self.live.layout.split(sine)[1]
+        split = self.tokens.now.layout.split
+        return split(cosine)[1], split(sine)[1]
+
+    @contextmanager
+    def beyond(self) -> Iterator[Tensor]:
+        """The outside tokens of which the present block projects keys and values, (tokens, 1, channels).
+
+        Within, modulation and positions are theirs in every stream.
+        """
+        hidden = self.tokens.hidden
+        self._beyond = self._sequences.beyond(tuple(hidden))
+        try:
+            yield torch.cat(list(hidden.values()))
+        finally:
+            self._beyond = None
+
+    def keep(self, sites: Sequence[tuple[Tensor, Tensor]]) -> None:
+        """Have the present block attend to keys and values that it projected :meth:`beyond`, one pair of each site."""
+        keys, values = (_side_by_side(parts) for parts in zip(*sites, strict=True))
+        of = tuple(self.tokens.hidden)
+        for sequence, (start, end) in zip(of, self._sequences.beyond(of).segments.bounds, strict=True):
+            self._kept[sequence] = Outside(keys[start:end], values[start:end])
 
     def attended(self, site: Site, stream: Stream, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Each sequence over its own keys and those outside: (tokens, heads, head_dim) each → (tokens, 1, channels).
@@ -115,24 +116,17 @@ class Forward:
         `stream` is the joint order, or the image stream where no text is attended to.
         """
         segments = self.segments(stream)
-        if self._recorders:
+        if self.tokens.recorders:
             self._show(site, stream, key, value)
         outside = self._outside(site, segments, key)
         return self._attend(query, key, value, segments, outside).flatten(1).unsqueeze(1)
 
-    def _live_in(self, block: int) -> Live:
-        count = len(self._sequences.regions)
-        return self._sequences.live(
-            tuple(s not in self._fulls or block < self._fulls[s] for s in range(count))
-        )
-
     def _show(self, site: Site, stream: Stream, key: Tensor, value: Tensor) -> None:
         """Show the recorders keys and values of the image tokens, those of all sites of a block together."""
-        text = (
-            self.live.layout.text.lengths if stream is Stream.JOINT else (0,) * len(self._sequences.regions)
-        )
+        layout = self.tokens.now.layout
+        text = layout.text.lengths if stream is Stream.JOINT else (0,) * len(layout.text.lengths)
         bounds = self.segments(stream).bounds
-        for sequence, recorder in self._recorders.items():
+        for sequence, recorder in self.tokens.recorders.items():
             start, end = bounds[sequence]
             picture = slice(start + text[sequence], end)
             shown = self._shown.setdefault(sequence, [])
@@ -144,33 +138,14 @@ class Forward:
     def _outside(self, site: Site, own: Segments, key: Tensor) -> Mapping[int, Outside | Pages]:
         """What each sequence takes of a site's block; `own` are the tokens that attend, and `key` is theirs."""
         found: dict[int, Outside | Pages] = {}
-        for sequence, taken in self._taken.items():
-            if site.block >= self._fulls[sequence]:
-                if site.nth == 0:
-                    kept = taken.source.keys_values(site.block)
-                    self._kept[sequence] = _by_head(kept, site.sites, key) if site.sites > 1 else kept
+        for sequence, taken in self.tokens.taken.items():
+            mode = taken.modes[site.block]
+            if mode is Mode.KV and site.nth == 0:
+                kept = taken.source.keys_values(site.block)
+                self._kept[sequence] = _by_head(kept, site.sites, key) if site.sites > 1 else kept
+            if mode is not Mode.FULL:
                 found[sequence] = _fitted(_of_site(self._kept[sequence], site), own.lengths[sequence])
         return found
-
-
-@lru_cache(maxsize=1024)
-def _full_blocks(modes: tuple[Mode, ...]) -> int:
-    """How many blocks a plan computes in full before it takes keys and values."""
-    full = next((block for block, mode in enumerate(modes) if mode is not Mode.FULL), len(modes))
-    if any(mode is not Mode.KV for mode in modes[full:]):
-        raise ValueError(
-            f"a driven transformer computes blocks in full and then takes keys and values, received {list(modes)}"
-        )
-    return full
-
-
-def _narrowed(image: Tensor, before: Live, wanted: Live, regions: Sequence[Region | None]) -> Tensor:
-    """The image stream without the tokens that are live `before` and not `wanted`."""
-    parts = list(torch.split(image, list(before.layout.image.lengths)))
-    for sequence, region in enumerate(regions):
-        if region is not None and before.whole[sequence] and not wanted.whole[sequence]:
-            parts[sequence] = parts[sequence].index_select(0, region.computed)
-    return torch.cat(parts)
 
 
 def _side_by_side(sites: Sequence[Tensor]) -> Tensor:

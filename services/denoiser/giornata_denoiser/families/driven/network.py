@@ -15,8 +15,9 @@ from giornata.packed.region import Rotary
 from giornata.packed.tracing import UNTRACED, Lane, Tracing
 from giornata.packed.uses import Use
 from giornata.planning.specs import BlockSpec
+from giornata_denoiser.families.driven.attention import by_head
 from giornata_denoiser.families.driven.batch import DrivenBatch, Grid, Prepared, assembled
-from giornata_denoiser.families.driven.forward import Forward
+from giornata_denoiser.families.driven.forward import Forward, Stream
 from giornata_denoiser.families.driven.hooks import Hooks
 from giornata_denoiser.families.driven.prompts import EMBEDS, DrivenPrompt, DrivenText
 from giornata_denoiser.families.driven.specs import counted
@@ -61,6 +62,10 @@ class DrivenNetwork(ABC):
         """What one block is."""
 
     @abstractmethod
+    def normed(self, block: Any, hidden: Tensor) -> Sequence[Tensor]:
+        """What each of a block's attentions projects of its image stream, (tokens, 1, channels)."""
+
+    @abstractmethod
     def vectors(self, prompt: DrivenPrompt, times: Tensor) -> Tensor:
         """(steps, hooks.width): the modulation of all steps; `times` are (steps,) float32."""
 
@@ -71,6 +76,14 @@ class DrivenNetwork(ABC):
     @abstractmethod
     def pair(self, block: Any, text: Tensor, image: Tensor) -> tuple[Tensor, Tensor]:
         """One block of two streams, (tokens, 1, channels) each."""
+
+    def attentions(self, block: Any) -> Sequence[Any]:
+        """A block's attentions, in order."""
+        return (block.attn,)
+
+    def keys_values(self, attn: Any, normed: Tensor) -> tuple[Tensor, Tensor]:
+        """What an attention projects of (tokens, 1, channels): (tokens, heads, head_dim) each, at no position."""
+        return by_head(attn, attn.to_k(normed), attn.norm_k), by_head(attn, attn.to_v(normed))
 
     def single(self, block: Any, joint: Tensor) -> Tensor:
         """One block of the joint stream, (tokens, 1, channels)."""
@@ -184,7 +197,7 @@ class DrivenNetwork(ABC):
         conditioning: Sequence[Mapping[str, Tensor]],
     ) -> Tensor:
         """(live_tokens, 1, channels): the image stream before the first block."""
-        live = forward.live
+        live = forward.tokens.now
         rows, places = batch.rows(live)
         some = len(rows) < len(latents)
         picture = self.image_stream(latents.index_select(0, rows) if some else latents)
@@ -205,16 +218,29 @@ class DrivenNetwork(ABC):
         text = batch.text
         for index, block in enumerate(self.pairs):
             with trace.span(Lane.COMPUTE, f"block {index}"):
-                text, image = self.pair(block, text, forward.entering(index, image))
+                image = forward.tokens.enter(index, image)
+                self._project(forward, block)
+                text, image = self.pair(block, text, image)
         if self.singles:
-            joint = forward.live.layout.join(text, image)
+            joint = forward.tokens.now.layout.join(text, image)
             for index, block in enumerate(self.singles, len(self.pairs)):
                 with trace.span(Lane.COMPUTE, f"block {index}"):
-                    joint = self.single(block, forward.entering_joint(index, joint))
-            image = forward.live.layout.split(joint)[1]
-        image = forward.leaving(image)
-        _, places = batch.rows(forward.live)
+                    joint = forward.tokens.enter_joint(index, joint)
+                    self._project(forward, block)
+                    joint = self.single(block, joint)
+            image = forward.tokens.now.layout.split(joint)[1]
+        image = forward.tokens.leave(image)
+        _, places = batch.rows(forward.tokens.now)
         return self.answer(image if len(places) == len(image) else image.index_select(0, places))
+
+    def _project(self, forward: Forward, block: Any) -> None:
+        """Keys and values of the outside tokens whose hidden state enters a block that does not compute them."""
+        if not forward.tokens.hidden:
+            return
+        with forward.beyond() as hidden:
+            attentions = zip(self.attentions(block), self.normed(block, hidden), strict=True)
+            projected = [self.keys_values(attn, normed) for attn, normed in attentions]
+            forward.keep([(self.hooks.rotated(key, Stream.IMAGE), value) for key, value in projected])
 
 
 def by_channel(patches: Tensor) -> Tensor:

@@ -14,6 +14,13 @@ def of_complex(turns: Tensor) -> Rotary:
     return cosine, sine
 
 
+def numbered(tokens: int, device: torch.device, *, axis: int, axes: int, first: int = 0) -> Tensor:
+    """(tokens, axes) int64: tokens that count along one axis, from `first`, and are at 0 on the others."""
+    places = torch.zeros(tokens, axes, dtype=torch.long, device=device)
+    places[:, axis] = torch.arange(first, first + tokens, device=device)
+    return places
+
+
 def cells(grid: tuple[int, int], device: torch.device) -> Tensor:
     """(tokens, 2) int64: line and column of a picture's tokens, row-major."""
     lines, columns = (torch.arange(side, device=device) for side in grid)

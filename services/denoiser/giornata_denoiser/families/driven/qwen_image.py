@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -9,9 +10,9 @@ from torch import Tensor, nn
 
 from giornata.packed.region import Rotary
 from giornata.planning.specs import BlockSpec
+from giornata_denoiser.families.driven.attention import JointAttention
 from giornata_denoiser.families.driven.batch import Grid
 from giornata_denoiser.families.driven.forward import Site, Stream
-from giornata_denoiser.families.driven.hooks import JointAttention
 from giornata_denoiser.families.driven.network import TRAIN_TIMESTEPS, DrivenNetwork
 from giornata_denoiser.families.driven.positions import of_complex
 from giornata_denoiser.families.driven.prompts import DrivenPrompt
@@ -35,6 +36,11 @@ class QwenImage(DrivenNetwork):
             self.hooks.spread(block, "txt_mod", Stream.TEXT)
             block.attn.processor = JointAttention(self.hooks, Site(index))
         self.hooks.spread(self.transformer.norm_out, "linear", Stream.OUTPUT, nn.SiLU())
+
+    def normed(self, block: Any, hidden: Tensor) -> Sequence[Tensor]:
+        """See :class:`DrivenNetwork`."""
+        shift, scale, *_ = block.img_mod(hidden[:1, 0]).unsqueeze(1).chunk(6, dim=-1)
+        return (block.img_norm1(hidden) * (1 + scale) + shift,)
 
     def vectors(self, prompt: DrivenPrompt, times: Tensor) -> Tensor:  # noqa: ARG002 - protocol
         """See :class:`DrivenNetwork`."""

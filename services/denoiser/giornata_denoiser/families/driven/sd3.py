@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,9 +11,9 @@ from torch.nn import functional
 
 from giornata.packed.region import Rotary
 from giornata.planning.specs import BlockSpec
+from giornata_denoiser.families.driven.attention import JointAttention, SelfAttention
 from giornata_denoiser.families.driven.batch import Grid
 from giornata_denoiser.families.driven.forward import Site, Stream
-from giornata_denoiser.families.driven.hooks import JointAttention, SelfAttention
 from giornata_denoiser.families.driven.network import PATCH, DrivenNetwork, by_channel
 from giornata_denoiser.families.driven.prompts import DrivenPrompt, DrivenText
 from giornata_denoiser.families.driven.specs import multiplications, spec
@@ -42,6 +43,15 @@ class StableDiffusion3(DrivenNetwork):
         config = self.transformer.config
         joint, pooled = int(config.joint_attention_dim), int(config.pooled_projection_dim)
         return DrivenText({"prompt_embeds": (None, joint), "pooled_prompt_embeds": (pooled,)})
+
+    def attentions(self, block: Any) -> Sequence[Any]:
+        """See :class:`DrivenNetwork`."""
+        return [attn for attn in (block.attn, block.attn2) if attn is not None]
+
+    def normed(self, block: Any, hidden: Tensor) -> Sequence[Tensor]:
+        """The norm gives the first attention's input first, and the second's sixth."""
+        normed: tuple[Tensor, ...] = block.norm1(hidden, emb=hidden[:1, 0])
+        return normed[::5]
 
     def vectors(self, prompt: DrivenPrompt, times: Tensor) -> Tensor:
         """See :class:`DrivenNetwork`."""
@@ -75,7 +85,7 @@ class StableDiffusion3(DrivenNetwork):
 
     def spec(self, block: Any) -> BlockSpec:
         """See :class:`DrivenNetwork`."""
-        sites = [attn for attn in (block.attn, block.attn2) if attn is not None]
+        sites = self.attentions(block)
         keys = sum(multiplications(attn.to_k, attn.to_v) for attn in sites)
         own = sum(multiplications(attn.to_q, attn.to_out) for attn in sites)
         token = keys + own + multiplications(block.ff)

@@ -21,14 +21,13 @@ def multiplications(*modules: nn.Module) -> float:
 def spec(attn: Any, *, token: float, keys: float, sites: int = 1) -> BlockSpec:
     """A block; an image token takes `token` multiplications in all, its keys and values `keys` of them.
 
-    A block with more `sites` than one attention keeps their heads side by side. Templates keep keys and values alone:
-    projecting them again would need the block's own norms and modulation apart from it.
+    A block with more `sites` than one attention keeps their heads side by side.
     """
-    width = sites * int(attn.inner_dim)
+    width, hidden = sites * int(attn.inner_dim), int(attn.out_dim)
     return BlockSpec(
         grain=1,
         heads=sites * int(attn.heads),
-        parts=dict.fromkeys(("key", "value"), width),
+        parts={"key": width, "value": width, "hidden": hidden},
         cell=token,
         outside=keys,
         pair=2.0 * width,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import torch
@@ -11,11 +11,11 @@ from torch.nn import functional
 
 from giornata.packed.region import Rotary
 from giornata.planning.specs import BlockSpec
+from giornata_denoiser.families.driven.attention import SelfAttention
 from giornata_denoiser.families.driven.batch import Grid
 from giornata_denoiser.families.driven.forward import Site, Stream
-from giornata_denoiser.families.driven.hooks import SelfAttention
 from giornata_denoiser.families.driven.network import PATCH, TRAIN_TIMESTEPS, DrivenNetwork, by_channel
-from giornata_denoiser.families.driven.positions import cells, of_complex
+from giornata_denoiser.families.driven.positions import cells, numbered, of_complex
 from giornata_denoiser.families.driven.prompts import DrivenPrompt, DrivenText
 from giornata_denoiser.families.driven.specs import multiplications, spec
 
@@ -50,6 +50,15 @@ class ZImage(DrivenNetwork):
         """See :class:`DrivenNetwork`."""
         return int(self.transformer.out_channels) * PATCH**2
 
+    def attentions(self, block: Any) -> Sequence[Any]:
+        """See :class:`DrivenNetwork`."""
+        return (block.attention,)
+
+    def normed(self, block: Any, hidden: Tensor) -> Sequence[Tensor]:
+        """See :class:`DrivenNetwork`."""
+        scale, *_ = block.adaLN_modulation(hidden[:1, 0]).unsqueeze(1).chunk(4, dim=-1)
+        return (block.attention_norm1(hidden) * (1 + scale),)
+
     def vectors(self, prompt: DrivenPrompt, times: Tensor) -> Tensor:  # noqa: ARG002 - protocol
         """The transformer is told 1 - sigma."""
         clean = (TRAIN_TIMESTEPS - times) / TRAIN_TIMESTEPS * self.transformer.t_scale
@@ -59,7 +68,8 @@ class ZImage(DrivenNetwork):
         """The blocks that refine text see no timestep."""
         model, spare = self.transformer, prompt.joint_tokens - len(prompt.embeds)
         text = torch.cat((model.cap_embedder(prompt.embeds), model.cap_pad_token.expand(spare, -1)))[None]
-        turns = model.rope_embedder(self._text_positions(prompt.joint_tokens))[None]
+        places = numbered(prompt.joint_tokens, self.device, axis=0, axes=3, first=1)
+        turns = model.rope_embedder(places)[None]
         for block in model.context_refiner:
             text = block(text, None, turns)
         return text[0]
@@ -83,8 +93,8 @@ class ZImage(DrivenNetwork):
         """The picture lies behind its text; its padding is at the origin."""
         picture = functional.pad(cells(grid, self.device), (1, 0), value=text_tokens + 1)
         padding = picture.new_zeros(self.companions(grid), 3)
-        positions = torch.cat((self._text_positions(text_tokens), picture, padding))
-        return of_complex(self.transformer.rope_embedder(positions))
+        text = numbered(text_tokens, self.device, axis=0, axes=3, first=1)
+        return of_complex(self.transformer.rope_embedder(torch.cat((text, picture, padding))))
 
     def pair(self, block: Any, text: Tensor, image: Tensor) -> tuple[Tensor, Tensor]:
         """Text waits."""
@@ -97,16 +107,11 @@ class ZImage(DrivenNetwork):
 
     def answer(self, image: Tensor) -> Tensor:
         """The velocity points from the picture to noise; the transformer's points to the picture."""
-        patches = self._last(image, image[:1, 0])[:, 0]
-        return -by_channel(patches)
+        return -by_channel(self._last(image, image[:1, 0])[:, 0])
 
     def guided(self, positive: Tensor, negative: Tensor, scale: Tensor) -> Tensor:
         """Classifier-free guidance as the pipeline counts it: positive + scale * (positive - negative)."""
         return positive + (scale * (positive - negative).float()).to(positive.dtype)
-
-    def _text_positions(self, tokens: int) -> Tensor:
-        """(tokens, 3) int64: text counts from 1."""
-        return functional.pad(torch.arange(1, tokens + 1, device=self.device)[:, None], (0, 2))
 
     def spec(self, block: Any) -> BlockSpec:
         """See :class:`DrivenNetwork`."""
