@@ -32,6 +32,16 @@ class Family(StrEnum):
     """`FluxInpaintPipeline`: any Flux text-to-image checkpoint; blends with the template after each step."""
     FLUX_FILL = "flux-fill"
     """`FluxFillPipeline`: conditioned on the masked picture; never blends."""
+    SD3 = "sd3"
+    """`StableDiffusion3InpaintPipeline`: Stable Diffusion 3 and 3.5; blends."""
+    Z_IMAGE = "z-image"
+    """`ZImageInpaintPipeline`; blends."""
+    FLUX2_KLEIN = "flux2-klein"
+    """`Flux2KleinInpaintPipeline`: the picture's clean tokens attend too; blends by tokens."""
+    QWEN_IMAGE = "qwen-image"
+    """`QwenImageInpaintPipeline`; blends."""
+    CHROMA = "chroma"
+    """`ChromaInpaintPipeline`; blends."""
 
 
 def _flux_channels(network: Mapping[str, Any]) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -63,11 +62,7 @@ def _sd3() -> Any:
 def _chroma() -> Any:
     kind: Any = ChromaTransformer2DModel
     small = {"approximator_num_channels": 16, "approximator_hidden_dim": 32, "approximator_layers": 1}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # of diffusers' own constructor
-        return kind(
-            in_channels=LATENT, num_layers=2, num_single_layers=2, **SHAPE, axes_dims_rope=ROPE, **small
-        )
+    return kind(in_channels=LATENT, num_layers=2, num_single_layers=2, **SHAPE, axes_dims_rope=ROPE, **small)
 
 
 def _qwen_image() -> Any:

@@ -15,6 +15,7 @@ from giornata.families import Family, read_model_card
 from giornata.wire.errors import Failed
 from giornata.wire.models import ModelCard
 from giornata_denoiser.config import DenoiserConfig
+from giornata_denoiser.families.driven import checkpoints as driven
 from giornata_denoiser.families.flux import checkpoints as flux
 from giornata_denoiser.families.preview_map import PreviewMap, fit_autoencoder
 from giornata_denoiser.families.protocol import ModelFamily
@@ -22,6 +23,11 @@ from giornata_denoiser.families.protocol import ModelFamily
 LOADERS: Final[Mapping[str, Callable[[Path, torch.dtype, torch.device], ModelFamily]]] = {
     Family.FLUX_INPAINT: partial(flux.load, flux.FluxInpaint),
     Family.FLUX_FILL: partial(flux.load, flux.FluxFill),
+    Family.SD3: driven.stable_diffusion_3,
+    Family.Z_IMAGE: driven.z_image,
+    Family.FLUX2_KLEIN: driven.flux2_klein,
+    Family.QWEN_IMAGE: driven.qwen_image,
+    Family.CHROMA: driven.chroma,
 }
 """What loads the family of a checkpoint's folder."""
 

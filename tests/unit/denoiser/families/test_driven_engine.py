@@ -9,6 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from giornata.packed.attention import Outside
+from giornata.packed.pages import Pages
 from giornata.packed.region import beside, region
 from giornata.packed.uses import Taken, Use
 from giornata.wire.values import Mode
@@ -41,7 +43,9 @@ def _from_positive(positive: Tensor, negative: Tensor) -> Tensor:
 
 def _at_length(positive: Tensor, negative: Tensor) -> Tensor:
     combined = _linear(positive, negative)
-    return combined * positive.norm(dim=-1, keepdim=True) / combined.norm(dim=-1, keepdim=True)
+    return combined * (
+        torch.norm(positive, dim=-1, keepdim=True) / torch.norm(combined, dim=-1, keepdim=True)
+    )
 
 
 GUIDANCE: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
@@ -104,17 +108,21 @@ def test_edits_of_one_batch_equal_the_pipelines_loop(name: str) -> None:
 @pytest.mark.parametrize("form", list(Form))
 @pytest.mark.parametrize("name", NAMES)
 def test_an_edit_that_takes_from_its_own_run_in_full_equals_it(name: str, form: Form) -> None:
-    """Recorded, stored, planned and loaded as a template is; its other edit is computed beside it."""
+    """Recorded, stored, planned and loaded as a template is, beside other rows; what another run left would not do."""
     of = tiny_driven.family(name)
-    row = edit(of, Spec("edit", steps=3, seed=3))
+    row, other = (edit(of, Spec(job_id, steps=3, seed=seed)) for job_id, seed in (("edit", 3), ("other", 4)))
     recording = RecordingSpec(frozenset({form}), AS_COMPUTED)
-    made = engine(of)
-    made.batch.submit([replace(row, records=recording)])
-    whole = finished(made)["edit"]
-    template = Recording("t", GRID, whole.entries)
-    made.batch.submit([replace(masked(row), template=template), edit(of, Spec("other", seed=4))])
-    latent = finished(made)["edit"].latent
-    torch.testing.assert_close(latent, whole.latent, atol=EXACT, rtol=0)
+    made, runs = engine(of), dict[str, Row]()
+    for run in (row, other):
+        made.batch.submit([replace(run, records=recording)])
+        runs |= finished(made)
+    latents = []
+    for job_id in ("edit", "other"):
+        template = Recording(job_id, GRID, runs[job_id].entries)
+        made.batch.submit([replace(masked(row), template=template), edit(of, Spec("beside", seed=5))])
+        latents.append(finished(made)["edit"].latent)
+    torch.testing.assert_close(latents[0], runs["edit"].latent, atol=EXACT, rtol=0)
+    assert (latents[1] - latents[0]).abs().max() > 100 * EXACT
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -149,6 +157,8 @@ def test_pages_are_attended_to_as_what_they_hold(name: str, bits: int) -> None:
         denoise_step(of, assemble(of, [row]), [row], [Use(recorder=OwnRecorder(plain))])
         for block in range(of.depth):
             outside, pages = plain.keys_values(block), stored.keys_values(block)
+            assert isinstance(outside, Outside)
+            assert isinstance(pages, Pages)
             for mine, theirs in zip((outside.key, outside.value), pages.rows(), strict=True):
                 held = theirs.view(len(theirs), *mine.shape[1:]).to(mine.dtype)
                 assert not torch.equal(mine[row.own_tokens[0] :], held)

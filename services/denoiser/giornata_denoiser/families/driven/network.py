@@ -189,6 +189,12 @@ class DrivenNetwork(ABC):
         patches = latent.view(height, width, -1, PATCH, PATCH).permute(2, 0, 3, 1, 4)
         return patches.reshape(-1, height * PATCH, width * PATCH)
 
+    def packed(self, pixels: Tensor) -> Tensor:
+        """The inverse of :meth:`unpacked`: (tokens, out_channels) of latent pixels."""
+        channels, height, width = pixels.shape
+        patches = pixels.view(channels, height // PATCH, PATCH, width // PATCH, PATCH)
+        return patches.permute(1, 3, 0, 2, 4).reshape(-1, channels * PATCH**2)
+
     def _entering(
         self,
         forward: Forward,

@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from giornata.wire.errors import InvalidField
+
 EMBEDS = "prompt_embeds"
 
 
@@ -48,10 +50,23 @@ class DrivenText:
     tensors: Mapping[str, tuple[int | None, ...]]
     multiple: int = 1
     """The transformer pads text to a multiple of so many tokens, which attend."""
+    largest: int | None = None
+    """Most tokens a side of a picture that the transformer has positions for; None for any."""
 
     def prompt(
         self, tensors: Mapping[str, Tensor], grid: tuple[int, int], guidance_scale: float
     ) -> DrivenPrompt:
-        """All tensors as they are."""
+        """All tensors as they are.
+
+        Raises:
+            InvalidField: the picture has no positions.
+        """
+        if self.largest is not None and max(grid) > self.largest:
+            raise InvalidField(
+                "The picture is larger than the model has positions for.",
+                field="size",
+                received=f"{grid[1]}x{grid[0]} tokens",
+                accepted=f"at most {self.largest} tokens a side",
+            )
         tokens = len(tensors[EMBEDS])
         return DrivenPrompt(tensors, grid, guidance_scale, tokens + -tokens % self.multiple)

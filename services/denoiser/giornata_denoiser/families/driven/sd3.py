@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -15,8 +15,10 @@ from giornata_denoiser.families.driven.attention import JointAttention, SelfAtte
 from giornata_denoiser.families.driven.batch import Grid
 from giornata_denoiser.families.driven.forward import Site, Stream
 from giornata_denoiser.families.driven.network import PATCH, DrivenNetwork, by_channel
-from giornata_denoiser.families.driven.prompts import DrivenPrompt, DrivenText
+from giornata_denoiser.families.driven.prompts import EMBEDS, DrivenPrompt, DrivenText
 from giornata_denoiser.families.driven.specs import multiplications, spec
+
+POOLED: Final = "pooled_prompt_embeds"
 
 
 class StableDiffusion3(DrivenNetwork):
@@ -26,7 +28,13 @@ class StableDiffusion3(DrivenNetwork):
     """
 
     def hook(self) -> None:
-        """See :class:`DrivenNetwork`."""
+        """See :class:`DrivenNetwork`.
+
+        Raises:
+            ValueError: the transformer sees the mask, as one of 33 input channels does.
+        """
+        if self.transformer.config.in_channels != self.transformer.out_channels:
+            raise ValueError("an SD3 transformer whose input holds more than the latent is not served")
         self.pairs = self.transformer.transformer_blocks
         for index, block in enumerate(self.pairs):
             sites = 1 if block.attn2 is None else 2
@@ -42,7 +50,8 @@ class StableDiffusion3(DrivenNetwork):
         """CLIP's and T5's embeddings one behind the other, and CLIP's pooled ones."""
         config = self.transformer.config
         joint, pooled = int(config.joint_attention_dim), int(config.pooled_projection_dim)
-        return DrivenText({"prompt_embeds": (None, joint), "pooled_prompt_embeds": (pooled,)})
+        tensors = {EMBEDS: (None, joint), POOLED: (pooled,)}
+        return DrivenText(tensors, largest=int(config.pos_embed_max_size))
 
     def attentions(self, block: Any) -> Sequence[Any]:
         """See :class:`DrivenNetwork`."""
@@ -55,7 +64,7 @@ class StableDiffusion3(DrivenNetwork):
 
     def vectors(self, prompt: DrivenPrompt, times: Tensor) -> Tensor:
         """See :class:`DrivenNetwork`."""
-        pooled = prompt.tensors["pooled_prompt_embeds"].expand(len(times), -1)
+        pooled = prompt.tensors[POOLED].expand(len(times), -1)
         return self.hooks.vectors(self.transformer.time_text_embed(times, pooled))
 
     def image_stream(self, latents: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from giornata_denoiser.families.driven.batch import Grid
 from giornata_denoiser.families.driven.forward import Site, Stream
 from giornata_denoiser.families.driven.network import PATCH, TRAIN_TIMESTEPS, DrivenNetwork, by_channel
 from giornata_denoiser.families.driven.positions import cells, numbered, of_complex
-from giornata_denoiser.families.driven.prompts import DrivenPrompt, DrivenText
+from giornata_denoiser.families.driven.prompts import EMBEDS, DrivenPrompt, DrivenText
 from giornata_denoiser.families.driven.specs import multiplications, spec
 
 MULTIPLE: Final = 32
@@ -43,7 +43,8 @@ class ZImage(DrivenNetwork):
     def text(self) -> DrivenText:
         """Qwen3's embeddings of the prompt's own tokens."""
         config = self.transformer.config
-        return DrivenText({"prompt_embeds": (None, int(config.cap_feat_dim))}, multiple=MULTIPLE)
+        largest = min(config.axes_lens[1:])
+        return DrivenText({EMBEDS: (None, int(config.cap_feat_dim))}, MULTIPLE, largest)
 
     @property
     def out_channels(self) -> int:
