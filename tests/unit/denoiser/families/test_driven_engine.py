@@ -43,9 +43,8 @@ def _from_positive(positive: Tensor, negative: Tensor) -> Tensor:
 
 def _at_length(positive: Tensor, negative: Tensor) -> Tensor:
     combined = _linear(positive, negative)
-    return combined * (
-        torch.norm(positive, dim=-1, keepdim=True) / torch.norm(combined, dim=-1, keepdim=True)
-    )
+    wanted, found = (each.square().sum(-1, keepdim=True).sqrt() for each in (positive, combined))
+    return combined * (wanted / found)
 
 
 GUIDANCE: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
