@@ -104,6 +104,11 @@ def _time(row: Row) -> Tensor:
     return row.track.times[row.step : row.step + 1]
 
 
+def _fraction(row: Row) -> Tensor:
+    """The time as pipelines tell it: rounded to the latent's dtype before it is divided."""
+    return _time(row).to(row.latent.dtype) / 1000
+
+
 def _pixels(row: Row) -> Tensor:
     """(channels, height, width) of a packed latent."""
     height, width = row.grid
@@ -121,6 +126,12 @@ def _text(row: Row, name: str = "prompt_embeds") -> Tensor:
     return tensors[name][None]
 
 
+def _padded(row: Row) -> tuple[Tensor, Tensor]:
+    """The prompt with three tokens behind it, and which of all are its own."""
+    text = functional.pad(_text(row), (0, 0, 0, 3), value=1.0)
+    return text, torch.arange(text.shape[1])[None] < text.shape[1] - 3
+
+
 def _grid_ids(row: Row) -> Tensor:
     return torch.cartesian_prod(*(torch.arange(float(side)) for side in row.grid))
 
@@ -132,17 +143,18 @@ def _sd3_alone(model: Any, row: Row) -> Tensor:
 
 
 def _chroma_alone(model: Any, row: Row) -> Any:
-    text = _text(row)
+    """The prompt padded, its padding masked; the pipeline's own mask only dims it (diffusers #12116)."""
+    text, mask = _padded(row)
+    mask = functional.pad(mask, (0, len(row.latent)), value=True)
     image_ids, text_ids = functional.pad(_grid_ids(row), (1, 0)), torch.zeros(text.shape[1], 3)
-    return model(row.latent[None], text, _time(row) / 1000, image_ids, text_ids, return_dict=False)[0][0]
+    return model(row.latent[None], text, _fraction(row), image_ids, text_ids, mask, return_dict=False)[0][0]
 
 
 def _qwen_image_alone(model: Any, row: Row) -> Any:
     """As the pipeline calls it: the prompt padded, its padding masked."""
-    text = functional.pad(_text(row), (0, 0, 0, 3), value=1.0)
-    mask = torch.arange(text.shape[1])[None] < text.shape[1] - 3
+    text, mask = _padded(row)
     shapes = [[(1, *row.grid)]]
-    return model(row.latent[None], text, mask, _time(row) / 1000, shapes, return_dict=False)[0][0]
+    return model(row.latent[None], text, mask, _fraction(row), shapes, return_dict=False)[0][0]
 
 
 def _flux2_alone(model: Any, row: Row) -> Any:
@@ -152,9 +164,7 @@ def _flux2_alone(model: Any, row: Row) -> Any:
     text_ids = functional.pad(torch.arange(float(text.shape[1]))[:, None], (3, 0))
     both = torch.cat((row.latent, row.conditioning["image_latents"]))[None]
     ids = torch.cat((picture, reference))
-    return model(both, text, _time(row) / 1000, ids, text_ids, None, return_dict=False)[0][
-        0, : len(row.latent)
-    ]
+    return model(both, text, _fraction(row), ids, text_ids, None, return_dict=False)[0][0, : len(row.latent)]
 
 
 def _z_image_alone(model: Any, row: Row) -> Tensor:

@@ -160,3 +160,19 @@ def test_a_masked_step_records_what_a_step_in_full_shows(name: str) -> None:
         ):
             tokens = slice(None) if block < 1 else list(COMPUTED[0])
             torch.testing.assert_close(here, there[tokens], atol=EXACT, rtol=0)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_half_precision_is_rounded_where_diffusers_rounds_it(name: str) -> None:
+    driven, own = (torch.nn.Module.to(tiny_driven.transformer(name), torch.bfloat16) for _ in range(2))
+    network = FAMILIES[name].network(driven)
+    of = ModelFamily(network.text, tiny_driven.family(name).schedule, network)
+    rows = rows_of(of)
+    seen, some = recorded(of, rows), masked(rows)
+    uses = [taking(row, one, plan) for row, one, plan in zip(some, seen, PLANS[:3], strict=True)]
+    for row, out in zip(some, predicted(of, some, uses), strict=True):
+        assert row.region is not None
+        assert out.dtype is torch.bfloat16
+        with torch.no_grad():
+            near = FAMILIES[name].alone(own, row)[row.region.computed]
+        assert (out - near).abs().mean() < 0.05 * near.abs().mean()
