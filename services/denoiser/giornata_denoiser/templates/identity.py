@@ -55,16 +55,17 @@ def wanted(
     Raises:
         InvalidField: the edit has no step to compute.
     """
+    levels = partial(checkpoint.family.schedule.track, cells=inspection.tokens)
     multiple = checkpoint.card.pixel_multiple
     grid = inspection.model_height // multiple, inspection.model_width // multiple
-    levels = partial(checkpoint.family.schedule.track, cells=inspection.tokens)
+    tokens = inspection.tokens + checkpoint.family.network.companions(grid)
     strict = parameters is not None and parameters.reuse is Reuse.STRICT
     if parameters is not None and strict:
         steps = parameters.num_inference_steps or config.template_levels
         track = levels(steps=steps, strength=parameters.strength or 1.0)
-        kept = keeping(config, checkpoint.family, grid, track.steps, track.steps)
+        kept = keeping(config, checkpoint.family, tokens, track.steps, track.steps)
     else:
-        kept = keeping(config, checkpoint.family, grid, config.template_levels)
+        kept = keeping(config, checkpoint.family, tokens, config.template_levels)
         track = levels(steps=kept.levels, strength=1.0)
     levels_kept = [round(level, 6) for level in track.levels.tolist()]
     guidance = checkpoint.card.default_guidance_scale or 0.0
@@ -84,17 +85,12 @@ def picture_of(recording_id: str) -> str:
 
 
 def keeping(
-    config: DenoiserConfig,
-    family: ModelFamily,
-    grid: tuple[int, int],
-    levels: int,
-    least_levels: int = LEAST_LEVELS,
+    config: DenoiserConfig, family: ModelFamily, tokens: int, levels: int, least_levels: int = LEAST_LEVELS
 ) -> Keeping:
     """What fits into the configured bytes and into a tier; what no tier holds would be recorded at every edit.
 
-    `grid` is height and width of the picture in tokens.
+    `tokens` are those of the picture and its companions.
     """
-    tokens = grid[0] * grid[1] + family.network.companions(grid)
     bits = config.template_bits or 8 * family.dtype.itemsize
     mode = Mode(config.template_form)
     channels = max(spec.channels([mode]) for spec in family.specs)

@@ -16,7 +16,7 @@ from giornata.packed.pages import Pages
 from giornata.packed.region import Beyond, Rotary, Sequences
 from giornata.packed.uses import Use
 from giornata.wire.values import Mode
-from giornata_denoiser.families.driven.live import LiveTokens
+from giornata_denoiser.families.live import LiveTokens
 
 
 class Stream(Enum):

@@ -1,4 +1,7 @@
-"""Which tokens the blocks of one forward compute, and what the others are where they are needed."""
+"""Which tokens the blocks of one forward compute, and what the others are where they are needed.
+
+A stream is (tokens, ...): tokens of any shape, in the order of :mod:`giornata.packed.packing`.
+"""
 
 from __future__ import annotations
 
@@ -27,12 +30,12 @@ class LiveTokens:
         self.taken = {s: use.taken for s, use in enumerate(uses) if use.taken is not None}
         self.recorders = {s: use.recorder for s, use in enumerate(uses) if use.recorder is not None}
         self.hidden: dict[int, Tensor] = {}
-        """By sequence: the present block's input of the outside tokens, (outside, 1, channels), where it is needed."""
+        """By sequence: the present block's input of the outside tokens, (outside, ...), where it is needed."""
         # A first block that needs the hidden state of outside tokens makes it from their latents.
         self.now = self._where(lambda taken: taken.modes[0] is not Mode.KV)
 
     def enter(self, block: int, image: Tensor) -> Tensor:
-        """The image stream as `block` computes it, (live_tokens, 1, channels)."""
+        """The image stream as `block` computes it, (live_tokens, ...); recorders see it."""
         if not self.taken and not self.recorders:
             return image
         spans = self.now.layout.image.bounds
@@ -44,7 +47,7 @@ class LiveTokens:
         image = self._converted(image, self._in(block), block)
         spans = self.now.layout.image.bounds
         for sequence, recorder in self.recorders.items():
-            recorder.hidden(block, image[slice(*spans[sequence])].squeeze(1))
+            recorder.hidden(block, image[slice(*spans[sequence])].flatten(1))
         return image
 
     def enter_joint(self, block: int, joint: Tensor) -> Tensor:
@@ -72,11 +75,12 @@ class LiveTokens:
         """The input of `block` at the outside tokens; `image` is what is live of the sequence."""
         region = self._sequences.regions[sequence]
         if region is None or not self.now.whole[sequence]:
-            return self._kept(sequence, block)
+            return self._kept(sequence, block, image)
         return image.index_select(0, region.outside)
 
-    def _kept(self, sequence: int, block: int) -> Tensor:
-        return self.taken[sequence].source.hidden(block).unsqueeze(1)
+    def _kept(self, sequence: int, block: int, like: Tensor) -> Tensor:
+        """The outside tokens as the template had them, of the shape of the tokens `like`."""
+        return self.taken[sequence].source.hidden(block).view(-1, *like.shape[1:])
 
     def _converted(self, image: Tensor, wanted: Live, block: int) -> Tensor:
         """The image stream with the tokens of `wanted`, which are live from now on.
@@ -97,6 +101,6 @@ class LiveTokens:
             else:
                 whole = part.new_empty(len(region.computed) + len(region.outside), *part.shape[1:])
                 whole[region.computed] = part
-                whole[region.outside] = self._kept(sequence, block)
+                whole[region.outside] = self._kept(sequence, block, part)
                 parts[sequence] = whole
         return torch.cat(parts)
