@@ -53,7 +53,7 @@ def calibrate(checkpoint: Checkpoint, bits: int) -> Profile:
         checkpoint,
         compute=proportional(step_samples, operations(family.network.blocks)),
         load=fitted(LOAD, loads),
-        activation=activation_bytes(meter, steps[:1], family.depth),
+        activation=activation_bytes(meter, (steps[0], Mixture(steps[0].rows * 2)), family.depth),
         caps=(),
     )
 

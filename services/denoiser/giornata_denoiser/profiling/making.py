@@ -90,11 +90,16 @@ def measure(meter: Meter, extent: Extent, bar: ProgressBar = iter) -> Measuremen
 
 
 def activation_bytes(meter: Meter, steps: Iterable[Mixture], blocks: int) -> float:
-    """Peak memory per token, over the steps in which one row computes everything."""
-    alone = [
-        mixture for mixture in steps if len(mixture.rows) == 1 and set(mixture.rows[0].modes) == {Mode.FULL}
+    """Peak memory per token, over the steps in which one row computes everything, or two do.
+
+    One row's modulation is broadcast; that of two may be spread to their tokens.
+    """
+    whole = [
+        mixture
+        for mixture in steps
+        if len(mixture.rows) <= 2 and all(set(row.modes) == {Mode.FULL} for row in mixture.rows)
     ]
-    return max(meter.step_bytes(mixture) / (mixture.work.tokens / blocks) for mixture in alone)
+    return max(meter.step_bytes(mixture) / (mixture.work.tokens / blocks) for mixture in whole)
 
 
 def fitted(names: Sequence[str], samples: Sequence[Sample]) -> Fit:

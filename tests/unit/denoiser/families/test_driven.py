@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
 from giornata.packed.region import Region, beside, region
@@ -114,6 +117,38 @@ def test_masked_equals_full_on_the_compute_set(name: str, room: bool) -> None:
         for row, out, full in zip((*some[:2], rows[2]), found, whole, strict=True):
             tokens = slice(None) if row.region is None else row.region.computed
             torch.testing.assert_close(out, full[tokens], atol=EXACT, rtol=0)
+
+
+@given(st.data())
+@settings(max_examples=25, deadline=None)
+def test_rows_that_differ_in_everything_equal_full_computation(data: st.DataObject) -> None:
+    """Sizes, prompts, noise levels, regions and plans, rows in full among them: all in one batch."""
+    of = tiny_driven.family(data.draw(st.sampled_from(NAMES)))
+    rows, wanted, uses = list[Row](), list[Tensor](), list[Use]()
+    for index in range(data.draw(st.integers(1, 3))):
+        grid = data.draw(st.integers(2, 5)), data.draw(st.integers(2, 5))
+        steps = data.draw(st.integers(1, 5))
+        spec = Spec(grid=grid, text_tokens=data.draw(st.integers(1, 40)), steps=steps, seed=index)
+        row = replace(tiny_driven.row(of, spec), step=data.draw(st.integers(0, steps - 1)))
+        (whole,), (seen,) = predicted(of, [row]), recorded(of, [row])
+        cells = data.draw(st.sets(st.integers(0, row.image_tokens - 1), max_size=row.image_tokens - 1))
+        use = Use()
+        if cells:
+            row = replace(row, region=region_of(row, sorted(cells)))
+            whole = whole[sorted(cells)]
+            if data.draw(st.booleans()):
+                plan = data.draw(st.lists(st.sampled_from(Mode), min_size=of.depth, max_size=of.depth))
+                use = taking(row, seen, plan, room=data.draw(st.booleans()))
+        rows, wanted, uses = [*rows, row], [*wanted, whole], [*uses, use]
+    for out, whole in zip(predicted(of, rows, uses), wanted, strict=True):
+        torch.testing.assert_close(out, whole, atol=EXACT, rtol=0)
+
+
+def test_a_driven_block_runs_within_a_forward_alone() -> None:
+    network: Any = tiny_driven.family("sd3").network
+    hidden = torch.zeros(2, 1, 32, dtype=torch.float64)
+    with pytest.raises(RuntimeError, match="runs within a forward alone"):
+        network.pair(network.pairs[0], hidden, hidden)
 
 
 @pytest.mark.parametrize("name", NAMES)

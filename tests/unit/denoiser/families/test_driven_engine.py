@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -13,11 +15,15 @@ from giornata.packed.attention import Outside
 from giornata.packed.pages import Pages
 from giornata.packed.region import beside, region
 from giornata.packed.uses import Taken, Use
+from giornata.planning.costs import Shape
 from giornata.wire.values import Mode
 from giornata_denoiser.blocks.own import OwnKeysValues, OwnRecorder
 from giornata_denoiser.engine.assembly import assemble
 from giornata_denoiser.engine.stepping import denoise_step
 from giornata_denoiser.families.protocol import ModelFamily
+from giornata_denoiser.profiling.making import activation_bytes
+from giornata_denoiser.profiling.measuring import Meter
+from giornata_denoiser.profiling.mixtures import Mixture, RowSize
 from giornata_denoiser.rows.row import RecordingSpec, Row
 from giornata_denoiser.rows.stored import EXACT as AS_COMPUTED
 from giornata_denoiser.rows.template import Form, Recording
@@ -166,3 +172,42 @@ def test_pages_are_attended_to_as_what_they_hold(name: str, bits: int) -> None:
             use = Use(Taken((Mode.KV,) * of.depth, kept))
             latents.append(denoise_step(of, assemble(of, [row]), [row], [use]).latents[0])
     torch.testing.assert_close(latents[0], latents[1], atol=EXACT, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["flux2-klein", "z-image"])
+def test_a_meter_measures_rows_with_their_companions(name: str) -> None:
+    of = tiny_driven.family(name)
+    card = SimpleNamespace(default_guidance_scale=1.0)
+    checkpoint: Any = SimpleNamespace(family=of, card=card)
+    meter = Meter(checkpoint, AS_COMPUTED)
+    part = RowSize(*GRID, 32, (Mode.KV,) * of.depth, ratio=0.2).beside(meter.companions)
+    whole = RowSize(*GRID, 32, (Mode.FULL,) * of.depth).beside(meter.companions)
+    for size in (part, whole):
+        assert size.shapes == meter._row(size, 0).shapes
+    assert part.companions == of.network.companions(GRID) > 0
+    assert meter.step_ms(Mixture((part, whole))) > 0
+    outside = part.shapes[0].image - part.shapes[0].computed
+    assert meter.load_bytes(part) == of.dtype.itemsize * outside * of.specs[0].channels([Mode.KV])
+
+
+@pytest.mark.parametrize("name", ["flux2-klein", "z-image"])
+def test_rows_tell_what_their_companions_cost(name: str) -> None:
+    """A step in full computes them, a masked one takes them."""
+    of = tiny_driven.family(name)
+    row = edit(of, Spec("edit", steps=3))
+    part = replace(masked(row), renewed_every=3, begun=True, step=1)
+    text, cells = row.prompts[0].joint_tokens, GRID[0] * GRID[1]
+    both = cells + of.network.companions(GRID)
+    assert (row.block_tokens, row.tokens, row.shapes) == (both, text + both, (Shape(text, both, both),))
+    assert (part.tokens, part.shapes) == (text + len(TOUCHED), (Shape(text, both, len(TOUCHED)),))
+
+
+def test_memory_is_measured_of_two_rows_too() -> None:
+    """Their modulation is spread to their tokens; a row alone has its own broadcast."""
+    of = tiny_driven.family("qwen-image")
+    checkpoint: Any = SimpleNamespace(family=of, card=SimpleNamespace(default_guidance_scale=1.0))
+    meter = Meter(checkpoint, AS_COMPUTED)
+    one = Mixture((RowSize(8, 8, 8, (Mode.FULL,) * of.depth),))
+    two = Mixture(one.rows * 2)
+    alone, both = (activation_bytes(meter, steps, of.depth) for steps in ([one], [one, two]))
+    assert both > 1.2 * alone
