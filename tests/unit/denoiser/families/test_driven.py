@@ -170,6 +170,22 @@ def test_each_block_takes_its_own_keys_and_values(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_each_block_projects_its_own_input(name: str) -> None:
+    """The first block's is made from latents."""
+    of = tiny_driven.family(name)
+    row = rows_of(of)[1]
+    (whole,), (seen,) = predicted(of, [row]), recorded(of, [row])
+    row = replace(row, region=region_of(row, COMPUTED[1]))
+    for block in range(1, of.depth):
+        wrong = Everything()
+        wrong.heads, wrong.inputs = seen.heads, {**seen.inputs, block: seen.inputs[block].flip(0)}
+        plan = [Mode.HIDDEN if index == block else Mode.KV for index in range(of.depth)]
+        (right,), (out,) = (predicted(of, [row], [taking(row, kept, plan)]) for kept in (seen, wrong))
+        torch.testing.assert_close(right, whole[list(COMPUTED[1])], atol=EXACT, rtol=0)
+        assert (out - right).abs().max() > 10 * EXACT
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_a_row_does_not_depend_on_its_batch(name: str) -> None:
     of = tiny_driven.family(name)
     rows = rows_of(of)

@@ -26,10 +26,14 @@ class QwenImage(DrivenNetwork):
         """See :class:`DrivenNetwork`.
 
         Raises:
-            ValueError: the checkpoint edits pictures by references whose timestep is 0.
+            ValueError: the transformer takes references or layers beside the picture.
         """
-        if self.transformer.zero_cond_t:
-            raise ValueError("a Qwen-Image transformer with zero_cond_t is not served: it takes references")
+        config = self.transformer.config
+        for option in ("zero_cond_t", "use_additional_t_cond", "use_layer3d_rope"):
+            if config.get(option):
+                raise ValueError(
+                    f"a Qwen-Image transformer with {option} is not served: it makes other pictures"
+                )
         self.pairs = self.transformer.transformer_blocks
         for index, block in enumerate(self.pairs):
             self.hooks.spread(block, "img_mod", Stream.IMAGE)

@@ -43,8 +43,7 @@ class ZImage(DrivenNetwork):
     def text(self) -> DrivenText:
         """Qwen3's embeddings of the prompt's own tokens."""
         config = self.transformer.config
-        largest = min(config.axes_lens[1:])
-        return DrivenText({EMBEDS: (None, int(config.cap_feat_dim))}, MULTIPLE, largest)
+        return DrivenText({EMBEDS: (None, int(config.cap_feat_dim))}, MULTIPLE, min(config.axes_lens[1:]))
 
     @property
     def out_channels(self) -> int:
