@@ -59,6 +59,8 @@ class DrivenBatch:
 
     def rows(self, live: Live) -> tuple[Tensor, Tensor]:
         """Of the pictures' live tokens, int64 each: their rows of the latents, and their places in the image stream."""
+        if not any(self.companions):
+            return live.image, torch.arange(len(live.image), device=live.image.device)
         if live.whole not in self._rows:
             found = self.latent_rows.index_select(0, live.image)
             places = (found >= 0).nonzero().squeeze(1)
