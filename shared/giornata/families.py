@@ -83,6 +83,8 @@ class Kind:
     tokenizer: str = "tokenizer_2"
     """Sub-folders: of the denoising network, and of the tokenizer whose length prompts have."""
     max_text_tokens: int = 512
+    reuses: bool = True
+    """Whether edits reuse unless they ask not to; a family does once a trained model has shown what that costs."""
     samplers: tuple[Sampler, ...] = FLOW_MATCHING
     """What requests may ask for; the default of models with discrete times is the checkpoint's scheduler."""
     other_text_tokens: int = 0
@@ -117,6 +119,7 @@ _SD: Final = Kind(
     mask_latents=1,
     token_latents=8,
     samplers=DISCRETE_TIME,
+    reuses=False,
     network_size=True,
     network="unet",
     tokenizer="tokenizer",

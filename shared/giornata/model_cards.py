@@ -62,6 +62,7 @@ def read_model_card(folder: Path, name: str | None = None) -> ModelCard:
         latent_channels=latents.channels,
         max_text_tokens=padded + kind.other_text_tokens,
         takes_true_cfg=kind.takes_true_cfg,
+        reuses=kind.reuses,
         samplers=kind.samplers,
         default_sampler=_own_sampler(kind, configs),
         keeps_whole_steps=kind.samplers is DISCRETE_TIME,

@@ -16,13 +16,21 @@ from giornata.model_cards import read_model_card
 from giornata.wire.errors import Failed
 from giornata.wire.models import ModelCard
 from giornata_denoiser.config import DenoiserConfig
+from giornata_denoiser.families.driven import checkpoints as driven
 from giornata_denoiser.families.flux import checkpoints as flux
 from giornata_denoiser.families.preview_map import PreviewMap, fit_autoencoder
 from giornata_denoiser.families.protocol import ModelFamily
+from giornata_denoiser.families.unet import checkpoints as unet
 
 LOADERS: Final[Mapping[str, Callable[[Path, torch.dtype, torch.device], ModelFamily]]] = {
     Family.FLUX_INPAINT: partial(flux.load, flux.FluxInpaint),
     Family.FLUX_FILL: partial(flux.load, flux.FluxFill),
+    **dict.fromkeys((Family.SD, Family.SD_INPAINT, Family.SDXL, Family.SDXL_INPAINT), unet.load),
+    Family.SD3: driven.stable_diffusion_3,
+    Family.Z_IMAGE: driven.z_image,
+    Family.FLUX2_KLEIN: driven.flux2_klein,
+    Family.QWEN_IMAGE: driven.qwen_image,
+    Family.CHROMA: driven.chroma,
 }
 """What loads the family of a checkpoint's folder."""
 

@@ -146,7 +146,8 @@ def _tell(config: DenoiserConfig, checkpoint: Checkpoint, memory: Memory) -> Non
         rows_mb=None if math.isinf(memory.rows) else int(memory.rows) >> 20,
     )
     side = card.native_size // card.pixel_multiple
-    kept, _ = keeping(config, checkpoint.family, side * side, config.template_levels)
+    tokens = side * side + checkpoint.family.network.companions((side, side))
+    kept, _ = keeping(config, checkpoint.family, tokens, config.template_levels)
     if kept.levels < config.template_levels or kept.first_block:
         log.warning(
             "template_budget_small",

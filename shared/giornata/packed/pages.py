@@ -57,6 +57,15 @@ class Pages:
     def __len__(self) -> int:
         return len(self.index)
 
+    def rows(self) -> tuple[Tensor, Tensor]:
+        """Key and value, corrected: (outside, heads * head_dim) each, float32 where they are quantised or corrected."""
+        parts = ((self.key, self.key_delta), (self.value, self.value_delta))
+        key, value = (
+            levels.rows(self.index) if delta is None else levels.rows(self.index).float() + delta.rows()
+            for levels, delta in parts
+        )
+        return key, value
+
 
 class Placed(NamedTuple):
     """Where pages go."""
@@ -86,9 +95,5 @@ def gather(placed: Sequence[Placed], own: Own, key: Tensor, value: Tensor) -> No
     key.index_copy_(0, own.places, own.key)
     value.index_copy_(0, own.places, own.value)
     for pages, start in placed:
-        parts = ((key, pages.key, pages.key_delta), (value, pages.value, pages.value_delta))
-        for out, levels, delta in parts:
-            rows = levels.rows(pages.index)
-            if delta is not None:
-                rows = rows.float() + delta.rows()
+        for out, rows in zip((key, value), pages.rows(), strict=True):
             out[start : start + len(pages)] = rows.view(-1, *out.shape[1:])

@@ -18,7 +18,7 @@ Rotary = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True, eq=False)
 class Region:
-    """A partition of a picture's tokens. Indices are int64, ascending, row-major."""
+    """A partition of a picture's tokens, and of what lies behind them. Indices are int64, ascending, row-major."""
 
     computed: Tensor
     """(computed,): the compute set; at least one."""
@@ -37,6 +37,15 @@ class Region:
                 moved(self.computed, device), moved(self.outside, device), self.digest
             )
         return self._twins[device]
+
+
+def beside(partition: Region, companions: int) -> Region:
+    """`partition` and so many tokens behind the picture's, which lie outside; itself where there are none."""
+    if not companions:
+        return partition
+    first = len(partition.computed) + len(partition.outside)
+    behind = torch.arange(first, first + companions, device=partition.outside.device)
+    return Region(partition.computed, torch.cat((partition.outside, behind)), partition.digest)
 
 
 def region(cells: Tensor) -> Region | None:

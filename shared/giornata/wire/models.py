@@ -50,6 +50,8 @@ class ModelCard(Wire):
     default_true_cfg_scale: float = 1.0
     """Of requests with a negative prompt; 1 where they must name it."""
     default_strength: float
+    reuses: bool = True
+    """Whether `reuse=auto` reuses; otherwise it is `off`."""
     samplers: tuple[str, ...] = FLOW_MATCHING
     """What requests may ask for."""
     default_sampler: str = Sampler.EULER

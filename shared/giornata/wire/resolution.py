@@ -9,7 +9,7 @@ from typing import Any, Final
 from giornata.wire.errors import InvalidField
 from giornata.wire.jobs import Job
 from giornata.wire.models import Guidance, ModelCard
-from giornata.wire.requests import EditParameters
+from giornata.wire.requests import EditParameters, Reuse
 from giornata.wire.samplers import Sampler
 
 _BY_CARD: Final[tuple[tuple[str, Callable[[ModelCard], bool], str], ...]] = (
@@ -50,6 +50,8 @@ def resolve(
     }
     if card.takes_true_cfg and parameters.negative_prompt is not None:
         defaults["true_cfg_scale"] = card.default_true_cfg_scale
+    if parameters.reuse is Reuse.AUTO and not card.reuses:
+        parameters = parameters.model_copy(update={"reuse": Reuse.OFF})
     missing = {name: value for name, value in defaults.items() if getattr(parameters, name) is None}
     resolved = parameters.model_copy(update=missing)
     if resolved.negative_prompt is not None and cfg_scale(resolved, card) is None:

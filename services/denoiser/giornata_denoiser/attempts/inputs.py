@@ -10,7 +10,7 @@ import structlog
 
 from giornata import tensors
 from giornata.blobs import BlobStore, intermediate
-from giornata.packed.region import Region, region_of
+from giornata.packed.region import Region, beside, region_of
 from giornata.planning.costs import renewed_every
 from giornata.scheduling.batch import RowKey
 from giornata.wire import jobs
@@ -112,6 +112,7 @@ def reused(row: Row, where: Region | None, how: Reusing, family: ModelFamily) ->
     row = replace(row, skipped=how.recording is not None, keeps_padding=how.keeps_padding)
     if where is None:
         return row
+    where = beside(where, row.companions)
     taking = _taking(row, where, how, family)
     renewing = replace(row, region=where, renewed_every=renewed_every(row.steps, how.renew_steps))
     return next((each for each in (taking, renewing) if profits(each, how.costs, family)), row)

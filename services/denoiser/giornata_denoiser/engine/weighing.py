@@ -175,7 +175,7 @@ def _recorded_bytes(row: Row, family: ModelFamily) -> int:
     specs = family.specs[what.first_block :]
     bits = what.bits or 8 * family.dtype.itemsize
     modes = [Mode(form) for form in what.forms]
-    return entries * recording_bytes(specs, modes, row.image_tokens, bits)
+    return entries * recording_bytes(specs, modes, row.block_tokens, bits)
 
 
 def profits(row: Row, costs: StepCosts, family: ModelFamily) -> bool:

@@ -66,7 +66,7 @@ class SequenceInputs(NamedTuple):
     grid: tuple[int, int]
     """Height and width of its picture in tokens."""
     region: Region | None
-    """What of the picture is computed; None for all of it."""
+    """What of the picture is computed, companions being outside; None for all of it."""
     prepared: object
     """What :meth:`Network.prepare` made of the prompt."""
 
@@ -85,6 +85,13 @@ class Network(Protocol):
     @property
     def conditioning(self) -> Mapping[str, int]:
         """Channels of the tensors every row carries, by name; `noise` and `image_latents` are among them."""
+
+    def companions(self, grid: tuple[int, int]) -> int:
+        """Tokens beside those of a picture of `grid` that its blocks compute as the picture's, and nobody sees.
+
+        References and learnt padding are such. They lie behind the picture's tokens, and outside of every region: rows
+        that compute a part of the picture take what a template or a step in full has kept of them.
+        """
 
     @property
     def blends(self) -> bool:

@@ -34,13 +34,17 @@ def calibrate(checkpoint: Checkpoint, bits: int) -> Profile:
     """Costs from a few steps and loads, without batch caps; `bits` are those of recorded templates."""
     family, meter = checkpoint.family, Meter(checkpoint, bits)
     text, modes = meter.text_tokens, taking_modes(family.specs)
-    steps = _steps(family.depth, text, modes)
+    steps = [step.beside(meter.companions) for step in _steps(family.depth, text, modes)]
     step_samples, end_s = list[Sample](), time.perf_counter() + LIMIT_S
     for step in steps:
         if not step_samples or time.perf_counter() < end_s:
             step_ms = min(meter.step_ms(step) for _ in range(REPEATS))
             step_samples.append(Sample(step.work.features, step_ms))
-    sizes = [RowSize(side, side, text, (mode,) * family.depth, RATIO) for side in SIDES for mode in modes]
+    sizes = [
+        RowSize(side, side, text, (mode,) * family.depth, RATIO).beside(meter.companions)
+        for side in SIDES
+        for mode in modes
+    ]
     loads = [
         Sample.of_load(meter.load_bytes(size), min(meter.load_ms(size) for _ in range(REPEATS)))
         for size in sizes
@@ -49,7 +53,7 @@ def calibrate(checkpoint: Checkpoint, bits: int) -> Profile:
         checkpoint,
         compute=proportional(step_samples, operations(family.network.blocks)),
         load=fitted(LOAD, loads),
-        activation=activation_bytes(meter, steps[:1], family.depth),
+        activation=activation_bytes(meter, (steps[0], Mixture(steps[0].rows * 2)), family.depth),
         caps=(),
     )
 

@@ -78,7 +78,8 @@ class Measurements:
 def measure(meter: Meter, extent: Extent, bar: ProgressBar = iter) -> Measurements:
     """Everything within `extent`."""
     rounds = QUICK_ROUNDS if extent.quick else ROUNDS
-    steps, loads = mixtures(extent, SEED), masked_sizes(extent)
+    steps = [mixture.beside(meter.companions) for mixture in mixtures(extent, SEED)]
+    loads = [size.beside(meter.companions) for size in masked_sizes(extent)]
     step_ms = medians(steps, meter.step_ms, rounds=rounds, seed=SEED, bar=bar)
     load_ms = medians(loads, meter.load_ms, rounds=rounds, seed=SEED, bar=bar)
     return Measurements(
@@ -89,11 +90,16 @@ def measure(meter: Meter, extent: Extent, bar: ProgressBar = iter) -> Measuremen
 
 
 def activation_bytes(meter: Meter, steps: Iterable[Mixture], blocks: int) -> float:
-    """Peak memory per token, over the steps in which one row computes everything."""
-    alone = [
-        mixture for mixture in steps if len(mixture.rows) == 1 and set(mixture.rows[0].modes) == {Mode.FULL}
+    """Peak memory per token, over the steps in which one row computes everything, or two do.
+
+    One row's modulation is broadcast; that of two may be spread to their tokens.
+    """
+    whole = [
+        mixture
+        for mixture in steps
+        if len(mixture.rows) <= 2 and all(set(row.modes) == {Mode.FULL} for row in mixture.rows)
     ]
-    return max(meter.step_bytes(mixture) / (mixture.work.tokens / blocks) for mixture in alone)
+    return max(meter.step_bytes(mixture) / (mixture.work.tokens / blocks) for mixture in whole)
 
 
 def fitted(names: Sequence[str], samples: Sequence[Sample]) -> Fit:

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
-from giornata.packed.region import Region, region
+from giornata.packed.region import Region, beside, region
 from giornata.packed.uses import Taken, Use, by_sequence
 from giornata.scheduling.batch import RowKey
 from giornata.wire.values import Mode
@@ -27,7 +27,7 @@ from giornata_denoiser.engine.assembly import assemble
 from giornata_denoiser.engine.loading import device_for
 from giornata_denoiser.engine.rehearsal import practice_row
 from giornata_denoiser.engine.stepping import denoise_step
-from giornata_denoiser.profiling.mixtures import LEAST_SIDE, Mixture, RowSize
+from giornata_denoiser.profiling.mixtures import LEAST_SIDE, Companions, Mixture, RowSize
 from giornata_denoiser.rows.row import RecordingSpec, Row
 from giornata_denoiser.rows.template import Entry, Form
 
@@ -85,6 +85,11 @@ class Meter:
         )
         return row.text_tokens
 
+    @property
+    def companions(self) -> Companions:
+        """Of the family's pictures."""
+        return self._family.network.companions
+
     def step_ms(self, mixture: Mixture) -> float:
         """One step of `mixture`, after another one that is not measured. Slabs are loaded before."""
         step = self._prepared(mixture)
@@ -128,7 +133,7 @@ class Meter:
     def _row(self, size: RowSize, index: int) -> Row:
         """The `index`-th row of a batch, of noise."""
         key, grid = RowKey("profile", 0, index), (size.height, size.width)
-        where = _region(size)
+        where = self._region(size)
         return practice_row(
             self._checkpoint,
             key,
@@ -147,7 +152,7 @@ class Meter:
 
     def _slabs(self, size: RowSize, own: int) -> Slabs:
         """Slabs of a sequence that computes `own` tokens; nothing is loaded yet."""
-        where = _region(size)
+        where = self._region(size)
         if where is None:
             raise ValueError(f"received {size}, which loads nothing")
         return Slabs(self._entry(size), where, own, self._family, device=self._device)
@@ -162,6 +167,14 @@ class Meter:
                 denoise_step(family, assemble(family, [row]), [row], [Use(recorder=recorder)])
             self._entries[grid] = recorder.entry()
         return self._entries[grid]
+
+    def _region(self, size: RowSize) -> Region | None:
+        """A box in the picture's upper left corner; None where all is computed."""
+        height, width = size.box
+        touched = torch.zeros(size.height, size.width, dtype=torch.bool)
+        touched[:height, :width] = True
+        found = region(touched)
+        return None if found is None else beside(found, self.companions((size.height, size.width)))
 
     def _noise(self, *shape: int) -> Tensor:
         return torch.randn(*shape, generator=self._random)
@@ -180,14 +193,6 @@ class Meter:
         ended_event.record()
         torch.cuda.synchronize(device)
         return float(began_event.elapsed_time(ended_event))
-
-
-def _region(size: RowSize) -> Region | None:
-    """A box in the picture's upper left corner; None where all is computed."""
-    height, width = size.box
-    touched = torch.zeros(size.height, size.width, dtype=torch.bool)
-    touched[:height, :width] = True
-    return region(touched)
 
 
 def _peak_bytes(device: torch.device, compute: Callable[[], object]) -> int:

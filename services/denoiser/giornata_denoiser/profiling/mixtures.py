@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Final
 
 from giornata.planning.costs import Shape, Work, step_work
@@ -25,6 +26,10 @@ PICTURES: Final = 8
 LEAST_SIDE: Final = 4
 """Tokens; a picture below that is no picture."""
 
+Companions = Callable[[tuple[int, int]], int]
+"""Of a picture of so many tokens in height and width; see
+:meth:`giornata_denoiser.families.protocol.Network.companions`."""
+
 
 @dataclass(frozen=True)
 class RowSize:
@@ -41,6 +46,12 @@ class RowSize:
     """Ratio of mask to picture; 1 for a row without a region, whose modes are all `full`."""
     guided: bool = False
     """Two sequences, for true classifier-free guidance."""
+    companions: int = 0
+    """Tokens that blocks compute as the picture's: see :attr:`giornata_denoiser.rows.row.Row.companions`."""
+
+    def beside(self, companions: Companions) -> RowSize:
+        """The same row with the companions that a family gives to its picture."""
+        return replace(self, companions=companions((self.height, self.width)))
 
     @property
     def box(self) -> tuple[int, int]:
@@ -53,8 +64,9 @@ class RowSize:
     @property
     def shapes(self) -> tuple[Shape, ...]:
         """Shapes of its sequences."""
-        height, width = self.box
-        return (Shape(self.text, self.height * self.width, height * width),) * (1 + self.guided)
+        (height, width), tokens = self.box, self.height * self.width + self.companions
+        computed = tokens if self.ratio == 1 else height * width
+        return (Shape(self.text, tokens, computed),) * (1 + self.guided)
 
     @property
     def tokens(self) -> int:
@@ -67,6 +79,10 @@ class Mixture:
     """The rows of one step."""
 
     rows: tuple[RowSize, ...]
+
+    def beside(self, companions: Companions) -> Mixture:
+        """:meth:`RowSize.beside` of every row."""
+        return Mixture(tuple(row.beside(companions) for row in self.rows))
 
     @property
     def work(self) -> Work:

@@ -105,6 +105,8 @@ class Row:
     true_cfg_scale: float
     conditioning: Mapping[str, Tensor]
     """(tokens, channels) each; the names and channels are the family's."""
+    companions: int = 0
+    """Tokens that its blocks compute as the picture's, and that have no latent; outside of every region."""
     memory: Tensor | None = None
     """(states, tokens, channels), where `latent` is, float32 or the network's dtype if that is wider: what the solver
     remembers of earlier steps; None before the first one, and for one-step samplers."""
@@ -164,6 +166,11 @@ class Row:
         return self.grid[0] * self.grid[1]
 
     @property
+    def block_tokens(self) -> int:
+        """Tokens of the picture and its companions: what a block in full computes beside text."""
+        return self.image_tokens + self.companions
+
+    @property
     def background(self) -> bool:
         """Whether it is a template run, which yields to edits."""
         return self.records is not None
@@ -196,8 +203,10 @@ class Row:
     def shaped(self, *, padding_kept: bool) -> tuple[Shape, ...]:
         """The sequences' shapes in a step that takes the padding that the row keeps, or computes all text."""
         padding = self.padding if padding_kept else (0,) * len(self.prompts)
+        tokens = self.block_tokens
+        computed = tokens if self.region is None else self.computed_tokens
         return tuple(
-            Shape(prompt.joint_tokens, self.image_tokens, self.computed_tokens, padding=kept)
+            Shape(prompt.joint_tokens, tokens, computed, padding=kept)
             for prompt, kept in zip(self.prompts, padding, strict=True)
         )
 
@@ -230,7 +239,7 @@ class Row:
     def tokens(self) -> int:
         """Tokens the row adds to a step."""
         return self.text_tokens + len(self.prompts) * (
-            self.computed_tokens if self.masked else self.image_tokens
+            self.computed_tokens if self.masked else self.block_tokens
         )
 
     def advanced(

@@ -62,14 +62,17 @@ def wanted(
     """
     schedule, form = checkpoint.family.schedule, form_of(config, checkpoint.family)
     levels = partial(schedule.track, cells=inspection.tokens)
+    multiple = checkpoint.card.pixel_multiple
+    grid = inspection.model_height // multiple, inspection.model_width // multiple
+    tokens = inspection.tokens + checkpoint.family.network.companions(grid)
     strict = parameters is not None and parameters.reuse is Reuse.STRICT
     if parameters is not None and strict:
         steps = parameters.num_inference_steps or config.template_levels
         sampler = parameters.sampler or schedule.default_sampler
         track = levels(sampler=sampler, steps=steps, strength=parameters.strength or 1.0)
-        kept, bits = keeping(config, checkpoint.family, inspection.tokens, track.steps, track.steps)
+        kept, bits = keeping(config, checkpoint.family, tokens, track.steps, track.steps)
     else:
-        kept, bits = keeping(config, checkpoint.family, inspection.tokens, config.template_levels)
+        kept, bits = keeping(config, checkpoint.family, tokens, config.template_levels)
         track = levels(sampler=schedule.recorder, steps=kept.levels, strength=1.0)
     levels_kept = [round(level, 6) for level in track.levels.tolist()]
     guidance = checkpoint.card.embedded_guidance_scale
@@ -101,8 +104,8 @@ def keeping(
 ) -> tuple[Keeping, int]:
     """What fits into the configured bytes and into a tier, and in which bits.
 
-    What no tier holds would be recorded at every edit. Where blocks take together, none is left out: first the bits
-    become fewer, then the levels.
+    `tokens` are those of the picture and its companions. What no tier holds would be recorded at every edit. Where
+    blocks take together, none is left out: first the bits become fewer, then the levels.
     """
     disk_mb = 0 if config.template_folder is None else config.template_disk_mb
     budget_mb = max(config.template_memory_mb, disk_mb)

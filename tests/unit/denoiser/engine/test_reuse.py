@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as st_numpy
 
-from giornata.packed.region import region, region_of
+from giornata.packed.region import beside, region, region_of, united
 from giornata.wire.values import CellMap
 from giornata_denoiser.blocks.recording import EntryRecorder
 from giornata_denoiser.blocks.slabs import Slabs
@@ -42,6 +42,20 @@ def test_equal_regions_have_equal_digests_and_others_do_not() -> None:
     assert same is not None
     assert other is not None
     assert one.digest == same.digest != other.digest
+
+
+@pytest.mark.parametrize("companions", [0, 2])
+def test_what_lies_behind_the_picture_is_outside(companions: int) -> None:
+    made = region(torch.eye(2, dtype=torch.bool))
+    assert made is not None
+    found = beside(made, companions)
+    assert found.computed.tolist() == [0, 3]
+    assert found.outside.tolist() == [1, 2, *range(4, 4 + companions)]
+    other = region(torch.tensor([[True, True], [False, False]]))
+    assert other is not None
+    union = united(found, beside(other, companions))
+    assert union is not None
+    assert union.outside.tolist() == [2, *range(4, 4 + companions)]
 
 
 def test_a_region_is_copied_to_a_device_once() -> None:

@@ -7,7 +7,7 @@ module's own `forward` of each sequence alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -16,12 +16,13 @@ from torch import Tensor
 from giornata.packed.attention import Apart, Attention, Beside, Outside
 from giornata.packed.elementwise import Elementwise, HeadNorm, Projected
 from giornata.packed.packing import Segments
-from giornata.packed.region import Live, Sequences
+from giornata.packed.region import Sequences
 from giornata.packed.tracing import Lane, Tracing
-from giornata.packed.uses import Taken, Use
+from giornata.packed.uses import Use
 from giornata.wire.values import Mode
 from giornata_denoiser.families.flux.modulation import Modulation, Vectors
 from giornata_denoiser.families.flux.projections import Projections
+from giornata_denoiser.families.live import LiveTokens
 
 
 class Parts(NamedTuple):
@@ -60,12 +61,7 @@ class FluxForward:
         unpadded = sequences.without_padding(tuple(self._padding)) if self._padding else None
         self._sequences = sequences if unpadded is None else unpadded.sequences
         self._live_text = None if unpadded is None else unpadded.text
-        self._taken = {s: use.taken for s, use in enumerate(uses) if use.taken is not None}
-        self._recorders = {s: use.recorder for s, use in enumerate(uses) if use.recorder is not None}
-        # A block that needs the hidden state of outside tokens makes it from their latents, where it is the first.
-        self._live = self._live_where(lambda taken: taken.modes[0] is not Mode.KV)
-        self._hidden: dict[int, Tensor] = {}
-        """(outside, inner_dim) by sequence: what the present block projects keys and values of."""
+        self._tokens = LiveTokens(self._sequences, uses)
 
     def run(self, text: Tensor, image: Tensor) -> Tensor:
         """Velocity of the regions' tokens.
@@ -76,101 +72,30 @@ class FluxForward:
         model = self._transformer
         if self._live_text is not None:
             text = text.index_select(0, self._live_text)
-        if not all(self._live.whole):
-            image = image.index_select(0, self._live.image)
+        if not all(self._tokens.now.whole):
+            image = image.index_select(0, self._tokens.now.image)
         image = model.x_embedder(image)
         text = model.context_embedder(text)
         for index, block in enumerate(model.transformer_blocks):
             with self._trace.span(Lane.COMPUTE, f"block {index}"):
-                text, image = self._double_block(index, block, text, self._entering(index, image))
-        joint = self._live.layout.join(text, image)
+                text, image = self._double_block(index, block, text, self._tokens.enter(index, image))
+        joint = self._tokens.now.layout.join(text, image)
         for index, block in enumerate(model.single_transformer_blocks, len(model.transformer_blocks)):
             with self._trace.span(Lane.COMPUTE, f"block {index}"):
-                joint = self._single_block(index, block, self._entering_joint(index, joint))
-        image = joint.index_select(0, self._live.layout.image_positions)
-        regions_alone = self._sequences.live((False,) * len(self._sequences.regions))
-        image = self._converted(image, regions_alone, -1)  # no block: no token joins
+                joint = self._single_block(index, block, self._tokens.enter_joint(index, joint))
+        image = joint.index_select(0, self._tokens.now.layout.image_positions)
+        image = self._tokens.leave(image)
         normed = self._parts.elementwise.modulated(
-            image, self._modulation.output(), self._live.layout.image, model.norm_out.norm.eps
+            image, self._modulation.output(), self._tokens.now.layout.image, model.norm_out.norm.eps
         )
         velocity: Tensor = model.proj_out(normed)
         return velocity
-
-    # Which tokens are live
-
-    def _live_in(self, block: int) -> Live:
-        return self._live_where(lambda taken: taken.modes[block] is Mode.FULL)
-
-    def _live_where(self, whole: Callable[[Taken], bool]) -> Live:
-        count = len(self._sequences.regions)
-        return self._sequences.live(
-            tuple(s not in self._taken or whole(self._taken[s]) for s in range(count))
-        )
-
-    def _entering(self, block: int, image: Tensor) -> Tensor:
-        """The image stream as `block` computes it; keeps what it needs of other tokens, and what is recorded."""
-        if not self._taken and not self._recorders:
-            return image
-        spans = self._live.layout.image.bounds
-        self._hidden = {
-            sequence: self._outside_of(image[slice(*spans[sequence])], sequence, block)
-            for sequence, taken in self._taken.items()
-            if taken.modes[block] is Mode.HIDDEN
-        }
-        image = self._converted(image, self._live_in(block), block)
-        spans = self._live.layout.image.bounds
-        for sequence, recorder in self._recorders.items():
-            recorder.hidden(block, image[slice(*spans[sequence])])
-        return image
-
-    def _outside_of(self, image: Tensor, sequence: int, block: int) -> Tensor:
-        """(outside, inner_dim): the input of `block` at the outside tokens; `image` is what is live of the sequence."""
-        region = self._sequences.regions[sequence]
-        if region is None or not self._live.whole[sequence]:
-            return self._taken[sequence].source.hidden(block)
-        return image.index_select(0, region.outside)
-
-    def _entering_joint(self, block: int, joint: Tensor) -> Tensor:
-        """:meth:`_entering` for the joint order."""
-        if (
-            not self._recorders
-            and self._live is self._live_in(block)
-            and not any(taken.modes[block] is Mode.HIDDEN for taken in self._taken.values())
-        ):
-            self._hidden = {}
-            return joint
-        text, image = self._live.layout.split(joint)
-        image = self._entering(block, image)
-        return self._live.layout.join(text, image)
-
-    def _converted(self, image: Tensor, wanted: Live, block: int) -> Tensor:
-        """The image stream with the tokens of `wanted`, which are live from now on.
-
-        Tokens that join are those of the input of `block`, as the template had them.
-        """
-        before, self._live = self._live, wanted
-        if before is wanted:
-            return image
-        parts = list(torch.split(image, list(before.layout.image.lengths)))
-        for sequence, region in enumerate(self._sequences.regions):
-            had, want = before.whole[sequence], wanted.whole[sequence]
-            if region is None or had == want:
-                continue
-            part = parts[sequence]
-            if had:
-                parts[sequence] = part.index_select(0, region.computed)
-            else:
-                whole = part.new_empty(len(region.computed) + len(region.outside), part.shape[1])
-                whole[region.computed] = part
-                whole[region.outside] = self._taken[sequence].source.hidden(block)
-                parts[sequence] = whole
-        return torch.cat(parts)
 
     # Blocks
 
     def _double_block(self, index: int, block: Any, text: Tensor, image: Tensor) -> tuple[Tensor, Tensor]:
         """`FluxTransformerBlock`: text and image stream with weights of their own and one attention."""
-        layout, attn, each = self._live.layout, block.attn, self._parts.elementwise
+        layout, attn, each = self._tokens.now.layout, block.attn, self._parts.elementwise
         of_image, of_text = self._modulation.double(index)
         normed_text = each.modulated(text, of_text[:2], layout.text, block.norm1_context.norm.eps)
         normed_image = each.modulated(image, of_image[:2], layout.image, block.norm1.norm.eps)
@@ -201,7 +126,7 @@ class FluxForward:
 
     def _single_block(self, index: int, block: Any, joint: Tensor) -> Tensor:
         """`FluxSingleTransformerBlock`: attention and MLP side by side on the joint order."""
-        attn, each, segments = block.attn, self._parts.elementwise, self._live.layout.joint
+        attn, each, segments = block.attn, self._parts.elementwise, self._tokens.now.layout.joint
         shift, scale, gate = self._modulation.single(index)
         normed = each.modulated(joint, (shift, scale), segments, block.norm.norm.eps)
         projections = self._parts.projections.single[index - len(self._transformer.transformer_blocks)]
@@ -216,11 +141,11 @@ class FluxForward:
 
         The one place where a token meets others.
         """
-        live = self._live
+        live = self._tokens.now
         segments = live.layout.joint
         query, key, value = self._parts.elementwise.attended(streams, live.layout, live.rotary)
         lengths = self._sequences.layout.text.lengths
-        for sequence, recorder in self._recorders.items():
+        for sequence, recorder in self._tokens.recorders.items():
             start, end = segments.bounds[sequence]
             picture = slice(start + lengths[sequence], end)
             recorder.keys_values(block, key[picture], value[picture])
@@ -238,15 +163,17 @@ class FluxForward:
         """
         outside: dict[int, Apart] = {
             sequence: taken.source.keys_values(block)
-            for sequence, taken in self._taken.items()
+            for sequence, taken in self._tokens.taken.items()
             if taken.modes[block] is Mode.KV
         }
-        if self._hidden:
-            sequences = tuple(self._hidden)
+        if self._tokens.hidden:
+            sequences = tuple(self._tokens.hidden)
             beyond = self._sequences.beyond(sequences)
             each = self._parts.elementwise
             vectors = [vector.index_select(0, beyond.sequences) for vector in shift_scale]
-            normed = each.modulated(torch.cat(list(self._hidden.values())), vectors, beyond.segments, eps)
+            normed = each.modulated(
+                torch.cat(list(self._tokens.hidden.values())), vectors, beyond.segments, eps
+            )
             key = each.rotated(_heads(attn.to_k(normed), attn), _head_norm(attn.norm_k), beyond.rotary)
             value = _heads(attn.to_v(normed), attn)
             outside |= {

@@ -158,6 +158,10 @@ class PackedFlux(ABC):
             scaled.append(guidance.to(self.dtype) * TRAIN_TIMESTEPS)
         return prepared(model, model.time_text_embed(*scaled, of.pooled.expand(len(times), -1)))
 
+    def companions(self, grid: tuple[int, int]) -> int:  # noqa: ARG002 - protocol
+        """None."""
+        return 0
+
     @abstractmethod
     def model_input(self, latents: Tensor, conditioning: Sequence[Mapping[str, Tensor]]) -> Tensor:
         """(tokens, in_channels): what enters the transformer for latents (tokens, channels), packed by sequence."""

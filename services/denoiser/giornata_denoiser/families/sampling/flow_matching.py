@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 import numpy as np
+import torch
 from diffusers.schedulers.scheduling_flow_match_euler_discrete import FlowMatchEulerDiscreteScheduler
 
 from giornata.wire.samplers import FLOW_MATCHING, Sampler, evaluations
@@ -71,6 +72,11 @@ def shifted_always(config: Config, steps: int, cells: int) -> dict[str, Any]:
     if config.get("use_dynamic_shifting"):
         return {"num_inference_steps": steps, "mu": calculate_shift(cells, config)}
     return {"num_inference_steps": steps}
+
+
+def shifted_evenly(config: Config, steps: int, cells: int) -> dict[str, Any]:
+    """By the scheduler's own shift, evenly before it, as Z-Image has it; by size where the scheduler asks for that."""
+    return {"sigmas": torch.linspace(1.0, 1 / steps, steps).tolist(), "mu": calculate_shift(cells, config)}
 
 
 def calculate_shift(image_tokens: int, config: Config) -> float:

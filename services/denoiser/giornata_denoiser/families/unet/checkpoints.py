@@ -10,6 +10,8 @@ import torch
 from diffusers import UNet2DConditionModel
 from torch import Tensor
 
+from giornata_denoiser.families.protocol import ModelFamily
+from giornata_denoiser.families.sampling.discrete_time import DiscreteTime, scheduler_config
 from giornata_denoiser.families.unet.network import TiledUnet
 
 SIDE: Final = 8
@@ -79,9 +81,10 @@ def network_of(unet: Any) -> UnetInpaint | UnetFill:
     return kinds[received](unet, SIDE_XL if unet.config.addition_embed_type == "text_time" else SIDE)
 
 
-def load_network(folder: Path, dtype: torch.dtype, device: torch.device) -> UnetInpaint | UnetFill:
-    """The network of a checkpoint; raises as :func:`giornata_denoiser.checkpoint.load`."""
+def load(folder: Path, dtype: torch.dtype, device: torch.device) -> ModelFamily:
+    """The family of a checkpoint; raises as :func:`giornata_denoiser.checkpoint.load`."""
     unet = UNet2DConditionModel.from_pretrained(
         folder, subfolder="unet", torch_dtype=dtype, use_safetensors=True, local_files_only=True
     )
-    return network_of(unet.to(device).eval().requires_grad_(requires_grad=False))
+    network = network_of(unet.to(device).eval().requires_grad_(requires_grad=False))
+    return ModelFamily(network.text, DiscreteTime(scheduler_config(folder)), network)

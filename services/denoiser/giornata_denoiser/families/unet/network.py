@@ -153,6 +153,10 @@ class TiledUnet(ABC):
         """Classifier-free guidance: negative + scale * (positive - negative)."""
         return negative + (scale * (positive - negative).float()).to(positive.dtype)
 
+    def companions(self, grid: tuple[int, int]) -> int:  # noqa: ARG002 - protocol
+        """None."""
+        return 0
+
     def unpacked(self, latent: Tensor, grid: tuple[int, int]) -> Tensor:
         """See :meth:`giornata_denoiser.families.protocol.Network.unpacked`."""
         return joined(latent.view(1, len(latent), -1, self.side, self.side), grid)[0]

@@ -1,0 +1,109 @@
+"""A batch of a driven transformer: what it sees in every step, kept while the rows stay."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol, cast
+
+import torch
+from torch import Tensor
+
+from giornata.packed.packing import Segments, layout
+from giornata.packed.region import Live, Rotary, Sequences
+from giornata_denoiser.families.protocol import SequenceInputs
+
+Grid = tuple[int, int]
+"""Height and width of a picture in tokens."""
+
+
+class Prepared(NamedTuple):
+    """What is computed of a sequence once, when its row joins."""
+
+    vectors: Tensor
+    """(steps, width): the modulation of every step."""
+    text: Tensor
+    """(text_tokens, 1, channels): the text stream that enters the first block."""
+
+
+class Places(Protocol):
+    """Where a family's tokens are."""
+
+    def rotary(self, text_tokens: int, grid: Grid) -> Rotary:
+        """Of a sequence: text, picture, companions."""
+
+    def positions(self, grid: Grid) -> Tensor | None:
+        """(cells, channels): what is added to a picture's tokens."""
+
+    def companions(self, grid: Grid) -> int:
+        """Tokens of the image stream behind a picture's."""
+
+
+@dataclass(frozen=True, eq=False)
+class DrivenBatch:
+    """What the transformer sees of every step of a batch besides latents and times."""
+
+    sequences: Sequences
+    prepared: tuple[Prepared, ...]
+    text: Tensor
+    """(text_tokens, 1, channels)"""
+    latent_rows: Tensor
+    """(image_tokens,) int64: the row of the latents of each token of the image stream; -1 for a companion."""
+    positions: Tensor | None
+    """(cells, channels): what is added to the pictures' tokens; None for nothing."""
+    companions: tuple[int, ...]
+    """Of each sequence."""
+    output: Segments
+    """The tokens that are answered for."""
+    _rows: dict[tuple[bool, ...], tuple[Tensor, Tensor]] = field(default_factory=dict, init=False)
+
+    def rows(self, live: Live) -> tuple[Tensor, Tensor]:
+        """Of the pictures' live tokens, int64 each: their rows of the latents, and their places in the image stream."""
+        if not any(self.companions):
+            return live.image, torch.arange(len(live.image), device=live.image.device)
+        if live.whole not in self._rows:
+            found = self.latent_rows.index_select(0, live.image)
+            places = (found >= 0).nonzero().squeeze(1)
+            self._rows[live.whole] = found.index_select(0, places), places
+        return self._rows[live.whole]
+
+
+def assembled(sequences: Sequence[SequenceInputs], at: Places, device: torch.device) -> DrivenBatch:
+    """The batch of `sequences`. A region tells of the picture's tokens and its companions, which lie outside."""
+    text = [sequence.prompt.joint_tokens for sequence in sequences]
+    cells = [sequence.grid[0] * sequence.grid[1] for sequence in sequences]
+    companions = [at.companions(sequence.grid) for sequence in sequences]
+    image = [sum(both) for both in zip(cells, companions, strict=True)]
+    rotary = [at.rotary(tokens, sequence.grid) for tokens, sequence in zip(text, sequences, strict=True)]
+    prepared = tuple(cast("Prepared", sequence.prepared) for sequence in sequences)
+    regions = tuple(sequence.region for sequence in sequences)
+    output = (
+        count if region is None else len(region.computed)
+        for count, region in zip(cells, regions, strict=True)
+    )
+    cosine, sine = (torch.cat(part) for part in zip(*rotary, strict=True))
+    return DrivenBatch(
+        Sequences(layout(text, image, device), (cosine, sine), regions),
+        prepared,
+        torch.cat([each.text for each in prepared]),
+        _latent_rows(cells, companions).to(device),
+        _packed([at.positions(sequence.grid) for sequence in sequences]),
+        tuple(companions),
+        Segments(tuple(output), device),
+    )
+
+
+def _packed(parts: Sequence[Tensor | None]) -> Tensor | None:
+    """All parts one behind the other; None where there are none."""
+    found = [part for part in parts if part is not None]
+    return torch.cat(found) if found else None
+
+
+def _latent_rows(cells: Sequence[int], companions: Sequence[int]) -> Tensor:
+    """See :attr:`DrivenBatch.latent_rows`."""
+    pictures = torch.split(torch.arange(sum(cells)), list(cells))
+    padded = (
+        torch.nn.functional.pad(picture, (0, count), value=-1)
+        for picture, count in zip(pictures, companions, strict=True)
+    )
+    return torch.cat(list(padded))

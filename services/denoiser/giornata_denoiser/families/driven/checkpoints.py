@@ -1,0 +1,62 @@
+"""Checkpoints of the driven families: safetensors and flow matching."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from diffusers.models.transformers.transformer_chroma import ChromaTransformer2DModel
+from diffusers.models.transformers.transformer_flux2 import Flux2Transformer2DModel
+from diffusers.models.transformers.transformer_qwenimage import QwenImageTransformer2DModel
+from diffusers.models.transformers.transformer_sd3 import SD3Transformer2DModel
+from diffusers.models.transformers.transformer_z_image import ZImageTransformer2DModel
+
+from giornata_denoiser.families.driven.chroma import Chroma
+from giornata_denoiser.families.driven.flux2 import Flux2Klein
+from giornata_denoiser.families.driven.network import DrivenNetwork
+from giornata_denoiser.families.driven.qwen_image import QwenImage
+from giornata_denoiser.families.driven.sd3 import StableDiffusion3
+from giornata_denoiser.families.driven.z_image import ZImage
+from giornata_denoiser.families.protocol import ModelFamily
+from giornata_denoiser.families.sampling.flow_matching import (
+    FlowMatching,
+    Spacing,
+    scheduler_config,
+    shifted_always,
+    shifted_by_size,
+    shifted_by_steps,
+    shifted_evenly,
+)
+
+
+def load(
+    folder: Path,
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    network: type[DrivenNetwork],
+    kind: Any,
+    spacing: Spacing,
+) -> ModelFamily:
+    """The family of a checkpoint, whose transformer is of the class `kind`, and whose pipeline has this `spacing`.
+
+    Raises:
+        ValueError: a scheduler, or a variant of the transformer, that is not served.
+        OSError: weights are missing.
+    """
+    transformer = kind.from_pretrained(
+        folder, subfolder="transformer", torch_dtype=dtype, use_safetensors=True, local_files_only=True
+    )
+    driven = network(transformer.to(device).eval().requires_grad_(requires_grad=False))
+    return ModelFamily(driven.text, FlowMatching(scheduler_config(folder), spacing), driven)
+
+
+stable_diffusion_3 = partial(
+    load, network=StableDiffusion3, kind=SD3Transformer2DModel, spacing=shifted_always
+)
+z_image = partial(load, network=ZImage, kind=ZImageTransformer2DModel, spacing=shifted_evenly)
+flux2_klein = partial(load, network=Flux2Klein, kind=Flux2Transformer2DModel, spacing=shifted_by_steps)
+qwen_image = partial(load, network=QwenImage, kind=QwenImageTransformer2DModel, spacing=shifted_by_size)
+chroma = partial(load, network=Chroma, kind=ChromaTransformer2DModel, spacing=shifted_by_size)

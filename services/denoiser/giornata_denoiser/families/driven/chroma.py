@@ -1,0 +1,86 @@
+"""Chroma: `ChromaTransformer2DModel`, as in `ChromaInpaintPipeline`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from giornata.packed.region import Rotary
+from giornata.planning.specs import BlockSpec
+from giornata_denoiser.families.driven.attention import JointAttention, SelfAttention
+from giornata_denoiser.families.driven.batch import Grid
+from giornata_denoiser.families.driven.forward import Site, Stream
+from giornata_denoiser.families.driven.network import TRAIN_TIMESTEPS, DrivenNetwork
+from giornata_denoiser.families.driven.positions import cells
+from giornata_denoiser.families.driven.prompts import DrivenPrompt
+from giornata_denoiser.families.driven.specs import multiplications, spec
+
+
+class Chroma(DrivenNetwork):
+    """Flux's blocks, modulated by one small network instead of a layer each; T5's padding is not computed."""
+
+    def hook(self) -> None:
+        """In the order in which the network makes the vectors."""
+        model, width = self.transformer, int(self.transformer.inner_dim)
+        self.pairs, self.singles = model.transformer_blocks, model.single_transformer_blocks
+        for block in self.singles:
+            self.hooks.spread_argument(block.norm, 3, width, Stream.JOINT)
+        for block in self.pairs:
+            self.hooks.spread_argument(block.norm1, 6, width, Stream.IMAGE)
+        for block in self.pairs:
+            self.hooks.spread_argument(block.norm1_context, 6, width, Stream.TEXT)
+        self.hooks.spread_argument(model.norm_out, 2, width, Stream.OUTPUT)
+        for index, block in enumerate(self.pairs):
+            block.attn.processor = JointAttention(self.hooks, Site(index))
+        for index, block in enumerate(self.singles, len(self.pairs)):
+            block.attn.processor = SelfAttention(self.hooks, Site(index), Stream.JOINT)
+
+    def normed(self, block: Any, hidden: Tensor) -> Sequence[Tensor]:
+        """See :class:`DrivenNetwork`."""
+        norm = block.norm if hasattr(block, "norm") else block.norm1
+        normed: tuple[Tensor, ...] = norm(hidden, emb=hidden[:1])
+        return normed[:1]
+
+    def vectors(self, prompt: DrivenPrompt, times: Tensor) -> Tensor:  # noqa: ARG002 - protocol
+        """See :class:`DrivenNetwork`."""
+        model = self.transformer
+        scaled = times.to(self.dtype) / TRAIN_TIMESTEPS * TRAIN_TIMESTEPS
+        vectors: Tensor = model.distilled_guidance_layer(model.time_text_embed(scaled))
+        return vectors.flatten(1)
+
+    def rotated(self, text_tokens: int, grid: Grid) -> Rotary:
+        """Text is at the origin."""
+        text = torch.zeros(text_tokens, 3, device=self.device, dtype=torch.long)
+        picture = functional.pad(cells(grid, self.device), (1, 0))
+        turned: Rotary = self.transformer.pos_embed(torch.cat((text, picture)))
+        return turned
+
+    def pair(self, block: Any, text: Tensor, image: Tensor) -> tuple[Tensor, Tensor]:
+        """See :class:`DrivenNetwork`."""
+        after: tuple[Tensor, Tensor] = block(image, text, image[:1])
+        return after
+
+    def single(self, block: Any, joint: Tensor) -> Tensor:
+        """See :class:`DrivenNetwork`."""
+        after: Tensor = block(joint, joint[:1])
+        return after
+
+    def answer(self, image: Tensor) -> Tensor:
+        """See :class:`DrivenNetwork`."""
+        model = self.transformer
+        velocity: Tensor = model.proj_out(model.norm_out(image, emb=image[:1]))[:, 0]
+        return velocity
+
+    def spec(self, block: Any) -> BlockSpec:
+        """See :class:`DrivenNetwork`."""
+        attn = block.attn
+        keys = multiplications(attn.to_k, attn.to_v)
+        if hasattr(block, "proj_mlp"):
+            own = multiplications(attn.to_q, block.proj_mlp, block.proj_out)
+        else:
+            own = multiplications(attn.to_q, attn.to_out, block.ff)
+        return spec(attn, token=keys + own, keys=keys)

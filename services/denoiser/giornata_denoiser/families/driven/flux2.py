@@ -1,0 +1,109 @@
+"""Flux.2 Klein: `Flux2Transformer2DModel`, as in `Flux2KleinInpaintPipeline`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from giornata.packed.region import Rotary
+from giornata.planning.specs import BlockSpec
+from giornata_denoiser.families.driven.attention import JointAttention, ParallelAttention, by_head
+from giornata_denoiser.families.driven.batch import Grid
+from giornata_denoiser.families.driven.forward import Site, Stream
+from giornata_denoiser.families.driven.network import TRAIN_TIMESTEPS, DrivenNetwork
+from giornata_denoiser.families.driven.positions import cells, numbered
+from giornata_denoiser.families.driven.prompts import DrivenPrompt
+from giornata_denoiser.families.driven.specs import multiplications, spec
+
+REFERENCE: Final = 10
+"""Where references lie on the first axis of positions, the picture at 0."""
+
+
+class Flux2Klein(DrivenNetwork):
+    """Blocks of two streams, then of the joint one; all blocks of a kind share their modulation.
+
+    The picture's own clean tokens are its companions: a reference that every edit carries.
+    """
+
+    def hook(self) -> None:
+        """See :class:`DrivenNetwork`.
+
+        Raises:
+            ValueError: the transformer embeds a guidance scale, as Flux.2 dev does.
+        """
+        model = self.transformer
+        if model.config.guidance_embeds:
+            raise ValueError("a Flux.2 transformer that embeds a guidance scale is not served; Klein is")
+        self.pairs, self.singles = model.transformer_blocks, model.single_transformer_blocks
+        self.hooks.spread(model, "double_stream_modulation_img", Stream.IMAGE)
+        self.hooks.spread(model, "double_stream_modulation_txt", Stream.TEXT)
+        self.hooks.spread(model, "single_stream_modulation", Stream.JOINT)
+        self.hooks.spread(model.norm_out, "linear", Stream.OUTPUT, nn.SiLU())
+        for index, block in enumerate(self.pairs):
+            block.attn.processor = JointAttention(self.hooks, Site(index))
+        for index, block in enumerate(self.singles, len(self.pairs)):
+            block.attn.processor = ParallelAttention(self.hooks, Site(index), Stream.JOINT)
+
+    def normed(self, block: Any, hidden: Tensor) -> Sequence[Tensor]:
+        """See :class:`DrivenNetwork`."""
+        model, joint = self.transformer, isinstance(block.attn.processor, ParallelAttention)
+        modulation = model.single_stream_modulation if joint else model.double_stream_modulation_img
+        shift, scale, *_ = modulation(hidden[:1, 0]).unsqueeze(1).chunk(3 if joint else 6, dim=-1)
+        return ((1 + scale) * (block.norm if joint else block.norm1)(hidden) + shift,)
+
+    def keys_values(self, attn: Any, normed: Tensor) -> tuple[Tensor, Tensor]:
+        """Blocks of the joint stream project everything by one layer: its rows for keys and values alone are used."""
+        if not isinstance(attn.processor, ParallelAttention):
+            return super().keys_values(attn, normed)
+        layer, rows = attn.to_qkv_mlp_proj, slice(attn.inner_dim, 3 * attn.inner_dim)
+        bias = None if layer.bias is None else layer.bias[rows]
+        key, value = functional.linear(normed, layer.weight[rows], bias).chunk(2, dim=-1)
+        return by_head(attn, key, attn.norm_k), by_head(attn, value)
+
+    def vectors(self, prompt: DrivenPrompt, times: Tensor) -> Tensor:  # noqa: ARG002 - protocol
+        """See :class:`DrivenNetwork`."""
+        scaled = times.to(self.dtype) / TRAIN_TIMESTEPS * TRAIN_TIMESTEPS
+        return self.hooks.vectors(self.transformer.time_guidance_embed(scaled, None))
+
+    def companions(self, grid: Grid) -> int:
+        """The picture's own clean tokens."""
+        return grid[0] * grid[1]
+
+    def companion_stream(self, count: int, conditioning: Mapping[str, Tensor]) -> Tensor:  # noqa: ARG002 - protocol
+        """See :class:`DrivenNetwork`."""
+        return self.image_stream(conditioning["image_latents"])
+
+    def rotated(self, text_tokens: int, grid: Grid) -> Rotary:
+        """Axes: which picture, line, column, text token."""
+        text = numbered(text_tokens, self.device, axis=3, axes=4)
+        picture = functional.pad(cells(grid, self.device), (1, 1))
+        reference = picture + torch.tensor([REFERENCE, 0, 0, 0], device=self.device)
+        turned: Rotary = self.transformer.pos_embed(torch.cat((text, picture, reference)))
+        return turned
+
+    def pair(self, block: Any, text: Tensor, image: Tensor) -> tuple[Tensor, Tensor]:
+        """See :class:`DrivenNetwork`."""
+        model, spread = self.transformer, image[:1, 0]
+        of_image, of_text = (
+            modulation(spread)
+            for modulation in (model.double_stream_modulation_img, model.double_stream_modulation_txt)
+        )
+        after: tuple[Tensor, Tensor] = block(image, text, of_image, of_text)
+        return after
+
+    def single(self, block: Any, joint: Tensor) -> Tensor:
+        """See :class:`DrivenNetwork`."""
+        after: Tensor = block(joint, None, self.transformer.single_stream_modulation(joint[:1, 0]))
+        return after
+
+    def spec(self, block: Any) -> BlockSpec:
+        """See :class:`DrivenNetwork`."""
+        attn = block.attn
+        if isinstance(attn.processor, ParallelAttention):
+            return spec(attn, token=multiplications(attn), keys=2.0 * attn.query_dim * attn.inner_dim)
+        keys = multiplications(attn.to_k, attn.to_v)
+        return spec(attn, token=keys + multiplications(attn.to_q, attn.to_out, block.ff), keys=keys)

@@ -1,0 +1,178 @@
+"""The state of one driven forward: its modulation, and what its tokens attend to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from enum import Enum, auto
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from giornata.packed.attention import Attention, Outside
+from giornata.packed.packing import Segments
+from giornata.packed.pages import Pages
+from giornata.packed.region import Beyond, Rotary, Sequences
+from giornata.packed.uses import Use
+from giornata.wire.values import Mode
+from giornata_denoiser.families.live import LiveTokens
+
+
+class Stream(Enum):
+    """Tokens that a module sees, packed by sequence."""
+
+    TEXT = auto()
+    IMAGE = auto()
+    """The picture's live tokens, and its companions behind them."""
+    JOINT = auto()
+    """Text and image of each sequence."""
+    OUTPUT = auto()
+    """The tokens that the network answers for: those of the regions, without companions."""
+
+
+class Site(NamedTuple):
+    """A place where tokens meet: one attention of a block."""
+
+    block: int
+    nth: int = 0
+    sites: int = 1
+    """Attentions of the block: a recording keeps their heads side by side."""
+
+
+class Forward:
+    """One forward over `sequences`.
+
+    `vectors` are (sequences, width): the modulation of each sequence's step. `uses` are by sequence, and empty where no
+    sequence uses anything. `output` are the segments of :attr:`Stream.OUTPUT`.
+    """
+
+    def __init__(
+        self, sequences: Sequences, vectors: Tensor, uses: Sequence[Use], attend: Attention, output: Segments
+    ) -> None:
+        self._sequences, self._vectors, self._attend, self._output = sequences, vectors, attend, output
+        self.tokens = LiveTokens(sequences, uses)
+        self._beyond: Beyond | None = None
+        """The outside tokens that modules see instead of a stream's."""
+        self._shown: dict[int, list[tuple[Tensor, Tensor]]] = {}
+        """By sequence: keys and values of the present block's sites so far."""
+        self._kept: dict[int, Outside | Pages] = {}
+        """By sequence: what the present block takes, of all of its sites."""
+
+    def vectors(self, start: int, width: int, stream: Stream) -> Tensor:
+        """A slice of the modulation, (tokens of `stream`, width), or (1, width) where there is one sequence."""
+        part = self._vectors[:, start : start + width]
+        if len(part) == 1:
+            return part
+        if self._beyond is not None:
+            part = part.index_select(0, self._beyond.sequences)
+        return part.index_select(0, self.segments(stream).sequence)
+
+    def segments(self, stream: Stream) -> Segments:
+        """The tokens of each sequence in a stream."""
+        if self._beyond is not None:
+            return self._beyond.segments
+        layout = self.tokens.now.layout
+        return {
+            Stream.TEXT: layout.text,
+            Stream.IMAGE: layout.image,
+            Stream.JOINT: layout.joint,
+            Stream.OUTPUT: self._output,
+        }[stream]
+
+    def rotary(self, stream: Stream) -> Rotary | None:
+        """Cosine and sine of the tokens of a stream; None where positions turn nothing."""
+        cosine, sine = self.tokens.now.rotary if self._beyond is None else self._beyond.rotary
+        if not cosine.shape[1]:
+            return None
+        if self._beyond is not None or stream is Stream.JOINT:
+            return cosine, sine
+        split = self.tokens.now.layout.split
+        return split(cosine)[1], split(sine)[1]
+
+    @contextmanager
+    def beyond(self) -> Iterator[Tensor]:
+        """The outside tokens of which the present block projects keys and values, (tokens, 1, channels).
+
+        Within, modulation and positions are theirs in every stream.
+        """
+        hidden = self.tokens.hidden
+        self._beyond = self._sequences.beyond(tuple(hidden))
+        try:
+            yield torch.cat(list(hidden.values()))
+        finally:
+            self._beyond = None
+
+    def keep(self, sites: Sequence[tuple[Tensor, Tensor]]) -> None:
+        """Have the present block attend to keys and values that it projected :meth:`beyond`, one pair of each site."""
+        keys, values = (_side_by_side(parts) for parts in zip(*sites, strict=True))
+        of = tuple(self.tokens.hidden)
+        for sequence, (start, end) in zip(of, self._sequences.beyond(of).segments.bounds, strict=True):
+            self._kept[sequence] = Outside(keys[start:end], values[start:end])
+
+    def attended(self, site: Site, stream: Stream, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Each sequence over its own keys and those outside: (tokens, heads, head_dim) each → (tokens, 1, channels).
+
+        `stream` is the joint order, or the image stream where no text is attended to.
+        """
+        segments = self.segments(stream)
+        if self.tokens.recorders:
+            self._show(site, stream, key, value)
+        outside = self._outside(site, segments, key)
+        return self._attend(query, key, value, segments, outside).flatten(1).unsqueeze(1)
+
+    def _show(self, site: Site, stream: Stream, key: Tensor, value: Tensor) -> None:
+        """Show the recorders keys and values of the image tokens, those of all sites of a block together."""
+        layout = self.tokens.now.layout
+        text = layout.text.lengths if stream is Stream.JOINT else (0,) * len(layout.text.lengths)
+        bounds = self.segments(stream).bounds
+        for sequence, recorder in self.tokens.recorders.items():
+            start, end = bounds[sequence]
+            picture = slice(start + text[sequence], end)
+            shown = self._shown.setdefault(sequence, [])
+            shown.append((key[picture], value[picture]))
+            if len(shown) == site.sites:
+                keys, values = zip(*self._shown.pop(sequence), strict=True)
+                recorder.keys_values(site.block, _side_by_side(keys), _side_by_side(values))
+
+    def _outside(self, site: Site, own: Segments, key: Tensor) -> Mapping[int, Outside | Pages]:
+        """What each sequence takes of a site's block; `own` are the tokens that attend, and `key` is theirs."""
+        found: dict[int, Outside | Pages] = {}
+        for sequence, taken in self.tokens.taken.items():
+            mode = taken.modes[site.block]
+            if mode is Mode.KV and site.nth == 0:
+                kept = taken.source.keys_values(site.block)
+                self._kept[sequence] = _by_head(kept, site.sites, key) if site.sites > 1 else kept
+            if mode is not Mode.FULL:
+                found[sequence] = _fitted(_of_site(self._kept[sequence], site), own.lengths[sequence])
+        return found
+
+
+def _side_by_side(sites: Sequence[Tensor]) -> Tensor:
+    """(tokens, heads, head_dim) of each site → (tokens, heads of all sites, head_dim)."""
+    return sites[0] if len(sites) == 1 else torch.cat(list(sites), dim=1)
+
+
+def _by_head(kept: Outside | Pages, sites: int, key: Tensor) -> Outside:
+    """What is taken of all sites of a block; `key` is what one of them projects, (tokens, heads, head_dim)."""
+    if isinstance(kept, Outside):
+        return kept
+    shape = len(kept), sites * key.shape[1], key.shape[2]
+    of_key, of_value = (rows.to(key.dtype).view(shape) for rows in kept.rows())
+    return Outside(of_key, of_value)
+
+
+def _of_site(kept: Outside | Pages, site: Site) -> Outside | Pages:
+    """The heads of one site; stored pages are those of a block with one."""
+    if isinstance(kept, Pages) or site.sites == 1:
+        return kept
+    key, value = (part.chunk(site.sites, dim=1)[site.nth] for part in (kept.key, kept.value))
+    return Outside(key, value, kept.room)
+
+
+def _fitted(outside: Outside | Pages, own: int) -> Outside | Pages:
+    """`outside` with room for `own` tokens, or none: an attention without text needs less."""
+    if isinstance(outside, Pages) or outside.room in (0, own):
+        return outside
+    spare = outside.room - own
+    return Outside(outside.key[spare:], outside.value[spare:], own)

@@ -1,0 +1,254 @@
+"""A transformer of diffusers over packed sequences, driven block by block: what all driven families share."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any, Final, cast
+
+import torch
+from torch import Tensor
+
+from giornata.packed import attention, elementwise
+from giornata.packed.region import Rotary
+from giornata.packed.tracing import UNTRACED, Lane, Tracing
+from giornata.packed.uses import Use
+from giornata.planning.specs import BlockSpec
+from giornata_denoiser.families.driven.attention import by_head
+from giornata_denoiser.families.driven.batch import DrivenBatch, Grid, Prepared, assembled
+from giornata_denoiser.families.driven.forward import Forward, Stream
+from giornata_denoiser.families.driven.hooks import Hooks
+from giornata_denoiser.families.driven.prompts import EMBEDS, DrivenPrompt, DrivenText
+from giornata_denoiser.families.driven.specs import counted
+from giornata_denoiser.families.protocol import SequenceInputs
+from giornata_denoiser.rows.row import Prompt
+
+PATCH: Final = 2
+"""Latent pixels a side of a token."""
+TRAIN_TIMESTEPS: Final = 1000
+"""Timestep = sigma * this."""
+
+
+class DrivenNetwork(ABC):
+    """A transformer whose blocks run unmodified; satisfies :class:`giornata_denoiser.families.protocol.Network`.
+
+    Blocks of `pairs` have a text and an image stream; those behind them, `singles`, one joint stream. A subclass sets
+    the hooks, and says what happens before and behind the blocks; what most transformers of diffusers do is said here.
+    """
+
+    blends: bool = True
+    pairs: Sequence[Any]
+    singles: Sequence[Any] = ()
+
+    def __init__(self, transformer: Any) -> None:
+        self.transformer = transformer
+        self.device: torch.device = transformer.device
+        self.dtype: torch.dtype = transformer.dtype
+        self.hooks = Hooks()
+        gather = elementwise.choose(self.device, self.dtype).gather
+        self._attend = attention.choose(self.device, self.dtype, gather)
+        self._rotary = lru_cache(maxsize=64)(self.rotated)
+        self.hook()
+
+    # What a family says
+
+    @abstractmethod
+    def hook(self) -> None:
+        """Name the blocks and set their hooks."""
+
+    @abstractmethod
+    def spec(self, block: Any) -> BlockSpec:
+        """What one block is."""
+
+    @abstractmethod
+    def normed(self, block: Any, hidden: Tensor) -> Sequence[Tensor]:
+        """What each of a block's attentions projects of its image stream, (tokens, 1, channels)."""
+
+    @abstractmethod
+    def vectors(self, prompt: DrivenPrompt, times: Tensor) -> Tensor:
+        """(steps, hooks.width): the modulation of all steps; `times` are (steps,) float32."""
+
+    @abstractmethod
+    def rotated(self, text_tokens: int, grid: Grid) -> Rotary:
+        """Rotary embedding of a sequence: text, picture, companions; 0 wide where positions turn nothing."""
+
+    @abstractmethod
+    def pair(self, block: Any, text: Tensor, image: Tensor) -> tuple[Tensor, Tensor]:
+        """One block of two streams, (tokens, 1, channels) each."""
+
+    def attentions(self, block: Any) -> Sequence[Any]:
+        """A block's attentions, in order."""
+        return (block.attn,)
+
+    def keys_values(self, attn: Any, normed: Tensor) -> tuple[Tensor, Tensor]:
+        """What an attention projects of (tokens, 1, channels): (tokens, heads, head_dim) each, at no position."""
+        return by_head(attn, attn.to_k(normed), attn.norm_k), by_head(attn, attn.to_v(normed))
+
+    def single(self, block: Any, joint: Tensor) -> Tensor:
+        """One block of the joint stream, (tokens, 1, channels)."""
+        raise NotImplementedError
+
+    def text_stream(self, prompt: DrivenPrompt) -> Tensor:
+        """(joint_tokens, channels): what enters the first block of a prompt."""
+        text: Tensor = self.transformer.context_embedder(prompt.embeds)
+        return text
+
+    def image_stream(self, latents: Tensor) -> Tensor:
+        """(n, channels): what enters the first block of (n, out_channels), positions not added."""
+        image: Tensor = self.transformer.x_embedder(latents)
+        return image
+
+    def positions(self, grid: Grid) -> Tensor | None:  # noqa: ARG002 - of a family that adds some
+        """(cells, channels): what is added to a picture's tokens before the first block; None for nothing."""
+        return None
+
+    def companions(self, grid: Grid) -> int:  # noqa: ARG002 - of a family that has some
+        """Tokens behind a picture's that attend and are attended to, and are never answered for."""
+        return 0
+
+    def companion_stream(self, count: int, conditioning: Mapping[str, Tensor]) -> Tensor:
+        """(count, channels): a picture's companions where they enter the first block."""
+        raise NotImplementedError
+
+    def answer(self, image: Tensor) -> Tensor:
+        """The output of (n, 1, channels): (n, out_channels), packed as latents are."""
+        model = self.transformer
+        velocity: Tensor = model.proj_out(model.norm_out(image, image[:1, 0]))[:, 0]
+        return velocity
+
+    # What all families share
+
+    @property
+    def text(self) -> DrivenText:
+        """The embeddings of the prompt's own tokens."""
+        return DrivenText({EMBEDS: (None, int(self.transformer.config.joint_attention_dim))})
+
+    @property
+    def out_channels(self) -> int:
+        """Of a token: 2x2 latent pixels."""
+        return int(self.transformer.proj_out.out_features)
+
+    @property
+    def blocks(self) -> tuple[BlockSpec, ...]:
+        """See :attr:`giornata_denoiser.families.protocol.Network.blocks`."""
+        return counted(self.spec(block) for block in (*self.pairs, *self.singles))
+
+    @property
+    def conditioning(self) -> Mapping[str, int]:
+        """All packed as the latent is; the mask is one value per latent pixel, repeated."""
+        return dict.fromkeys(("noise", "image_latents", "mask"), self.out_channels)
+
+    def unmasked(self, conditioning: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Nothing is repainted."""
+        return {**conditioning, "mask": torch.zeros_like(conditioning["mask"])}
+
+    @property
+    def prepared_bytes(self) -> int:
+        """See :attr:`giornata_denoiser.families.protocol.Network.prepared_bytes`."""
+        return self.hooks.width * self.dtype.itemsize
+
+    def prepare(self, prompt: Prompt, times: Tensor) -> Prepared:
+        """Modulation of all steps, and the text stream: neither depends on the latent."""
+        of = cast("DrivenPrompt", prompt)
+        return Prepared(self.vectors(of, times), self.text_stream(of).unsqueeze(1))
+
+    def rotary(self, text_tokens: int, grid: Grid) -> Rotary:
+        """:meth:`rotated`, kept for pictures of one size and texts of one length."""
+        return self._rotary(text_tokens, grid)
+
+    def assemble(self, sequences: Sequence[SequenceInputs]) -> DrivenBatch:
+        """See :meth:`giornata_denoiser.families.protocol.Network.assemble`."""
+        return assembled(sequences, self, self.device)
+
+    def predict(
+        self,
+        batch: object,
+        latents: Tensor,
+        conditioning: Sequence[Mapping[str, Tensor]],
+        steps: Sequence[int],
+        *,
+        uses: Sequence[Use] = (),
+        trace: Tracing = UNTRACED,
+    ) -> Tensor:
+        """See :meth:`giornata_denoiser.families.protocol.Network.predict`; the output is a velocity."""
+        if not isinstance(batch, DrivenBatch):
+            raise TypeError(f"expected a batch of {type(self).__name__}, received {type(batch).__name__}")
+        made = [each.vectors[step : step + 1] for each, step in zip(batch.prepared, steps, strict=True)]
+        forward = Forward(batch.sequences, torch.cat(made), uses, self._attend, batch.output)
+        with self.hooks.running(forward):
+            return self._run(forward, batch, self._entering(forward, batch, latents, conditioning), trace)
+
+    def guided(self, positive: Tensor, negative: Tensor, scale: Tensor) -> Tensor:
+        """Classifier-free guidance: negative + scale * (positive - negative)."""
+        return negative + (scale * (positive - negative).float()).to(positive.dtype)
+
+    def unpacked(self, latent: Tensor, grid: Grid) -> Tensor:
+        """See :meth:`giornata_denoiser.families.protocol.Network.unpacked`; the inverse of `_pack_latents`."""
+        height, width = grid
+        patches = latent.view(height, width, -1, PATCH, PATCH).permute(2, 0, 3, 1, 4)
+        return patches.reshape(-1, height * PATCH, width * PATCH)
+
+    def packed(self, pixels: Tensor) -> Tensor:
+        """The inverse of :meth:`unpacked`: (tokens, out_channels) of latent pixels."""
+        channels, height, width = pixels.shape
+        patches = pixels.view(channels, height // PATCH, PATCH, width // PATCH, PATCH)
+        return patches.permute(1, 3, 0, 2, 4).reshape(-1, channels * PATCH**2)
+
+    def _entering(
+        self,
+        forward: Forward,
+        batch: DrivenBatch,
+        latents: Tensor,
+        conditioning: Sequence[Mapping[str, Tensor]],
+    ) -> Tensor:
+        """(live_tokens, 1, channels): the image stream before the first block."""
+        live = forward.tokens.now
+        rows, places = batch.rows(live)
+        some = len(rows) < len(latents)
+        picture = self.image_stream(latents.index_select(0, rows) if some else latents)
+        if batch.positions is not None:
+            picture = picture + (batch.positions.index_select(0, rows) if some else batch.positions)
+        if len(rows) == len(live.image):
+            return picture.unsqueeze(1)
+        image = picture.new_empty(len(live.image), picture.shape[1])
+        image[places] = picture
+        for sequence, count in enumerate(batch.companions):
+            if count and live.whole[sequence]:
+                _, end = live.layout.image.bounds[sequence]
+                image[end - count : end] = self.companion_stream(count, conditioning[sequence])
+        return image.unsqueeze(1)
+
+    def _run(self, forward: Forward, batch: DrivenBatch, image: Tensor, trace: Tracing) -> Tensor:
+        """(computed_tokens, out_channels) of the image stream that enters the first block."""
+        text = batch.text
+        for index, block in enumerate(self.pairs):
+            with trace.span(Lane.COMPUTE, f"block {index}"):
+                image = forward.tokens.enter(index, image)
+                self._project(forward, block)
+                text, image = self.pair(block, text, image)
+        if self.singles:
+            joint = forward.tokens.now.layout.join(text, image)
+            for index, block in enumerate(self.singles, len(self.pairs)):
+                with trace.span(Lane.COMPUTE, f"block {index}"):
+                    joint = forward.tokens.enter_joint(index, joint)
+                    self._project(forward, block)
+                    joint = self.single(block, joint)
+            image = forward.tokens.now.layout.split(joint)[1]
+        image = forward.tokens.leave(image)
+        _, places = batch.rows(forward.tokens.now)
+        return self.answer(image if len(places) == len(image) else image.index_select(0, places))
+
+    def _project(self, forward: Forward, block: Any) -> None:
+        """Keys and values of the outside tokens whose hidden state enters a block that does not compute them."""
+        if not forward.tokens.hidden:
+            return
+        with forward.beyond() as hidden:
+            attentions = zip(self.attentions(block), self.normed(block, hidden), strict=True)
+            projected = [self.keys_values(attn, normed) for attn, normed in attentions]
+            forward.keep([(self.hooks.rotated(key, Stream.IMAGE), value) for key, value in projected])
+
+
+def by_channel(patches: Tensor) -> Tensor:
+    """(n, pixels of a patch and their channels) → (n, channels and their pixels), as latents are packed."""
+    return patches.view(len(patches), PATCH**2, -1).transpose(1, 2).flatten(1)

@@ -1,0 +1,101 @@
+"""Stable Diffusion 3 and 3.5: `SD3Transformer2DModel`, as in `StableDiffusion3InpaintPipeline`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from giornata.packed.region import Rotary
+from giornata.planning.specs import BlockSpec
+from giornata_denoiser.families.driven.attention import JointAttention, SelfAttention
+from giornata_denoiser.families.driven.batch import Grid
+from giornata_denoiser.families.driven.forward import Site, Stream
+from giornata_denoiser.families.driven.network import PATCH, DrivenNetwork, by_channel
+from giornata_denoiser.families.driven.prompts import EMBEDS, DrivenPrompt, DrivenText
+from giornata_denoiser.families.driven.specs import multiplications, spec
+
+POOLED: Final = "pooled_prompt_embeds"
+
+
+class StableDiffusion3(DrivenNetwork):
+    """Blocks of two streams; the first ones of 3.5 have a second attention, of the picture alone.
+
+    Positions are added to the tokens: a crop from the middle of a square table.
+    """
+
+    def hook(self) -> None:
+        """See :class:`DrivenNetwork`.
+
+        Raises:
+            ValueError: the transformer sees the mask, as one of 33 input channels does.
+        """
+        if self.transformer.config.in_channels != self.transformer.out_channels:
+            raise ValueError("an SD3 transformer whose input holds more than the latent is not served")
+        self.pairs = self.transformer.transformer_blocks
+        for index, block in enumerate(self.pairs):
+            sites = 1 if block.attn2 is None else 2
+            self.hooks.spread(block.norm1, "linear", Stream.IMAGE, functional.silu)
+            self.hooks.spread(block.norm1_context, "linear", Stream.TEXT, functional.silu)
+            block.attn.processor = JointAttention(self.hooks, Site(index, 0, sites))
+            if block.attn2 is not None:
+                block.attn2.processor = SelfAttention(self.hooks, Site(index, 1, sites), Stream.IMAGE)
+        self.hooks.spread(self.transformer.norm_out, "linear", Stream.OUTPUT, functional.silu)
+
+    @property
+    def text(self) -> DrivenText:
+        """CLIP's and T5's embeddings one behind the other, and CLIP's pooled ones."""
+        config = self.transformer.config
+        joint, pooled = int(config.joint_attention_dim), int(config.pooled_projection_dim)
+        tensors = {EMBEDS: (None, joint), POOLED: (pooled,)}
+        return DrivenText(tensors, largest=int(config.pos_embed_max_size))
+
+    def attentions(self, block: Any) -> Sequence[Any]:
+        """See :class:`DrivenNetwork`."""
+        return [attn for attn in (block.attn, block.attn2) if attn is not None]
+
+    def normed(self, block: Any, hidden: Tensor) -> Sequence[Tensor]:
+        """The norm gives the first attention's input first, and the second's sixth."""
+        normed: tuple[Tensor, ...] = block.norm1(hidden, emb=hidden[:1, 0])
+        return normed[::5]
+
+    def vectors(self, prompt: DrivenPrompt, times: Tensor) -> Tensor:
+        """See :class:`DrivenNetwork`."""
+        pooled = prompt.tensors[POOLED].expand(len(times), -1)
+        return self.hooks.vectors(self.transformer.time_text_embed(times, pooled))
+
+    def image_stream(self, latents: Tensor) -> Tensor:
+        """A token's 2x2 pixels are what its patch embedding convolves."""
+        embed = self.transformer.pos_embed.proj
+        return functional.linear(latents, embed.weight.flatten(1), embed.bias)
+
+    def positions(self, grid: Grid) -> Tensor:
+        """See :class:`DrivenNetwork`."""
+        height, width = (side * PATCH for side in grid)
+        cropped: Tensor = self.transformer.pos_embed.cropped_pos_embed(height, width)[0]
+        return cropped.to(self.dtype)
+
+    def rotated(self, text_tokens: int, grid: Grid) -> Rotary:
+        """None: positions are added to the tokens."""
+        none = torch.empty(text_tokens + grid[0] * grid[1], 0, device=self.device)
+        return none, none
+
+    def pair(self, block: Any, text: Tensor, image: Tensor) -> tuple[Tensor, Tensor]:
+        """See :class:`DrivenNetwork`; the last block has no text behind it."""
+        after, image = block(image, text, image[:1, 0])
+        return text if after is None else after, image
+
+    def answer(self, image: Tensor) -> Tensor:
+        """See :class:`DrivenNetwork`; the transformer's channels come last in a patch."""
+        return by_channel(super().answer(image))
+
+    def spec(self, block: Any) -> BlockSpec:
+        """See :class:`DrivenNetwork`."""
+        sites = self.attentions(block)
+        keys = sum(multiplications(attn.to_k, attn.to_v) for attn in sites)
+        own = sum(multiplications(attn.to_q, attn.to_out) for attn in sites)
+        token = keys + own + multiplications(block.ff)
+        return spec(block.attn, token=token, keys=keys, sites=len(sites))

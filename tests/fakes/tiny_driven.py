@@ -1,0 +1,252 @@
+"""Tiny transformers of the driven families with random weights, rows for them, and diffusers' own forward of each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from diffusers import (
+    ChromaTransformer2DModel,
+    Flux2Transformer2DModel,
+    QwenImageTransformer2DModel,
+    SD3Transformer2DModel,
+    ZImageTransformer2DModel,
+)
+from torch import Tensor
+from torch.nn import functional
+
+from giornata.scheduling.batch import RowKey
+from giornata_denoiser.families.driven.chroma import Chroma
+from giornata_denoiser.families.driven.flux2 import Flux2Klein
+from giornata_denoiser.families.driven.network import DrivenNetwork
+from giornata_denoiser.families.driven.qwen_image import QwenImage
+from giornata_denoiser.families.driven.sd3 import StableDiffusion3
+from giornata_denoiser.families.driven.z_image import ZImage
+from giornata_denoiser.families.protocol import ModelFamily
+from giornata_denoiser.families.rows import build_row
+from giornata_denoiser.families.sampling.flow_matching import FlowMatching, shifted_always
+from giornata_denoiser.rows.row import Row
+from tests.fakes.tiny_flux import MIXING, SCHEDULER, Spec
+
+TEXT = 24
+"""Channels of a text token."""
+POOLED = 20
+LATENT = 64
+"""Channels of a packed token: 2x2 latent pixels of 16 channels."""
+SHAPE: dict[str, Any] = {
+    "attention_head_dim": 16,
+    "num_attention_heads": 2,
+    "joint_attention_dim": TEXT,
+}
+ROPE = (4, 6, 6)
+Alone = Callable[[Any, Row], Any]
+"""(tokens, channels): diffusers' own output of a row's next step by the unhooked transformer."""
+
+
+def _sd3() -> Any:
+    kind: Any = SD3Transformer2DModel
+    sizes = {"sample_size": 16, "in_channels": 16, "pos_embed_max_size": 16, "pooled_projection_dim": POOLED}
+    return kind(
+        num_layers=4,
+        **SHAPE,
+        **sizes,
+        caption_projection_dim=32,
+        dual_attention_layers=(0, 1),
+        qk_norm="rms_norm",
+    )
+
+
+def _chroma() -> Any:
+    kind: Any = ChromaTransformer2DModel
+    small = {"approximator_num_channels": 16, "approximator_hidden_dim": 32, "approximator_layers": 1}
+    return kind(in_channels=LATENT, num_layers=2, num_single_layers=2, **SHAPE, axes_dims_rope=ROPE, **small)
+
+
+def _qwen_image() -> Any:
+    kind: Any = QwenImageTransformer2DModel
+    return kind(in_channels=LATENT, num_layers=4, **SHAPE, axes_dims_rope=ROPE)
+
+
+def _flux2() -> Any:
+    kind: Any = Flux2Transformer2DModel
+    return kind(
+        in_channels=LATENT,
+        num_layers=2,
+        num_single_layers=2,
+        **SHAPE,
+        axes_dims_rope=(4, 4, 4, 4),
+        guidance_embeds=False,
+    )
+
+
+def _z_image() -> Any:
+    kind: Any = ZImageTransformer2DModel
+    model = kind(
+        dim=32,
+        n_layers=3,
+        n_refiner_layers=1,
+        n_heads=2,
+        n_kv_heads=2,
+        cap_feat_dim=TEXT,
+        axes_dims=[4, 6, 6],
+        axes_lens=[128, 16, 16],
+    )
+    with torch.no_grad():
+        model.x_pad_token.normal_()
+        model.cap_pad_token.normal_()
+    return model
+
+
+def _time(row: Row) -> Tensor:
+    return row.track.times[row.step : row.step + 1]
+
+
+def _fraction(row: Row) -> Tensor:
+    """The time as pipelines tell it: rounded to the latent's dtype before it is divided."""
+    return _time(row).to(row.latent.dtype) / 1000
+
+
+def _pixels(row: Row) -> Tensor:
+    """(channels, height, width) of a packed latent."""
+    height, width = row.grid
+    return row.latent.view(height, width, -1, 2, 2).permute(2, 0, 3, 1, 4).reshape(-1, 2 * height, 2 * width)
+
+
+def _packed(pixels: Tensor, grid: tuple[int, int]) -> Tensor:
+    height, width = grid
+    return pixels.view(-1, height, 2, width, 2).permute(1, 3, 0, 2, 4).reshape(height * width, -1)
+
+
+def _text(row: Row, name: str = "prompt_embeds") -> Tensor:
+    prompt: Any = row.prompts[0]
+    tensors: Mapping[str, Tensor] = prompt.tensors
+    return tensors[name][None]
+
+
+def _padded(row: Row) -> tuple[Tensor, Tensor]:
+    """The prompt with three tokens behind it, and which of all are its own."""
+    text = functional.pad(_text(row), (0, 0, 0, 3), value=1.0)
+    return text, torch.arange(text.shape[1])[None] < text.shape[1] - 3
+
+
+def _grid_ids(row: Row) -> Tensor:
+    return torch.cartesian_prod(*(torch.arange(float(side)) for side in row.grid))
+
+
+def _sd3_alone(model: Any, row: Row) -> Tensor:
+    pooled = _text(row, "pooled_prompt_embeds")
+    out = model(_pixels(row)[None], _text(row), pooled, _time(row), return_dict=False)[0][0]
+    return _packed(out, row.grid)
+
+
+def _chroma_alone(model: Any, row: Row) -> Any:
+    """The prompt padded, its padding masked; the pipeline's own mask only dims it (diffusers #12116)."""
+    text, mask = _padded(row)
+    mask = functional.pad(mask, (0, len(row.latent)), value=True)
+    image_ids, text_ids = functional.pad(_grid_ids(row), (1, 0)), torch.zeros(text.shape[1], 3)
+    return model(row.latent[None], text, _fraction(row), image_ids, text_ids, mask, return_dict=False)[0][0]
+
+
+def _qwen_image_alone(model: Any, row: Row) -> Any:
+    """As the pipeline calls it: the prompt padded, its padding masked."""
+    text, mask = _padded(row)
+    shapes = [[(1, *row.grid)]]
+    return model(row.latent[None], text, mask, _fraction(row), shapes, return_dict=False)[0][0]
+
+
+def _flux2_alone(model: Any, row: Row) -> Any:
+    """As the pipeline calls it: the picture's clean tokens behind the noisy ones."""
+    text, picture = _text(row), functional.pad(_grid_ids(row), (1, 1))
+    reference = picture + torch.tensor([10.0, 0, 0, 0])
+    text_ids = functional.pad(torch.arange(float(text.shape[1]))[:, None], (3, 0))
+    both = torch.cat((row.latent, row.conditioning["image_latents"]))[None]
+    ids = torch.cat((picture, reference))
+    return model(both, text, _fraction(row), ids, text_ids, None, return_dict=False)[0][0, : len(row.latent)]
+
+
+def _z_image_alone(model: Any, row: Row) -> Tensor:
+    time = (1000 - _time(row)) / 1000
+    out = model([_pixels(row)[:, None]], time, list(_text(row)), return_dict=False)[0][0]
+    return -_packed(out[:, 0], row.grid)
+
+
+@dataclass(frozen=True)
+class Driven:
+    """One driven family."""
+
+    network: type[DrivenNetwork]
+    make: Callable[[], Any]
+    alone: Alone
+
+
+FAMILIES: Mapping[str, Driven] = {
+    "sd3": Driven(StableDiffusion3, _sd3, _sd3_alone),
+    "chroma": Driven(Chroma, _chroma, _chroma_alone),
+    "qwen-image": Driven(QwenImage, _qwen_image, _qwen_image_alone),
+    "flux2-klein": Driven(Flux2Klein, _flux2, _flux2_alone),
+    "z-image": Driven(ZImage, _z_image, _z_image_alone),
+}
+SHARPER = (".attn.", ".attn2.", ".attention.", "mod", ".linear.")
+"""Parts of the names of weights that let tokens mix, and times show."""
+
+
+def transformer(name: str) -> Any:
+    """The family's transformer, as diffusers makes it; equal for equal names. In double precision."""
+    torch.manual_seed(0)
+    model = FAMILIES[name].make()
+    with torch.no_grad():
+        for weight_name, weight in model.named_parameters():
+            if any(part in weight_name for part in SHARPER) and weight.ndim == 2:
+                weight.mul_(MIXING)
+    return torch.nn.Module.to(model, torch.float64).eval().requires_grad_(requires_grad=False)
+
+
+@cache
+def family(name: str) -> ModelFamily:
+    """The family, driven."""
+    network = FAMILIES[name].network(transformer(name))
+    return ModelFamily(network.text, FlowMatching(SCHEDULER, shifted_always), network)
+
+
+@cache
+def unhooked(name: str) -> Any:
+    """The transformer of :func:`family`, without hooks."""
+    return transformer(name)
+
+
+def alone(name: str, row: Row) -> Tensor:
+    """(tokens, channels): the output of the row's next step, by the module's own forward."""
+    with torch.no_grad():
+        out: Tensor = FAMILIES[name].alone(unhooked(name), row)
+        return out
+
+
+def row(of: ModelFamily, spec: Spec) -> Row:
+    """The row of `spec`; the same spec makes an equal row."""
+    generator = torch.Generator().manual_seed(spec.seed)
+
+    def random(*shape: int | None) -> Tensor:
+        sides = [spec.text_tokens if side is None else side for side in shape]
+        return torch.randn(*sides, generator=generator)
+
+    text = {name: random(*shape) for name, shape in of.text.tensors.items()}
+    if spec.true_cfg_scale > 1:
+        text |= {f"negative_{name}": random(*shape) for name, shape in of.text.tensors.items()}
+    cells = spec.grid[0] * spec.grid[1]
+    tensors = {name: random(cells, channels) for name, channels in of.network.conditioning.items()}
+    tensors["mask"] = (tensors["mask"] > 0).float()
+    return build_row(
+        of,
+        RowKey(spec.job_id, spec.attempt, spec.index),
+        grid=spec.grid,
+        track=of.schedule.track(
+            sampler=of.schedule.default_sampler, steps=spec.steps, strength=spec.strength, cells=cells
+        ),
+        text=text,
+        conditioning=tensors,
+        guidance_scale=spec.guidance_scale,
+        true_cfg_scale=spec.true_cfg_scale,
+    )

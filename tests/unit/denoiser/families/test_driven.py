@@ -1,0 +1,229 @@
+"""Driven transformers: packed rows equal the module's own forward, and reuse equals computing everything."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from giornata.packed.region import Region, beside, region
+from giornata.packed.uses import Taken, Use
+from giornata.wire.values import Mode
+from giornata_denoiser.engine.assembly import assemble
+from giornata_denoiser.families.protocol import ModelFamily
+from giornata_denoiser.rows.row import Row
+from tests.fakes import tiny_driven
+from tests.fakes.tiny_driven import FAMILIES
+from tests.fakes.tiny_flux import Spec
+from tests.unit.denoiser.engine.test_masked import Everything, Recorded
+
+EXACT = 3e-6
+"""Diffusers turns positions and times in float32."""
+NAMES = sorted(FAMILIES)
+SPECS = (
+    Spec("small", grid=(3, 5), text_tokens=5, steps=4, seed=1),
+    Spec("large", grid=(6, 4), text_tokens=9, steps=7, seed=2),
+    Spec("later", grid=(4, 4), text_tokens=33, steps=3, seed=3),
+)
+
+
+def rows_of(of: ModelFamily) -> list[Row]:
+    """Rows that differ in size, prompt, noise level."""
+    return [replace(tiny_driven.row(of, spec), step=index) for index, spec in enumerate(SPECS)]
+
+
+def predicted(of: ModelFamily, rows: Sequence[Row], uses: Sequence[Use] = ()) -> list[Tensor]:
+    assembly = assemble(of, rows)
+    latents, steps = torch.cat([row.latent for row in rows]), [row.step for row in rows]
+    with torch.no_grad():
+        out = of.network.predict(assembly.batch, latents, assembly.conditioning, steps, uses=uses)
+    return list(torch.split(out, assembly.computed_lengths))
+
+
+def region_of(row: Row, computed: Sequence[int]) -> Region:
+    """The region of these tokens; the picture's companions lie outside."""
+    touched = torch.zeros(row.grid, dtype=torch.bool)
+    touched.view(-1)[list(computed)] = True
+    found = region(touched)
+    assert found is not None
+    return beside(found, row.companions)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_packed_rows_equal_the_modules_own_forward_of_each(name: str) -> None:
+    of = tiny_driven.family(name)
+    rows = rows_of(of)
+    for row, out in zip(rows, predicted(of, rows), strict=True):
+        torch.testing.assert_close(out, tiny_driven.alone(name, row), atol=EXACT, rtol=0)
+
+
+COMPUTED = ((1, 2, 7), (0, 5, 10, 11, 23), (15,))
+"""Of each of `SPECS`."""
+
+
+def recorded(of: ModelFamily, rows: Sequence[Row]) -> list[Everything]:
+    """What each row's step in full shows."""
+    seen = [Everything() for _ in rows]
+    predicted(of, rows, [Use(recorder=one) for one in seen])
+    return seen
+
+
+def masked(rows: Sequence[Row]) -> list[Row]:
+    return [replace(row, region=region_of(row, cells)) for row, cells in zip(rows, COMPUTED, strict=True)]
+
+
+def taking(row: Row, seen: Everything, modes: Sequence[Mode], *, room: bool = True) -> Use:
+    """The row's use of what `seen` kept."""
+    assert row.region is not None
+    own = row.prompts[0].joint_tokens + len(row.region.computed)
+    return Use(Taken(tuple(modes), Recorded(seen, row.region, own if room else 0)))
+
+
+def prefix(full: int, depth: int) -> list[Mode]:
+    """So many blocks in full, then keys and values."""
+    return [Mode.FULL] * full + [Mode.KV] * (depth - full)
+
+
+PLANS = (
+    [Mode.KV] * 4,
+    [Mode.HIDDEN] * 4,
+    [Mode.FULL, Mode.FULL, Mode.HIDDEN, Mode.KV],
+    [Mode.KV, Mode.FULL, Mode.HIDDEN, Mode.FULL],
+    [Mode.HIDDEN, Mode.KV, Mode.KV, Mode.HIDDEN],
+)
+"""Of four blocks."""
+
+
+@pytest.mark.parametrize("room", [False, True])
+@pytest.mark.parametrize("name", NAMES)
+def test_masked_equals_full_on_the_compute_set(name: str, room: bool) -> None:
+    """In all plans, beside rows with other plans and a row in full."""
+    of = tiny_driven.family(name)
+    rows = rows_of(of)
+    whole, seen, some = predicted(of, rows), recorded(of, rows), masked(rows)
+    for plan, other in zip(PLANS, reversed(PLANS), strict=True):
+        uses = [
+            taking(some[0], seen[0], plan, room=room),
+            taking(some[1], seen[1], other, room=room),
+            Use(),
+        ]
+        found = predicted(of, [*some[:2], rows[2]], uses)
+        for row, out, full in zip((*some[:2], rows[2]), found, whole, strict=True):
+            tokens = slice(None) if row.region is None else row.region.computed
+            torch.testing.assert_close(out, full[tokens], atol=EXACT, rtol=0)
+
+
+@given(st.data())
+@settings(max_examples=25, deadline=None)
+def test_rows_that_differ_in_everything_equal_full_computation(data: st.DataObject) -> None:
+    """Sizes, prompts, noise levels, regions and plans, rows in full among them: all in one batch."""
+    of = tiny_driven.family(data.draw(st.sampled_from(NAMES)))
+    rows, wanted, uses = list[Row](), list[Tensor](), list[Use]()
+    for index in range(data.draw(st.integers(1, 3))):
+        grid = data.draw(st.integers(2, 5)), data.draw(st.integers(2, 5))
+        steps = data.draw(st.integers(1, 5))
+        spec = Spec(grid=grid, text_tokens=data.draw(st.integers(1, 40)), steps=steps, seed=index)
+        row = replace(tiny_driven.row(of, spec), step=data.draw(st.integers(0, steps - 1)))
+        (whole,), (seen,) = predicted(of, [row]), recorded(of, [row])
+        cells = data.draw(st.sets(st.integers(0, row.image_tokens - 1), max_size=row.image_tokens - 1))
+        use = Use()
+        if cells:
+            row = replace(row, region=region_of(row, sorted(cells)))
+            whole = whole[sorted(cells)]
+            if data.draw(st.booleans()):
+                plan = data.draw(st.lists(st.sampled_from(Mode), min_size=of.depth, max_size=of.depth))
+                use = taking(row, seen, plan, room=data.draw(st.booleans()))
+        rows, wanted, uses = [*rows, row], [*wanted, whole], [*uses, use]
+    for out, whole in zip(predicted(of, rows, uses), wanted, strict=True):
+        torch.testing.assert_close(out, whole, atol=EXACT, rtol=0)
+
+
+def test_a_driven_block_runs_within_a_forward_alone() -> None:
+    network: Any = tiny_driven.family("sd3").network
+    hidden = torch.zeros(2, 1, 32, dtype=torch.float64)
+    with pytest.raises(RuntimeError, match="runs within a forward alone"):
+        network.pair(network.pairs[0], hidden, hidden)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_block_takes_its_own_keys_and_values(name: str) -> None:
+    """Otherwise the tests above would prove nothing."""
+    of = tiny_driven.family(name)
+    row = rows_of(of)[1]
+    (whole,), (seen,) = predicted(of, [row]), recorded(of, [row])
+    row = replace(row, region=region_of(row, COMPUTED[1]))
+    for block in range(of.depth):
+        for part in (0, 1):
+            wrong = Everything()
+            wrong.heads = dict(seen.heads)
+            changed = list(seen.heads[block])
+            changed[part] = changed[part].flip(0)
+            wrong.heads[block] = changed[0], changed[1]
+            (out,) = predicted(of, [row], [taking(row, wrong, prefix(block, of.depth))])
+            assert (out - whole[list(COMPUTED[1])]).abs().max() > 10 * EXACT
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_block_projects_its_own_input(name: str) -> None:
+    """The first block's is made from latents."""
+    of = tiny_driven.family(name)
+    row = rows_of(of)[1]
+    (whole,), (seen,) = predicted(of, [row]), recorded(of, [row])
+    row = replace(row, region=region_of(row, COMPUTED[1]))
+    for block in range(1, of.depth):
+        wrong = Everything()
+        wrong.heads, wrong.inputs = seen.heads, {**seen.inputs, block: seen.inputs[block].flip(0)}
+        plan = [Mode.HIDDEN if index == block else Mode.KV for index in range(of.depth)]
+        (right,), (out,) = (predicted(of, [row], [taking(row, kept, plan)]) for kept in (seen, wrong))
+        torch.testing.assert_close(right, whole[list(COMPUTED[1])], atol=EXACT, rtol=0)
+        assert (out - right).abs().max() > 10 * EXACT
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_row_does_not_depend_on_its_batch(name: str) -> None:
+    of = tiny_driven.family(name)
+    rows = rows_of(of)
+    seen, some = recorded(of, rows), masked(rows)
+    uses = [taking(row, one, plan) for row, one, plan in zip(some, seen, PLANS[:3], strict=True)]
+    together = predicted(of, some, uses)
+    for row, use, out in zip(some, uses, together, strict=True):
+        torch.testing.assert_close(out, predicted(of, [row], [use])[0], atol=EXACT, rtol=0)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_masked_step_records_what_a_step_in_full_shows(name: str) -> None:
+    of = tiny_driven.family(name)
+    row = rows_of(of)[0]
+    (seen,) = recorded(of, [row])
+    row = replace(row, region=region_of(row, COMPUTED[0]))
+    beside = Everything()
+    predicted(of, [row], [replace(taking(row, seen, prefix(1, of.depth)), recorder=beside)])
+    assert beside.heads.keys() == beside.inputs.keys() == seen.heads.keys() == set(range(of.depth))
+    for block, heads in beside.heads.items():
+        for here, there in zip(
+            (beside.inputs[block], *heads), (seen.inputs[block], *seen.heads[block]), strict=True
+        ):
+            tokens = slice(None) if block < 1 else list(COMPUTED[0])
+            torch.testing.assert_close(here, there[tokens], atol=EXACT, rtol=0)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_half_precision_is_rounded_where_diffusers_rounds_it(name: str) -> None:
+    driven, own = (torch.nn.Module.to(tiny_driven.transformer(name), torch.bfloat16) for _ in range(2))
+    network = FAMILIES[name].network(driven)
+    of = ModelFamily(network.text, tiny_driven.family(name).schedule, network)
+    rows = rows_of(of)
+    seen, some = recorded(of, rows), masked(rows)
+    uses = [taking(row, one, plan) for row, one, plan in zip(some, seen, PLANS[:3], strict=True)]
+    for row, out in zip(some, predicted(of, some, uses), strict=True):
+        assert row.region is not None
+        assert out.dtype is torch.bfloat16
+        with torch.no_grad():
+            near = FAMILIES[name].alone(own, row)[row.region.computed]
+        assert (out - near).abs().mean() < 0.05 * near.abs().mean()

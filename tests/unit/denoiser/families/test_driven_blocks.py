@@ -1,0 +1,179 @@
+"""What driven families tell of their blocks and checkpoints."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from diffusers.schedulers.scheduling_flow_match_euler_discrete import FlowMatchEulerDiscreteScheduler
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from giornata.families import Family
+from giornata.packed.region import beside, region
+from giornata.packed.uses import Taken, Use
+from giornata.wire.errors import InvalidField
+from giornata.wire.values import Mode
+from giornata_denoiser.checkpoint import LOADERS
+from giornata_denoiser.engine.assembly import assemble
+from giornata_denoiser.families.driven.prompts import DrivenText
+from giornata_denoiser.families.protocol import ModelFamily
+from giornata_denoiser.rows.row import Row
+from tests.fakes import tiny_driven
+from tests.fakes.tiny_driven import FAMILIES
+from tests.fakes.tiny_flux import SCHEDULER, Spec
+from tests.unit.denoiser.engine.test_masked import Everything, Recorded
+from tests.unit.denoiser.families.test_driven import predicted
+
+NAMES = sorted(FAMILIES)
+TEXT = 32
+HEIGHTS = (4, 8)
+"""Heights of pictures 8 tokens wide, which Z-Image does not pad."""
+
+
+def row(of: ModelFamily, height: int) -> Row:
+    return tiny_driven.row(of, Spec(grid=(height, 8), text_tokens=TEXT))
+
+
+def multiplications(of: ModelFamily, one: Row, use: Use) -> float:
+    """What a step of a row multiplies, its text and modulation being prepared."""
+    assembly = assemble(of, [one])
+    # The counter does not know the processor's fused attention.
+    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        of.network.predict(assembly.batch, one.latent, assembly.conditioning, [0], uses=[use])
+    flops: int = counter.get_total_flops()
+    return flops / 2
+
+
+def outer(of: ModelFamily) -> tuple[int, int]:
+    """Multiplications of a token before the first block, and behind the last one."""
+    model: Any = of.network.transformer  # type: ignore[attr-defined]  # of a driven network
+    name = next(
+        name for name in ("x_embedder", "img_in", "pos_embed", "all_x_embedder") if hasattr(model, name)
+    )
+    before = sum(w.numel() for n, w in getattr(model, name).named_parameters() if n.endswith("weight"))
+    last = model.all_final_layer["2-1"].linear if hasattr(model, "all_final_layer") else model.proj_out
+    return before, last.weight.numel()
+
+
+def joint_share(of: ModelFamily) -> list[float]:
+    """The share of each block's pairs that text takes part in."""
+    blocks = (*of.network.pairs, *of.network.singles)  # type: ignore[attr-defined]  # of a driven network
+    refiners = len(getattr(of.network.transformer, "noise_refiner", ()))  # type: ignore[attr-defined]  # likewise
+    return [
+        0.0 if index < refiners else 0.5 if getattr(block, "attn2", None) is not None else 1.0
+        for index, block in enumerate(blocks)
+    ]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_specs_count_what_a_cell_and_a_pair_multiply(name: str) -> None:
+    """The difference of two pictures, counted operation by operation."""
+    of = tiny_driven.family(name)
+    rows = [row(of, height) for height in HEIGHTS]
+    small, large = (multiplications(of, one, Use()) for one in rows)
+    tokens, cells = [one.block_tokens for one in rows], [one.image_tokens for one in rows]
+    before, behind = outer(of)
+    wanted: float = before * (tokens[1] - tokens[0]) + behind * (cells[1] - cells[0])
+    for spec, share in zip(of.specs, joint_share(of), strict=True):
+        joint, alone = ((TEXT + tokens[1]) ** 2 - (TEXT + tokens[0]) ** 2), tokens[1] ** 2 - tokens[0] ** 2
+        wanted += spec.cell * (tokens[1] - tokens[0]) + spec.pair * (share * joint + (1 - share) * alone)
+    assert large - small == wanted
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_specs_count_what_a_projected_cell_multiplies(name: str) -> None:
+    of = tiny_driven.family(name)
+    whole = row(of, HEIGHTS[0])
+    seen = Everything()
+    predicted(of, [whole], [Use(recorder=seen)])
+    touched = torch.zeros(whole.grid, dtype=torch.bool)
+    touched[1, 2:5] = True
+    found = region(touched)
+    assert found is not None
+    one = replace(whole, region=beside(found, whole.companions))
+    assert one.region is not None
+    source, depth = Recorded(seen, one.region), of.depth
+    kv, hidden = ((Mode.KV, *(mode,) * (depth - 1)) for mode in (Mode.KV, Mode.HIDDEN))
+    difference = multiplications(of, one, Use(Taken(hidden, source))) - multiplications(
+        of, one, Use(Taken(kv, source))
+    )
+    assert difference == sum(spec.outside for spec in of.specs[1:]) * len(one.region.outside)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_specs_name_the_channels_that_recorders_see(name: str) -> None:
+    of = tiny_driven.family(name)
+    seen = Everything()
+    predicted(of, [row(of, HEIGHTS[0])], [Use(recorder=seen)])
+    for block, spec in enumerate(of.specs):
+        key, value = seen.heads[block]
+        assert key.shape[1:] == value.shape[1:] == (spec.heads, spec.parts["key"] // spec.heads)
+        assert (value.flatten(1).shape[1], seen.inputs[block].shape[1]) == (
+            spec.parts["value"],
+            spec.parts["hidden"],
+        )
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_checkpoint_is_loaded_from_its_folder(name: str, tmp_path: Path) -> None:
+    tiny_driven.unhooked(name).save_pretrained(tmp_path / "transformer")
+    FlowMatchEulerDiscreteScheduler.from_config(SCHEDULER).save_pretrained(tmp_path / "scheduler")
+    loaded = LOADERS[Family(name)](tmp_path, torch.float64, torch.device("cpu"))
+    of = tiny_driven.family(name)
+    one = row(of, HEIGHTS[0])
+    torch.testing.assert_close(predicted(loaded, [one])[0], predicted(of, [one])[0], atol=1e-9, rtol=0)
+    assert loaded.network.prepared_bytes == of.network.prepared_bytes
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_prepared_takes_what_was_announced(name: str) -> None:
+    of = tiny_driven.family(name)
+    one = row(of, HEIGHTS[0])
+    prepared: Any = of.network.prepare(one.prompts[0], one.track.times)
+    assert prepared.vectors.nbytes == one.steps * of.network.prepared_bytes
+    assert len(prepared.text) == one.prompts[0].joint_tokens
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_latent_pixels_are_packed_and_unpacked(name: str) -> None:
+    network: Any = tiny_driven.family(name).network
+    latent = torch.arange(3 * 5 * network.out_channels).view(15, -1)
+    pixels = network.unpacked(latent, (3, 5))
+    assert pixels.shape == (network.out_channels // 4, 6, 10)
+    assert torch.equal(network.packed(pixels), latent)
+
+
+def test_text_is_padded_where_the_transformer_pads_it() -> None:
+    text = DrivenText({"prompt_embeds": (None, 3)}, multiple=32)
+    for tokens, padded in ((1, 32), (32, 32), (33, 64)):
+        prompt = text.prompt({"prompt_embeds": torch.zeros(tokens, 3)}, (2, 2), 0.0)
+        assert (prompt.joint_tokens, len(prompt.embeds)) == (padded, tokens)
+
+
+@pytest.mark.parametrize("name", ["sd3", "z-image"])
+def test_a_picture_without_positions_is_refused(name: str) -> None:
+    of = tiny_driven.family(name)
+    with pytest.raises(InvalidField, match="larger than the model has positions for") as caught:
+        tiny_driven.row(of, Spec(grid=(2, 17)))
+    assert (caught.value.field, caught.value.received) == ("size", "17x2 tokens")
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("sd3", {"in_channels": 33}, "holds more than the latent"),
+        ("qwen-image", {"zero_cond_t": True}, "zero_cond_t is not served"),
+        ("qwen-image", {"use_additional_t_cond": True}, "use_additional_t_cond is not served"),
+        ("qwen-image", {"use_layer3d_rope": True}, "use_layer3d_rope is not served"),
+        ("flux2-klein", {"guidance_embeds": True}, "guidance scale is not served"),
+    ],
+)
+def test_a_variant_that_is_not_served_is_refused(name: str, change: dict[str, Any], message: str) -> None:
+    model = tiny_driven.unhooked(name)
+    other = type(model).from_config({**model.config, **change, "_use_default_values": []})
+    with pytest.raises(ValueError, match=message):
+        FAMILIES[name].network(other)

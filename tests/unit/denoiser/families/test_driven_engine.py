@@ -1,0 +1,213 @@
+"""Driven families in the engine: whole edits equal diffusers' forward step by step, with templates and without."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from giornata.packed.attention import Outside
+from giornata.packed.pages import Pages
+from giornata.packed.region import beside, region
+from giornata.packed.uses import Taken, Use
+from giornata.planning.costs import Shape
+from giornata.wire.values import Mode
+from giornata_denoiser.blocks.own import OwnKeysValues, OwnRecorder
+from giornata_denoiser.engine.assembly import assemble
+from giornata_denoiser.engine.stepping import denoise_step
+from giornata_denoiser.families.protocol import ModelFamily
+from giornata_denoiser.profiling.making import activation_bytes
+from giornata_denoiser.profiling.measuring import Meter
+from giornata_denoiser.profiling.mixtures import Mixture, RowSize
+from giornata_denoiser.rows.row import RecordingSpec, Row
+from giornata_denoiser.rows.stored import EXACT as AS_COMPUTED
+from giornata_denoiser.rows.template import Form, Recording
+from tests.fakes import tiny_driven
+from tests.fakes.tiny_driven import FAMILIES
+from tests.fakes.tiny_flux import Spec
+from tests.unit.denoiser.engine.edits import engine, finished
+
+EXACT = 1e-5
+GRID = (4, 5)
+TOUCHED = (6, 7, 11, 12)
+NAMES = sorted(FAMILIES)
+SCALE = 2.5
+
+
+def _linear(positive: Tensor, negative: Tensor) -> Tensor:
+    return negative + SCALE * (positive - negative)
+
+
+def _from_positive(positive: Tensor, negative: Tensor) -> Tensor:
+    return positive + SCALE * (positive - negative)
+
+
+def _at_length(positive: Tensor, negative: Tensor) -> Tensor:
+    combined = _linear(positive, negative)
+    wanted, found = (each.square().sum(-1, keepdim=True).sqrt() for each in (positive, combined))
+    return combined * (wanted / found)
+
+
+GUIDANCE: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "z-image": _from_positive,
+    "qwen-image": _at_length,
+}
+"""The formulas of the pipelines; `_linear` where none is named."""
+
+
+def edit(of: ModelFamily, spec: Spec) -> Row:
+    """A row whose mask is 1 in a few tokens, computed in full."""
+    row = tiny_driven.row(of, replace(spec, grid=GRID))
+    mask = torch.zeros_like(row.conditioning["mask"])
+    mask[list(TOUCHED)] = 1.0
+    row = replace(row, conditioning={**row.conditioning, "mask": mask})
+    return replace(row, latent=torch.lerp(row.conditioning["image_latents"], row.latent, mask))
+
+
+def masked(row: Row) -> Row:
+    touched = torch.zeros(GRID, dtype=torch.bool)
+    touched.view(-1)[list(TOUCHED)] = True
+    found = region(touched)
+    assert found is not None
+    return replace(row, region=beside(found, row.companions))
+
+
+def by_hand(name: str, row: Row) -> Tensor:
+    """The final latent as a pipeline of diffusers computes it."""
+    picture, noise, mask = (row.conditioning[part] for part in ("image_latents", "noise", "mask"))
+    latent = row.latent
+    for step in range(row.steps):
+        outputs = [
+            tiny_driven.alone(name, replace(row, latent=latent, step=step, prompts=(prompt,)))
+            for prompt in row.prompts
+        ]
+        velocity = outputs[0] if len(outputs) == 1 else GUIDANCE.get(name, _linear)(*outputs)
+        now, after = row.track.levels[step : step + 2].double()
+        latent = latent + (after - now) * velocity
+        latent = (1 - mask) * (after * noise + (1 - after) * picture) + mask * latent
+    return latent
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_edits_of_one_batch_equal_the_pipelines_loop(name: str) -> None:
+    """One guided, one not, of different lengths."""
+    of = tiny_driven.family(name)
+    rows = [
+        edit(of, Spec("guided", steps=3, text_tokens=4, true_cfg_scale=SCALE, seed=1)),
+        edit(of, Spec("alone", steps=2, text_tokens=6, seed=2)),
+    ]
+    made = engine(of)
+    made.batch.submit(rows)
+    ends = finished(made)
+    for row in rows:
+        torch.testing.assert_close(
+            ends[row.key.job_id].latent.double(), by_hand(name, row), atol=EXACT, rtol=0
+        )
+
+
+@pytest.mark.parametrize("form", list(Form))
+@pytest.mark.parametrize("name", NAMES)
+def test_an_edit_that_takes_from_its_own_run_in_full_equals_it(name: str, form: Form) -> None:
+    """Recorded, stored, planned and loaded as a template is, beside other rows; what another run left would not do."""
+    of = tiny_driven.family(name)
+    row, other = (edit(of, Spec(job_id, steps=3, seed=seed)) for job_id, seed in (("edit", 3), ("other", 4)))
+    recording = RecordingSpec(frozenset({form}), AS_COMPUTED)
+    made, runs = engine(of), dict[str, Row]()
+    for run in (row, other):
+        made.batch.submit([replace(run, records=recording)])
+        runs |= finished(made)
+    latents = []
+    for job_id in ("edit", "other"):
+        template = Recording(job_id, GRID, runs[job_id].entries)
+        made.batch.submit([replace(masked(row), template=template), edit(of, Spec("beside", seed=5))])
+        latents.append(finished(made)["edit"].latent)
+    torch.testing.assert_close(latents[0], runs["edit"].latent, atol=EXACT, rtol=0)
+    assert (latents[1] - latents[0]).abs().max() > 100 * EXACT
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_miss_takes_what_its_own_step_in_full_made(name: str) -> None:
+    of = tiny_driven.family(name)
+    row = replace(masked(edit(of, Spec("miss", steps=3, true_cfg_scale=SCALE, seed=5))), renewed_every=3)
+    made = engine(of)
+    made.batch.submit([row])
+    latent = finished(made)["miss"].latent
+    assert row.region is not None
+    kept = [OwnKeysValues(row.region.outside, own) for own in row.own_tokens]
+    uses = [Use(recorder=OwnRecorder(one)) for one in kept]
+    with torch.no_grad():
+        for _ in range(row.steps):
+            stepped = denoise_step(of, assemble(of, [row]), [row], uses)
+            row = row.advanced(stepped.latents[0])
+            uses = [Use(Taken((Mode.KV,) * of.depth, one)) for one in kept]
+    torch.testing.assert_close(latent, row.latent, atol=EXACT, rtol=0)
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("name", NAMES)
+def test_pages_are_attended_to_as_what_they_hold(name: str, bits: int) -> None:
+    """As on a GPU: keys and values are gathered where a block attends, those of several attentions together."""
+    of = tiny_driven.family(name)
+    row = masked(edit(of, Spec("edit", steps=3, seed=6)))
+    assert row.region is not None
+    stored, plain = (OwnKeysValues(row.region.outside, row.own_tokens[0], kept) for kept in (bits, None))
+    latents = []
+    with torch.no_grad():
+        denoise_step(of, assemble(of, [row]), [row], [Use(recorder=OwnRecorder(stored))])
+        denoise_step(of, assemble(of, [row]), [row], [Use(recorder=OwnRecorder(plain))])
+        for block in range(of.depth):
+            outside, pages = plain.keys_values(block), stored.keys_values(block)
+            assert isinstance(outside, Outside)
+            assert isinstance(pages, Pages)
+            for mine, theirs in zip((outside.key, outside.value), pages.rows(), strict=True):
+                held = theirs.view(len(theirs), *mine.shape[1:]).to(mine.dtype)
+                assert not torch.equal(mine[row.own_tokens[0] :], held)
+                mine[row.own_tokens[0] :] = held
+        for kept in (stored, plain):
+            use = Use(Taken((Mode.KV,) * of.depth, kept))
+            latents.append(denoise_step(of, assemble(of, [row]), [row], [use]).latents[0])
+    torch.testing.assert_close(latents[0], latents[1], atol=EXACT, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["flux2-klein", "z-image"])
+def test_a_meter_measures_rows_with_their_companions(name: str) -> None:
+    of = tiny_driven.family(name)
+    card = SimpleNamespace(default_guidance_scale=1.0)
+    checkpoint: Any = SimpleNamespace(family=of, card=card)
+    meter = Meter(checkpoint, AS_COMPUTED)
+    part = RowSize(*GRID, 32, (Mode.KV,) * of.depth, ratio=0.2).beside(meter.companions)
+    whole = RowSize(*GRID, 32, (Mode.FULL,) * of.depth).beside(meter.companions)
+    for size in (part, whole):
+        assert size.shapes == meter._row(size, 0).shapes
+    assert part.companions == of.network.companions(GRID) > 0
+    assert meter.step_ms(Mixture((part, whole))) > 0
+    outside = part.shapes[0].image - part.shapes[0].computed
+    assert meter.load_bytes(part) == of.dtype.itemsize * outside * of.specs[0].channels([Mode.KV])
+
+
+@pytest.mark.parametrize("name", ["flux2-klein", "z-image"])
+def test_rows_tell_what_their_companions_cost(name: str) -> None:
+    """A step in full computes them, a masked one takes them."""
+    of = tiny_driven.family(name)
+    row = edit(of, Spec("edit", steps=3))
+    part = replace(masked(row), renewed_every=3, begun=True, step=1)
+    text, cells = row.prompts[0].joint_tokens, GRID[0] * GRID[1]
+    both = cells + of.network.companions(GRID)
+    assert (row.block_tokens, row.tokens, row.shapes) == (both, text + both, (Shape(text, both, both),))
+    assert (part.tokens, part.shapes) == (text + len(TOUCHED), (Shape(text, both, len(TOUCHED)),))
+
+
+def test_memory_is_measured_of_two_rows_too() -> None:
+    """Their modulation is spread to their tokens; a row alone has its own broadcast."""
+    of = tiny_driven.family("qwen-image")
+    checkpoint: Any = SimpleNamespace(family=of, card=SimpleNamespace(default_guidance_scale=1.0))
+    meter = Meter(checkpoint, AS_COMPUTED)
+    one = Mixture((RowSize(8, 8, 8, (Mode.FULL,) * of.depth),))
+    two = Mixture(one.rows * 2)
+    alone, both = (activation_bytes(meter, steps, of.depth) for steps in ([one], [one, two]))
+    assert both > 1.2 * alone
