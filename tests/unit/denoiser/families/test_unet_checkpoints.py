@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+from diffusers import DDIMScheduler
 
-from giornata_denoiser.families.unet.checkpoints import load_network
+from giornata_denoiser.families.unet.checkpoints import load
 from tests.fakes import tiny_unet
 from tests.unit.denoiser.families.test_unet import (
     DOUBLE,
@@ -69,7 +70,9 @@ def test_smaller_unets_are_served_over_the_same_tiles() -> None:
 def test_a_checkpoint_is_loaded_as_the_network_that_it_holds(shape: str, fill: bool, tmp_path: Path) -> None:
     model = tiny_unet.unet(shape, fill=fill)
     model.save_pretrained(tmp_path / "unet")
-    of = load_network(tmp_path, torch.float32, torch.device("cpu"))
+    scheduler: Any = DDIMScheduler
+    scheduler(clip_sample=False).save_pretrained(tmp_path / "scheduler")
+    of: Any = load(tmp_path, torch.float32, torch.device("cpu")).network
     assert (of.blends, of.side) == (not fill, 4 if shape == "xl" else 8)
     row = pictures(of)[0]
     (out,) = predicted(of, [row], [None])
