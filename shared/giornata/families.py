@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from giornata.wire.models import ModelCard
+from giornata.wire.models import ModelCard, Task
 
 SAMPLE_BYTES: Final = 1 << 20
 """How much of each end of a weight file enters the digest; hashing all of a 24 GB checkpoint takes a minute."""
@@ -49,6 +49,8 @@ class Kind:
     guidance_scale: float
     strength: float
     """Defaults of requests, unless the checkpoint has a ``serving.json``."""
+    generation_guidance_scale: float | None = None
+    """Default of generations; None for a kind that generates nothing."""
     unguided_steps: int | None = None
     """Default where the network embeds no guidance scale: such a checkpoint is distilled to few steps."""
     whole_latents: bool = False
@@ -64,6 +66,11 @@ class Kind:
     kept_channels: Callable[[Mapping[str, Any]], int] = _flux_channels
     """Channels a token of the keys and values of all blocks, from the network's ``config.json``."""
 
+    @property
+    def tasks(self) -> tuple[Task, ...]:
+        """What its checkpoints are served for."""
+        return (Task.EDIT,) if self.generation_guidance_scale is None else (Task.EDIT, Task.GENERATE)
+
 
 _FLUX_INPAINT: Final = Kind(
     Family.FLUX_INPAINT,
@@ -71,6 +78,7 @@ _FLUX_INPAINT: Final = Kind(
     steps=28,
     guidance_scale=7.0,
     strength=0.6,
+    generation_guidance_scale=3.5,
     unguided_steps=4,
     whole_latents=True,
 )
@@ -93,6 +101,8 @@ class ServingDefaults(BaseModel):
     steps: int | None = Field(None, ge=1)
     guidance_scale: float | None = Field(None, gt=0)
     strength: float | None = Field(None, gt=0, le=1)
+    generation_guidance_scale: float | None = Field(None, gt=0)
+    """Ignored by a kind that generates nothing."""
 
 
 def read_model_card(folder: Path, name: str | None = None) -> ModelCard:
@@ -128,6 +138,8 @@ def read_model_card(folder: Path, name: str | None = None) -> ModelCard:
         default_steps=defaults.steps or steps,
         default_guidance_scale=defaults.guidance_scale or kind.guidance_scale,
         default_strength=defaults.strength or kind.strength,
+        tasks=kind.tasks,
+        generation_guidance_scale=_of_generations(kind, defaults),
         native_size=int(vae.get("sample_size", kind.native_size)),
     )
 
@@ -145,6 +157,12 @@ def level_bytes(folder: Path, card: ModelCard, bits: int) -> int:
             f"{folder / kind.network} is not a network of diffusers: {error} is missing"
         ) from error
     return (card.native_size // card.pixel_multiple) ** 2 * channels * bits // 8
+
+
+def _of_generations(kind: Kind, defaults: ServingDefaults) -> float | None:
+    if kind.generation_guidance_scale is None:
+        return None
+    return defaults.generation_guidance_scale or kind.generation_guidance_scale
 
 
 def _serving_defaults(path: Path) -> ServingDefaults:

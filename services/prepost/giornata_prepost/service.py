@@ -22,7 +22,7 @@ from giornata.bus.bus import Bus, Endpoint
 from giornata.bus.telemetry import state_of, telemetry
 from giornata.wire import subjects
 from giornata.wire.cells import in_cell
-from giornata.wire.errors import InputLost, ServiceUnavailable
+from giornata.wire.errors import InputLost, ServiceUnavailable, TaskNotSupported
 from giornata.wire.jobs import BlobRef, Encoding, Inspection, Job
 from giornata.wire.messages import (
     EncodeRequest,
@@ -33,13 +33,16 @@ from giornata.wire.messages import (
     TemplateRequest,
     question,
 )
+from giornata.wire.models import Task
 from giornata.wire.requests import EditParameters, Reuse
 from giornata.wire.templates import TemplateInputs
 from giornata.wire.values import Intermediate
 from giornata.wire.workers import ServiceName, ServiceState
 from giornata_prepost.config import PrepostConfig
-from giornata_prepost.families.protocol import ImageModel, rehearse
+from giornata_prepost.families.protocol import GeneratingModel, ImageModel, rehearse
+from giornata_prepost.images import generation
 from giornata_prepost.images.geometry import Box, Size
+from giornata_prepost.images.pictures import Pixels
 from giornata_prepost.images.stages import Inspected, PixelLimits, finish, inspect, inspect_template
 from giornata_prepost.work import ImagePool, ModelThread, Precedence
 
@@ -102,9 +105,14 @@ class Prepost:
         return in_cell(subjects.prepost(verb, self._model.card.name), self._config.cell)
 
     async def inspect(self, request: InspectRequest) -> Inspection:
-        """Decode and measure the job's pictures; prepare the picture for the autoencoder."""
+        """Decode and measure the job's pictures; prepare the picture for the autoencoder.
+
+        A generation has none: its size alone is checked.
+        """
         job = request.job
         job.check_model(self._model.card)
+        if job.task is Task.GENERATE:
+            return generation.measured(job.parameters, self._model.card, self._limits)
         async with self._held:
             found, compute_ms = await self._inspected(job)
         prepared = await self._hand_over(job, "prepared", found.prepared)
@@ -115,9 +123,11 @@ class Prepost:
         """Conditioning of the job and of each of its rows."""
         job = request.job
         job.check_model(self._model.card)
-        prepared = await intermediate(self._blobs, request.inspection.prepared, Intermediate.PREPARED)
+        stored, prepared = request.inspection.prepared, None
+        if stored is not None:
+            prepared = await intermediate(self._blobs, stored, Intermediate.PREPARED)
         (text, text_tokens, rows), compute_ms = await self._thread.timed(
-            Precedence.BEGIN, self._encode, job, prepared
+            Precedence.BEGIN, self._encode, job, request.inspection, prepared
         )
         reuses = job.parameters.reuse is not Reuse.OFF
         return Encoding(
@@ -138,10 +148,7 @@ class Prepost:
             Precedence.FINISH, self._model.decode, _latents(latents, request), size
         )
         async with self._held:
-            image, alpha = await self._blobs.get(job.image), await self._alpha(job, request.inspection)
-            crop = request.inspection.crop and Box(*request.inspection.crop)
-            edit = (image, alpha, job.parameters, self._limits, painted, crop)
-            file, paste_ms = await self._pool.timed(finish, *edit, limit_s=self._config.image_timeout_s)
+            file, paste_ms = await self._finished(job, request.inspection, painted)
         return FinishReply(
             image=await self._store(job.job_id, f"image-{request.index}", file, job.result_ttl_s),
             decode_ms=decode_ms,
@@ -168,14 +175,19 @@ class Prepost:
             conditioning=await keep("row", row),
         )
 
-    def _encode(self, job: Job, prepared: bytes) -> tuple[bytes, int, list[bytes]]:
-        """Safetensors of the text and of each row, in the model's thread."""
+    def _encode(
+        self, job: Job, inspection: Inspection, prepared: bytes | None
+    ) -> tuple[bytes, int, list[bytes]]:
+        """Safetensors of the text and of each row, in the model's thread; a generation has nothing `prepared`."""
         parameters = job.parameters
         if parameters.seed is None:
             raise ValueError("encoding needs resolved parameters")
         text = self._model.encode_text(parameters.prompt, parameters.negative_prompt)
         seeds = range(parameters.seed, parameters.seed + parameters.n)
-        rows = self._encode_rows(prepared, seeds, sampled=parameters.reuse is Reuse.OFF)
+        if prepared is None:
+            rows = self._noise_rows(Size(inspection.model_width, inspection.model_height), seeds)
+        else:
+            rows = self._encode_rows(prepared, seeds, sampled=parameters.reuse is Reuse.OFF)
         return tensors.pack(text), self._model.text_tokens(text), rows
 
     def _encode_rows(self, prepared: bytes, seeds: Sequence[int], *, sampled: bool) -> list[bytes]:
@@ -184,6 +196,12 @@ class Prepost:
             pixels["image"].numpy(), pixels["mask"].numpy(), seeds, sampled=sampled
         )
         return [tensors.pack(row) for row in rows]
+
+    def _noise_rows(self, size: Size, seeds: Sequence[int]) -> list[bytes]:
+        model = self._model
+        if not isinstance(model, GeneratingModel):
+            raise TaskNotSupported(received=Task.GENERATE, accepted=", ".join(model.card.tasks))
+        return [tensors.pack(row) for row in model.noise_rows(size, seeds)]
 
     async def _keep_empty_text(self) -> BlobRef:
         """The empty prompt's conditioning, encoded once and kept for all jobs."""
@@ -213,8 +231,19 @@ class Prepost:
 
         return handle
 
+    async def _finished(self, job: Job, inspection: Inspection, painted: Pixels) -> tuple[bytes, float]:
+        """The finished file, and the milliseconds that pasting and encoding took in a process of the pool."""
+        in_pool = partial(self._pool.timed, limit_s=self._config.image_timeout_s)
+        if job.image is None:
+            return await in_pool(generation.finished, job.parameters, painted)
+        image, alpha = await self._blobs.get(job.image), await self._alpha(job, inspection)
+        crop = inspection.crop and Box(*inspection.crop)
+        return await in_pool(finish, image, alpha, job.parameters, self._limits, painted, crop)
+
     async def _inspected(self, job: Job) -> tuple[Inspected, float]:
         """The job's inspection, and the milliseconds that it took in a process of the pool."""
+        if job.image is None:
+            raise InputLost("A job without image has nothing to inspect.", received=job.job_id)
         image = await self._blobs.get(job.image)
         mask = await self._blobs.get(job.mask) if job.mask else None
         edit = (image, mask, job.parameters, self._model.card, self._limits)

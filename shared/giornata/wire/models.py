@@ -5,7 +5,18 @@ The digest lets a rolling model change never mix two autoencoders: it travels wi
 
 from __future__ import annotations
 
+from enum import StrEnum
+
 from giornata.wire.values import Wire
+
+
+class Task(StrEnum):
+    """What a picture is made from."""
+
+    EDIT = "edit"
+    """A picture and a mask."""
+    GENERATE = "generate"
+    """Text alone."""
 
 
 class ModelCard(Wire):
@@ -31,6 +42,10 @@ class ModelCard(Wire):
     default_steps: int
     default_guidance_scale: float
     default_strength: float
+    tasks: tuple[Task, ...] = (Task.EDIT,)
+    """What it is served for; versions before it was told know edits alone."""
+    generation_guidance_scale: float | None = None
+    """Default of generations; None where it generates nothing."""
     native_size: int = 1024
     """Pixels a side of the square pictures that the checkpoint was made for: `sample_size` of its autoencoder."""
 

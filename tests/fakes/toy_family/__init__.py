@@ -61,6 +61,9 @@ class TwoStep:
         velocity = output + now[:, 1:] * (output - last)
         return latent + (then - now)[:, :1] * velocity, (output,)
 
+    def initial(self, noise: Tensor, at: Tensor) -> Tensor:
+        return self._flow.initial(noise, at[:1])
+
     def noised(self, picture: Tensor, noise: Tensor, at: Tensor) -> Tensor:
         return self._flow.noised(picture, noise, at[:1])
 

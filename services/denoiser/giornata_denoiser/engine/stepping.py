@@ -72,7 +72,8 @@ def _completed(family: ModelFamily, assembly: Assembly, index: int, computed: Te
     `computed` is (computed, channels), the tokens of its region; `at` is (n,), the numbers of their noise level.
     """
     region, conditioning = assembly.regions[index], assembly.conditioning[index]
-    if region is None and not family.network.blends:
+    generated = "image_latents" not in conditioning
+    if generated or (region is None and not family.network.blends):
         return computed
     outside = family.schedule.noised(conditioning["image_latents"], conditioning["noise"], at)
     latent = computed

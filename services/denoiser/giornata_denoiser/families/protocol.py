@@ -64,6 +64,12 @@ class Schedule(Protocol):
         cell's row before and after the step.
         """
 
+    def initial(self, noise: Tensor, at: Tensor) -> Tensor:
+        """Where one row begins that has no picture: `noise`, (tokens, channels), as text-to-image pipelines scale it.
+
+        `at` is (n,), the numbers of the first level.
+        """
+
     def noised(self, picture: Tensor, noise: Tensor, at: Tensor) -> Tensor:
         """One row's picture at a noise level: where a row begins, and what its outside is at that level.
 
@@ -99,11 +105,15 @@ class Network(Protocol):
 
     @property
     def conditioning(self) -> Mapping[str, int]:
-        """Channels of the tensors every row carries, by name; `noise` and `image_latents` are among them."""
+        """Channels of the tensors that every row with a picture carries, by name.
+
+        `noise` and `image_latents` are among them. A row without a picture carries `noise` alone: the network of a
+        checkpoint that generates reads no other.
+        """
 
     @property
     def blends(self) -> bool:
-        """Whether each step ends by putting the noised picture where the row's tensor `mask` is 0."""
+        """Whether each step ends by putting the noised picture where the row's tensor `mask` is 0, if it has one."""
 
     def unmasked(self, conditioning: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The conditioning of an edit with an empty mask, from that of any edit of the picture."""

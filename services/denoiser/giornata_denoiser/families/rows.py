@@ -11,6 +11,7 @@ from giornata.wire.errors import SchemaMismatch
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.rows.row import Prompt, Row, Snapshot, Track
 
+NOISE = "noise"
 NEGATIVE = "negative_"
 """Prefix of the tensors of a negative prompt's encoding."""
 
@@ -27,12 +28,13 @@ def build_row(
     true_cfg_scale: float = 1.0,
     partial_images: int = 0,
     resume: Snapshot | None = None,
+    generated: bool = False,
 ) -> Row:
     """A row on the CPU that computes its whole picture, from the beginning or from where `resume` was interrupted.
 
     `text` holds the tensors of the family's text and may hold those of a negative prompt, whose names begin with
     :data:`NEGATIVE`; with them and a `true_cfg_scale` above 1, classifier-free guidance is computed. `conditioning` is
-    what the family's network names, (tokens, channels) each.
+    what the family's network names, (tokens, channels) each; of a row that is `generated`, its `noise` alone.
 
     Raises:
         SchemaMismatch: a tensor is missing or has another shape than the checkpoint takes.
@@ -41,13 +43,12 @@ def build_row(
     fields = {
         name: _take(family, conditioning, name, (tokens, channels))
         for name, channels in family.network.conditioning.items()
+        if name == NOISE or not generated
     }
     if resume is None:
-        state = Snapshot(
-            0, family.schedule.noised(fields["image_latents"], fields["noise"], track.numbers[0])
-        )
+        state = Snapshot(0, _begun(family, fields, track.numbers[0]))
     else:
-        state = _resumed(family, resume, tuple(fields["noise"].shape), track.steps)
+        state = _resumed(family, resume, tuple(fields[NOISE].shape), track.steps)
     guided = true_cfg_scale > 1 and any(name.startswith(NEGATIVE) for name in text)
     return Row(
         key=key,
@@ -72,6 +73,14 @@ def text_shapes(family: ModelFamily, tokens: int) -> dict[str, tuple[int, ...]]:
         name: tuple(tokens if side is None else side for side in shape)
         for name, shape in family.text.tensors.items()
     }
+
+
+def _begun(family: ModelFamily, fields: Mapping[str, Tensor], at: Tensor) -> Tensor:
+    """The latent before a row's first step, (tokens, channels): its picture noised, or noise where it has none."""
+    picture, noise = fields.get("image_latents"), fields[NOISE]
+    return (
+        family.schedule.initial(noise, at) if picture is None else family.schedule.noised(picture, noise, at)
+    )
 
 
 def _resumed(family: ModelFamily, resume: Snapshot, shape: tuple[int, ...], steps: int) -> Snapshot:

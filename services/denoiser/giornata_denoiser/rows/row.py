@@ -100,7 +100,7 @@ class Row:
     """One of each sequence: the prompt and, with true classifier-free guidance, the negative prompt."""
     true_cfg_scale: float
     conditioning: Mapping[str, Tensor]
-    """(tokens, channels) each; the names and channels are the family's."""
+    """(tokens, channels) each; the names and channels are the family's. `noise` alone where there is no picture."""
     memory: tuple[Tensor, ...] = ()
     """As `latent`: what the schedule's solver remembers of earlier steps; nothing before the first one."""
     partial_images: int = 0

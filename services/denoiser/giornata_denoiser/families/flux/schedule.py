@@ -64,6 +64,10 @@ class FlowMatching:
         """x + (sigma[i+1] - sigma[i]) * v; nothing is remembered."""
         return euler_step(latent, output, then - now), memory
 
+    def initial(self, noise: Tensor, at: Tensor) -> Tensor:  # noqa: ARG002 - protocol
+        """The noise itself, as `FluxPipeline` begins."""
+        return noise
+
     def noised(self, picture: Tensor, noise: Tensor, at: Tensor) -> Tensor:
         """The straight line between picture and noise, which the flow follows where nothing is repainted.
 

@@ -5,6 +5,8 @@ which the pipeline draws. So a full computation equals diffusers' own for the sa
 
 1. the posterior sample of the picture, 2. the noise, 3. (Fill) the posterior sample of the masked picture.
 
+A generation has no picture: its noise is drawn first, as `FluxPipeline` does.
+
 An edit that may reuse takes the posteriors' modes instead, which are the same for all edits of a picture. The noise is
 then drawn first.
 """
@@ -143,7 +145,10 @@ class FluxImages:
 
 
 class InpaintImages(FluxImages):
-    """`FluxInpaintPipeline`: adds `mask` (tokens, 4 * latent_channels), one value a latent pixel, repeated."""
+    """`FluxInpaintPipeline`: adds `mask` (tokens, 4 * latent_channels), one value a latent pixel, repeated.
+
+    It generates as `FluxPipeline`.
+    """
 
     kind = FluxInpaintPipeline
 
@@ -154,6 +159,15 @@ class InpaintImages(FluxImages):
         unread = torch.zeros(shape) if taken_as_encoded else picture
         mask, _ = self._mask_latents(holes, unread, torch.Generator("cpu"))
         return lambda _generator: {"mask": mask}
+
+    def noise_rows(self, size: Size, seeds: Sequence[int]) -> Iterator[Tensors]:
+        """`noise` (tokens, 4 * latent_channels), as `FluxPipeline.prepare_latents` draws it."""
+        factor = self.card.vae_scale_factor
+        shape = (1, self.card.latent_channels, size.height // factor, size.width // factor)
+        for seed in seeds:
+            generator = torch.Generator("cpu").manual_seed(seed)
+            noise = randn_tensor(shape, generator=generator, device=self.device, dtype=self.dtype)
+            yield {"noise": self._pack(noise)[0].cpu().contiguous()}
 
 
 class FillImages(FluxImages):
