@@ -191,6 +191,7 @@ async def test_large_pictures_are_claim_checks(stage: Stage, nats_url: str, redi
         result = await (await client.edit(image=large, mask=b"mask", prompt="a scarf", n=2))
     assert [picture.data for picture in result.pictures] == [picture_of(i, 5 << 20) for i in range(2)]
     job = (await stage.record()).job
+    assert job.image is not None
     assert await stage.router.blobs.get(job.image) == large
 
 
