@@ -125,5 +125,5 @@ async def test_a_fill_model_edits_only_and_says_so(stack: LiveStack, tmp_path: P
         )
         assert status == 1
         assert "[task_not_supported]" in err
-        assert "no model that is served does generate" in err
+        assert "no served model can generate" in err
     assert not (tmp_path / "x.png").exists()

@@ -34,7 +34,7 @@ def choose_card(
         lacking = ", ".join(missing) or "a denoiser and a prepost with the same model"
         raise ServiceUnavailable(f"No model is served now; not ready: {lacking}.", retry_after_s=2)
     fitting = {served: card for served, card in cards.items() if task in card.tasks}
-    names = ", ".join(sorted(fitting)) or f"no model that is served does {task}"
+    names = ", ".join(sorted(fitting)) or f"no served model can {task}"
     if name is not None and name not in cards:
         raise ModelNotFound(field="model", received=name, accepted=names)
     if name in fitting:
@@ -43,8 +43,9 @@ def choose_card(
         known = ", ".join(
             f"{card.name} ({card.family})" for card in cards.values() if name in {None, card.name}
         )
-        message = f"What is asked for, {task}, is not what {known} can do."
-        raise TaskNotSupported(message, field="model", received=name or "none", accepted=names)
+        raise TaskNotSupported(
+            f"{known} cannot {task}.", field="model", received=name or "none", accepted=names
+        )
     if len(fitting) > 1:
         raise InvalidField(
             "Several models are served; name one.", field="model", received="none", accepted=names
