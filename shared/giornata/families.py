@@ -15,6 +15,7 @@ from typing import Final
 
 from giornata import components
 from giornata.components import Config, Configs, LatentShape, Refusal
+from giornata.wire.models import Task
 from giornata.wire.samplers import DISCRETE_TIME, FLOW_MATCHING, Sampler
 
 
@@ -66,6 +67,8 @@ class Kind:
     guidance_scale: float
     strength: float
     """Defaults of requests, unless the checkpoint has a ``serving.json``."""
+    generation_guidance_scale: float | None = None
+    """Default of generations; None for a kind that generates nothing."""
     true_cfg_scale: float = 1.0
     """Default of requests with a negative prompt, where the family takes true classifier-free guidance."""
     guided_above: float | None = None
@@ -99,6 +102,11 @@ class Kind:
     unserved: Refusal = components.unserved_sampling
     """Why a checkpoint is not served, as the end of a sentence."""
 
+    @property
+    def tasks(self) -> tuple[Task, ...]:
+        """What its checkpoints are served for."""
+        return (Task.EDIT,) if self.generation_guidance_scale is None else (Task.EDIT, Task.GENERATE)
+
 
 _FLUX_INPAINT: Final = Kind(
     Family.FLUX_INPAINT,
@@ -106,6 +114,7 @@ _FLUX_INPAINT: Final = Kind(
     steps=28,
     guidance_scale=7.0,
     strength=0.6,
+    generation_guidance_scale=3.5,
     distilled=Distilled(lambda found: not found.network.get("guidance_embeds"), steps=4),
     mask_latents=1,
 )

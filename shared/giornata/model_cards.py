@@ -32,6 +32,8 @@ class ServingDefaults(BaseModel):
     guidance_scale: float | None = Field(None, ge=0)
     true_cfg_scale: float | None = Field(None, ge=1)
     strength: float | None = Field(None, gt=0, le=1)
+    generation_guidance_scale: float | None = Field(None, ge=0)
+    """Ignored by a kind that generates nothing."""
 
 
 def read_model_card(folder: Path, name: str | None = None) -> ModelCard:
@@ -67,6 +69,7 @@ def read_model_card(folder: Path, name: str | None = None) -> ModelCard:
         default_sampler=_own_sampler(kind, configs),
         keeps_whole_steps=kind.samplers is DISCRETE_TIME,
         native_size=_native_size(kind, configs, latents),
+        tasks=kind.tasks,
         **_guidance(kind, configs, _serving_defaults(folder / SERVING)),
     )
 
@@ -133,9 +136,16 @@ def _guidance(kind: Kind, configs: Configs, told: ServingDefaults) -> dict[str, 
         "guided_above": guided_above if takes_guidance else None,
         "default_steps": told.steps or steps,
         "default_guidance_scale": scale if told.guidance_scale is None else told.guidance_scale,
+        "generation_guidance_scale": _of_generations(kind, told),
         "default_true_cfg_scale": told.true_cfg_scale or kind.true_cfg_scale,
         "default_strength": told.strength or kind.strength,
     }
+
+
+def _of_generations(kind: Kind, told: ServingDefaults) -> float | None:
+    if kind.generation_guidance_scale is None or told.generation_guidance_scale is None:
+        return kind.generation_guidance_scale
+    return told.generation_guidance_scale
 
 
 def _own_sampler(kind: Kind, configs: Configs) -> Sampler:

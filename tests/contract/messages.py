@@ -31,6 +31,7 @@ from giornata.wire.messages import (
     FinishRequest,
     Forecast,
     ForecastRequest,
+    GenerateMessage,
     InspectRequest,
     Picture,
     PrefetchTemplate,
@@ -42,8 +43,8 @@ from giornata.wire.messages import (
     SubmitRequest,
     TemplateRequest,
 )
-from giornata.wire.models import ModelCard
-from giornata.wire.requests import EditParameters, OutputFormat, Reuse
+from giornata.wire.models import ModelCard, Task
+from giornata.wire.requests import EditParameters, GenerationParameters, OutputFormat, Reuse
 from giornata.wire.samplers import Sampler
 from giornata.wire.templates import TemplateInputs, TemplateRecord, TemplateState
 from giornata.wire.values import CellMap, StageTimes
@@ -120,6 +121,8 @@ CARD = ModelCard(
     default_steps=50,
     default_guidance_scale=30.0,
     default_strength=1.0,
+    tasks=(Task.EDIT, Task.GENERATE),
+    generation_guidance_scale=3.5,
 )
 TEMPLATE = TemplateRecord(
     template_id="template_1",
@@ -225,6 +228,7 @@ MESSAGES: list[BaseModel] = [
         errors=("Its values are not finite.",),
     ),
     EditMessage(parameters=EditParameters(prompt="x"), image=b"\x89PNG", mask=REF, progress="_INBOX.a"),
+    GenerateMessage(parameters=GenerationParameters(prompt="x", size="64x48"), progress="_INBOX.a"),
     StateEvent(job_id="job_1", state=JobState.PREPARING, attempt=0),
     StepEvent(job_id="job_1", attempt=1, index=0, step=1, steps=4),
     PreviewEvent(

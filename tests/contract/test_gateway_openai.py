@@ -8,7 +8,13 @@ import json
 from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
-from openai.types import ImageEditCompletedEvent, ImageEditPartialImageEvent, ImagesResponse
+from openai.types import (
+    ImageEditCompletedEvent,
+    ImageEditPartialImageEvent,
+    ImageGenCompletedEvent,
+    ImageGenPartialImageEvent,
+    ImagesResponse,
+)
 from openapi_spec_validator import validate
 
 from giornata.wire.errors import BY_CODE
@@ -19,7 +25,7 @@ from giornata.wire.workers import ServiceName, ServiceState, WorkerState
 from giornata_gateway.http.body import frame
 from giornata_gateway.http.openapi import document
 from giornata_gateway.http.routes import ROUTES
-from giornata_gateway.intake.rules.forms import EditForm, JobForm
+from giornata_gateway.intake.rules.forms import EditForm, GenerationForm, GenerationJobForm, JobForm
 from giornata_gateway.intake.rules.idempotency import HEADER
 from giornata_gateway.views.answers import images_answer
 from giornata_gateway.views.fleet import fleet_view
@@ -53,6 +59,11 @@ def completed_records(draw: st.DrawFn) -> JobRecord:
     return JobRecord(job=job, state=JobState.COMPLETED, rows=rows, inspection=inspection, encoding=encoding)
 
 
+def generation(record: JobRecord) -> JobRecord:
+    """The record of a job without image."""
+    return record.model_copy(update={"job": record.job.model_copy(update={"image": None})})
+
+
 @given(completed_records(), st.binary(max_size=50), st.booleans())
 def test_every_answer_is_one_that_openais_types_accept(
     record: JobRecord, picture: bytes, linked: bool
@@ -69,6 +80,9 @@ def test_every_answer_is_one_that_openais_types_accept(
 def test_every_completed_event_is_one_that_openais_types_accept(record: JobRecord, picture: bytes) -> None:
     event = completed_event(record, record.rows[0], picture, "http://x", 5)
     ImageEditCompletedEvent.model_validate(json.loads(event.model_dump_json(exclude_none=True)), strict=True)
+    event = completed_event(generation(record), record.rows[0], picture, "http://x", 5)
+    ImageGenCompletedEvent.model_validate(json.loads(event.model_dump_json(exclude_none=True)), strict=True)
+    assert event.usage.input_tokens_details.image_tokens == 0
 
 
 @given(completed_records(), st.binary(max_size=50), st.integers(0, 15))
@@ -87,6 +101,8 @@ def test_every_partial_image_is_one_that_openais_types_accept(
     assert told["media_type"] == "image/jpeg"  # of this one
     assert told["box"] == [1, 2, 3, 4]
     assert ImageEditPartialImageEvent.model_fields.keys() <= told.keys()
+    told = json.loads(partial_image_event(generation(record), event, 5).model_dump_json())
+    ImageGenPartialImageEvent.model_validate(told, strict=True)
 
 
 def test_the_document_has_every_route_and_no_other() -> None:
@@ -112,6 +128,12 @@ def test_the_document_is_valid_and_has_every_field_and_code() -> None:
     for form in (EditForm, JobForm):
         assert set(schemas[form.__name__]["properties"]) == {*form.model_fields, "image", "mask"}
         assert schemas[form.__name__]["additionalProperties"] is False
+    for told in (GenerationForm, GenerationJobForm):
+        assert set(schemas[told.__name__]["properties"]) == set(told.model_fields)
+        assert schemas[told.__name__]["additionalProperties"] is False
+    assert set(described["paths"]["/v1/images/generations"]["post"]["requestBody"]["content"]) == {
+        "application/json"
+    }
     assert all(f"`{code}`" in described["info"]["description"] for code in BY_CODE)
 
 
@@ -126,7 +148,8 @@ def test_what_takes_an_idempotency_key_says_so_and_what_it_may_answer() -> None:
                 keyed.add((path, method))
                 [success] = [told for status, told in item[method]["responses"].items() if status < "300"]
                 assert {"Idempotent-Replayed", "RateLimit", "RateLimit-Policy"} == success["headers"].keys()
-    assert keyed == {("/v1/images/edits", "post"), ("/v1/jobs", "post")}
+    routes = ("/v1/images/edits", "/v1/images/generations", "/v1/jobs")
+    assert keyed == {(route, "post") for route in routes}
 
 
 def test_what_changes_something_may_be_refused_to_pages_of_other_sites() -> None:

@@ -68,6 +68,8 @@ class FakePrepost:
         self._bus, self._cell = bus, cell
         self._instance = instance
         self.calls: list[str] = []
+        self.inspection = INSPECTION
+        """What every picture is measured as."""
         self.fail: Callable[[str], None] = lambda _verb: None
         self.hold: asyncio.Event | None = None
         """Answers wait for it."""
@@ -118,7 +120,7 @@ class FakePrepost:
 
     async def _inspect(self, _request: InspectRequest) -> Inspection:
         self._called("inspect")
-        return INSPECTION
+        return self.inspection
 
     async def _encode(self, request: EncodeRequest) -> Encoding:
         self._called("encode")

@@ -139,7 +139,7 @@ async def test_progress_ends_for_everybody_who_reads_it(stage: Stage, nats_url: 
 async def test_a_gateway_that_falls_silent_is_not_waited_for_for_ever(
     private_nats: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(giornata.client, "GRACE_S", 0.1)
+    monkeypatch.setattr("giornata.client.connection.GRACE_S", 0.1)
 
     async def accept(message: Msg) -> None:
         progress = codec.unpack(message.data)["progress"]
@@ -191,6 +191,7 @@ async def test_large_pictures_are_claim_checks(stage: Stage, nats_url: str, redi
         result = await (await client.edit(image=large, mask=b"mask", prompt="a scarf", n=2))
     assert [picture.data for picture in result.pictures] == [picture_of(i, 5 << 20) for i in range(2)]
     job = (await stage.record()).job
+    assert job.image is not None
     assert await stage.router.blobs.get(job.image) == large
 
 

@@ -115,10 +115,11 @@ def test_answers_go_only_to_those_who_may_ask() -> None:
     assert answers == asked | {(service, User.OBSERVER) for service in micro}
 
 
-def test_an_application_has_two_subjects_and_its_inbox() -> None:
-    assert rights(User.APPLICATION) == Rights((subjects.EDIT, subjects.EDIT_CANCEL), ("_INBOX.>",))
+def test_an_application_has_three_subjects_and_its_inbox() -> None:
+    asks = (subjects.EDIT, subjects.GENERATE, subjects.EDIT_CANCEL)
+    assert rights(User.APPLICATION) == Rights(asks, ("_INBOX.>",))
     shop = application_user("shop")
-    assert rights(shop) == Rights((subjects.EDIT, subjects.EDIT_CANCEL), ("_INBOX_app.shop.>",))
+    assert rights(shop) == Rights(asks, ("_INBOX_app.shop.>",))
     writers = {user for user in User if may(rights(user).publish, f"{inbox(shop)}.a.b")}
     assert writers == {User.GATEWAY}
     assert not any(may(rights(user).subscribe, f"{inbox(shop)}.a.b") for user in [*User, "app.shop-2"])

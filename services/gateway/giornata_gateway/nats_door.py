@@ -1,4 +1,7 @@
-"""The NATS door: ``giornata.edit`` and ``giornata.edit.cancel``, the same path as HTTP behind other envelopes."""
+"""The NATS door: ``giornata.edit``, ``giornata.generate`` and ``giornata.edit.cancel``.
+
+It is the same path as HTTP behind other envelopes.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import time
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from giornata.bus.bus import Endpoint
@@ -23,13 +27,18 @@ from giornata.wire.messages import (
     EditReply,
     Picture,
 )
+from giornata.wire.models import Task
 from giornata_gateway.gateway import Gateway
 from giornata_gateway.intake.rules.envelopes import (
     EditEnvelope,
+    Envelope,
+    GenerateEnvelope,
     check_envelope,
+    check_pictures,
     check_reply,
     inline_bytes,
     inline_pictures,
+    read_generation,
     read_parameters,
 )
 from giornata_gateway.intake.rules.idempotency import read_key
@@ -50,24 +59,19 @@ KINDS: Final = {kind_type: kind for kind, kind_type in EVENT_TYPES.items()}
 
 @asynccontextmanager
 async def open_door(gateway: Gateway) -> AsyncIterator[None]:
-    """Answer edits over NATS while inside; on leaving, finish the edits that were delivered."""
+    """Answer over NATS while inside; on leaving, finish the edits and generations that were delivered."""
     endpoints = EditEndpoints(gateway, min(REPLY_BYTES, gateway.bus.client.max_payload))
-    edit = Endpoint(
-        subjects.EDIT,
-        EditEnvelope,
-        endpoints.edit,
-        limit_bytes=endpoints.limit_bytes,
-        headers=True,
-        reply=True,
-    )
+    asks = partial(Endpoint, limit_bytes=endpoints.limit_bytes, headers=True, reply=True)
+    edit = asks(subjects.EDIT, EditEnvelope, endpoints.edit)
+    generate = asks(subjects.GENERATE, GenerateEnvelope, endpoints.generate)
     cancel = Endpoint(subjects.EDIT_CANCEL, CancelMessage, endpoints.cancel, reply=True)
-    async with gateway.bus.serve("gateway", edit, cancel, instance=gateway.config.instance):
+    async with gateway.bus.serve("gateway", edit, generate, cancel, instance=gateway.config.instance):
         yield
 
 
 @dataclass(frozen=True)
 class EditEndpoints:
-    """Handlers of the two endpoints."""
+    """Handlers of the endpoints."""
 
     gateway: Gateway
     limit_bytes: int
@@ -75,34 +79,38 @@ class EditEndpoints:
 
     async def edit(self, envelope: EditEnvelope, headers: Mapping[str, str], reply: str) -> EditReply:
         """Carry out an edit. A caller that sets `progress` is told its events there, from *queued* on."""
-        gateway = self.gateway
-        with _counted(gateway, subjects.EDIT):
-            tenant = self._asker(envelope.api_key, reply)
-            given = [headers[IDEMPOTENCY_HEADER]] if IDEMPOTENCY_HEADER in headers else []
-            key = read_key(given, IDEMPOTENCY_HEADER)
+        with _counted(self.gateway, subjects.EDIT):
+            tenant, key = self._asker(envelope.api_key, reply), _key(headers)
             parameters = read_parameters(envelope)
-            check_envelope(envelope, tenant, gateway.config.max_file_bytes)
+            check_envelope(envelope, tenant)
+            check_pictures(envelope, tenant, self.gateway.config.max_file_bytes)
             order = EditOrder(
                 parameters,
                 envelope.image,
                 envelope.mask,
                 tenant,
                 envelope.priority,
-                Deadline.after_ms(envelope.remaining_ms).at_most(gateway.config.job_budget_s),
+                self._deadline(envelope),
                 template_id=envelope.template_id,
             )
-            with gateway.uploads.growing() as grow, ExitStack() as held:
-                grow(MESSAGE_COPIES * inline_bytes(envelope))
-                admitted = await gateway.admit(order, key, held)
-                streamed = envelope.progress is not None
-                async with gateway.awaited(admitted, streamed=streamed) as awaited:
-                    if admitted.stay.repeated:
-                        gateway.metrics.repeated("nats")
-                    if envelope.progress is not None:
-                        await self._relay(awaited, envelope.progress)
-                    record = await gateway.submission.outcome(awaited)
-                admitted.carried_out()
-            return await self._reply(record)
+            return await self._carried_out(order, key, envelope.progress, inline_bytes(envelope))
+
+    async def generate(self, envelope: GenerateEnvelope, headers: Mapping[str, str], reply: str) -> EditReply:
+        """Make pictures from text; `progress` is as an edit's."""
+        with _counted(self.gateway, subjects.GENERATE):
+            tenant, key = self._asker(envelope.api_key, reply), _key(headers)
+            parameters = read_generation(envelope)
+            check_envelope(envelope, tenant)
+            order = EditOrder(
+                parameters,
+                None,
+                None,
+                tenant,
+                envelope.priority,
+                self._deadline(envelope),
+                task=Task.GENERATE,
+            )
+            return await self._carried_out(order, key, envelope.progress, 0)
 
     async def cancel(self, message: CancelMessage, reply: str) -> Accepted:
         """Cancel a job of the caller's tenant; one that has ended stays as it is."""
@@ -112,6 +120,26 @@ class EditEndpoints:
             record = await gateway.ledger.read_of(tenant.name, message.job_id)
             await gateway.ledger.cancel(record.job.job_id)
             return Accepted(job_id=record.job.job_id)
+
+    def _deadline(self, envelope: Envelope) -> Deadline:
+        return Deadline.after_ms(envelope.remaining_ms).at_most(self.gateway.config.job_budget_s)
+
+    async def _carried_out(
+        self, order: EditOrder, key: str | None, progress: str | None, inline: int
+    ) -> EditReply:
+        """The answer of an order whose message holds `inline` bytes of pictures."""
+        gateway = self.gateway
+        with gateway.uploads.growing() as grow, ExitStack() as held:
+            grow(MESSAGE_COPIES * inline)
+            admitted = await gateway.admit(order, key, held)
+            async with gateway.awaited(admitted, streamed=progress is not None) as awaited:
+                if admitted.stay.repeated:
+                    gateway.metrics.repeated("nats")
+                if progress is not None:
+                    await self._relay(awaited, progress)
+                record = await gateway.submission.outcome(awaited)
+            admitted.carried_out()
+        return await self._reply(record)
 
     def _asker(self, key: str | None, reply: str) -> Tenant:
         """The tenant that asks. NATS does not tell the sender, so the key says whose inbox the answer may go to."""
@@ -163,6 +191,12 @@ class EditEndpoints:
             pictures=tuple(pictures),
             errors=tuple(f"Picture {row.index}: {row.error.message}" for row in record.rows if row.error),
         )
+
+
+def _key(headers: Mapping[str, str]) -> str | None:
+    """The idempotency key of a message."""
+    given = [headers[IDEMPOTENCY_HEADER]] if IDEMPOTENCY_HEADER in headers else []
+    return read_key(given, IDEMPOTENCY_HEADER)
 
 
 @contextmanager

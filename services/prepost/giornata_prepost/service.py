@@ -22,7 +22,7 @@ from giornata.bus.bus import Bus, Endpoint
 from giornata.bus.telemetry import state_of, telemetry
 from giornata.wire import subjects
 from giornata.wire.cells import in_cell
-from giornata.wire.errors import InputLost, ServiceUnavailable
+from giornata.wire.errors import InputLost, ServiceUnavailable, TaskNotSupported
 from giornata.wire.jobs import BlobRef, Encoding, Inspection, Job
 from giornata.wire.messages import (
     EncodeRequest,
@@ -33,6 +33,7 @@ from giornata.wire.messages import (
     TemplateRequest,
     question,
 )
+from giornata.wire.models import Task
 from giornata.wire.requests import EditParameters, Reuse
 from giornata.wire.resolution import guided_by
 from giornata.wire.templates import TemplateInputs
@@ -40,8 +41,10 @@ from giornata.wire.values import Intermediate
 from giornata.wire.workers import ServiceName, ServiceState
 from giornata_prepost.config import PrepostConfig
 from giornata_prepost.empty_text import EmptyText
-from giornata_prepost.families.protocol import ImageModel, Tensors, rehearse
+from giornata_prepost.families.protocol import GeneratingModel, ImageModel, Tensors, rehearse
+from giornata_prepost.images import generation
 from giornata_prepost.images.geometry import Box, Size
+from giornata_prepost.images.pictures import Pixels
 from giornata_prepost.images.stages import Inspected, PixelLimits, finish, inspect, inspect_template
 from giornata_prepost.work import ImagePool, ModelThread, Precedence
 
@@ -101,9 +104,14 @@ class Prepost:
         return in_cell(subjects.prepost(verb, self._model.card.name), self._config.cell)
 
     async def inspect(self, request: InspectRequest) -> Inspection:
-        """Decode and measure the job's pictures; prepare the picture for the autoencoder."""
+        """Decode and measure the job's pictures; prepare the picture for the autoencoder.
+
+        A generation has none: its size alone is checked.
+        """
         job = request.job
         job.check_model(self._model.card)
+        if job.task is Task.GENERATE:
+            return generation.measured(job.parameters, self._model.card, self._limits)
         async with self._held:
             found, compute_ms = await self._inspected(job)
         prepared = await self._hand_over(job, "prepared", found.prepared)
@@ -114,7 +122,9 @@ class Prepost:
         """Conditioning of the job and of each of its rows."""
         job = request.job
         job.check_model(self._model.card)
-        prepared = await intermediate(self._blobs, request.inspection.prepared, Intermediate.PREPARED)
+        stored, prepared = request.inspection.prepared, None
+        if stored is not None:
+            prepared = await intermediate(self._blobs, stored, Intermediate.PREPARED)
         size = _model_size(request.inspection)
         (text, rows), compute_ms = await self._thread.timed(
             Precedence.BEGIN, self._encode, job, prepared, size
@@ -139,10 +149,7 @@ class Prepost:
             Precedence.FINISH, self._model.decode, _latents(latents, request), size
         )
         async with self._held:
-            image, alpha = await self._blobs.get(job.image), await self._alpha(job, request.inspection)
-            crop = request.inspection.crop and Box(*request.inspection.crop)
-            edit = (image, alpha, job.parameters, self._limits, painted, crop)
-            file, paste_ms = await self._pool.timed(finish, *edit, limit_s=self._config.image_timeout_s)
+            file, paste_ms = await self._finished(job, request.inspection, painted)
         return FinishReply(
             image=await self._store(job.job_id, f"image-{request.index}", file, job.result_ttl_s),
             decode_ms=decode_ms,
@@ -169,8 +176,8 @@ class Prepost:
             conditioning=await keep("row", row),
         )
 
-    def _encode(self, job: Job, prepared: bytes, size: Size) -> tuple[Tensors, list[bytes]]:
-        """Tensors of the text, and safetensors of each row, in the model's thread."""
+    def _encode(self, job: Job, prepared: bytes | None, size: Size) -> tuple[Tensors, list[bytes]]:
+        """Tensors of the text, and safetensors of each row, in the model's thread; generations have no `prepared`."""
         parameters = job.parameters
         if parameters.seed is None or parameters.strength is None:
             raise ValueError("encoding needs resolved parameters")
@@ -179,6 +186,8 @@ class Prepost:
             text |= self._model.encode_unguided(parameters.negative_prompt, size)
         seeds = range(parameters.seed, parameters.seed + parameters.n)
         draws = parameters.sampler is not None and parameters.sampler.stochastic
+        if prepared is None:
+            return text, self._noise_rows(size, seeds, draws=draws)
         sampled = parameters.reuse is Reuse.OFF
         rows = self._encode_rows(prepared, seeds, sampled=sampled, draws=draws, strength=parameters.strength)
         return text, rows
@@ -190,6 +199,12 @@ class Prepost:
         image, mask = pixels["image"].numpy(), pixels["mask"].numpy()
         rows = self._model.encode_rows(image, mask, seeds, sampled=sampled, draws=draws, strength=strength)
         return [tensors.pack(row) for row in rows]
+
+    def _noise_rows(self, size: Size, seeds: Sequence[int], *, draws: bool) -> list[bytes]:
+        model = self._model
+        if not isinstance(model, GeneratingModel):
+            raise TaskNotSupported(received=Task.GENERATE, accepted=", ".join(model.card.tasks))
+        return [tensors.pack(row) for row in model.noise_rows(size, seeds, draws=draws)]
 
     def _until_cut_off(self, handler: Callable[[Q], Awaitable[R]]) -> Callable[[Q], Awaitable[R]]:
         """`handler`, ended with the time for draining."""
@@ -209,8 +224,19 @@ class Prepost:
 
         return handle
 
+    async def _finished(self, job: Job, inspection: Inspection, painted: Pixels) -> tuple[bytes, float]:
+        """The finished file, and the milliseconds that pasting and encoding took in a process of the pool."""
+        in_pool = partial(self._pool.timed, limit_s=self._config.image_timeout_s)
+        if job.image is None:
+            return await in_pool(generation.finished, job.parameters, painted)
+        image, alpha = await self._blobs.get(job.image), await self._alpha(job, inspection)
+        crop = inspection.crop and Box(*inspection.crop)
+        return await in_pool(finish, image, alpha, job.parameters, self._limits, painted, crop)
+
     async def _inspected(self, job: Job) -> tuple[Inspected, float]:
         """The job's inspection, and the milliseconds that it took in a process of the pool."""
+        if job.image is None:
+            raise InputLost("A job without image has nothing to inspect.", received=job.job_id)
         image = await self._blobs.get(job.image)
         mask = await self._blobs.get(job.mask) if job.mask else None
         edit = (image, mask, job.parameters, self._model.card, self._limits)

@@ -118,8 +118,12 @@ class MaskSizeMismatch(BadRequest, code="mask_size_mismatch"):
     """The mask's aspect ratio differs from the image's."""
 
 
+class TaskNotSupported(BadRequest, code="task_not_supported"):
+    """The model does not do what is asked of it."""
+
+
 class SizeMismatch(BadRequest, code="size_mismatch"):
-    """The requested output size does not have the image's aspect ratio."""
+    """The requested size does not have the image's aspect ratio, or is none that the model makes."""
 
 
 class TemplateMismatch(BadRequest, code="template_mismatch"):

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from pydantic import Field
 
 from giornata.wire.errors import ErrorBody, ServiceUnavailable
-from giornata.wire.models import ModelCard
+from giornata.wire.models import ModelCard, Task
 from giornata.wire.requests import EditParameters, evaluations_of
 from giornata.wire.values import CellMap, ComputeTimes, Grain, Recorded, StageTimes
 
@@ -61,7 +61,7 @@ class JobState(StrEnum):
 
 
 class Job(Recorded):
-    """An accepted edit, and the envelope in which tenant, digest, time left and trace context travel."""
+    """An accepted edit or generation, and the envelope in which tenant, digest, time left and trace context travel."""
 
     job_id: str
     tenant: str
@@ -72,7 +72,8 @@ class Job(Recorded):
     model_digest: str
     parameters: EditParameters
     """Resolved: every default of the model is filled in."""
-    image: BlobRef
+    image: BlobRef | None = None
+    """None of a generation, whose pictures are made from text alone."""
     mask: BlobRef | None = None
     template_id: str | None = None
     """The registered template whose picture `image` is."""
@@ -88,6 +89,11 @@ class Job(Recorded):
     """How often the network is evaluated for each row; None from versions that had one sampler."""
     cfg_scale: float | None = None
     """Read it by :func:`giornata.wire.resolution.guided_by`, which knows jobs of older gateways."""
+
+    @property
+    def task(self) -> Task:
+        """What its pictures are made from."""
+        return Task.GENERATE if self.image is None else Task.EDIT
 
     def check_model(self, card: ModelCard) -> None:
         """Raise ServiceUnavailable if `card` is another version of the model than the job was accepted for."""
@@ -125,10 +131,10 @@ def check_version(model: str, digest: str, card: ModelCard) -> None:
 
 
 class Inspection(Recorded):
-    """What prepost's `inspect` measures of a job's image and mask."""
+    """What prepost's `inspect` measures of a job's image and mask, or of the pictures that are to be generated."""
 
     width: int
-    """The upright original's, in pixels."""
+    """The upright original's, in pixels; of a generation, the output's."""
     height: int
     has_alpha: bool
     model_width: int
@@ -146,9 +152,9 @@ class Inspection(Recorded):
     """The cells that an edit computes where it reuses the others, by grain: every cell that the model's mask touches,
     and the job's halo. None where reuse gains nothing: the set holds every token, or the mask touches none."""
     template_key: str
-    """Digest of model, family and the pixels that enter the autoencoder."""
-    prepared: BlobRef
-    """safetensors, uint8: `image` (model_height, model_width, 3), `mask` (model_height, model_width), 255 = edit."""
+    """Digest of model, family and the pixels that enter the autoencoder; empty of a generation."""
+    prepared: BlobRef | None = None
+    """uint8 safetensors, None of a generation: `image` (model_height, model_width, 3), `mask` alike, 255 = edit."""
     alpha: BlobRef | None = None
     """The effective alpha, for prepost's `finish`; None from versions that computed it again there."""
     crop: Box | None = None

@@ -6,7 +6,7 @@ from enum import StrEnum
 from typing import Final, NamedTuple
 
 from giornata.wire.jobs import BlobRef, Encoding, Inspection, Job, Priority, RowRecord
-from giornata.wire.requests import EditParameters, OutputFormat
+from giornata.wire.requests import EditParameters, GenerationParameters, OutputFormat
 from giornata.wire.templates import TemplateInputs, TemplateRecord
 from giornata.wire.values import Wire
 
@@ -182,12 +182,24 @@ class AdapterRequest(Wire):
 INLINE_BYTES: Final = 6 << 20
 """Image and mask of an :class:`EditMessage` together, inline; larger ones travel as claim checks."""
 IDEMPOTENCY_HEADER: Final = "Nats-Msg-Id"
-"""Header of an :class:`EditMessage` that carries its idempotency key; NATS's own name for one."""
+"""Header of a message of the NATS door that carries its idempotency key; NATS's own name for one."""
 EVENT_HEADER: Final = "Giornata-Event"
 """Header of a progress message: the event's kind (:class:`~giornata.wire.events.EventKind`)."""
 
 
-class EditMessage(Wire):
+class GenerateMessage(Wire):
+    """The message of the NATS door ``giornata.generate``: pictures from text by request-reply."""
+
+    parameters: GenerationParameters
+    remaining_ms: int = 120_000
+    """Time allowed from this message to its answer."""
+    priority: Priority = Priority.INTERACTIVE
+    progress: str | None = None
+    """Subject to which the job's events are published while it runs; default none."""
+    api_key: str | None = None
+
+
+class EditMessage(GenerateMessage):
     """The message of the NATS door ``giornata.edit``: a whole edit by request-reply."""
 
     parameters: EditParameters
@@ -195,16 +207,10 @@ class EditMessage(Wire):
     template_id: str | None = None
     """A registered template, instead of an image."""
     mask: bytes | BlobRef | None = None
-    remaining_ms: int = 120_000
-    """Time allowed for the whole edit."""
-    priority: Priority = Priority.INTERACTIVE
-    progress: str | None = None
-    """Subject to which the job's events are published while it runs; default none."""
-    api_key: str | None = None
 
 
 class CancelMessage(Wire):
-    """Cancel an edit: ``giornata.edit.cancel``. Answered by :class:`Accepted` once the record says so."""
+    """Cancel a job: ``giornata.edit.cancel``. Answered by :class:`Accepted` once the record says so."""
 
     job_id: str
     remaining_ms: int = 5_000

@@ -22,6 +22,15 @@ class Guidance(StrEnum):
     """Nothing: the network was distilled to one strength of guidance."""
 
 
+class Task(StrEnum):
+    """What a picture is made from."""
+
+    EDIT = "edit"
+    """A picture and a mask."""
+    GENERATE = "generate"
+    """Text alone."""
+
+
 class ModelCard(Wire):
     """A served model: what the gateway validates against and the router matches."""
 
@@ -58,6 +67,10 @@ class ModelCard(Wire):
     """The checkpoint's own."""
     keeps_whole_steps: bool = False
     """How `strength` is rounded; see :func:`giornata.wire.samplers.evaluations`."""
+    tasks: tuple[Task, ...] = (Task.EDIT,)
+    """What it is served for; versions before it was told know edits alone."""
+    generation_guidance_scale: float | None = None
+    """Default of generations; None where it generates nothing."""
     native_size: int = 1024
     """Pixels a side of the square pictures that the checkpoint was made for."""
 

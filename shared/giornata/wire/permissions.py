@@ -148,6 +148,7 @@ _NEEDS: Final[Mapping[User, Rights]] = {
         ),
         subscribe=(
             subjects.EDIT,
+            subjects.GENERATE,
             subjects.EDIT_CANCEL,
             subjects.events_of_kind(EventKind.DONE),
             subjects.events_of_kind(EventKind.STEP),
@@ -197,7 +198,7 @@ _NEEDS: Final[Mapping[User, Rights]] = {
     User.PREPOST: _stateless(User.PREPOST, subjects.ALL_PREPOST, User.ROUTER),
     User.CONTROLNET: _stateless(User.CONTROLNET, subjects.ALL_CONTROLNET),
     User.LORA_STORE: _stateless(User.LORA_STORE, subjects.ALL_LORA),
-    User.APPLICATION: Rights((subjects.EDIT, subjects.EDIT_CANCEL), ()),
+    User.APPLICATION: Rights((subjects.EDIT, subjects.GENERATE, subjects.EDIT_CANCEL), ()),
     User.OBSERVER: Rights(("$SRV.>",), (subjects.ALL_TELEMETRY,)),
     User.OPERATOR: Rights((), ()),
 }

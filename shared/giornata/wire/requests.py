@@ -62,28 +62,27 @@ class Reuse(StrEnum):
 
 
 ModelName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,95}$")]
+Prompt = Annotated[str, StringConstraints(min_length=1, max_length=4000)]
 OutputSize = Annotated[str, StringConstraints(pattern=r"^(auto|[1-9]\d{1,4}x[1-9]\d{1,4})$")]
 """`auto` or WIDTHxHEIGHT."""
 M = TypeVar("M", bound=BaseModel)
 
 
-class EditParameters(Recorded):
-    """One edit, as asked for. ``None`` means the model's own default.
+class GenerationParameters(Recorded):
+    """A picture from text alone, as asked for. ``None`` means the model's own default.
 
     Doors make it by :func:`asked`, which refuses unknown fields; the parameters of a job's record keep them.
     :func:`giornata.wire.resolution.resolve` fills in what is None.
     """
 
-    prompt: Annotated[str, StringConstraints(min_length=1, max_length=4000)] = Field(
-        description="What belongs into the masked region."
-    )
+    prompt: Prompt = Field(description="What the picture shows.")
     model: ModelName | None = Field(
         None, description="Name of the model; default: the only one that is served."
     )
     n: int = Field(1, ge=1, le=MAX_IMAGES, description="How many pictures; picture i uses seed + i.")
     size: OutputSize = Field(
         "auto",
-        description="Output size: `auto` (that of the image) or WIDTHxHEIGHT of the image's aspect ratio.",
+        description="Size of the pictures: `auto` (the model's native one) or WIDTHxHEIGHT in the model's multiples.",
     )
     output_format: OutputFormat = Field(OutputFormat.PNG, description="Encoding of the pictures.")
     output_compression: int | None = Field(
@@ -108,29 +107,11 @@ class EditParameters(Recorded):
         validate_default=True,
         description="What to keep away from; needs classifier-free guidance.",
     )
-    strength: float | None = Field(
-        None, gt=0, le=1, description="How much of the masked region is noised: 1 ignores what was there."
-    )
     sampler: Sampler | None = Field(
         None, description="What computes the steps; `GET /v1/models` tells which ones a model takes."
     )
     seed: int | None = Field(
         None, ge=0, le=MAX_SEED, description="Seed of picture 0; default: random, and reported."
-    )
-    mask_mode: MaskMode = Field(MaskMode.AUTO, description="Which pixels of the mask mean edit.")
-    grow_mask: int = Field(0, ge=0, le=512, description="Pixels of the image by which the mask is dilated.")
-    mask_blur: float = Field(
-        4.0,
-        ge=0,
-        le=256,
-        description="Feather of the paste, in pixels of the image, outward from the grown mask.",
-    )
-    padding_mask_crop: int | None = Field(
-        None,
-        ge=0,
-        le=4096,
-        description="Edit only the mask's surroundings, at the model's own resolution: pixels of the image kept "
-        "around the mask's box; default: the whole picture is edited.",
     )
     partial_images: int = Field(
         0,
@@ -139,23 +120,11 @@ class EditParameters(Recorded):
         description="Previews of each picture while it is denoised, spread evenly over its steps; fewer where it "
         "has fewer steps. Needs a stream to travel in.",
     )
-    reuse: Reuse = Field(
-        Reuse.AUTO,
-        description="Whether what was computed for the picture outside the mask may be taken from earlier edits of it: "
-        "`auto`, it is taken where it was recorded; `strict`, only at this edit's own noise levels; `off`, everything "
-        "is computed, exactly as diffusers does.",
-    )
-    halo: int = Field(
-        1,
-        ge=0,
-        le=8,
-        description="Tokens around the mask that are computed with it, where others are reused.",
-    )
     slo_ms: int | None = Field(
         None,
         ge=1,
         le=24 * 3600 * 1000,
-        description="Milliseconds in which the edit should have ended; the answer and the metrics tell whether it had. "
+        description="Milliseconds in which the job should have ended; the answer and the metrics tell whether it had. "
         "A router with the deadline-aware policy serves by it: the earliest deadline that can still be met first.",
     )
     user: Annotated[str, StringConstraints(max_length=256)] | None = Field(
@@ -190,11 +159,51 @@ class EditParameters(Recorded):
 
     @property
     def output_size(self) -> tuple[int, int] | None:
-        """(width, height) in pixels, or None for the image's own."""
+        """(width, height) in pixels, or None for `auto`."""
         if self.size == "auto":
             return None
         width, height = self.size.split("x")
         return int(width), int(height)
+
+
+class EditParameters(GenerationParameters):
+    """One edit, as asked for. A generation is carried out as one too: see :mod:`giornata.wire.generations`."""
+
+    prompt: Prompt = Field(description="What belongs into the masked region.")
+    size: OutputSize = Field(
+        "auto",
+        description="Output size: `auto` (that of the image) or WIDTHxHEIGHT of the image's aspect ratio.",
+    )
+    strength: float | None = Field(
+        None, gt=0, le=1, description="How much of the masked region is noised: 1 ignores what was there."
+    )
+    mask_mode: MaskMode = Field(MaskMode.AUTO, description="Which pixels of the mask mean edit.")
+    grow_mask: int = Field(0, ge=0, le=512, description="Pixels of the image by which the mask is dilated.")
+    mask_blur: float = Field(
+        4.0,
+        ge=0,
+        le=256,
+        description="Feather of the paste, in pixels of the image, outward from the grown mask.",
+    )
+    padding_mask_crop: int | None = Field(
+        None,
+        ge=0,
+        le=4096,
+        description="Edit only the mask's surroundings, at the model's own resolution: pixels of the image kept "
+        "around the mask's box; default: the whole picture is edited.",
+    )
+    reuse: Reuse = Field(
+        Reuse.AUTO,
+        description="Whether what was computed for the picture outside the mask may be taken from earlier edits of it: "
+        "`auto`, it is taken where it was recorded; `strict`, only at this edit's own noise levels; `off`, everything "
+        "is computed, exactly as diffusers does.",
+    )
+    halo: int = Field(
+        1,
+        ge=0,
+        le=8,
+        description="Tokens around the mask that are computed with it, where others are reused.",
+    )
 
 
 def asked(kind: type[M], given: Mapping[str, object]) -> M:

@@ -12,8 +12,10 @@ from typing import Literal, get_args
 
 EDIT = "giornata.edit"
 """Whole edit by request-reply (gateway, queue group)."""
+GENERATE = "giornata.generate"
+"""Whole generation by request-reply (gateway, queue group)."""
 EDIT_CANCEL = "giornata.edit.cancel"
-"""Cancel an edit that came through the NATS door (gateway, queue group)."""
+"""Cancel an edit or a generation that came through the NATS door (gateway, queue group)."""
 SUBMIT = "giornata.router.submit"
 """Accept a job (the active router). The reply means that the job is durable."""
 TEMPLATE = "giornata.router.template"

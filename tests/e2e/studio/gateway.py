@@ -22,7 +22,7 @@ from pydantic import BaseModel
 import giornata_gateway
 from giornata.families import Family
 from giornata.wire.jobs import JobState
-from giornata.wire.models import Guidance
+from giornata.wire.models import Guidance, Task
 from giornata.wire.requests import OutputFormat
 from giornata.wire.samplers import FLOW_MATCHING, Sampler
 from giornata.wire.values import StageTimes
@@ -30,7 +30,7 @@ from giornata.wire.workers import FleetView, InstanceView, ServiceName
 from giornata_gateway.http.body import frame
 from giornata_gateway.views.answers import ErrorDetail
 from giornata_gateway.views.catalog import ModelList, ModelView
-from giornata_gateway.views.jobs import JobView, PartialImageEvent, PictureView
+from giornata_gateway.views.jobs import KINDS, JobView, PartialImageEvent, PictureView
 from tests.e2e.pictures import file
 from tests.e2e.studio.browsing import Watch
 
@@ -51,10 +51,11 @@ def plain(color: tuple[int, int, int], side: int = SIDE) -> bytes:
     return file(np.full((side, side, 3), color, np.uint8))
 
 
-def model(name: str) -> ModelView:
+def model(name: str, *tasks: Task) -> ModelView:
+    """A Fill model, or one with other tasks."""
     return ModelView(
         id=name,
-        family=Family.FLUX_FILL,
+        family=Family.FLUX_INPAINT if tasks else Family.FLUX_FILL,
         digest=name,
         default_steps=4,
         default_strength=1.0,
@@ -66,6 +67,9 @@ def model(name: str) -> ModelView:
         takes_true_cfg=False,
         samplers=list(FLOW_MATCHING),
         default_sampler=Sampler.EULER,
+        tasks=list(tasks or (Task.EDIT,)),
+        generation_guidance_scale=3.5 if Task.GENERATE in tasks else None,
+        size_multiple=16,
         native_size=SIDE,
     )
 
@@ -106,6 +110,7 @@ def fleet(
 def preview(number: int, color: tuple[int, int, int]) -> bytes:
     """The event of a preview of the whole picture."""
     event = PartialImageEvent(
+        type=KINDS[Task.EDIT].partial_image,
         b64_json=base64.b64encode(plain(color, 8)).decode(),
         partial_image_index=number,
         created_at=0,
@@ -127,6 +132,8 @@ class FakeGateway:
     """Every edit becomes the job :data:`JOB`, which ends when `ends` is set."""
 
     models: list[str] = field(default_factory=lambda: ["tiny"])
+    tasks: tuple[Task, ...] = ()
+    """Of its models, where they do not edit only."""
     fleet: FleetView = field(default_factory=lambda: fleet("tiny"))
     events: bytes = b""
     """Of the job's stream."""
@@ -152,7 +159,7 @@ class FakeGateway:
         elif path.startswith("/studio/"):
             await route.fulfill(path=STATIC / path.removeprefix("/studio/"))
         elif path == "/v1/models":
-            await _json(route, ModelList(data=[model(name) for name in self.models]))
+            await _json(route, ModelList(data=[model(name, *self.tasks) for name in self.models]))
         elif path == "/v1/fleet":
             await route.fulfill(body=frame("fleet", self.fleet), content_type=STREAM)
         else:
@@ -178,6 +185,7 @@ class FakeGateway:
     def _status(self) -> JobView:
         return JobView(
             id=JOB,
+            object=KINDS[Task.EDIT].job,
             state=JobState.CANCELLED if self.cancelled else JobState.COMPLETED,
             cancelling=False,
             model="tiny",

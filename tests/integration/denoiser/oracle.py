@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from diffusers import AutoencoderKL, FluxFillPipeline, FluxInpaintPipeline
+from diffusers import AutoencoderKL, FluxFillPipeline, FluxImg2ImgPipeline, FluxInpaintPipeline, FluxPipeline
 from diffusers.schedulers.scheduling_flow_match_euler_discrete import FlowMatchEulerDiscreteScheduler
 from diffusers.utils.torch_utils import randn_tensor
 from PIL import Image
@@ -119,18 +119,39 @@ def text_inputs(dtype: torch.dtype) -> dict[str, Tensor]:
 def diffusers_latent(model: Model, edit: Edit) -> Tensor:
     """(tokens, 64): what the pipeline ends with."""
     picture, mask = picture_and_mask(edit)
+    return _run(model.pipeline, model, edit, image=picture, mask_image=mask, strength=edit.strength)
+
+
+def generated_latent(model: Model, edit: Edit) -> Tensor:
+    """(tokens, 64): what the text-to-image pipeline of the checkpoint ends with."""
+    return _run(_sibling(model, FluxPipeline), model, edit)
+
+
+def repainted_latent(model: Model, edit: Edit) -> Tensor:
+    """(tokens, 64): what the image-to-image pipeline of the checkpoint ends with."""
+    picture, _ = picture_and_mask(edit)
+    return _run(_sibling(model, FluxImg2ImgPipeline), model, edit, image=picture, strength=edit.strength)
+
+
+def _sibling(model: Model, kind: Any) -> Any:
+    """Another pipeline over the same modules."""
+    parts = ("scheduler", "vae", "transformer", "text_encoder", "tokenizer", "text_encoder_2", "tokenizer_2")
+    made = kind(**{name: getattr(model.pipeline, name) for name in parts})
+    made.set_progress_bar_config(disable=True)
+    return made
+
+
+def _run(pipeline: Any, model: Model, edit: Edit, **pictures: Any) -> Tensor:
     given: dict[str, Any] = {name: tensor[None] for name, tensor in text_inputs(model.dtype).items()}
     if edit.true_cfg_scale > 1:
         given["true_cfg_scale"] = edit.true_cfg_scale
     else:
         given = {name: tensor for name, tensor in given.items() if not name.startswith("negative_")}
-    result: Tensor = model.pipeline(
+    result: Tensor = pipeline(
         **given,
-        image=picture,
-        mask_image=mask,
+        **pictures,
         height=edit.height,
         width=edit.width,
-        strength=edit.strength,
         num_inference_steps=edit.steps,
         guidance_scale=edit.guidance_scale,
         generator=torch.Generator().manual_seed(edit.seed),
@@ -161,6 +182,15 @@ def conditioning(model: Model, edit: Edit) -> dict[str, Tensor]:
     return {name: tensor[0] for name, tensor in tensors.items()}
 
 
+def noise(model: Model, edit: Edit) -> dict[str, Tensor]:
+    """The tensors of a generated row, drawn by the text-to-image pipeline."""
+    generator = torch.Generator().manual_seed(edit.seed)
+    drawn, _ = _sibling(model, FluxPipeline).prepare_latents(
+        1, 16, edit.height, edit.width, model.dtype, CPU, generator
+    )
+    return {"noise": drawn[0]}
+
+
 def row(model: Model, edit: Edit, tensors: dict[str, Tensor]) -> Row:
     """The edit's row, through the bytes that travel."""
     text = unpack(pack(text_inputs(model.dtype)))
@@ -178,6 +208,7 @@ def row(model: Model, edit: Edit, tensors: dict[str, Tensor]) -> Row:
         conditioning=unpack(pack(tensors)),
         guidance_scale=edit.guidance_scale,
         true_cfg_scale=edit.true_cfg_scale,
+        generated=tensors.keys() == {"noise"},
     )
 
 

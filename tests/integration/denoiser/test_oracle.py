@@ -18,6 +18,9 @@ from tests.integration.denoiser.oracle import (
     decoded,
     diffusers_latent,
     engine_latent,
+    generated_latent,
+    noise,
+    repainted_latent,
 )
 from tests.precision import float32_bound
 
@@ -73,3 +76,30 @@ def test_a_checkpoint_without_distilled_guidance_equals_diffusers(undistilled: M
 )
 def test_fill_equals_diffusers(fill: Models, edit: Edit) -> None:
     assert_equals_diffusers(fill, edit)
+
+
+@pytest.mark.parametrize(
+    "edit", [Edit(), Edit(true_cfg_scale=2.5, steps=3), Edit(width=48, height=80, steps=2, seed=8)]
+)
+def test_a_generation_equals_the_text_to_image_pipeline(inpaint: Models, edit: Edit) -> None:
+    model = inpaint.double
+    mine, theirs = engine_latent(model, edit, noise(model, edit)), generated_latent(model, edit)
+    torch.testing.assert_close(mine, theirs, atol=LATENT_TOLERANCE, rtol=0)
+    assert (mine - engine_latent(model, edit, noise(model, replace(edit, seed=9)))).abs().max() > 0.1
+    exact = engine_latent(
+        model, edit, {name: one.double() for name, one in noise(inpaint.single, edit).items()}
+    )
+    mine, theirs = (
+        engine_latent(inpaint.single, edit, noise(inpaint.single, edit)),
+        generated_latent(inpaint.single, edit),
+    )
+    torch.testing.assert_close(mine.double(), exact, atol=float32_bound(theirs, exact), rtol=0)
+
+
+@pytest.mark.parametrize("edit", [Edit(strength=0.6), Edit(strength=0.9, true_cfg_scale=2.5)])
+def test_an_edit_of_the_whole_picture_equals_the_image_to_image_pipeline(inpaint: Models, edit: Edit) -> None:
+    model = inpaint.double
+    tensors = conditioning(model, edit)
+    tensors["mask"] = torch.ones_like(tensors["mask"])
+    mine, theirs = engine_latent(model, edit, tensors), repainted_latent(model, edit)
+    torch.testing.assert_close(mine, theirs, atol=LATENT_TOLERANCE, rtol=0)

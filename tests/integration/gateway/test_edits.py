@@ -36,8 +36,9 @@ async def test_an_edit_is_answered_in_openais_form(stage: Stage) -> None:
     assert extension["compute_ms"] == COMPUTE.model_dump()
     assert extension["steps"] == 3
     job = stage.router.jobs[extension["job_id"]]
-    assert await stage.router.blobs.get(job.image) == b"picture"
+    assert job.image is not None
     assert job.mask is not None
+    assert await stage.router.blobs.get(job.image) == b"picture"
     assert await stage.router.blobs.get(job.mask) == b"mask"
     assert job.parameters.guidance_scale == 30.0
 

@@ -75,6 +75,7 @@ async def test_keys_at_the_nats_door(nats_url: str, redis_url: str, tmp_path: Pa
             async with giornata.client.connect(nats_url, api_key=other) as client:
                 with pytest.raises(error):
                     await client.cancel(job.job_id)
+        assert job.image is not None
         bobs = EditMessage(parameters=EditParameters(prompt="x"), image=job.image, api_key="sk-robert-12")
         async with bus.connect(nats_url, "bare") as connected:
             with pytest.raises(InvalidField, match="not of this tenant"):

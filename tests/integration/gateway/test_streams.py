@@ -11,7 +11,9 @@ from jsonschema import Draft202012Validator  # type: ignore[import-untyped]  # h
 import giornata.client
 from giornata.wire.errors import InputLost, RowPoisoned
 from giornata.wire.events import StepEvent
+from giornata.wire.models import Task
 from giornata_gateway.http.routes import ROUTES, STREAM, EventStream
+from tests.integration.fake_router import CARD
 from tests.integration.gateway_fakes import Stage
 
 Document = dict[str, Any]
@@ -75,6 +77,22 @@ async def test_the_stream_of_an_edit_is_as_documented(stage: Stage, document: Do
     assert "error" in check(document, "/v1/images/edits", "post", await edited(stage))
 
 
+async def test_the_stream_of_a_generation_is_as_documented(stage: Stage, document: Document) -> None:
+    stage.router.cards = (CARD.model_copy(update={"tasks": tuple(Task), "generation_guidance_scale": 3.5}),)
+    await stage.router.announce()
+    stage.router.row_errors = {1: RowPoisoned()}
+    asked = {"prompt": "a red barn", "n": 2, "partial_images": 1}
+    async with stage.http.post("/v1/images/generations", json=asked | {"stream": True}) as response:
+        told = parse(await response.text())
+    names = {"image_generation.progress", "image_generation.partial_image", "image_generation.completed"}
+    assert check(document, "/v1/images/generations", "post", told) == names | {"error"}
+    async with stage.http.post("/v1/jobs", json=asked) as response:
+        job = (await response.json())["id"]
+    async with stage.http.get(f"/v1/jobs/{job}/events") as response:
+        told = parse(await response.text())
+    assert check(document, "/v1/jobs/{job_id}/events", "get", told) == names | {"error"}
+
+
 async def test_the_stream_of_a_job_is_as_documented(stage: Stage, document: Document) -> None:
     stage.router.row_errors = {1: RowPoisoned()}
     told = check(
@@ -110,4 +128,5 @@ def test_every_route_with_a_stream_is_held_against_the_document() -> None:
         for answer in route.answers.values()
         if isinstance(answer.bodies.get(STREAM), EventStream)
     }
-    assert streaming == {"/v1/images/edits", "/v1/jobs/{job_id}/events", "/v1/fleet"}
+    images = {"/v1/images/edits", "/v1/images/generations"}
+    assert streaming == images | {"/v1/jobs/{job_id}/events", "/v1/fleet"}

@@ -121,6 +121,7 @@ async def test_an_edit_by_template_has_its_picture_and_reuses(stage: Stage) -> N
     assert status == 200, answer
     job = (await stage.record()).job
     assert (job.template_id, job.parameters.reuse, job.parameters.size) == (told["id"], "auto", "128x96")
+    assert job.image is not None
     assert await stage.router.blobs.get(job.image) == image
     assert answer["giornata"]["template"] == ["off"]  # the fake says nothing else
     await edit(stage, template_id=told["id"], reuse="strict")
@@ -202,7 +203,9 @@ async def test_a_deleted_template_is_forgotten_by_all_and_its_edits_end(stage: S
         assert response.status == 404
     stage.router.hold.set()
     assert (await running)[0] == 200
-    assert await stage.router.blobs.get((await stage.record()).job.image)
+    edited = (await stage.record()).job.image
+    assert edited is not None
+    assert await stage.router.blobs.get(edited)
     again = await register(stage)
     assert again[0] == 202
 

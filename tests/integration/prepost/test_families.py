@@ -40,7 +40,7 @@ SEED = 7
 NINE = {Family.SD_INPAINT, Family.SDXL_INPAINT}
 
 
-@pytest.fixture(scope="module", params=list(HALVES), ids=str)
+@pytest.fixture(scope="module", params=sorted(HALVES), ids=str)
 def family(request: pytest.FixtureRequest) -> Family:
     return Family(request.param)
 

@@ -172,6 +172,7 @@ async def test_errors_keep_their_class(caller: Bus, blobs: RedisBlobs, card: Mod
     with pytest.raises(MaskEmpty):
         await inspected(caller, await a_job(blobs, card, png(SCENE), png(np.zeros_like(MASK))))
     job = await a_job(blobs, card, png(SCENE), None)
+    assert job.image is not None
     await blobs.delete(job.image)
     with pytest.raises(InputLost):
         await inspected(caller, job)
@@ -191,6 +192,7 @@ async def test_a_lost_intermediate_is_named(caller: Bus, blobs: RedisBlobs, card
     with pytest.raises(IntermediateLost) as lost:
         await finished(caller, job, inspection, latents)
     assert lost.value.field == "latents"
+    assert inspection.prepared is not None
     await blobs.delete(inspection.prepared)
     with pytest.raises(IntermediateLost) as lost:
         await encoded(caller, job, inspection)
@@ -221,10 +223,12 @@ async def test_a_stage_repeated_does_not_replace_the_first_ones_blobs(
     caller: Bus, blobs: RedisBlobs, card: ModelCard
 ) -> None:
     job = await a_job(blobs, card, png(SCENE), None)
-    first, second = await inspected(caller, job), await inspected(caller, job)
-    assert first.prepared.key != second.prepared.key
-    assert first.prepared.sha256 == second.prepared.sha256
-    assert await blobs.get(first.prepared) == await blobs.get(second.prepared)
+    first, second = [(await inspected(caller, job)).prepared for _ in range(2)]
+    assert first is not None
+    assert second is not None
+    assert first.key != second.key
+    assert first.sha256 == second.sha256
+    assert await blobs.get(first) == await blobs.get(second)
 
 
 async def test_a_model_is_rehearsed_before_it_serves(

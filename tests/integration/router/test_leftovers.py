@@ -76,12 +76,14 @@ class Prepost(FakePrepost):
 
     async def _inspect(self, request: InspectRequest) -> Inspection:
         await super()._inspect(request)
+        assert request.job.image is not None
         await self.blobs.get(request.job.image)
         prepared, alpha = [await store(self.blobs, request.job, name) for name in ("prepared", "alpha")]
         return INSPECTION.model_copy(update={"prepared": prepared, "alpha": alpha})
 
     async def _encode(self, request: EncodeRequest) -> Encoding:
         await super()._encode(request)
+        assert request.inspection.prepared is not None
         await self.read(request.inspection.prepared, Intermediate.PREPARED)
         rows = [await store(self.blobs, request.job, "row") for _ in range(request.job.parameters.n)]
         text, empty = (
@@ -95,6 +97,7 @@ class Prepost(FakePrepost):
         await self.read(request.latents, Intermediate.LATENTS)
         assert request.inspection.alpha is not None
         await self.read(request.inspection.alpha, Intermediate.ALPHA)
+        assert request.job.image is not None
         await self.blobs.get(request.job.image)
         return FinishReply(image=await store(self.blobs, request.job, "image"), decode_ms=1, paste_ms=1)
 
@@ -274,6 +277,7 @@ async def test_what_is_lost_again_and_again_ends_the_job(
 @pytest.mark.usefixtures("stack")
 async def test_a_lost_input_ends_the_job_as_such(bench: Bench, blobs: Blobs) -> None:
     job = await stored_job(blobs)
+    assert job.image is not None
     await blobs.lose(job.image)
     await bench.submit(job)
     ended = await bench.ended(job)
@@ -293,6 +297,7 @@ async def test_the_next_router_clears_up_behind_one_that_died(
         dying.cancel()
         await asyncio.gather(dying, return_exceptions=True)
     blobs.going.set()
+    assert job.image is not None
     assert job.image.key in blobs.keys
     async with running_router(private_nats.url, "router-b", blobs=blobs):
         found = await left(bench, blobs, job)

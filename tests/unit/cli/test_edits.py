@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from giornata.wire.errors import MaskEmpty, QueueFull, from_body
 from giornata.wire.events import PreviewEvent, StateEvent, StepEvent
 from giornata.wire.jobs import JobRecord, JobState
+from giornata.wire.models import Task
 from giornata.wire.requests import OutputFormat
 from giornata_gateway.http.body import frame
 from giornata_gateway.http.stream import HEARTBEAT
@@ -67,10 +68,10 @@ def read(
 
 def test_the_gateways_progress_is_read_back() -> None:
     step = StepEvent(job_id="j", attempt=2, index=1, step=3, steps=8)
-    told = read(progress_event(step), 5)
+    told = read(progress_event(Task.EDIT, step), 5)
     assert isinstance(told, ProgressData)
     assert told.told() == EditProgress("running", 2, 1, 3, 8)
-    state = read(progress_event(StateEvent(job_id="j", attempt=1, state=JobState.PREPARING)))
+    state = read(progress_event(Task.EDIT, StateEvent(job_id="j", attempt=1, state=JobState.PREPARING)))
     assert isinstance(state, ProgressData)
     assert state.told() == EditProgress("preparing", 1)
 
@@ -111,7 +112,10 @@ def test_an_event_of_a_newer_gateway_is_passed_over() -> None:
 
 @given(st.data())
 def test_events_are_the_same_however_the_stream_is_cut(data: st.DataObject) -> None:
-    told = [progress_event(StepEvent(job_id="jöb", attempt=1, index=0, step=n, steps=3)) for n in (1, 2, 3)]
+    told = [
+        progress_event(Task.EDIT, StepEvent(job_id="jöb", attempt=1, index=0, step=n, steps=3))
+        for n in (1, 2, 3)
+    ]
     stream = HEARTBEAT.join(frame(event.type, event, n) for n, event in enumerate(told))
     if data.draw(st.booleans()):
         stream = stream.replace(b"\n", b"\r\n")

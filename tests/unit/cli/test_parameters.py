@@ -67,7 +67,10 @@ def test_what_is_typed_is_what_is_asked(parameters: EditParameters) -> None:
         if value is not None
     ]
     with command().make_context("edit", typed) as context:
-        assert validated({k: v for k, v in context.params.items() if v is not None}) == parameters
+        assert (
+            validated(EditParameters, {k: v for k, v in context.params.items() if v is not None})
+            == parameters
+        )
 
 
 @pytest.mark.parametrize(
@@ -97,7 +100,7 @@ def test_a_mistake_is_a_usage_error_that_names_the_option(arguments: list[str], 
 )
 def test_what_only_the_whole_shows_names_options_too(given_: dict[str, object], told: str) -> None:
     with pytest.raises(click.UsageError) as raised:
-        validated(given_)
+        validated(EditParameters, given_)
     assert told in raised.value.message
 
 

@@ -12,6 +12,7 @@ from giornata import __version__
 
 COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     "edit": ("edit.command", "Repaint the masked part of a picture."),
+    "generate": ("generate.command", "Make a picture from text."),
     "up": ("system", "Run the whole system on this machine until Ctrl-C."),
     "demo": ("system", "Edit two photographs and two scenes with the whole system, and measure."),
     "status": ("status", "Show the services that are running and what they do."),
@@ -54,6 +55,8 @@ class Commands(click.Group):
 @click.version_option(__version__, message="%(prog)s %(version)s")
 def cli() -> None:
     """Giornata edits pictures: the masked part is repainted, every other pixel stays exactly as it was.
+
+    Models that generate make pictures from text, too.
 
     Exit status: 0 done; 1 refused or failed, with a sentence and a stable code; 2 a mistake in the command line; 130
     stopped by Ctrl-C.

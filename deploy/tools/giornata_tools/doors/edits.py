@@ -11,12 +11,13 @@ from giornata.wire.errors import ErrorBody, from_body
 
 @dataclass(frozen=True)
 class EditCall:
-    """An edit to hand in."""
+    """An edit, or a generation, to hand in."""
 
-    image: bytes
+    image: bytes | None
+    """None of a generation."""
     mask: bytes | None
     parameters: Mapping[str, object]
-    """Fields of :class:`~giornata.wire.requests.EditParameters` that were given."""
+    """Fields of :class:`~giornata.wire.requests.EditParameters`, or of a generation's, that were given."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,7 @@ Tell = Callable[[EditProgress | Preview], None]
 
 
 class Door(Protocol):
-    """A way to hand in an edit."""
+    """A way to hand in an edit or a generation."""
 
     async def edit(self, order: EditCall, tell: Tell) -> EditOutcome:
         """Carry out `order`; when cancelled, cancel the job and raise :class:`Stopped`.

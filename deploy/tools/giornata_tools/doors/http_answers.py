@@ -9,7 +9,7 @@ from giornata_tools.doors.edits import EditProgress, PaintedPicture, Preview
 
 
 class ProgressData(BaseModel):
-    """Data of ``image_edit.progress``."""
+    """Data of ``image_edit.progress``; events of a generation have the same data."""
 
     job_id: str
     state: str
@@ -81,11 +81,14 @@ class JobStateAnswer(BaseModel):
 Event = ProgressData | PartialImage | CompletedData | FailedEvent
 
 EVENTS: dict[str, type[Event]] = {
-    "image_edit.progress": ProgressData,
-    "image_edit.partial_image": PartialImage,
-    "image_edit.completed": CompletedData,
-    "error": FailedEvent,
-}
+    f"{task}.{name}": kind
+    for task in ("image_edit", "image_generation")
+    for name, kind in (
+        ("progress", ProgressData),
+        ("partial_image", PartialImage),
+        ("completed", CompletedData),
+    )
+} | {"error": FailedEvent}
 """Events by type; unknown types of a newer gateway are passed over."""
 
 

@@ -1,10 +1,10 @@
-"""The REST door: an edit over server-sent events, its cancelling, and what else the gateway tells."""
+"""The REST door: an edit or a generation over server-sent events, its cancelling, and what else the gateway tells."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from typing import Any, Final
 
 import aiohttp
@@ -49,7 +49,7 @@ class HttpClient:
         self._job_id: str | None = None
 
     async def edit(self, order: EditCall, tell: Tell) -> EditOutcome:
-        """Carry out `order` by ``POST /v1/images/edits``; see :class:`giornata_tools.doors.edits.Door`."""
+        """Carry out `order` by a route below ``/v1/images``; see :class:`giornata_tools.doors.edits.Door`."""
         try:
             with _told_as_refused(self._url):
                 return await self._streamed(order, tell)
@@ -90,11 +90,17 @@ class HttpClient:
                 async for event in events(answer.content):
                     yield _OBJECT.validate_json(event.data)
 
+    def _posted(self, order: EditCall) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
+        images = f"{self._url}/v1/images"
+        if order.image is None:
+            return self._session.post(f"{images}/generations", json={**order.parameters, "stream": True})
+        return self._session.post(f"{images}/edits", data=_form(order, order.image))
+
     async def _streamed(self, order: EditCall, tell: Tell) -> EditOutcome:
         pictures: list[PaintedPicture] = []
         failures: list[Failure] = []
         size = ""
-        async with self._session.post(f"{self._url}/v1/images/edits", data=_form(order)) as answer:
+        async with self._posted(order) as answer:
             await _check(answer)
             async for frame in events(answer.content):
                 match read_event(frame.kind, frame.data):
@@ -162,9 +168,9 @@ def _told_as_refused(url: str) -> Iterator[None]:
         raise Refused(ErrorBody(code="schema_mismatch", message=message)) from error
 
 
-def _form(order: EditCall) -> aiohttp.FormData:
+def _form(order: EditCall, image: bytes) -> aiohttp.FormData:
     form = aiohttp.FormData()
-    form.add_field("image", order.image, filename="image", content_type="application/octet-stream")
+    form.add_field("image", image, filename="image", content_type="application/octet-stream")
     if order.mask is not None:
         form.add_field("mask", order.mask, filename="mask", content_type="application/octet-stream")
     for name, value in {**order.parameters, "stream": True}.items():

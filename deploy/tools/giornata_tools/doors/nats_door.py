@@ -34,11 +34,8 @@ class NatsClient:
         self._timeout_s = timeout_s
 
     async def edit(self, order: EditCall, tell: Tell) -> EditOutcome:
-        """Carry out `order` as one request to ``giornata.edit``; see :class:`giornata_tools.doors.edits.Door`."""
-        parameters: dict[str, Any] = dict(order.parameters)
-        submitting = asyncio.ensure_future(
-            self._client.edit(image=order.image, mask=order.mask, timeout_s=self._timeout_s, **parameters)
-        )
+        """Carry out `order` as one request over NATS; see :class:`giornata_tools.doors.edits.Door`."""
+        submitting = asyncio.ensure_future(self._submitted(order))
         try:
             edit = await asyncio.shield(submitting)
             async for progress in edit:
@@ -55,6 +52,12 @@ class NatsClient:
             pictures=tuple(PaintedPicture(p.index, p.seed, p.data) for p in result.pictures),
             failures=tuple(Failure(sentence) for sentence in result.errors),
         )
+
+    async def _submitted(self, order: EditCall) -> client.Edit:
+        parameters: dict[str, Any] = {**order.parameters, "timeout_s": self._timeout_s}
+        if order.image is None:
+            return await self._client.generate(**parameters)
+        return await self._client.edit(image=order.image, mask=order.mask, **parameters)
 
 
 @asynccontextmanager

@@ -14,8 +14,9 @@ from giornata.packed.region import Region, beside, region_of
 from giornata.planning.costs import renewed_every
 from giornata.scheduling.batch import RowKey
 from giornata.wire import jobs
-from giornata.wire.errors import InputLost, SchemaMismatch
+from giornata.wire.errors import InputLost, SchemaMismatch, TaskNotSupported
 from giornata.wire.messages import RunRequest
+from giornata.wire.models import Task
 from giornata.wire.resolution import guided_by
 from giornata.wire.values import Intermediate
 from giornata_denoiser.checkpoint import Checkpoint
@@ -78,6 +79,9 @@ def _made(
     parameters, inspection = request.job.parameters, request.inspection
     if parameters.num_inference_steps is None or parameters.strength is None:
         raise SchemaMismatch("Denoising needs resolved parameters.")
+    generated = request.job.task is Task.GENERATE
+    if generated and Task.GENERATE not in checkpoint.card.tasks:
+        raise TaskNotSupported(received=Task.GENERATE, accepted=", ".join(checkpoint.card.tasks))
     multiple, family = checkpoint.card.pixel_multiple, checkpoint.family
     fields, where = tensors.unpack(conditioning), None
     if reusing is not None and inspection.compute_set is not None:
@@ -100,6 +104,7 @@ def _made(
         true_cfg_scale=guided_by(request.job),
         partial_images=parameters.partial_images,
         resume=_snapshot(row, latents),
+        generated=generated,
     )
     return built if reusing is None else reused(built, where, reusing, family)
 

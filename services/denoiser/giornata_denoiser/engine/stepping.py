@@ -90,7 +90,8 @@ def _completed(
     `computed` is (computed, channels), the tokens of its region; `level` is the one of `track` that they are at.
     """
     region, conditioning = assembly.regions[index], assembly.conditioning[index]
-    if region is None and not family.network.blends:
+    generated = "image_latents" not in conditioning
+    if generated or (region is None and not family.network.blends):
         return computed
     outside = track.noised(conditioning["image_latents"], conditioning["noise"], level)
     latent = computed

@@ -84,7 +84,11 @@ class Network(Protocol):
 
     @property
     def conditioning(self) -> Mapping[str, int]:
-        """Channels of the tensors every row carries, by name; `noise` and `image_latents` are among them."""
+        """Channels of the tensors that every row with a picture carries, by name.
+
+        `noise` and `image_latents` are among them. A row without a picture carries `noise` alone: the network of a
+        checkpoint that generates reads no other.
+        """
 
     def companions(self, grid: tuple[int, int]) -> int:
         """Tokens beside those of a picture of `grid` that its blocks compute as the picture's, and nobody sees.
@@ -95,7 +99,7 @@ class Network(Protocol):
 
     @property
     def blends(self) -> bool:
-        """Whether each step ends by putting the noised picture where the row's tensor `mask` is 0."""
+        """Whether each step ends by putting the noised picture where the row's tensor `mask` is 0, if it has one."""
 
     def unmasked(self, conditioning: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The conditioning of an edit with an empty mask, from that of any edit of the picture."""

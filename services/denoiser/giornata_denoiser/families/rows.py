@@ -14,6 +14,7 @@ from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.rows.row import GENERATOR, Prompt, Row, Snapshot
 from giornata_denoiser.rows.track import Track
 
+NOISE = "noise"
 NEGATIVE = "negative_"
 """Prefix of the tensors of a negative prompt's encoding."""
 
@@ -30,13 +31,15 @@ def build_row(
     true_cfg_scale: float | None = None,
     partial_images: int = 0,
     resume: Snapshot | None = None,
+    generated: bool = False,
 ) -> Row:
     """A row on the CPU that computes its whole picture, from the beginning or from where `resume` was interrupted.
 
     `text` holds the tensors of the family's text and may hold those of a negative prompt, whose names begin with
-    :data:`NEGATIVE`; with them and a `true_cfg_scale`, classifier-free guidance is computed. `conditioning` is
-    what the family's network names, (tokens, channels) each, and where the track draws noise the state of the row's
-    generator, :data:`GENERATOR`. `guidance_scale` is for networks that embed one.
+    :data:`NEGATIVE`; with them and a `true_cfg_scale`, classifier-free guidance is computed. `guidance_scale` is for
+    networks that embed one. `conditioning` is what the family's network names, (tokens, channels) each; of a row that
+    is `generated`, its `noise` alone. Where the track draws noise, it has the state of the row's generator,
+    :data:`GENERATOR`.
 
     Raises:
         SchemaMismatch: a tensor is missing or has another shape than the checkpoint takes.
@@ -45,12 +48,13 @@ def build_row(
     fields = {
         name: _take(family, conditioning, name, (tokens, channels))
         for name, channels in family.network.conditioning.items()
+        if name == NOISE or not generated
     }
     if resume is None:
-        begin = track.noised(fields["image_latents"], fields["noise"], 0)
+        begin = track.begun(fields.get("image_latents"), fields[NOISE])
         state = Snapshot(0, begin, generator=conditioning.get(GENERATOR))
     else:
-        state = _resumed(family, resume, tuple(fields["noise"].shape), track)
+        state = _resumed(family, resume, tuple(fields[NOISE].shape), track)
     guided = true_cfg_scale is not None and any(name.startswith(NEGATIVE) for name in text)
     return Row(
         key=key,

@@ -65,6 +65,10 @@ class Track:
         noised: Tensor = of_noise * noise + of_picture * picture
         return noised
 
+    def begun(self, picture: Tensor | None, noise: Tensor) -> Tensor:
+        """Where a row begins: its picture, noised; without one its noise, scaled as text-to-image pipelines do."""
+        return self.outside[0, 1].item() * noise if picture is None else self.noised(picture, noise, 0)
+
     def predicted(self, latent: Tensor, output: Tensor, step: int) -> Tensor:
         """The picture that a latent is predicted to become, from it and the network's output before `step`."""
         of_latent, of_output = self.clean[step].tolist()

@@ -1,4 +1,4 @@
-"""``/v1/images/edits`` and ``/v1/jobs``: edits that a client waits for, and edits without an open connection."""
+"""``/v1/images/…`` and ``/v1/jobs``: pictures that a client waits for, and jobs without an open connection."""
 
 from __future__ import annotations
 
@@ -15,7 +15,14 @@ from giornata_gateway.http.body import JSON_COPIES, send
 from giornata_gateway.http.errors import GATEWAY, JOB_ID, OUTCOME, REPEATED, TENANT, json_answer
 from giornata_gateway.http.requests import base_url, check_query, last_event_id, number_of, receive
 from giornata_gateway.http.stream import Stream
-from giornata_gateway.intake.rules.forms import EditForm, JobForm, ResponseFormat
+from giornata_gateway.intake.rules.forms import (
+    EditForm,
+    GenerationForm,
+    GenerationJobForm,
+    JobForm,
+    ResponseFormat,
+    WaitedFor,
+)
 from giornata_gateway.jobs.feed import done_sequence, known_sequence
 from giornata_gateway.views.answers import error_of, images_answer
 from giornata_gateway.views.jobs import JobView, job_view
@@ -23,14 +30,23 @@ from giornata_gateway.views.jobs import JobView, job_view
 
 async def edit(request: web.Request) -> web.StreamResponse:
     """Carry out an edit and answer with its pictures; a client that leaves cancels it."""
+    return await _carried_out(request, EditForm)
+
+
+async def generate(request: web.Request) -> web.StreamResponse:
+    """Make pictures from text and answer with them; a client that leaves cancels that."""
+    return await _carried_out(request, GenerationForm)
+
+
+async def _carried_out(request: web.Request, kind: type[EditForm | GenerationForm]) -> web.StreamResponse:
     gateway = request.app[GATEWAY]
     with ExitStack() as held:
-        form, admitted = await receive(request, EditForm, Priority.INTERACTIVE, held)
+        form, admitted = await receive(request, kind, Priority.INTERACTIVE, held)
         async with gateway.awaited(admitted, streamed=form.stream) as awaited:
             request[JOB_ID] = awaited.job.job_id
             request[REPEATED] = admitted.stay.repeated
             if form.stream:
-                stream = Stream(request, awaited.job.job_id, awaited.ended, awaited.deadline, inline=True)
+                stream = Stream(request, awaited.job, awaited.ended, awaited.deadline, inline=True)
                 response = await stream.run(0, awaited.steps)
                 if request.get(OUTCOME) is None:
                     admitted.carried_out()
@@ -41,10 +57,14 @@ async def edit(request: web.Request) -> web.StreamResponse:
 
 
 async def create(request: web.Request) -> web.Response:
-    """Accept a job: 202 with its status and its Location. It holds its places only until it is accepted."""
+    """Accept a job: 202 with its status and its Location. It holds its places only until it is accepted.
+
+    A form is an edit, JSON is a generation.
+    """
     gateway = request.app[GATEWAY]
+    kind = GenerationJobForm if request.content_type == "application/json" else JobForm
     with ExitStack() as held:
-        _, admitted = await receive(request, JobForm, Priority.BATCH, held)
+        _, admitted = await receive(request, kind, Priority.BATCH, held)
         job = await gateway.submit(admitted)
         request[REPEATED] = admitted.stay.repeated
     request[JOB_ID] = job.job_id
@@ -103,10 +123,10 @@ async def events(request: web.Request) -> web.StreamResponse:
             if not ended.done():
                 ended.set_result(None)
         deadline = Deadline.after_ms(job.intermediate_ttl_s * 1000)
-        return await Stream(request, job.job_id, ended, deadline, inline=False).run(after)
+        return await Stream(request, job, ended, deadline, inline=False).run(after)
 
 
-async def _answer(request: web.Request, form: EditForm, record: JobRecord) -> web.StreamResponse:
+async def _answer(request: web.Request, form: WaitedFor, record: JobRecord) -> web.StreamResponse:
     error = error_of(record)
     if error is not None:
         raise error

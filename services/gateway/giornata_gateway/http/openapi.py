@@ -84,7 +84,7 @@ def _codes() -> str:
 
 def _operation(route: Route) -> Json:
     told = {str(status): _answer(status, answer) for status, answer in route.answers.items()}
-    if route.form:
+    if route.bodies:
         for answer in told.values():
             answer["headers"] = RATE_LIMIT | (REPLAYED if route.repeatable else {})
     told |= {str(status): _error(status, route) for status in (*route.errors, 500)}
@@ -99,8 +99,9 @@ def _operation(route: Route) -> Json:
     operation: Json = {"operationId": route.name, "summary": route.summary, "responses": told}
     if parameters:
         operation["parameters"] = parameters
-    if route.form:
-        operation["requestBody"] = {"required": True, "content": {"multipart/form-data": _media(route.form)}}
+    if route.bodies:
+        content = {kind: _media(body) for kind, body in route.bodies.items()}
+        operation["requestBody"] = {"required": True, "content": content}
     return operation
 
 
@@ -117,7 +118,7 @@ def _error(status: int, route: Route) -> Json:
     """The answer with an HTTP status, and the codes that it may have."""
     codes = sorted(code for code, kind in BY_CODE.items() if kind.status == status)
     told = _answer(status, Reply(", ".join(f"`{code}`" for code in codes), {"application/json": ErrorAnswer}))
-    if status == 429 and route.form:
+    if status == 429 and route.bodies:
         told["headers"] = RETRY_AFTER | RATE_LIMIT
     return told
 
@@ -159,9 +160,10 @@ def _reference(kind: type[BaseModel]) -> Json:
 def _schemas() -> Json:
     """The forms and views that the routes name."""
     forms = [route.form for route in ROUTES if route.form]
+    asked = dict.fromkeys(body for route in ROUTES for body in route.bodies.values())
     views = {ErrorAnswer: None} | {view: None for route in ROUTES for view in _views(route)}
     _, schema = models_json_schema(
-        [*((form, "validation") for form in forms), *((view, "serialization") for view in views)],
+        [*((form, "validation") for form in asked), *((view, "serialization") for view in views)],
         ref_template="#/components/schemas/{model}",
     )
     schemas: Json = schema["$defs"]

@@ -10,19 +10,35 @@ from aiohttp import hdrs, web
 from pydantic import BaseModel
 
 from giornata.wire.errors import BY_CODE, IdempotencyKeyReused, InternalError, ResultExpired
+from giornata.wire.models import Task
 from giornata.wire.workers import FleetView
 from giornata_gateway.http import jobs, status, templates
 from giornata_gateway.http.errors import GATEWAY, JOB_ID, TENANT, Handler
-from giornata_gateway.intake.rules.forms import EditForm, JobForm, TemplateForm
+from giornata_gateway.intake.rules.forms import (
+    EditForm,
+    GenerationForm,
+    GenerationJobForm,
+    JobForm,
+    TemplateForm,
+)
 from giornata_gateway.intake.rules.tenants import bearer, check_site
 from giornata_gateway.views.answers import ImagesAnswer
 from giornata_gateway.views.catalog import HealthView, ModelList, ReadyView
-from giornata_gateway.views.jobs import CompletedEvent, ErrorEvent, JobView, PartialImageEvent, ProgressEvent
+from giornata_gateway.views.jobs import (
+    KINDS,
+    CompletedEvent,
+    ErrorEvent,
+    JobView,
+    PartialImageEvent,
+    ProgressEvent,
+)
 from giornata_gateway.views.templates import TemplateDeleted, TemplateList, TemplateView
 
 GET, POST, DELETE = hdrs.METH_GET, hdrs.METH_POST, hdrs.METH_DELETE
 
 Json = dict[str, Any]
+JSON: Final = "application/json"
+FORM: Final = "multipart/form-data"
 
 
 @dataclass(frozen=True)
@@ -63,12 +79,20 @@ class Route:
     """Query and header parameters as the document tells them; the path tells its own."""
     form: type[BaseModel] | None = None
     """The fields of a multipart form that asks for pictures."""
+    json_form: type[BaseModel] | None = None
+    """The fields of a JSON object that asks for pictures."""
     repeatable: bool = False
     """An idempotency key makes one job of several requests."""
     keyed: bool = True
     """Where the gateway has API keys, one is needed."""
     head: bool = True
     """A GET also answers HEAD."""
+
+    @property
+    def bodies(self) -> dict[str, type[BaseModel]]:
+        """What a request's body is, by content type; empty for a route without one."""
+        both = {FORM: self.form, JSON: self.json_form}
+        return {kind: body for kind, body in both.items() if body is not None}
 
     def served(self) -> web.RouteDef:
         """The route for aiohttp: its handler runs once the request is allowed, and finds its tenant."""
@@ -90,16 +114,23 @@ class Route:
 ROUTE: Final = web.RequestKey("route", Route)
 """The API route that a request is for."""
 
-JSON: Final = "application/json"
 STREAM: Final = "text/event-stream"
 TEXT: Final[Json] = {"type": "string"}
 PICTURES: Final = {"image/png": TEXT, "image/jpeg": TEXT, "image/webp": TEXT}
-EVENTS: Final = EventStream(
-    {
-        kind.model_fields["type"].default: kind
-        for kind in (ProgressEvent, PartialImageEvent, CompletedEvent, ErrorEvent)
-    }
-)
+
+
+def _events(*tasks: Task) -> EventStream:
+    """What a job of one of the `tasks` tells while it runs."""
+    told: dict[str, type[BaseModel]] = {}
+    for names in (KINDS[task] for task in tasks):
+        told |= {
+            names.progress: ProgressEvent,
+            names.partial_image: PartialImageEvent,
+            names.completed: CompletedEvent,
+        }
+    return EventStream(told | {"error": ErrorEvent})
+
+
 FLEET: Final = EventStream({status.FLEET_EVENT: FleetView})
 
 EVERY: Final = tuple(sorted({kind.status for kind in BY_CODE.values()} - {InternalError.status}))
@@ -125,13 +156,19 @@ WAIT: Final = _parameter("wait_ms", _whole(0, templates.MAX_WAIT_MS, 0)) | {
 ROUTES: Final = (
     Route(
         POST, "/v1/images/edits", jobs.edit, "edit", "Edit a picture and wait for it.",
-        {200: Reply("Edited.", {JSON: ImagesAnswer, STREAM: EVENTS, **PICTURES})},
+        {200: Reply("Edited.", {JSON: ImagesAnswer, STREAM: _events(Task.EDIT), **PICTURES})},
         EVERY, form=EditForm, repeatable=True,
     ),
     Route(
-        POST, "/v1/jobs", jobs.create, "createJob", "Submit an edit and do not wait.",
+        POST, "/v1/images/generations", jobs.generate, "generate", "Make pictures from text and wait for them.",
+        {200: Reply("Made.", {JSON: ImagesAnswer, STREAM: _events(Task.GENERATE), **PICTURES})},
+        EVERY, json_form=GenerationForm, repeatable=True,
+    ),
+    Route(
+        POST, "/v1/jobs", jobs.create, "createJob",
+        "Submit an edit, or as JSON a generation, and do not wait.",
         {202: Reply("Accepted; Location names the job.", {JSON: JobView})},
-        EVERY, form=JobForm, repeatable=True,
+        EVERY, form=JobForm, json_form=GenerationJobForm, repeatable=True,
     ),
     Route(
         GET, "/v1/jobs/{job_id}", jobs.status, "getJob", "How far a job is.",
@@ -147,7 +184,7 @@ ROUTES: Final = (
     ),
     Route(
         GET, "/v1/jobs/{job_id}/events", jobs.events, "followJob", "A job's events, all or after Last-Event-ID.",
-        {200: Reply("Until the job ends.", {STREAM: EVENTS}), 204: Reply("Nothing left to tell.")},
+        {200: Reply("Until the job ends.", {STREAM: _events(*Task)}), 204: Reply("Nothing left to tell.")},
         (400, 401, 404, 429, 503), (_parameter("Last-Event-ID", {"type": "integer"}, "header"),), head=False,
     ),
     Route(

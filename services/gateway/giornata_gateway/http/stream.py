@@ -13,7 +13,7 @@ from aiohttp import web
 from giornata.deadlines import Deadline
 from giornata.wire.errors import DeadlineExceeded, Failed, from_body
 from giornata.wire.events import DoneEvent, PreviewEvent
-from giornata.wire.jobs import JobRecord, RowRecord
+from giornata.wire.jobs import Job, JobRecord, RowRecord
 from giornata_gateway.http.body import EVENT_STREAM, JSON_COPIES, end, frame, write
 from giornata_gateway.http.errors import GATEWAY, OUTCOME, as_known
 from giornata_gateway.http.requests import base_url
@@ -38,7 +38,7 @@ class Stream:
     """One open answer and the job that it tells about."""
 
     request: web.Request
-    job_id: str
+    job: Job
     ended: asyncio.Future[None]
     """Resolves when the job is terminal."""
     deadline: Deadline
@@ -53,7 +53,7 @@ class Stream:
         Steps are told as they were heard, without `steps` from now on.
         """
         gateway = self.request.app[GATEWAY]
-        async with open_feed(gateway.bus, self.job_id, after, gateway.restore, steps) as told:
+        async with open_feed(gateway.bus, self.job.job_id, after, gateway.restore, steps) as told:
             await self.response.prepare(self.request)  # a few headers: they fit the socket's buffer
             try:
                 events = until_done(told, self.ended, gateway.config.heartbeat_s, self.deadline)
@@ -63,7 +63,7 @@ class Stream:
             except Exception as error:  # noqa: BLE001 - the answer has begun: logged and told inside it
                 known = as_known(error, self.request.path)
                 self.request[OUTCOME] = known.code
-                await self._tell(error_event(known, self.job_id))
+                await self._tell(error_event(known, self.job.job_id))
             await end(self.request, self.response)
             return self.response
 
@@ -78,7 +78,7 @@ class Stream:
             elif isinstance(item.event, DoneEvent):
                 return item
             elif not isinstance(item.event, PreviewEvent):
-                await self._tell(progress_event(item.event), item.sequence)
+                await self._tell(progress_event(self.job.task, item.event), item.sequence)
             elif (record := await self._record()) is not None:  # a preview is not worth the stream
                 await self._tell(partial_image_event(record, item.event, item.time), item.sequence)
         return None
@@ -86,13 +86,13 @@ class Stream:
     async def _record(self) -> JobRecord | None:
         """The job's record; None where NATS does not answer, since the stream outlives an outage."""
         try:
-            return await self.request.app[GATEWAY].ledger.records.get(self.job_id)
+            return await self.request.app[GATEWAY].ledger.records.get(self.job.job_id)
         except nats.errors.Error:
             return None
 
     async def _tell_end(self, last: StreamedEvent | None) -> None:
         """Completed pictures first, since OpenAI's clients stop at the first error; the last frame has the id."""
-        record = await self.request.app[GATEWAY].ledger.records.get(self.job_id)
+        record = await self.request.app[GATEWAY].ledger.records.get(self.job.job_id)
         if not record.state.terminal:
             if self.ended.done() and not self.inline:  # a reader that only looks on loses nothing
                 await write(self.request, self.response, GO_ON_ELSEWHERE)
@@ -104,7 +104,7 @@ class Stream:
         error = error_of(record)
         if error is not None:
             self.request[OUTCOME] = error.code
-            await self._tell(error_event(error, self.job_id), sequence)
+            await self._tell(error_event(error, self.job.job_id), sequence)
             return
         rows = [*record.images, *(row for row in record.rows if row.error is not None)]
         for row in rows:
@@ -113,7 +113,7 @@ class Stream:
     async def _tell_row(self, record: JobRecord, row: RowRecord, at: int, sequence: int | None) -> None:
         if row.image is None:
             error = from_body(row.error) if row.error is not None else Failed()
-            await self._tell(error_event(error, self.job_id, row.index), sequence)
+            await self._tell(error_event(error, self.job.job_id, row.index), sequence)
             return
         gateway, base = self.request.app[GATEWAY], base_url(self.request)
         async with gateway.answers.room(row.image.size_bytes * JSON_COPIES if self.inline else 0):

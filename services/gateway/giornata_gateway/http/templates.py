@@ -9,7 +9,8 @@ from aiohttp import web
 
 from giornata.deadlines import Deadline
 from giornata_gateway.http.errors import GATEWAY, TENANT, json_answer
-from giornata_gateway.http.requests import check_query, number_of, read_upload
+from giornata_gateway.http.requests import check_query, number_of
+from giornata_gateway.http.uploads import read_upload
 from giornata_gateway.intake.rules.forms import read_template_form
 from giornata_gateway.views.templates import TemplateDeleted, template_list, template_view
 

@@ -10,8 +10,10 @@ import structlog
 
 from giornata.blobs import BlobStore, refer
 from giornata.deadlines import Deadline
+from giornata.wire import generations
 from giornata.wire.errors import InvalidField
 from giornata.wire.jobs import BlobRef, Job, Priority
+from giornata.wire.models import Task
 from giornata.wire.requests import MAX_SEED, EditParameters, evaluations_of
 from giornata.wire.resolution import cfg_scale, resolve
 from giornata_gateway.config import GatewayConfig
@@ -26,11 +28,11 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True)
 class EditOrder:
-    """An edit that a tenant asks for, authenticated and well-formed."""
+    """An edit or a generation that a tenant asks for, authenticated and well-formed."""
 
     parameters: EditParameters
     image: bytes | BlobRef | None
-    """None until the picture of `template_id` takes its place."""
+    """None of a generation, and until the picture of `template_id` takes its place."""
     mask: bytes | BlobRef | None
     tenant: Tenant
     priority: Priority
@@ -42,6 +44,7 @@ class EditOrder:
     """The job that it becomes. An idempotency key leads to a certain one."""
     fingerprint: str | None = None
     """What it asks for, where it has an idempotency key."""
+    task: Task = Task.EDIT
 
     async def identified(self, key: str | None) -> EditOrder:
         """The order of the job that the idempotency key `key` leads to; None changes nothing."""
@@ -86,16 +89,18 @@ class Preparation:
 
     async def prepare(self, order: EditOrder) -> Prepared:
         """Resolve the parameters and store the pictures; submit the job at once."""
-        if order.image is None:
+        if order.image is None and order.task is Task.EDIT:
             raise missing_image()
-        cards = self.fleet.cards()
-        card = choose_card(cards, order.parameters.model, self.fleet.missing())
-        parameters = resolve(order.parameters, card, secrets.randbelow(MAX_SEED + 1), cards.values())
+        cards, parameters = self.fleet.cards(), order.parameters
+        card = choose_card(cards, parameters.model, self.fleet.missing(), order.task)
+        if order.task is Task.GENERATE:
+            parameters = generations.fitted(parameters, card)
+        parameters = resolve(parameters, card, secrets.randbelow(MAX_SEED + 1), cards.values())
         # Two requests with one idempotency key are one job, and each has an upload of its own, which it can forget.
         folder = f"{order.tenant.name}/{order.job_id}/{secrets.token_urlsafe(9)}"
         try:
             image = await self._stored(order, f"{folder}/image", order.image)
-            mask = None if order.mask is None else await self._stored(order, f"{folder}/mask", order.mask)
+            mask = await self._stored(order, f"{folder}/mask", order.mask)
         except BaseException:  # a put that was cancelled may have arrived
             refs = [BlobRef(key=f"{folder}/{name}", size_bytes=0, sha256="") for name in ("image", "mask")]
             self.tasks.create_task(self._delete(*refs), name=f"forget-{order.job_id}")
@@ -134,7 +139,9 @@ class Preparation:
         pictures = (ref for ref in (job.image, job.mask) if ref is not None)
         await self._delete(*(ref for ref in pictures if ref.key.startswith(job.upload_folder)))
 
-    async def _stored(self, order: EditOrder, key: str, data: bytes | BlobRef) -> BlobRef:
+    async def _stored(self, order: EditOrder, key: str, data: bytes | BlobRef | None) -> BlobRef | None:
+        if data is None:
+            return None
         if isinstance(data, BlobRef):
             # the job keeps nothing that its caller adds, and knows pictures by one kind of hash
             return BlobRef(key=data.key, size_bytes=data.size_bytes, sha256=data.sha256)

@@ -233,7 +233,12 @@ class Submission:
             self.doubtful.add(job.job_id)
             return InternalError()
         self.doubtful.discard(job.job_id)
-        told = {"tenant": job.tenant, "user": job.parameters.user, "n": job.parameters.n}
+        told = {
+            "tenant": job.tenant,
+            "user": job.parameters.user,
+            "n": job.parameters.n,
+            "task": job.task.value,
+        }
         log.info("accepted", job_id=job.job_id, cell=cell, priority=job.priority.value, **told)
         return None
 

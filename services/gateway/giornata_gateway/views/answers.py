@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict
 
 from giornata.wire.errors import BY_CODE, ErrorBody, Failed, GiornataError, JobCancelled, from_body
 from giornata.wire.jobs import JobRecord, JobState, TemplateUse
+from giornata.wire.models import Task
 from giornata.wire.requests import OutputFormat
 from giornata.wire.values import ComputeTimes, StageTimes
 
@@ -52,16 +53,16 @@ class TokenDetails(View):
     text_tokens: int
     """Tokens to which the prompt was padded."""
     image_tokens: int
-    """Tokens of the model's picture: latent_height / 2 * latent_width / 2."""
+    """Tokens of the model's picture: latent_height / 2 * latent_width / 2; 0 of a generation, which has none."""
 
 
 class Usage(View):
-    """Tokens of one job's input, and tokens that were repainted."""
+    """Tokens of one job's input, and tokens that were painted."""
 
     input_tokens: int
     input_tokens_details: TokenDetails
     output_tokens: int
-    """Tokens that the mask touches, once per picture."""
+    """Tokens that the mask touches, once per picture; all of a generated one's."""
     total_tokens: int
 
 
@@ -103,7 +104,7 @@ class Extension(View):
 
 
 class ImagesAnswer(View):
-    """Answer of ``POST /v1/images/edits``; OpenAI's ImagesResponse."""
+    """Answer of ``POST /v1/images/edits`` and ``/v1/images/generations``; OpenAI's ImagesResponse."""
 
     created: int
     """Unix time in seconds."""
@@ -155,9 +156,10 @@ def error_of(record: JobRecord) -> GiornataError | None:
 
 
 def usage_of(record: JobRecord, pictures: int) -> Usage:
-    """Tokens of a job's input and of `pictures` repainted masks."""
+    """Tokens of a job's input and of `pictures` painted masks, or whole pictures."""
     text = record.encoding.text_tokens if record.encoding else 0
-    image = record.inspection.tokens if record.inspection else 0
+    given = record.inspection if record.job.task is Task.EDIT else None
+    image = given.tokens if given else 0
     output = pictures * (record.inspection.compute_tokens if record.inspection else 0)
     return Usage(
         input_tokens=text + image,

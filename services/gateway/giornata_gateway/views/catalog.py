@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Final, Literal
 
-from giornata.wire.errors import InvalidField, ModelNotFound, ServiceUnavailable
-from giornata.wire.models import Guidance, ModelCard
+from giornata.wire.errors import InvalidField, ModelNotFound, ServiceUnavailable, TaskNotSupported
+from giornata.wire.models import Guidance, ModelCard, Task
 from giornata.wire.workers import ServiceName
 from giornata_gateway.views.answers import View
 
@@ -15,9 +15,12 @@ NEEDED: Final = (ServiceName.ROUTER, ServiceName.PREPOST, ServiceName.DENOISER)
 
 
 def choose_card(
-    cards: Mapping[str, ModelCard], name: str | None, missing: Iterable[ServiceName]
+    cards: Mapping[str, ModelCard],
+    name: str | None,
+    missing: Iterable[ServiceName],
+    task: Task = Task.EDIT,
 ) -> ModelCard:
-    """The model that serves a request: the one of `cards` that it names, or the only one.
+    """The model that serves a request: the one of `cards` that it names, or the only one that does the `task`.
 
     The services that are `missing` explain why nothing is served.
 
@@ -25,20 +28,29 @@ def choose_card(
         ServiceUnavailable: nothing is served.
         InvalidField: none was named and there are several.
         ModelNotFound: the one named is not served.
+        TaskNotSupported: the one named, or every one, does other tasks.
     """
-    served = ", ".join(sorted(cards))
     if not cards:
         lacking = ", ".join(missing) or "a denoiser and a prepost with the same model"
         raise ServiceUnavailable(f"No model is served now; not ready: {lacking}.", retry_after_s=2)
-    if name is None:
-        if len(cards) > 1:
-            raise InvalidField(
-                "Several models are served; name one.", field="model", received="none", accepted=served
-            )
-        return next(iter(cards.values()))
-    if name not in cards:
-        raise ModelNotFound(field="model", received=name, accepted=served)
-    return cards[name]
+    fitting = {served: card for served, card in cards.items() if task in card.tasks}
+    names = ", ".join(sorted(fitting)) or f"no served model can {task}"
+    if name is not None and name not in cards:
+        raise ModelNotFound(field="model", received=name, accepted=names)
+    if name in fitting:
+        return fitting[name]
+    if name is not None or not fitting:
+        known = ", ".join(
+            f"{card.name} ({card.family})" for card in cards.values() if name in {None, card.name}
+        )
+        raise TaskNotSupported(
+            f"{known} cannot {task}.", field="model", received=name or "none", accepted=names
+        )
+    if len(fitting) > 1:
+        raise InvalidField(
+            "Several models are served; name one.", field="model", received="none", accepted=names
+        )
+    return next(iter(fitting.values()))
 
 
 class ModelView(View):
@@ -64,10 +76,15 @@ class ModelView(View):
     """Whether `true_cfg_scale` is, which a negative prompt then needs above 1."""
     default_true_cfg_scale: float
     """Of requests with a negative prompt."""
-    """Whether `negative_prompt` and `true_cfg_scale` are."""
     samplers: list[str]
     """What `sampler` may be."""
     default_sampler: str
+    tasks: list[Task]
+    """What it is served for; `edit` alone where it needs a picture."""
+    generation_guidance_scale: float | None
+    """Default `guidance_scale` of generations; null where it takes none, or generates nothing."""
+    size_multiple: int
+    """Sides of generated pictures are multiples of so many pixels."""
     native_size: int
     """Pixels per side of the square pictures that it was trained on; `padding_mask_crop` edits at about this size."""
 
@@ -106,13 +123,14 @@ def model_list(cards: Mapping[str, ModelCard]) -> ModelList:
 
 
 def _model(card: ModelCard) -> ModelView:
-    guidance_scale = card.default_guidance_scale if card.takes_guidance else None
-    told = {
+    told: dict[str, object] = {
         "id": card.name,
-        "default_guidance_scale": guidance_scale,
+        "size_multiple": card.pixel_multiple,
         "guidance": card.guidance,
         "takes_negative_prompt": card.takes_negative_prompt,
     }
+    if not card.takes_guidance:
+        told |= {"default_guidance_scale": None, "generation_guidance_scale": None}
     return ModelView.model_validate(vars(card) | told)
 
 

@@ -3,13 +3,14 @@
 Steps in the status are the router's, from the workers' telemetry: any gateway can answer without following each job's
 events, and is at most a telemetry period behind. The event stream tells every step as it happens.
 ``image_edit.progress`` is ours (OpenAI's clients pass unknown types on); ``image_edit.partial_image`` and
-``image_edit.completed`` have OpenAI's fields; ``error`` has the shape from which OpenAI's clients raise.
+``image_edit.completed`` have OpenAI's fields; ``error`` has the shape from which OpenAI's clients raise. The events of
+a generation are OpenAI's, too: ``image_generation`` stands for ``image_edit``.
 """
 
 from __future__ import annotations
 
 import base64
-from typing import Any, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 from pydantic import Field
 
@@ -17,6 +18,7 @@ from giornata.wire.errors import GiornataError
 from giornata.wire.events import PreviewEvent, StateEvent, StepEvent
 from giornata.wire.jobs import Box, JobRecord, JobState, RowRecord
 from giornata.wire.messages import Forecast
+from giornata.wire.models import Task
 from giornata.wire.requests import OutputFormat
 from giornata.wire.values import StageTimes
 from giornata_gateway.views.answers import (
@@ -30,6 +32,33 @@ from giornata_gateway.views.answers import (
     size_of,
     usage_of,
 )
+
+JobKind = Literal["image_edit.job", "image_generation.job"]
+ProgressKind = Literal["image_edit.progress", "image_generation.progress"]
+PartialImageKind = Literal["image_edit.partial_image", "image_generation.partial_image"]
+CompletedKind = Literal["image_edit.completed", "image_generation.completed"]
+
+
+class Kinds(NamedTuple):
+    """What a task's jobs and events are called."""
+
+    job: JobKind
+    progress: ProgressKind
+    partial_image: PartialImageKind
+    completed: CompletedKind
+
+
+KINDS: Final = {
+    Task.EDIT: Kinds(
+        "image_edit.job", "image_edit.progress", "image_edit.partial_image", "image_edit.completed"
+    ),
+    Task.GENERATE: Kinds(
+        "image_generation.job",
+        "image_generation.progress",
+        "image_generation.partial_image",
+        "image_generation.completed",
+    ),
+}
 
 
 class PictureView(View):
@@ -48,7 +77,7 @@ class JobView(View):
     """Answer of ``POST /v1/jobs``, ``GET /v1/jobs/{id}`` and ``DELETE /v1/jobs/{id}``."""
 
     id: str
-    object: Literal["image_edit.job"] = "image_edit.job"
+    object: JobKind
     state: JobState
     cancelling: bool
     """It was cancelled and ends at its next step."""
@@ -88,6 +117,7 @@ def job_view(record: JobRecord, base_url: str, forecast: Forecast | None = None)
     completed = record.state is JobState.COMPLETED
     return JobView(
         id=job.job_id,
+        object=KINDS[job.task].job,
         state=record.state,
         cancelling=record.cancel and not record.state.terminal,
         model=job.model,
@@ -131,7 +161,7 @@ def _picture(row: RowRecord, step: int | None, job_id: str, base_url: str) -> Pi
 class ProgressEvent(View):
     """The job entered a state, or a picture finished a step."""
 
-    type: Literal["image_edit.progress"] = "image_edit.progress"
+    type: ProgressKind
     job_id: str
     attempt: int
     """A higher number than before means that the rows began again on another worker."""
@@ -160,7 +190,7 @@ class PictureEvent(View):
 class PartialImageEvent(PictureEvent):
     """What a picture looks like so far; only where `partial_images` asks for it."""
 
-    type: Literal["image_edit.partial_image"] = "image_edit.partial_image"
+    type: PartialImageKind
     b64_json: str = Field(
         description="A small preview, at most 32 KiB before base64, of the type `media_type`: about one pixel per "
         "latent pixel, to be scaled up to `box`. The finished picture alone has the size and format asked for."
@@ -177,7 +207,7 @@ class PartialImageEvent(PictureEvent):
 class CompletedEvent(PictureEvent):
     """A picture is finished."""
 
-    type: Literal["image_edit.completed"] = "image_edit.completed"
+    type: CompletedKind
     b64_json: str | None = None
     """In the stream of a synchronous edit."""
     url: str | None = None
@@ -199,14 +229,16 @@ class ErrorEvent(View):
 ToldEvent = ProgressEvent | PartialImageEvent | CompletedEvent | ErrorEvent
 
 
-def progress_event(event: StateEvent | StepEvent) -> ProgressEvent:
+def progress_event(task: Task, event: StateEvent | StepEvent) -> ProgressEvent:
     """A state or a step as it is told; a job that takes steps is running."""
-    return ProgressEvent.model_validate({"state": JobState.RUNNING} | vars(event))
+    told = {"state": JobState.RUNNING, "type": KINDS[task].progress}
+    return ProgressEvent.model_validate(told | vars(event))
 
 
 def partial_image_event(record: JobRecord, event: PreviewEvent, created_at: int) -> PartialImageEvent:
     """A preview as it is told; the record has been inspected."""
     return PartialImageEvent(
+        type=KINDS[record.job.task].partial_image,
         **_common(record, event.index, created_at),
         b64_json=base64.b64encode(event.image).decode(),
         partial_image_index=event.partial_image_index,
@@ -222,6 +254,7 @@ def completed_event(
 ) -> CompletedEvent:
     """A finished picture: inline when its bytes are given, else as a link."""
     return CompletedEvent(
+        type=KINDS[record.job.task].completed,
         **_common(record, row.index, created_at),
         b64_json=None if picture is None else base64.b64encode(picture).decode(),
         url=image_url(base_url, record.job.job_id, row.index) if picture is None else None,

@@ -5,6 +5,8 @@ which the pipeline draws. So a full computation equals diffusers' own for the sa
 
 1. the posterior sample of the picture, 2. the noise, 3. what the pipeline draws for the masked picture.
 
+A generation has no picture: its noise is drawn first.
+
 A sampler that draws noise goes on with the same generator: its state after these draws is handed on.
 
 An edit that may reuse takes the posteriors' modes instead, which are the same for all edits of a picture. The noise is
@@ -185,3 +187,18 @@ class PipelineImages(ABC):
     def _pack(self, latents: torch.Tensor) -> torch.Tensor:
         """(1, channels, h, w) → (tokens, channels * token_latents ** 2): rows of tokens, channels of (c, y, x)."""
         return pixel_unshuffle(latents, self.card.token_latents)[0].flatten(1).T
+
+
+class GeneratingImages(PipelineImages):
+    """Of a family whose pipelines make pictures from text alone, too."""
+
+    @torch.no_grad()
+    def noise_rows(self, size: Size, seeds: Sequence[int], *, draws: bool = False) -> Iterator[Tensors]:
+        """See :class:`giornata_prepost.families.protocol.GeneratingModel`: noise is all that is drawn."""
+        factor = self.card.vae_scale_factor
+        shape = (1, self.card.latent_channels, size.height // factor, size.width // factor)
+        latents = torch.empty(shape, device="meta")  # a shape is all that noise follows
+        for seed in seeds:
+            generator = torch.Generator("cpu").manual_seed(seed)
+            row = {"noise": self._pack(self._noise(latents, generator)).cpu().contiguous()}
+            yield row | ({"generator": generator.get_state()} if draws else {})

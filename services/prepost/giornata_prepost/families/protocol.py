@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Final, Protocol, TypeAlias
+from typing import Final, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -70,6 +70,20 @@ class ImageModel(Protocol):
 
         Raises:
             RowPoisoned: latents or picture are not finite.
+        """
+
+
+@runtime_checkable
+class GeneratingModel(Protocol):
+    """An :class:`ImageModel` whose card has the task `generate`: it begins pictures from text alone."""
+
+    def noise_rows(self, size: Size, seeds: Sequence[int], *, draws: bool = False) -> Iterator[Tensors]:
+        """Where each row of a generation begins, one a seed: `noise`, (tokens, channels), row-major.
+
+        Where the row's sampler `draws` noise, `generator` is beside it, as in :meth:`ImageModel.encode_rows`.
+
+        It is what the family's text-to-image pipeline draws for the seed, before the scheduler scales it. The sides of
+        `size` are multiples of a token's.
         """
 
 

@@ -70,6 +70,25 @@ def model_size(picture: Size, budget_pixels: int, multiple: int) -> Size:
     return _in_multiples(scaled, budget_pixels, multiple)
 
 
+def generated_size(requested: tuple[int, int] | None, native: int, budget_pixels: int, multiple: int) -> Size:
+    """Size of the pictures of a generation: the requested one, or the model's native square as far as it is allowed.
+
+    Raises:
+        TooManyPixels: the requested one has more than `budget_pixels`.
+    """
+    if requested is None:
+        return model_size(Size(native, native), budget_pixels, multiple)
+    size = Size(*requested)
+    if size.pixels > budget_pixels:
+        raise TooManyPixels(
+            "The requested picture has more pixels than this server computes.",
+            field="size",
+            received=f"{size}, that is {size.pixels} pixels",
+            accepted=f"at most {budget_pixels} pixels",
+        )
+    return size
+
+
 def crop_box(marked: Box, picture: Size) -> Box:
     """The box that `padding_mask_crop` cuts out: the mask's with its padding, made square where there is room.
 

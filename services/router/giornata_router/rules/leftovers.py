@@ -26,7 +26,7 @@ def leftovers(record: JobRecord, made: Iterable[BlobRef]) -> tuple[BlobRef, ...]
 
 def of_inspection(inspection: Inspection) -> tuple[BlobRef, ...]:
     """The blobs of an inspection."""
-    return (inspection.prepared, *((inspection.alpha,) if inspection.alpha else ()))
+    return tuple(ref for ref in (inspection.prepared, inspection.alpha) if ref is not None)
 
 
 def of_encoding(encoding: Encoding) -> tuple[BlobRef, ...]:

@@ -2,32 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
-import tempfile
-import time
-from contextlib import AbstractAsyncContextManager
-from pathlib import Path
 from typing import Any, Final
 
 import click
 
-from giornata.wire.errors import DeadlineExceeded
-from giornata.wire.requests import EditParameters, OutputFormat
-from giornata_tools import interrupts
-from giornata_tools.bars import edit_steps
-from giornata_tools.cli.edit import delivery
-from giornata_tools.cli.edit.delivery import STDOUT, EditDelivery, writing
-from giornata_tools.cli.edit.parameters import options, validated
-from giornata_tools.cli.options import ABOVE_0, api_key_option, door_of, door_options, typed
-from giornata_tools.doors.addresses import is_web
-from giornata_tools.doors.edits import Door, EditCall, EditProgress, Preview, Refused, Stopped
-
-NATS_TIMEOUT_S: Final = 120.0
-"""What the NATS door allows unless told otherwise; over HTTP the gateway decides."""
-PROBE_BYTES: Final = 1 << 20
-"""About the size of a picture."""
-
-Opening = AbstractAsyncContextManager[Door]
+from giornata.wire.requests import EditParameters
+from giornata_tools.cli.edit.carrying import carry_out, read_options, sending_options
+from giornata_tools.cli.edit.delivery import STDOUT
+from giornata_tools.cli.edit.parameters import options, sort_first
+from giornata_tools.doors.edits import EditCall
 
 SOURCE: Final = click.Path(exists=True, dir_okay=False, readable=True, allow_dash=True)
 
@@ -39,153 +22,26 @@ SOURCE: Final = click.Path(exists=True, dir_okay=False, readable=True, allow_das
     type=SOURCE,
     help="What to repaint, white or transparent. Without it: the transparent part of IN, or all of an opaque one.",
 )
-@click.option(
-    "-o",
-    "--output",
-    "out",
-    required=True,
-    metavar="OUT",
-    help="Where to write; an existing file is replaced, - is standard output. Several pictures become OUT-0.png, "
-    "OUT-1.png and so on.",
-)
-@door_options
-@api_key_option
-@click.option(
-    "--tenant", default="default", show_default=True, help="Whose key that is; for large pictures over NATS."
-)
-@click.option(
-    "--timeout",
-    "timeout_s",
-    type=ABOVE_0,
-    metavar="SECONDS",
-    help=f"Cancel the edit after this long.  [default: what the gateway allows; {NATS_TIMEOUT_S:g} over NATS]",
-)
-@click.option("--json", "as_json", is_flag=True, help="Print a report as JSON: files, seeds, job, error.")
-@click.option(
-    "--progress/--no-progress", default=True, help="A bar on standard error, where that is a terminal."
-)
-@click.option("-q", "--quiet", is_flag=True, help="Say nothing but errors.")
+@sending_options
 @click.pass_context
-def edit(
-    ctx: click.Context,
-    /,
-    *,
-    image: str,
-    mask: str | None,
-    out: str,
-    url: str | None,
-    nats_url: str | None,
-    blobs_url: str | None,
-    api_key: str | None,
-    tenant: str,
-    timeout_s: float | None,
-    as_json: bool,
-    progress: bool,
-    quiet: bool,
-    **parameters: Any,
-) -> None:
+def edit(ctx: click.Context, /, *, image: str, mask: str | None, **given: Any) -> None:
     """Repaint the masked part of the picture IN as the prompt says, and write OUT.
 
     PNG, JPEG and WebP are read; OUT is written in the format that its name ends with. Pixels outside the mask stay
     exactly as they are in IN.
     """
-    named = typed(ctx)
-    given = {name: value for name, value in parameters.items() if name in named}
-    files, given["output_format"] = _destinations(out, parameters["n"], given.get("output_format"))
-    validated(given)
-    if out == STDOUT and parameters.get("partial_images"):
-        raise click.UsageError("--partial-images are files beside OUT, which -o - has none of.")
-    if as_json and out == STDOUT:
-        raise click.UsageError("--json and -o - both write to standard output; give one.")
+    sending, parameters, files = read_options(ctx, given, EditParameters)
     if image == mask == STDOUT:
         raise click.UsageError("Standard input holds one picture, not IN and the mask.")
-    opening = _opening(door_of(ctx, url, nats_url), blobs_url, api_key, tenant, timeout_s)
-    order = EditCall(_read(image), None if mask is None else _read(mask), given)
-    report = EditDelivery(files, as_json, quiet)
-    ctx.exit(interrupts.run(lambda: run(opening, order, report, timeout_s, progress=progress and not quiet)))
+    carry_out(
+        ctx,
+        sending,
+        lambda: EditCall(_read(image), None if mask is None else _read(mask), parameters),
+        files,
+    )
 
 
-FIRST: Final = ("image", "prompt", "mask", "out")
-edit.params.sort(key=lambda parameter: FIRST.index(parameter.name) if parameter.name in FIRST else len(FIRST))
-
-
-def _opening(
-    address: str, blobs_url: str | None, api_key: str | None, tenant: str, timeout_s: float | None
-) -> Opening:
-    """The door at `address`, open while inside."""
-    if is_web(address):
-        from giornata_tools.doors.http_door import open_http
-
-        return open_http(address, api_key)
-    from giornata_tools.doors.nats_door import open_nats
-
-    return open_nats(address, blobs_url, api_key, tenant, timeout_s or NATS_TIMEOUT_S)
-
-
-async def run(
-    opening: Opening, order: EditCall, report: EditDelivery, timeout_s: float | None, *, progress: bool
-) -> int:
-    """Hand the order in, write its pictures, report; the exit status."""
-    started_s = time.monotonic()
-    try:
-        _probe(report.files)
-        with edit_steps(len(report.files), shown=progress) as draw:
-
-            def tell(told: EditProgress | Preview) -> None:
-                if isinstance(told, Preview):
-                    report.preview(told)
-                else:
-                    draw(told)
-
-            async with asyncio.timeout(timeout_s) as limit, opening as door:
-                outcome = await door.edit(order, tell)
-    except TimeoutError:
-        return report.refused(DeadlineExceeded().body())
-    except Refused as error:
-        return report.refused(error.body)
-    except Stopped as stopped:
-        if limit.expired():
-            late = DeadlineExceeded(f"The edit took longer than {timeout_s:g} s. {stopped}")
-            return report.refused(late.body())
-        report.stopped(str(stopped))
-        return interrupts.INTERRUPTED
-    return report.finished(outcome, time.monotonic() - started_s)
-
-
-def _destinations(out: str, n: int, chosen: str | None) -> tuple[tuple[str, ...], OutputFormat]:
-    """A file for each of `n` pictures, and their format.
-
-    Raises:
-        click.BadParameter: `out` is no name for them.
-    """
-    try:
-        output_format = delivery.format_of(out, OutputFormat(chosen) if chosen else None)
-        files = tuple(delivery.files(out, n))
-    except ValueError as error:
-        raise click.BadParameter(str(error), param_hint="-o") from error
-    for path in map(Path, files if out != STDOUT else ()):
-        if path.is_dir():
-            raise click.BadParameter(f"{path} is a folder.", param_hint="-o")
-        if not path.parent.is_dir():
-            raise click.BadParameter(f"There is no folder {path.parent}.", param_hint="-o")
-    return files, output_format
-
-
-def _probe(files: tuple[str, ...]) -> None:
-    """A picture that took a minute is not to be lost for a disk that is full or a folder that takes no files.
-
-    Leaves no trace: files that exist are opened and not changed, beside others a nameless one lives for a moment.
-
-    Raises:
-        Refused: one of `files` cannot be written.
-    """
-    for path in map(Path, files if files != (STDOUT,) else ()):
-        with writing(str(path)):
-            if path.is_file():
-                path.open("ab").close()
-            elif not path.exists():  # pipes and devices are left alone
-                with tempfile.TemporaryFile(dir=path.parent) as beside:
-                    beside.write(bytes(PROBE_BYTES))
+sort_first(edit, "image", "prompt", "mask", "out")
 
 
 def _read(name: str) -> bytes:

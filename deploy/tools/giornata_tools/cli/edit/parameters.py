@@ -1,4 +1,4 @@
-"""The options of ``giornata edit``, made from the request's type so that none is forgotten. Pure."""
+"""The options of a request's fields, made from its type so that none is forgotten. Pure."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ import re
 import types
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Annotated, Any, Final, Union, get_args, get_origin
+from typing import Annotated, Any, Final, TypeVar, Union, get_args, get_origin
 
 import click
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from giornata.wire.errors import GiornataError
-from giornata.wire.requests import EditParameters, asked
+from giornata.wire.requests import GenerationParameters, asked
+
+P = TypeVar("P", bound=GenerationParameters)
 
 LIMITS: Final = {"ge": ("min",), "gt": ("min", "min_open"), "le": ("max",), "lt": ("max", "max_open")}
 """Pydantic's limits of a number → arguments of click's ranges."""
@@ -30,16 +32,21 @@ def options(kind: type[BaseModel], **defaults: str) -> list[click.Parameter]:
     return [_option(name, field, kind, defaults.get(name)) for name, field in kind.model_fields.items()]
 
 
-def validated(given: Mapping[str, object]) -> EditParameters:
+def sort_first(command: click.Command, *names: str) -> None:
+    """Have the help name these parameters first, in this order."""
+    command.params.sort(key=lambda one: names.index(one.name) if one.name in names else len(names))
+
+
+def validated(kind: type[P], given: Mapping[str, object]) -> P:
     """The parameters that were given, with nothing filled in.
 
     Raises:
         click.UsageError: names the options at fault.
     """
     try:
-        return asked(EditParameters, given)
+        return asked(kind, given)
     except GiornataError as error:
-        raise click.UsageError(_in_options(error.message, EditParameters)) from error
+        raise click.UsageError(_in_options(error.message, kind)) from error
 
 
 def option_name(field: str) -> str:

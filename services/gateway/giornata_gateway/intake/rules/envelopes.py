@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
+from giornata.wire import generations
 from giornata.wire.errors import InvalidField, PayloadTooLarge
 from giornata.wire.jobs import BlobRef
-from giornata.wire.messages import INLINE_BYTES, EditMessage
-from giornata.wire.requests import EditParameters, asked
+from giornata.wire.messages import INLINE_BYTES, EditMessage, GenerateMessage
+from giornata.wire.requests import EditParameters, GenerationParameters, asked
 from giornata_gateway.intake.rules.forms import TemplateId, check_filled, check_source
 from giornata_gateway.intake.rules.tenants import Tenant
 
@@ -19,7 +20,16 @@ REPLY_MARGIN_BYTES: Final = 64 << 10
 MAX_PARAMETERS: Final = 64
 NAME_CHARACTERS: Final = 64
 
+P = TypeVar("P", bound=GenerationParameters)
+
 _TOKENS = re.compile(r"(\.[A-Za-z0-9_-]{1,64}){1,6}\Z")
+
+
+class GenerateEnvelope(GenerateMessage):
+    """A generation's message whose parameters are still to be validated, field by field."""
+
+    parameters: Any
+    """A map; :func:`read_generation` validates it, and its errors are short."""
 
 
 class EditEnvelope(EditMessage):
@@ -30,8 +40,22 @@ class EditEnvelope(EditMessage):
     template_id: TemplateId | None = None
 
 
+Envelope = EditEnvelope | GenerateEnvelope
+
+
 def read_parameters(envelope: EditEnvelope) -> EditParameters:
     """The parameters. An error of :func:`asked` names the field at fault, with at most a short value."""
+    return _read(EditParameters, envelope)
+
+
+def read_generation(envelope: GenerateEnvelope) -> EditParameters:
+    """The parameters with which the generation is carried out; raises as :func:`read_parameters`."""
+    if isinstance(envelope.parameters, dict):
+        generations.check_fields(name for name in envelope.parameters if isinstance(name, str))
+    return generations.carried_out(_read(GenerationParameters, envelope))
+
+
+def _read(kind: type[P], envelope: Envelope) -> P:
     given = envelope.parameters
     accepted = f"a map of at most {MAX_PARAMETERS} names, each of at most {NAME_CHARACTERS} characters"
     if not isinstance(given, dict) or len(given) > MAX_PARAMETERS:
@@ -44,7 +68,7 @@ def read_parameters(envelope: EditEnvelope) -> EditParameters:
         raise InvalidField(
             "A parameter has no such name.", field="parameters", received=strange[0], accepted=accepted
         )
-    parameters = asked(EditParameters, given)
+    parameters = asked(kind, given)
     if parameters.partial_images and envelope.progress is None:
         raise InvalidField(
             "Partial images are told as progress.",
@@ -73,11 +97,8 @@ def _is_below(inbox: str, subject: str) -> bool:
     return subject.startswith(inbox) and _TOKENS.match(subject, len(inbox)) is not None
 
 
-def check_envelope(envelope: EditEnvelope, tenant: Tenant, limit_bytes: int) -> None:
-    """Check what `tenant` sends beside its parameters; no picture is larger than `limit_bytes`.
-
-    InvalidField or PayloadTooLarge names the field at fault.
-    """
+def check_envelope(envelope: Envelope, tenant: Tenant) -> None:
+    """Check what `tenant` sends beside parameters and pictures; InvalidField names the field at fault."""
     if envelope.progress is not None and not _is_below(tenant.inbox, envelope.progress):
         raise InvalidField(
             "Progress goes to the caller's own inbox only.",
@@ -89,6 +110,13 @@ def check_envelope(envelope: EditEnvelope, tenant: Tenant, limit_bytes: int) -> 
         raise InvalidField(
             "No time is left.", field="remaining_ms", received=envelope.remaining_ms, accepted="above 0"
         )
+
+
+def check_pictures(envelope: EditEnvelope, tenant: Tenant, limit_bytes: int) -> None:
+    """Check the pictures of an edit, none of them larger than `limit_bytes`.
+
+    InvalidField or PayloadTooLarge names the field at fault.
+    """
     inline = inline_bytes(envelope)
     if inline > INLINE_BYTES:
         raise PayloadTooLarge(

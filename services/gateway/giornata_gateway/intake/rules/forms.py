@@ -1,11 +1,11 @@
-"""The multipart forms of edits and templates as typed values."""
+"""The forms of edits, generations and templates as typed values."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, ClassVar, Literal, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -16,8 +16,10 @@ from pydantic import (
     field_validator,
 )
 
+from giornata.wire import generations
 from giornata.wire.errors import InvalidField
-from giornata.wire.requests import EditParameters, ModelName, OutputSize, asked
+from giornata.wire.models import Task
+from giornata.wire.requests import EditParameters, GenerationParameters, ModelName, OutputSize, asked
 
 TemplateId = Annotated[str, StringConstraints(min_length=1, max_length=96)]
 
@@ -33,26 +35,8 @@ class ResponseFormat(StrEnum):
     """The answer's body is the picture itself; `n` must be 1."""
 
 
-class JobForm(EditParameters):
-    """Fields of ``POST /v1/jobs``."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    quality: Literal["auto"] = Field("auto", description="Sent by OpenAI's clients; there is one quality.")
-    background: Literal["auto"] = Field(
-        "auto", description="Sent by OpenAI's clients; the image's own is kept."
-    )
-
-    template_id: TemplateId | None = Field(None, description="A registered template, instead of `image`.")
-
-    def parameters(self) -> EditParameters:
-        """The parameters without the fields of this door alone."""
-        values = {name: getattr(self, name) for name in EditParameters.model_fields}
-        return EditParameters.model_construct(**values)
-
-
-class EditForm(JobForm):
-    """Fields of ``POST /v1/images/edits``."""
+class WaitedFor(BaseModel):
+    """How the answer travels that a client waits for; fields of the routes below ``/v1/images``."""
 
     response_format: ResponseFormat = Field(
         ResponseFormat.B64_JSON,
@@ -78,6 +62,49 @@ class EditForm(JobForm):
         return stream
 
 
+class JobForm(EditParameters):
+    """Fields of an edit at ``POST /v1/jobs``."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    quality: Literal["auto"] = Field("auto", description="Sent by OpenAI's clients; there is one quality.")
+    background: Literal["auto"] = Field(
+        "auto", description="Sent by OpenAI's clients; the image's own is kept."
+    )
+
+    template_id: TemplateId | None = Field(None, description="A registered template, instead of `image`.")
+
+    task: ClassVar[Task] = Task.EDIT
+
+    def parameters(self) -> EditParameters:
+        """The parameters without the fields of this door alone."""
+        values = {name: getattr(self, name) for name in EditParameters.model_fields}
+        return EditParameters.model_construct(**values)
+
+
+class EditForm(WaitedFor, JobForm):
+    """Fields of ``POST /v1/images/edits``."""
+
+
+class GenerationJobForm(GenerationParameters):
+    """Fields of a generation at ``POST /v1/jobs``."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    quality: Literal["auto"] = Field("auto", description="Sent by OpenAI's clients; there is one quality.")
+    background: Literal["auto"] = Field("auto", description="Sent by OpenAI's clients; all are opaque.")
+
+    task: ClassVar[Task] = Task.GENERATE
+
+    def parameters(self) -> EditParameters:
+        """The parameters with which the job is carried out, without the fields of this door alone."""
+        return generations.carried_out(self)
+
+
+class GenerationForm(WaitedFor, GenerationJobForm):
+    """Fields of ``POST /v1/images/generations``."""
+
+
 class TemplateForm(BaseModel):
     """Fields of ``POST /v1/templates``."""
 
@@ -91,7 +118,9 @@ FILES = {"image": "image", "image[]": "image", "mask": "mask"}
 """Names of file parts and what they hold; OpenAI's clients write `image[]` for a list of one."""
 ONE_FILE = "one PNG, JPEG or WebP file"
 
-F = TypeVar("F", EditForm, JobForm)
+Form = JobForm | GenerationJobForm
+"""What a request for pictures says."""
+F = TypeVar("F", bound=Form)
 
 
 @dataclass(frozen=True)
@@ -123,16 +152,17 @@ def check_source(image: object | None, template_id: str | None) -> None:
         )
 
 
-def read_form(kind: type[F], fields: Iterable[tuple[str, str]], accept: str = "") -> F:
-    """The form in `fields`, names and texts; `accept` is the Accept header.
+def read_form(kind: type[F], fields: Iterable[tuple[str, object]], accept: str = "") -> F:
+    """The form in `fields`, names and values; `accept` is the Accept header.
 
     Raises:
         InvalidField, UnknownField, NotSupported: names the field at fault.
     """
     values = once_each(fields)
-    if kind is EditForm and prefers_image(accept):
+    waiting = issubclass(kind, WaitedFor)
+    if waiting and prefers_image(accept):
         values.setdefault("response_format", ResponseFormat.IMAGE)
-    for name in ("stream", "response_format") if kind is JobForm else ():
+    for name in () if waiting else WaitedFor.model_fields:
         if name in values:
             raise InvalidField(
                 "A job has no open connection to answer on.",
@@ -140,11 +170,13 @@ def read_form(kind: type[F], fields: Iterable[tuple[str, str]], accept: str = ""
                 received=values[name],
                 accepted=f"leave {name} out; see /v1/jobs/{{id}}/events and /image",
             )
+    if not issubclass(kind, EditParameters):
+        generations.check_fields(values)
     form = asked(kind, values)
     streamed: bool = getattr(form, "stream", True)  # a job's events can always be followed
     if form.partial_images and not streamed:
         raise InvalidField(
-            "Partial images travel in a stream, and this edit has none.",
+            "Partial images travel in a stream, and this request has none.",
             field="partial_images",
             received=form.partial_images,
             accepted="0, or stream=true, or POST /v1/jobs and the event stream of the job",
@@ -152,9 +184,12 @@ def read_form(kind: type[F], fields: Iterable[tuple[str, str]], accept: str = ""
     return form
 
 
-def once_each(fields: Iterable[tuple[str, str]]) -> dict[str, str]:
+V = TypeVar("V")
+
+
+def once_each(fields: Iterable[tuple[str, V]]) -> dict[str, V]:
     """The fields by name; InvalidField where one is given twice."""
-    values: dict[str, str] = {}
+    values: dict[str, V] = {}
     for name, value in fields:
         if name in values:
             raise InvalidField(

@@ -4,16 +4,17 @@ import { listenToDialogs, openHelp, openKey } from "./dialogs.js";
 import { Editor } from "./editor.js";
 import { attempt, listenToFailures } from "./failures.js";
 import { FleetPanel } from "./fleet.js";
-import { errorOf } from "./job.js";
 import { listenToKeys } from "./keyboard.js";
 import { announce, at, showError } from "./page.js";
 import { decode, listenForPictures, pixels, sample, showSamples } from "./picture.js";
 import { listenToPointers } from "./pointer.js";
 import { finishedPicture, Results } from "./result.js";
+import * as job from "./job.js";
 import { Run, showEnd } from "./run.js";
 import { forget, recall, remember } from "./saved.js";
 import * as settings from "./settings.js";
 import { Stage } from "./stage.js";
+import { setTask, task } from "./task.js";
 import { listenToToolbar } from "./toolbar.js";
 
 const canvas = at("stage");
@@ -33,6 +34,7 @@ results.oncompare = (share) => {
 function openPicture(opened, rgba = null) {
   const former = picture;
   picture = opened;
+  setTask("edit");
   at("invitation").hidden = true;
   showError(at("picture-error"), null);
   editor.open(opened.width, opened.height, rgba);
@@ -62,7 +64,7 @@ function view(name) {
   for (const button of at("view-switch").children) button.setAttribute("aria-pressed", String((button.dataset.view === "result") === result));
   const [before, after] = results.bitmaps;
   if (result) stage.after = after;
-  const base = result ? { ...results.current.before, bitmap: before } : picture;
+  const base = result ? { ...results.current.before, bitmap: before } : name === "run" ? (run.blank ?? picture) : picture;
   if (base) stage.show(base);
   describe();
 }
@@ -74,7 +76,7 @@ function offerSwitch() {
 function describe() {
   const ratio = editor.mask?.ratio() ?? 0;
   const masked = ratio ? `${(100 * ratio).toFixed(ratio < 0.1 ? 1 : 0)} % of the picture is masked.` : "Nothing is masked yet.";
-  const text = { mask: picture ? masked : "", run: "The mask is being repainted.", result: "The result; arrow keys move the line between before and after." }[stage.showing];
+  const text = { mask: picture ? masked : "", run: stage.whole ? "The picture is being made." : "The mask is being repainted.", result: results.current?.before.blob ? "The result; arrow keys move the line between before and after." : "The result." }[stage.showing];
   at("stage-note").textContent = text;
   canvas.setAttribute("aria-label", picture ? `${picture.name}, ${picture.width} by ${picture.height} pixels. ${text}` : "Picture. No picture yet.");
 }
@@ -83,11 +85,26 @@ function showResult() {
   view("result");
 }
 
-async function startEdit() {
+function start() {
   if (run !== null) return;
   showError(at("edit-error"), null);
   showError(at("picture-error"), null);
   settings.clearBlame();
+  return task() === "edit" ? startEdit() : startGeneration();
+}
+
+async function startGeneration() {
+  const fields = settings.read();
+  if (fields === null) return;
+  const [width, height] = fields.size.split("x").map(Number);
+  const before = { name: "Generated picture", width, height, margin: null };
+  const blank = { ...before, bitmap: new OffscreenCanvas(width, height) };
+  at("invitation").hidden = true;
+  await carry(before, fields.prompt, (running) => running.start(() => job.generate(fields), fields.n, "Sending the text"), blank);
+  at("invitation").hidden = picture !== null || results.current !== null;
+}
+
+async function startEdit() {
   if (picture === null) {
     showError(at("edit-error"), { message: "Choose a picture first." });
     at("choose").focus();
@@ -105,19 +122,24 @@ async function startEdit() {
   await carry(before, fields.prompt, async (running) => {
     const mask = await editor.png();
     const kept = { image: before.blob, mask, name: before.name, margin: before.margin, prompt: fields.prompt };
-    return running.start(before.blob, mask, fields, (jobId) => attempt(() => remember(jobId, kept), "edit-error"));
+    const submit = () => job.submit(before.blob, mask, fields);
+    return running.start(submit, fields.n, "Sending the picture", (jobId) => attempt(() => remember(jobId, kept), "edit-error"));
   });
 }
 
-/** Shows a run from its start to its end, one at a time; `begin` starts or resumes it and returns the job's status. */
-async function carry(before, prompt, begin) {
-  const edit = { before, prompt, bounds: editor.mask.bounds(), pictures: [], shown: -1 };
+/**
+ * Shows a run from its start to its end, one at a time; `begin` starts or resumes it and returns the job's status. `blank`
+ * is what a generation is drawn on.
+ */
+async function carry(before, prompt, begin, blank = null) {
+  const edit = { before, prompt, bounds: blank ? null : editor.mask.bounds(), pictures: [], shown: -1 };
   const running = new Run({
     expected: () => fleet.expectedWaitS,
     preview: (data) => attempt(() => showPreview(running, data), "edit-error"),
     completed: (status) => collect(edit, status),
   });
-  run = running; // before anything is awaited: a second click finds the place taken
+  run = Object.assign(running, { blank }); // before anything is awaited: a second click finds the place taken
+  stage.whole = blank !== null;
   const status = await attempt(() => {
     view("run");
     return begin(running);
@@ -138,11 +160,13 @@ function watched() {
 }
 
 function leaveRun() {
+  const { blank } = run;
   run = null;
   stage.preview?.bitmap.close();
   stage.preview = null;
   if (watched()) view("mask");
   else offerSwitch();
+  if (stage.base !== null && stage.base === blank) stage.show(null);
 }
 
 /** Draws the latest preview of the first picture through the mask, and drops a preview that a later one overtook. */
@@ -164,7 +188,7 @@ async function showPreview(running, { b64_json: text, media_type: type, index, p
 /** Takes the pictures of a completed job; a picture that failed has its error instead. */
 async function collect(edit, status) {
   for (const { index, seed, blob } of status.pictures) {
-    edit.pictures[index] = blob ? await finishedPicture(edit, blob, seed) : { error: errorOf(status, index) };
+    edit.pictures[index] = blob ? await finishedPicture(edit, blob, seed) : { error: job.errorOf(status, index) };
   }
   edit.shown = edit.pictures.findIndex((one) => one.url);
   if (edit.shown < 0) return;
@@ -209,7 +233,7 @@ function drawn(change) {
 }
 
 const commands = {
-  edit: () => startEdit(),
+  edit: () => start(),
   choose: listenForPictures((blob, name) => attempt(async () => openPicture(await decode(blob, name)), "picture-error")),
   help: openHelp,
   invert: () => drawn(() => editor.invert()),
@@ -235,11 +259,11 @@ listenToKeys(at("workspace"), canvas, stage, editor, commands);
 listenToDialogs(connect);
 editor.addEventListener("change", describe);
 editor.addEventListener("tool", () => {
-  if (stage.showing === "result" && editor.tool !== "hand") view("mask"); // a person with a brush wants to paint
+  if (stage.showing === "result" && picture && editor.tool !== "hand") view("mask"); // a person with a brush wants to paint
 });
 at("edit").addEventListener("submit", (event) => {
   event.preventDefault();
-  startEdit();
+  start();
 });
 at("cancel").addEventListener("click", () => run?.cancel());
 at("use-result").addEventListener("click", () => attempt(useResult, "picture-error"));

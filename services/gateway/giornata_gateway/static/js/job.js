@@ -1,4 +1,4 @@
-// One edit as an asynchronous job: submit it, follow it across lost connections, fetch its pictures, cancel it.
+// One edit or generation as an asynchronous job: submit it, follow it across lost connections, fetch its pictures, cancel it.
 //
 // A function with the argument `on` tries again while the gateway is away: it calls `on.lost(error)` at each failure and
 // `on.back()` once the gateway answers. It throws when the gateway refuses, or stays away.
@@ -16,6 +16,13 @@ export async function submit(image, mask, fields) {
   form.append("image", image, "image");
   form.append("mask", mask, "mask.png");
   return (await requestJson("v1/jobs", { method: "POST", body: form })).id;
+}
+
+/** Submits a generation and returns its job's id; null fields are left out. */
+export async function generate(fields) {
+  const asked = Object.fromEntries(Object.entries(fields).filter(([, value]) => value !== null));
+  const headers = { "Content-Type": "application/json" };
+  return (await requestJson("v1/jobs", { method: "POST", headers, body: JSON.stringify(asked) })).id;
 }
 
 /** Calls `on.event(type, data)` for every event until the job has ended; returns its status. */

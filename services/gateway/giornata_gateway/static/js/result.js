@@ -16,7 +16,7 @@ export async function finishedPicture(edit, blob, seed) {
 
 /**
  * The edits of this visit. One is {before, prompt, bounds, pictures, shown}: `before` as in picture.js without its bitmap,
- * `bounds` of its mask, `pictures` of `finishedPicture`, or {error}. `show()` is called whenever another picture is to be
+ * and without its `blob` where the pictures were made from text; `bounds` of its mask, `pictures` of `finishedPicture`, or {error}. `show()` is called whenever another picture is to be
  * seen; until it returns, the bitmaps of the former one are there.
  */
 export class Results {
@@ -48,7 +48,8 @@ export class Results {
   /** Shows a picture of an edit once it is decoded; false if another was selected meanwhile, or `wanted()` no longer holds. */
   async select(edit, index, wanted = () => true) {
     const turn = ++this.#turn;
-    const bitmaps = await Promise.all([edit.before, edit.pictures[index]].map(({ blob }) => createImageBitmap(blob)));
+    const painted = edit.pictures[index].blob;
+    const bitmaps = await Promise.all([edit.before.blob ?? painted, painted].map((blob) => createImageBitmap(blob)));
     const former = this.bitmaps;
     if (turn !== this.#turn || !wanted()) {
       bitmaps.forEach((bitmap) => bitmap.close());
@@ -69,7 +70,8 @@ export class Results {
     at("result-note").textContent = `Seed ${picture.seed}`;
     this.#film();
     this.#visit();
-    this.compareTo(0.5);
+    at("compare-label").hidden = !edit.before.blob;
+    this.compareTo(edit.before.blob ? 0.5 : 0);
   }
 
   /** How much of the width shows the original, from 0 to 1. */

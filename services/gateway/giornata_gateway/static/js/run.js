@@ -1,4 +1,4 @@
-// An edit under way: its card with progress and Cancel. Knows nothing of the picture; tells `on` what happens.
+// An edit or a generation under way: its card with progress and Cancel. Knows nothing of the picture; tells `on` what happens.
 
 import { ApiError } from "./api.js";
 import * as job from "./job.js";
@@ -33,10 +33,13 @@ export class Run {
     this.#on = on;
   }
 
-  /** Sends an edit, follows it to its end and returns the job's status. */
-  start(image, mask, fields, accepted) {
-    return this.#during(fields.n ?? 1, "Sending the picture", async () => {
-      this.#jobId = await job.submit(image, mask, fields);
+  /**
+   * Sends what asks for `pictures`, follows it to its end and returns the job's status. `submit()` returns the job's id;
+   * `text` says what it sends.
+   */
+  start(submit, pictures, text, accepted = async () => {}) {
+    return this.#during(pictures ?? 1, text, async () => {
+      this.#jobId = await submit();
       await accepted(this.#jobId);
       if (this.#cancelled) await this.#end();
       return this.#follow();
@@ -86,8 +89,9 @@ export class Run {
   }
 
   #event(type, data) {
-    if (type === "image_edit.progress") this.#progress(data);
-    else if (type === "image_edit.partial_image") this.#previews.push(this.#on.preview(data));
+    const [, kind] = type.split("."); // of image_edit or image_generation
+    if (kind === "progress") this.#progress(data);
+    else if (kind === "partial_image") this.#previews.push(this.#on.preview(data));
   }
 
   #progress(data) {

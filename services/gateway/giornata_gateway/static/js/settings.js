@@ -2,10 +2,12 @@
 
 import { requestJson } from "./api.js";
 import { at, element, showError } from "./page.js";
+import { able, asks, listenToTask, missingPrompt, offerTasks, task } from "./task.js";
 
 const PREVIEWS = 8;
 const LARGE = 1.5; // times the model's own side
 const form = at("edit");
+const SHAPES = [[1, 1], [3, 2], [2, 3], [16, 9], [9, 16]]; // of generated pictures
 const numbers = ["num_inference_steps", "guidance_scale", "strength", "n", "seed", "mask_blur", "padding_mask_crop"];
 
 let models = [];
@@ -15,7 +17,13 @@ let opened = null; // the picture, as in picture.js
 /** Asks which models are served, and makes the form fit the chosen one. A person's choice stays, served or not. */
 export async function loadModels() {
   models = (await requestJson("v1/models")).data;
-  const ids = models.map((model) => model.id);
+  offerTasks(models);
+  listModels();
+}
+
+/** Lists the models that do the task. */
+function listModels() {
+  const ids = able(models).map((model) => model.id);
   const missing = wanted !== null && !ids.includes(wanted);
   at("model-field").hidden = ids.length < 2 && !missing;
   if (missing) ids.push(wanted);
@@ -27,6 +35,11 @@ export async function loadModels() {
 }
 
 export function listenToSettings() {
+  listenToTask(() => {
+    clearBlame();
+    for (const input of [at("steps"), at("guidance")]) delete input.dataset.touched; // each task has its own defaults
+    listModels();
+  });
   at("model").addEventListener("change", () => {
     wanted = at("model").value;
     check(at("model"));
@@ -55,8 +68,9 @@ export function read() {
   const prompt = at("prompt");
   check(prompt);
   check(at("model"));
-  numbers.forEach((name) => check(form.elements[name]));
-  const wrong = form.querySelector("[aria-invalid=true]");
+  const asked = numbers.filter((name) => asks(form.elements[name]));
+  asked.forEach((name) => check(form.elements[name]));
+  const wrong = [...form.querySelectorAll("[aria-invalid=true]")].find(asks);
   if (wrong) {
     at("settings").open ||= at("settings").contains(wrong);
     wrong.focus();
@@ -65,10 +79,10 @@ export function read() {
   const value = (name) => (form.elements[name].disabled || form.elements[name].value === "" ? null : Number(form.elements[name].value));
   return {
     prompt: prompt.value.trim(),
-    model: wanted ?? (models.length > 1 ? at("model").value : null),
+    model: wanted ?? (able(models).length > 1 ? at("model").value : null),
     sampler: at("sampler-field").hidden ? null : at("sampler").value,
-    ...Object.fromEntries(numbers.map((name) => [name, value(name)])),
-    mask_mode: "white",
+    ...Object.fromEntries(asked.map((name) => [name, value(name)])),
+    ...(task() === "edit" ? { mask_mode: "white" } : { size: at("size").value }),
     partial_images: PREVIEWS,
   };
 }
@@ -76,7 +90,7 @@ export function read() {
 /** Shows an error of the gateway at the field that it names; false where it names none of this form. */
 export function blame(error) {
   const field = [...form.querySelectorAll("[data-field]")].find((candidate) => candidate.dataset.field === error.param);
-  if (!field) return false;
+  if (!field || !asks(field)) return false;
   const input = field.querySelector("[name]");
   mark(input, { code: error.code, message: error.message.replace(`${error.param}: `, "") });
   at("settings").open ||= at("settings").contains(input);
@@ -124,7 +138,7 @@ function rollSeeds(pressed) {
 }
 
 function chosen() {
-  return models.find((candidate) => candidate.id === at("model").value);
+  return able(models).find((candidate) => candidate.id === at("model").value);
 }
 
 function fitToModel() {
@@ -137,8 +151,22 @@ function fitToModel() {
   offerSamplers(model);
   at("guidance").disabled = !model.takes_guidance;
   at("guidance-why").textContent = model.takes_guidance ? "" : `${model.id} takes no guidance`;
-  if (model.takes_guidance) suggest(at("guidance"), model.default_guidance_scale);
+  const guidance = task() === "edit" ? model.default_guidance_scale : model.generation_guidance_scale;
+  if (model.takes_guidance) suggest(at("guidance"), guidance);
   else at("guidance").value = "";
+  fitSizes(model);
+}
+
+/** Offers the shapes that the model makes, each of about its native size. */
+function fitSizes({ native_size: side, size_multiple: multiple }) {
+  const cut = (length) => Math.max(multiple, Math.floor(length / multiple) * multiple);
+  const sizes = SHAPES.map(([width, height]) => {
+    const scale = side / Math.sqrt(width * height);
+    return `${cut(width * scale)}x${cut(height * scale)}`;
+  });
+  const former = at("size").value;
+  at("size").replaceChildren(...sizes.map((size) => element("option", { value: size, textContent: size.replace("x", " × ") })));
+  at("size").value = sizes.includes(former) ? former : sizes[0];
 }
 
 /** The samplers that the model takes, where there is a choice. A person's choice stays where the model takes it. */
@@ -164,7 +192,7 @@ function check(input) {
 function mistake(input) {
   if (input.disabled) return null;
   if (input.id === "model") return wanted === null || chosen() ? null : { message: `${wanted} is not served now. Wait for it, or choose another.` };
-  if (input.id === "prompt") return input.value.trim() ? null : { message: "Say what belongs into the mask." };
+  if (input.id === "prompt") return input.value.trim() ? null : { message: missingPrompt() };
   if (input.id === "padding" && input.value === "" && !input.validity.badInput) return { message: "How many pixels; 0 for none." };
   const { validity, min, max } = input;
   if (validity.badInput) return { message: "This is not a number." };

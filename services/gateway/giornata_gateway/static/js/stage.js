@@ -9,6 +9,7 @@ export class Stage {
   base = null; // {bitmap, width, height} of what is shown
   view = { scale: 1, x: 0, y: 0 };
   showing = "mask"; // or "run", "result"
+  whole = false; // whether a run makes the whole picture, and has no mask
   preview = null; // {bitmap, box: [left, top, width, height]} in pixels of the picture
   after = null; // bitmap of the result
   compare = 0.5; // how much of the width shows the original
@@ -117,8 +118,9 @@ export class Stage {
     context.drawImage(this.base.bitmap, 0, 0, this.base.width, this.base.height);
     if (this.showing === "result" && this.after) this.#drawResult(context, ratio);
     else {
-      if (this.showing === "run" && this.preview) this.#drawPreview(context, ratio);
-      else this.#drawMask(context, ratio);
+      const running = this.showing === "run";
+      if (running && this.preview) this.#drawPreview(context, ratio);
+      else if (!running || !this.whole) this.#drawMask(context, ratio);
       if (this.showing === "mask") this.#drawMarks(context, ratio);
     }
   }
@@ -173,6 +175,7 @@ export class Stage {
     const layer = this.#onLayer(ratio, (on) => {
       on.imageSmoothingEnabled = true;
       on.drawImage(this.preview.bitmap, left, top, width, height);
+      if (this.whole) return;
       on.globalCompositeOperation = "destination-in";
       on.drawImage(this.#overlay, 0, 0);
     });

@@ -6,7 +6,7 @@ import torch
 from diffusers import FluxFillPipeline, FluxInpaintPipeline
 
 from giornata.tensors import PROMPT_MASK
-from giornata_prepost.families.pipeline import Condition, PipelineImages
+from giornata_prepost.families.pipeline import Condition, GeneratingImages, PipelineImages
 from giornata_prepost.families.protocol import Tensors
 from giornata_prepost.images.geometry import Size
 
@@ -41,10 +41,10 @@ class FluxImages(PipelineImages):
         return mask.to(torch.uint8)
 
 
-class InpaintImages(FluxImages):
+class InpaintImages(FluxImages, GeneratingImages):
     """`FluxInpaintPipeline`: adds `mask` (tokens, 4 * latent_channels), one value a latent pixel, repeated.
 
-    The pipeline encodes the masked picture too, which no step reads.
+    The pipeline encodes the masked picture too, which no step reads. It generates as `FluxPipeline`.
     """
 
     kind = FluxInpaintPipeline

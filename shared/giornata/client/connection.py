@@ -1,60 +1,26 @@
-"""Giornata from another application, over NATS: submit an edit, watch it, wait for it, cancel it.
-
-Example::
-
-    async with giornata.client.connect("nats://127.0.0.1:4222") as client:
-        edit = await client.edit(image=photo, mask=mask, prompt="a red star")
-        async for progress in edit:
-            print(progress)
-        result = await edit
-        pathlib.Path("edited.png").write_bytes(result.pictures[0].data)
-"""
+"""The connection to Giornata over NATS, by which edits and generations are submitted."""
 
 from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Generator
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
-from nats.aio.client import NO_RESPONDERS_STATUS
 from nats.aio.msg import Msg
 
 from giornata.blobs import BlobStore, open_blobs
 from giornata.bus import bus
+from giornata.client.edit import Edit
 from giornata.deadlines import Deadline
-from giornata.wire import codec, messages, subjects
-from giornata.wire.errors import (
-    DeadlineExceeded,
-    GiornataError,
-    NotPermitted,
-    PayloadTooLarge,
-    ServiceUnavailable,
-)
-from giornata.wire.events import EVENT_TYPES, DoneEvent, EventKind, PreviewEvent, StateEvent, StepEvent
+from giornata.wire import codec, generations, messages, subjects
+from giornata.wire.errors import NotPermitted, PayloadTooLarge
 from giornata.wire.jobs import BlobRef, Priority
-from giornata.wire.requests import EditParameters, asked
+from giornata.wire.requests import EditParameters, GenerationParameters, asked
 
 GRACE_S: Final = 5.0
 """How much longer than the edit's own time a client waits for the answer."""
-
-T = TypeVar("T")
-
-Progress = StateEvent | StepEvent | PreviewEvent | DoneEvent
-"""Events of a running edit; the last is a DoneEvent. Previews come if `partial_images` asks for them."""
-
-
-class EditedPicture(messages.Picture):
-    """One finished picture, in the edit's output_format."""
-
-    data: bytes
-
-
-class EditResult(messages.EditReply):
-    """A finished edit."""
-
-    pictures: tuple[EditedPicture, ...]
 
 
 @asynccontextmanager
@@ -147,7 +113,6 @@ class Client:
         deadline = Deadline.after_ms(timeout_s * 1000)
         wanted = asked(EditParameters, {"prompt": prompt, **parameters})
         stored_image, stored_mask = await self._claim_checks(image, mask, int(timeout_s) + 60)
-        token = secrets.token_hex(8)
         message = messages.EditMessage(
             parameters=wanted,
             image=stored_image,
@@ -155,17 +120,52 @@ class Client:
             mask=stored_mask,
             remaining_ms=deadline.remaining_ms(),
             priority=priority,
-            progress=f"{self._inbox}.{token}.progress",
             api_key=self._api_key,
         )
-        data = codec.encode(message, limit_bytes=self._bus.client.max_payload)
-        headers = None if idempotency_key is None else {messages.IDEMPOTENCY_HEADER: idempotency_key}
-        edit = Edit(self, Deadline(deadline.at_s + GRACE_S))
+        return await self._submitted(subjects.EDIT, message, deadline, idempotency_key)
+
+    async def generate(
+        self,
+        *,
+        prompt: str,
+        timeout_s: float = 120.0,
+        priority: Priority = Priority.INTERACTIVE,
+        idempotency_key: str | None = None,
+        **parameters: Any,
+    ) -> Edit:
+        """Ask for pictures from text and return once that is accepted; raise why it was not.
+
+        Args:
+            prompt: what the pictures show.
+            timeout_s: as of :meth:`edit`, and so are `priority` and `idempotency_key`.
+            priority: batch jobs let interactive ones pass.
+            idempotency_key: a generation that is submitted again with its key is the same job.
+            parameters: other fields of :class:`giornata.wire.requests.GenerationParameters`.
+        """
+        deadline = Deadline.after_ms(timeout_s * 1000)
+        generations.check_fields(parameters)
+        message = messages.GenerateMessage(
+            parameters=asked(GenerationParameters, {"prompt": prompt, **parameters}),
+            remaining_ms=deadline.remaining_ms(),
+            priority=priority,
+            api_key=self._api_key,
+        )
+        return await self._submitted(subjects.GENERATE, message, deadline, idempotency_key)
+
+    async def _submitted(
+        self, subject: str, message: messages.GenerateMessage, deadline: Deadline, key: str | None
+    ) -> Edit:
+        """The job that `message` becomes, once it is accepted; `key` is its idempotency key."""
+        token = secrets.token_hex(8)
+        told = message.model_copy(update={"progress": f"{self._inbox}.{token}.progress"})
+        data = codec.encode(told, limit_bytes=self._bus.client.max_payload)
+        headers = None if key is None else {messages.IDEMPOTENCY_HEADER: key}
+        edit = Edit(Deadline(deadline.at_s + GRACE_S), self.cancel, self.picture_bytes)
         self._edits[token] = edit
         asyncio.get_running_loop().call_later(edit.deadline.remaining_s(), self._edits.pop, token, None)
         try:
             reply = f"{self._inbox}.{token}.reply"
-            await self._bus.client.publish(subjects.EDIT, data, reply=reply, headers=headers)
+            await self._bus.client.publish(subject, data, reply=reply, headers=headers)
             await edit.accepted()
         except BaseException:
             self._edits.pop(token, None)
@@ -217,82 +217,3 @@ class Client:
             edit.receive_reply(message)
         else:
             edit.receive_progress(message)
-
-
-class Edit:
-    """An accepted edit. Await it for its result, iterate over it for its progress, or both in any order."""
-
-    def __init__(self, client: Client, deadline: Deadline) -> None:
-        self._client = client
-        self.deadline = deadline
-        """How long the client waits for the answer."""
-        loop = asyncio.get_running_loop()
-        self._job_id: asyncio.Future[str] = loop.create_future()
-        self._reply: asyncio.Future[messages.EditReply] = loop.create_future()
-        self._progress: asyncio.Queue[Progress | None] = asyncio.Queue()
-
-    @property
-    def job_id(self) -> str:
-        """The job's id, the same as at the REST door."""
-        return self._job_id.result()
-
-    async def result(self) -> EditResult:
-        """The finished pictures; raise why there are none, DeadlineExceeded if no answer has come in time."""
-        reply = await self._in_time(asyncio.shield(self._reply))
-        pictures = [dict(p) | {"data": await self._client.picture_bytes(p)} for p in reply.pictures]
-        return EditResult.model_validate(dict(reply) | {"pictures": pictures})
-
-    def __await__(self) -> Generator[Any, None, EditResult]:
-        return self.result().__await__()
-
-    async def __aiter__(self) -> AsyncIterator[Progress]:
-        """States and steps until the edit has ended; DeadlineExceeded if the gateway has fallen silent.
-
-        For one reader: each event is told once.
-        """
-        while (progress := await self._in_time(self._progress.get())) is not None:
-            yield progress
-        self._progress.put_nowait(None)  # a later reader finds the end, too
-
-    async def cancel(self) -> None:
-        """End the edit at its next step; its result is then :class:`~giornata.wire.errors.JobCancelled`."""
-        await self._client.cancel(self.job_id)
-
-    async def accepted(self) -> None:
-        """Return once the gateway has accepted the edit; raise why it has not."""
-        either: set[asyncio.Future[Any]] = {self._job_id, self._reply}
-        await asyncio.wait(either, timeout=self.deadline.remaining_s(), return_when=asyncio.FIRST_COMPLETED)
-        if not self._job_id.done():
-            reply = await self._in_time(asyncio.shield(self._reply))
-            self._job_id.set_result(reply.job_id)
-
-    def receive_progress(self, message: Msg) -> None:
-        """Take in one progress message."""
-        kind = (message.headers or {}).get(messages.EVENT_HEADER)
-        if kind is None or kind not in set(EventKind):
-            return  # a newer gateway's
-        event = codec.decode(EVENT_TYPES[EventKind(kind)], message.data)
-        if not isinstance(event, Progress):
-            return
-        if not self._job_id.done():
-            self._job_id.set_result(event.job_id)
-        self._progress.put_nowait(event)
-
-    def receive_reply(self, message: Msg) -> None:
-        """Take in the answer; it is the last message."""
-        try:
-            if (message.headers or {}).get("Status") == NO_RESPONDERS_STATUS:
-                raise ServiceUnavailable("No gateway answers.", retry_after_s=1)
-            self._reply.set_result(bus.answer_in(message, messages.EditReply))
-        except GiornataError as error:
-            self._reply.set_exception(error)
-            self._reply.exception()  # seen: a caller who only watches progress need not await the result
-        self._progress.put_nowait(None)
-
-    async def _in_time(self, awaited: Awaitable[T]) -> T:
-        """What has come already, or comes before the deadline."""
-        try:
-            async with asyncio.timeout(self.deadline.remaining_s()):
-                return await awaited
-        except TimeoutError as error:
-            raise DeadlineExceeded from error

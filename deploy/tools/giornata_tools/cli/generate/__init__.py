@@ -1,0 +1,1 @@
+"""``giornata generate``: pictures from text."""

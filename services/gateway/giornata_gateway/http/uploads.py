@@ -1,0 +1,187 @@
+"""Bodies of HTTP requests, read within limits: nothing larger than allowed is ever held.
+
+A multipart body is read part by part; a JSON body holds no pictures and is small.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+from typing import Any, Final
+
+from aiohttp import BodyPartReader, MultipartReader, web
+from aiohttp.http_exceptions import BadHttpMessage
+
+from giornata.wire.errors import BadRequest, InvalidField, PayloadTooLarge, RequestTimeout
+from giornata_gateway.config import GatewayConfig
+from giornata_gateway.http.errors import GATEWAY
+from giornata_gateway.intake.limits import Grow
+from giornata_gateway.intake.rules.forms import FILES, Upload, check_filled, once_each
+
+BUFFER_BYTES: Final = 128 << 10
+"""What a connection holds before its request is read. A request that never comes counts too."""
+NAME_CHARACTERS: Final = 64
+"""No field has a longer name."""
+JSON_FIELDS: Final = 8
+"""A JSON body is no larger than so many fields of a form may be."""
+MALFORMED: Final = (ValueError, AssertionError, RuntimeError, BadHttpMessage, web.RequestPayloadError)
+"""What aiohttp raises where a multipart body is not well-formed."""
+LATE: Final = "The body of the request was not received in time."
+
+
+async def read_upload(request: web.Request, grow: Grow) -> Upload:
+    """Fields and pictures of a request; `grow` is told of every piece before the next one is read.
+
+    Raises:
+        TooManyRequests: `grow` says so.
+        RequestTimeout: the client is too slow in sending it.
+        BadRequest: it is not multipart/form-data, not well-formed, or ends early.
+        PayloadTooLarge: names the limit that it exceeds.
+        InvalidField: a file is given twice, or under a name that holds none.
+    """
+    config = request.app[GATEWAY].config
+    if request.content_type != "multipart/form-data":
+        sent = request.headers.get("Content-Type", "no Content-Type")
+        raise BadRequest("The body is not a form with files.", received=sent, accepted="multipart/form-data")
+    _check_plain(request)
+    if (request.content_length or 0) > config.max_request_bytes:
+        raise _too_large("The request", config.max_request_bytes)
+    grow(BUFFER_BYTES)
+    try:
+        async with asyncio.timeout(config.receive_s) as limit:
+            return await _Reading(config, grow, limit).read(await request.multipart())
+    except TimeoutError as error:
+        accepted = f"{config.receive_s:g} s, and at least {config.receive_bytes_per_s} bytes a second"
+        raise RequestTimeout(LATE, accepted=accepted) from error
+    except MALFORMED as error:
+        raise _malformed(str(error)) from error
+
+
+async def read_json(request: web.Request, grow: Grow) -> dict[str, object]:
+    """The fields of a JSON object, but for those that are null: OpenAI's clients may send null for a default.
+
+    Raises:
+        TooManyRequests, RequestTimeout, PayloadTooLarge: as :func:`read_upload`.
+        BadRequest: it is not application/json, or no JSON object.
+        InvalidField: a field is given twice.
+    """
+    config = request.app[GATEWAY].config
+    if request.content_type != "application/json":
+        sent = request.headers.get("Content-Type", "no Content-Type")
+        raise BadRequest("The body is not a JSON object.", received=sent, accepted="application/json")
+    _check_plain(request)
+    grow(BUFFER_BYTES)
+    data, limit = bytearray(), JSON_FIELDS * config.max_field_bytes
+    try:
+        async with asyncio.timeout(config.receive_s):
+            async for chunk in request.content.iter_any():
+                data += chunk
+                if len(data) > limit:
+                    raise _too_large("The request", limit)
+    except TimeoutError as error:
+        raise RequestTimeout(LATE, accepted=f"{config.receive_s:g} s") from error
+    except web.RequestPayloadError as error:
+        raise BadRequest("The body ends early.", received=str(error), accepted="a JSON object") from error
+    try:
+        told = json.loads(data.decode(), object_pairs_hook=once_each, parse_constant=_no_number)
+    except (ValueError, RecursionError) as error:
+        raise BadRequest(
+            "The body is not JSON.", received=str(error)[:200], accepted="a JSON object"
+        ) from error
+    if not isinstance(told, dict):
+        raise BadRequest("The body is not a JSON object.", received=type(told).__name__, accepted="an object")
+    longest = max(map(len, told), default=0)
+    if longest > NAME_CHARACTERS:
+        received, accepted = f"{longest} characters", f"at most {NAME_CHARACTERS}"
+        raise BadRequest("No field has so long a name.", received=received, accepted=accepted)
+    return {name: value for name, value in told.items() if value is not None}
+
+
+def _no_number(name: str) -> Any:
+    raise ValueError(f"{name} is no number of JSON")
+
+
+def _check_plain(request: web.Request) -> None:
+    encoding = request.headers.get("Content-Encoding", "identity")
+    if encoding != "identity":
+        raise BadRequest("The body is compressed.", received=encoding, accepted="no Content-Encoding")
+
+
+class _Reading:
+    """One request being read; `limit` moves with what has come, up to where it is set."""
+
+    def __init__(self, config: GatewayConfig, grow: Grow, limit: asyncio.Timeout) -> None:
+        self._config, self._grow, self._limit = config, grow, limit
+        self._latest_s = limit.when() or math.inf
+        self._first_s = asyncio.get_running_loop().time() + config.head_s
+        self._total = 0
+        self._go_on()
+        self._fields: list[tuple[str, str]] = []
+        self._files: dict[str, bytes] = {}
+
+    async def read(self, reader: MultipartReader) -> Upload:
+        parts = 0
+        while (part := await reader.next()) is not None:
+            parts += 1
+            if parts > self._config.max_parts:
+                raise PayloadTooLarge(
+                    "The request has too many parts.", accepted=f"{self._config.max_parts} parts"
+                )
+            if not isinstance(part, BodyPartReader) or not part.name:
+                raise _malformed("a part without a name")
+            if len(part.name) > NAME_CHARACTERS:
+                raise _malformed(f"a part whose name has {len(part.name)} characters")
+            await self._take(part, part.name)
+        return Upload(tuple(self._fields), self._files.get("image"), self._files.get("mask"))
+
+    async def _take(self, part: BodyPartReader, name: str) -> None:
+        file = FILES.get(name)
+        if file is None and part.filename is not None:
+            raise InvalidField(
+                "This field takes no file.", field=name, received="a file", accepted="files: image, mask"
+            )
+        if file is None:
+            data = await self._bytes(part, self._config.max_field_bytes, name)
+            try:
+                self._fields.append((name, data.decode()))
+            except UnicodeDecodeError as error:
+                raise InvalidField(
+                    "A field is not UTF-8.", field=name, received=f"{len(data)} bytes"
+                ) from error
+            return
+        if file in self._files:
+            raise InvalidField(
+                f"An edit takes exactly one {file}.", field=file, received="several", accepted="one file"
+            )
+        data = await self._bytes(part, self._config.max_file_bytes, file)
+        check_filled(data, file)
+        self._files[file] = data
+
+    async def _bytes(self, part: BodyPartReader, limit: int, name: str) -> bytes:
+        data = bytearray()
+        while chunk := await part.read_chunk(65536):
+            self._grow(len(chunk))
+            data += chunk
+            self._total += len(chunk)
+            self._go_on()
+            if len(data) > limit:
+                raise _too_large(f"The part {name}", limit, name)
+            if self._total > self._config.max_request_bytes:
+                raise _too_large("The request", self._config.max_request_bytes)
+        return bytes(data)
+
+    def _go_on(self) -> None:
+        """Allow the time that what has come takes at the slowest pace."""
+        paced_s = self._first_s + self._total / self._config.receive_bytes_per_s
+        self._limit.reschedule(min(self._latest_s, paced_s))
+
+
+def _too_large(what: str, limit: int, field: str | None = None) -> PayloadTooLarge:
+    return PayloadTooLarge(f"{what} is too large.", field=field, accepted=f"at most {limit} bytes")
+
+
+def _malformed(received: str) -> BadRequest:
+    return BadRequest(
+        "The multipart body is malformed or ends early.", received=received, accepted="multipart/form-data"
+    )

@@ -1,0 +1,64 @@
+"""Pictures from text alone: what is asked for, and the parameters with which it is carried out. Pure.
+
+A generation is a job without image. Its rows join the batches of edits, so its parameters are those of an edit that
+keeps nothing: full noise, no reuse.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from giornata.wire.errors import InvalidField, SizeMismatch
+from giornata.wire.models import ModelCard
+from giornata.wire.requests import EditParameters, GenerationParameters, Reuse
+
+EDIT_FIELDS: Final = (EditParameters.model_fields.keys() - GenerationParameters.model_fields.keys()) | {
+    "image",
+    "mask",
+    "template_id",
+}
+"""Fields that only edits have."""
+
+
+def check_fields(given: Iterable[str]) -> None:
+    """Raise InvalidField where a generation names fields that only edits have."""
+    of_edits = sorted(EDIT_FIELDS.intersection(given))
+    if of_edits:
+        raise InvalidField(
+            f"A generation begins without a picture: {', '.join(of_edits)} belong to edits.",
+            field=of_edits[0],
+            received=", ".join(of_edits),
+            accepted=f"leave {' and '.join(of_edits)} out, or ask for an edit",
+        )
+
+
+def carried_out(generation: GenerationParameters) -> EditParameters:
+    """The parameters with which a job without image is carried out."""
+    fields = {name: getattr(generation, name) for name in GenerationParameters.model_fields}
+    return EditParameters.model_construct(**fields, strength=1.0, reuse=Reuse.OFF)
+
+
+def fitted(parameters: EditParameters, card: ModelCard) -> EditParameters:
+    """A generation's `parameters` with the defaults of `card` that differ from those of its edits.
+
+    SizeMismatch where a side is no multiple of the side of the model's tokens.
+    """
+    check_multiple(parameters, card)
+    if parameters.guidance_scale is not None or not card.takes_guidance:
+        return parameters
+    return parameters.model_copy(update={"guidance_scale": card.generation_guidance_scale})
+
+
+def check_multiple(parameters: GenerationParameters, card: ModelCard) -> None:
+    """Raise SizeMismatch where a side of the picture asked for is no multiple of the side of the model's tokens."""
+    size, multiple = parameters.output_size, card.pixel_multiple
+    if size is None or all(side % multiple == 0 for side in size):
+        return
+    width, height = (max(multiple, round(side / multiple) * multiple) for side in size)
+    raise SizeMismatch(
+        f"The model {card.name} ({card.family}) makes pictures whose sides are multiples of {multiple} pixels.",
+        field="size",
+        received=parameters.size,
+        accepted=f"auto, or multiples of {multiple}, such as {width}x{height}",
+    )

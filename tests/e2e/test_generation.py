@@ -1,0 +1,130 @@
+"""Pictures from text through every service: HTTP, NATS, OpenAI's client and the command line, beside an edit."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import aiohttp
+import numpy as np
+import openai
+import pytest
+import torch
+from diffusers import FluxPipeline
+
+from giornata.client import connect
+from giornata.families import Family
+from giornata.model_cards import read_model_card
+from giornata_tools.checkout import MODELS
+from giornata_tools.launcher.model import choose
+from tests.e2e.live import LiveStack, live_stack
+from tests.e2e.pictures import Pixels, edit_form, pixels
+from tests.e2e.test_cli import door, giornata
+
+ASKED: Final[dict[str, Any]] = {
+    "prompt": "a red barn",
+    "size": "128x96",
+    "seed": 7,
+    "num_inference_steps": 3,
+    "true_cfg_scale": 2.0,
+    "negative_prompt": "snow",
+}
+
+
+@pytest.fixture(scope="module")
+def checkpoint() -> Path:
+    """The built-in checkpoint of the family flux-inpaint, which generates."""
+    return Path(asyncio.run(choose({}, Family.FLUX_INPAINT, MODELS, print)).source)
+
+
+@pytest.fixture(scope="module")
+def painters(checkpoint: Path) -> Iterator[LiveStack]:
+    with live_stack(checkpoint) as live:
+        yield live
+
+
+@pytest.fixture(scope="module")
+def expected(checkpoint: Path) -> Pixels:
+    """What the family's text-to-image pipeline makes of the same."""
+    pipeline: Any = FluxPipeline.from_pretrained(checkpoint, use_safetensors=True, local_files_only=True)
+    pipeline.set_progress_bar_config(disable=True)
+    (picture,) = pipeline(
+        ASKED["prompt"],
+        negative_prompt=ASKED["negative_prompt"],
+        true_cfg_scale=ASKED["true_cfg_scale"],
+        num_inference_steps=ASKED["num_inference_steps"],
+        guidance_scale=3.5,
+        width=128,
+        height=96,
+        max_sequence_length=read_model_card(checkpoint).max_text_tokens,
+        generator=torch.Generator().manual_seed(ASKED["seed"]),
+    ).images
+    return np.asarray(picture)
+
+
+def same(file: bytes, expected: Pixels) -> bool:
+    """Whether a file shows the picture, to a level of each pixel."""
+    found = pixels(file)
+    return found.shape == expected.shape and bool(
+        (np.abs(found.astype(int) - expected.astype(int)) <= 1).all()
+    )
+
+
+@pytest.mark.long
+async def test_both_doors_and_openais_client_make_what_the_pipeline_makes(
+    painters: LiveStack, expected: Pixels
+) -> None:
+    async with aiohttp.ClientSession(painters.url) as http:
+        edit = asyncio.create_task(_edited(http))  # its row is in the same batches
+        async with http.post("/v1/images/generations", json=ASKED) as answer:
+            body = await answer.json()
+            assert answer.status == 200, body
+        assert await edit
+    assert same(base64.b64decode(body["data"][0]["b64_json"]), expected)
+    assert (body["size"], body["giornata"]["steps"], body["giornata"]["template"]) == ("128x96", 3, ["off"])
+    assert body["giornata"]["computed_tokens"] == [body["usage"]["output_tokens"]]
+    async with connect(painters.nats_url) as client:
+        result = await (await client.generate(**ASKED, n=2))
+    assert (result.width, result.height) == (128, 96)
+    assert same(result.pictures[0].data, expected)
+    assert not same(result.pictures[1].data, expected)
+    ours = {name: value for name, value in ASKED.items() if name not in {"prompt", "size"}}
+    async with openai.AsyncOpenAI(base_url=f"{painters.url}/v1", api_key="none", max_retries=0) as bought:
+        stream = await bought.images.generate(
+            prompt=ASKED["prompt"], size=ASKED["size"], stream=True, partial_images=1, extra_body=ours
+        )
+        told: list[Any] = [event async for event in stream]
+    assert [event.type for event in told if "partial" in event.type] == ["image_generation.partial_image"]
+    assert same(base64.b64decode(told[-1].b64_json), expected)
+
+
+async def _edited(http: aiohttp.ClientSession) -> bool:
+    async with http.post("/v1/images/edits", data=edit_form(num_inference_steps=20)) as answer:
+        return answer.status == 200
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["http", "nats"])
+async def test_the_command_line_makes_the_same(
+    painters: LiveStack, expected: Pixels, tmp_path: Path, kind: str
+) -> None:
+    options = [f"--{name.replace('_', '-')}={value}" for name, value in ASKED.items()]
+    status, _, err = await giornata(
+        "generate", *options, "-o", "made.png", *door(painters, kind), cwd=tmp_path
+    )
+    assert (status, "made.png: 128x96, seed 7" in err) == (0, True), err
+    assert same((tmp_path / "made.png").read_bytes(), expected)
+
+
+async def test_a_fill_model_edits_only_and_says_so(stack: LiveStack, tmp_path: Path) -> None:
+    for kind in ("http", "nats"):
+        status, _, err = await giornata(
+            "generate", "--prompt=x", "-o", "x.png", *door(stack, kind), cwd=tmp_path
+        )
+        assert status == 1
+        assert "[task_not_supported]" in err
+        assert "no served model can generate" in err
+    assert not (tmp_path / "x.png").exists()
