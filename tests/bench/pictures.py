@@ -72,7 +72,8 @@ class Diffusers:
         """(height, width, 3) uint8."""
         height, width = request.mask.shape
         encoded = self._model.images.encode_text(request.prompt, Size(width, height))
-        text = {name: tensor.to(self.transformer.device) for name, tensor in encoded.items()}
+        device = self.transformer.device
+        text = {name: encoded[name].to(device) for name in ("prompt_embeds", "pooled_prompt_embeds")}
         self._runs += 1
         with self.transformer.cache_context(f"run {self._runs}"):
             (picture,) = self._pipeline(

@@ -23,6 +23,7 @@ ENGINE: Final = {
     "pydantic": "pydantic",
     "pydantic_settings": "pydantic-settings",
     "rich": "rich",
+    "safetensors": "safetensors",
     "scipy": "scipy",
     "structlog": "structlog",
     "torch": "torch",
@@ -32,7 +33,7 @@ ENGINE: Final = {
 NEEDS: Final[Mapping[str, Mapping[str, str]]] = MappingProxyType(
     {
         "tests": ENGINE | {"hypothesis": "hypothesis", "pytest": "pytest", "xdist": "pytest-xdist"},
-        "pictures": ENGINE | {"PIL": "pillow", "safetensors": "safetensors", "skimage": "scikit-image"},
+        "pictures": ENGINE | {"PIL": "pillow", "skimage": "scikit-image"},
     }
 )
 """Likewise, of parts that need more."""
