@@ -17,8 +17,8 @@ from torch import Tensor
 
 from giornata.families import Family
 from giornata.model_cards import read_model_card
-from giornata.scheduling.batch import Capacity, RowKey
 from giornata.schedulers import SOLVERS
+from giornata.scheduling.batch import Capacity, RowKey
 from giornata.tensors import pack, unpack
 from giornata.wire.generations import carried_out, fitted
 from giornata.wire.models import ModelCard
@@ -37,6 +37,7 @@ from giornata_prepost.images.pictures import Pixels
 from giornata_tools.baseline.pipeline import PIPELINES, opened
 
 CPU = torch.device("cpu")
+SIZE = Size(128, 64)
 TEXT_TO_IMAGE = {
     Family.SD: diffusers.StableDiffusionPipeline,
     Family.SDXL: diffusers.StableDiffusionXLPipeline,
@@ -47,7 +48,7 @@ TEXT_TO_IMAGE = {
 class Asked:
     """A request. `guidance_scale` and `sampler` are the checkpoint's own where they are None."""
 
-    size: Size = Size(128, 64)
+    size: Size = SIZE
     steps: int = 4
     strength: float = 1.0
     guidance_scale: float | None = None
