@@ -83,10 +83,15 @@ async def test_an_edit_and_a_generation_equal_the_pipelines(painters: LiveStack,
     assert difference(edited[inside], wanted[inside]) <= 1
     assert difference(edited[~inside], image[~inside]) == 0
     assert difference(made, expected(StableDiffusionPipeline, checkpoint)) <= 1
+
+
+@pytest.mark.long
+async def test_an_edit_may_ask_for_reuse(painters: LiveStack) -> None:
+    image, mask = scene(**SIDES), box(**SIDES)
+    form = edit_form(file(image), file(mask), **ASKED, mask_blur=0, reuse="strict")
     async with aiohttp.ClientSession(painters.url) as http:
-        again, told = await answered(
-            http,
-            "/v1/images/edits",
-            data=edit_form(file(image), file(mask), **ASKED, strength=0.8, reuse="strict"),
-        )
-    assert again.shape == edited.shape
+        edited, told = await answered(http, "/v1/images/edits", data=form)
+    assert told["template"] != ["off"]
+    inside = mask > 0
+    assert np.array_equal(edited[~inside], image[~inside])
+    assert difference(edited[inside], image[inside]) > 5

@@ -53,10 +53,9 @@ def test_a_row_resumes_in_the_middle_of_its_sampler(
     row = made(asked, "row")
     engine = Engine(of.checkpoint.family, Capacity(rows=1, tokens=1), lambda: 0.0)
     engine.batch.submit([row])
-    for _ in range(3):
-        report = engine.step()
-        assert report is not None
-    left: Snapshot = report.advanced[0].export()
+    reports = [engine.step() for _ in range(3)]
+    assert reports[-1] is not None
+    left: Snapshot = reports[-1].advanced[0].export()
     resumed = made(asked, "row", Snapshot.of(3, unpack(pack(left.tensors))))
     assert (resumed.step, resumed.done) == (3, False)
     whole = denoised(of, [row])["row"]

@@ -12,7 +12,10 @@ from giornata_prepost.families.protocol import Tensors
 
 
 class BlendedUNet(GeneratingImages):
-    """A UNet of 4 channels, whose inpainting pipeline blends; it generates, too. Adds `mask` (tokens, token_latents ** 2 * latent_channels)."""
+    """A UNet of 4 channels, whose inpainting pipeline blends; it generates, too.
+
+    Adds `mask` (tokens, token_latents ** 2 * latent_channels).
+    """
 
     draws_unread = True
 
