@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from diffusers import DDIMScheduler
 from torch import Tensor
 
 from giornata.families import Family
 from giornata.wire.samplers import Sampler
 from giornata_prepost.families.protocol import GeneratingModel
 from giornata_prepost.images.geometry import Size
+from giornata_tools.baseline.pipeline import PIPELINES, opened
 from tests.integration.unets.served import Asked, Ended, Served, denoised
 
 FAMILIES = (Family.SD, Family.SD_INPAINT, Family.SDXL, Family.SDXL_INPAINT)
@@ -81,3 +85,26 @@ def test_a_unet_that_sees_mask_and_picture_generates_nothing(family: Family, ser
     of = served(family)
     assert of.card.tasks == ("edit",)
     assert not isinstance(of.images, GeneratingModel)
+
+
+def test_a_model_that_predicts_velocity_equals_its_pipelines(
+    tiny_checkpoint: Callable[[Family], Path], tmp_path: Path
+) -> None:
+    """As Stable Diffusion 2.1 does, with its scheduler."""
+    scheduler: Any = DDIMScheduler
+    pipeline = opened(PIPELINES[Family.SD], tiny_checkpoint(Family.SD))
+    pipeline.scheduler = scheduler(
+        beta_start=0.00085,
+        beta_end=0.012,
+        beta_schedule="scaled_linear",
+        clip_sample=False,
+        prediction_type="v_prediction",
+        set_alpha_to_one=False,
+        steps_offset=1,
+    )
+    pipeline.save_pretrained(tmp_path)
+    of, asked = Served.open(Family.SD, tmp_path), Asked(steps=3)
+    assert of.card.default_sampler == Sampler.DDIM
+    ended = denoised(of, [of.edit(asked), of.generation(asked)])
+    assert_equals(of, ended["edit"], of.edited(asked), asked.size)
+    assert_equals(of, ended["generation"], of.generated(asked), asked.size)
