@@ -98,9 +98,19 @@ class Kind:
     kept_channels: Callable[[Config], int] = components.flux_channels
     """Channels a token of the keys and values of all blocks, from the network's ``config.json``."""
     by_input_channels: Mapping[int, str] | None = None
-    """The family by `in_channels` of the network; None where :attr:`family` is that of all."""
+    """The family by `in_channels` of the network; None where :attr:`family` is that of all. See :meth:`of`."""
     unserved: Refusal = components.unserved_sampling
     """Why a checkpoint is not served, as the end of a sentence."""
+
+    def of(self, family: str) -> Kind:
+        """The kind of those checkpoints alone that are of `family`.
+
+        Where input channels tell another family than :attr:`family`, they are mask and masked picture: such a network
+        generates nothing.
+        """
+        if family == self.family:
+            return self
+        return replace(self, family=family, generation_guidance_scale=None)
 
     @property
     def tasks(self) -> tuple[Task, ...]:
@@ -124,6 +134,7 @@ _SD: Final = Kind(
     steps=50,
     guidance_scale=7.5,
     strength=1.0,
+    generation_guidance_scale=7.5,
     guided_above=1.0,
     mask_latents=1,
     token_latents=8,
@@ -141,6 +152,7 @@ _SDXL: Final = replace(
     _SD,
     family=Family.SDXL,
     strength=0.9999,
+    generation_guidance_scale=5.0,
     token_latents=4,
     kept_channels=partial(components.unet_channels, 4),
     by_input_channels={4: Family.SDXL, 9: Family.SDXL_INPAINT},

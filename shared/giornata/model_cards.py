@@ -51,12 +51,12 @@ def read_model_card(folder: Path, name: str | None = None) -> ModelCard:
         _read_json(folder / "vae" / "config.json"),
     )
     latents = _latent_shape(folder, kind, configs)
-    family = _served_family(folder, kind, configs)
+    kind = kind.of(_served_family(folder, kind, configs))
     tokenizer = _read_optional(folder / kind.tokenizer / "tokenizer_config.json")
     padded = int(min(kind.max_text_tokens, tokenizer.get("model_max_length", math.inf)))
     return ModelCard(
         name=name or folder.resolve().name,
-        family=family,
+        family=kind.family,
         digest=digest(folder),
         vae_scale_factor=latents.scale_factor,
         token_latents=kind.token_latents,

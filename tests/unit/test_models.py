@@ -11,7 +11,7 @@ import pytest
 
 from giornata.families import KINDS, Family, Kind
 from giornata.model_cards import SAMPLE_BYTES, SERVING, digest, level_bytes, read_model_card
-from giornata.wire.models import Guidance
+from giornata.wire.models import Guidance, Task
 from giornata.wire.samplers import DISCRETE_TIME
 
 
@@ -144,7 +144,7 @@ def other(
     files: dict[str, dict[str, Any]] = {
         "model_index.json": {"_class_name": pipeline} | (index or {}),
         f"{part}/config.json": network,
-        "scheduler/scheduler_config.json": scheduler or {},
+        "scheduler/scheduler_config.json": {"_class_name": "EulerDiscreteScheduler"} | (scheduler or {}),
         "vae/config.json": vae or {"block_out_channels": [8, 16, 16, 16], "latent_channels": 4},
         f"{tokenizer}/tokenizer_config.json": {"model_max_length": length},
     }
@@ -179,10 +179,23 @@ def test_a_unets_card_is_that_of_its_tiles(tmp_path: Path) -> None:
         ("StableDiffusionXLInpaintPipeline", SDXL_UNET, Family.SDXL_INPAINT),
     ],
 )
-def test_nine_input_channels_make_another_family(
+def test_nine_input_channels_make_another_family_which_generates_nothing(
     tmp_path: Path, pipeline: str, network: dict[str, Any], family: Family
 ) -> None:
-    assert read_model_card(other(tmp_path, pipeline, network | {"in_channels": 9})).family == family
+    card = read_model_card(other(tmp_path, pipeline, network | {"in_channels": 9}))
+    assert (card.family, card.tasks, card.generation_guidance_scale) == (family, (Task.EDIT,), None)
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "network", "scale"),
+    [("StableDiffusionInpaintPipeline", UNET, 7.5), ("StableDiffusionXLPipeline", SDXL_UNET, 5.0)],
+)
+def test_a_plain_unet_generates_whatever_pipeline_its_folder_names(
+    tmp_path: Path, pipeline: str, network: dict[str, Any], scale: float
+) -> None:
+    card = read_model_card(other(tmp_path, pipeline, network))
+    assert card.tasks == (Task.EDIT, Task.GENERATE)
+    assert card.generation_guidance_scale == scale
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from giornata.model_cards import read_model_card
 from giornata.wire.models import ModelCard
 from giornata.wire.requests import EditParameters
 from giornata.wire.resolution import cfg_scale, resolve
+from giornata.wire.samplers import FLOW_MATCHING
 from giornata_prepost.checkpoint import FAMILIES
 from giornata_prepost.families.protocol import ImageModel, Tensors, rehearse
 from giornata_prepost.images.geometry import Size
@@ -80,7 +81,8 @@ def tokens(latents: Tensor, side: int) -> Tensor:
 
 
 def rows_of(model: ImageModel, *, strength: float = 1.0, sampled: bool = True) -> Tensors:
-    (row,) = model.encode_rows(picture(), mask(), [SEED], sampled=sampled, strength=strength)
+    draws = model.card.samplers != FLOW_MATCHING
+    (row,) = model.encode_rows(picture(), mask(), [SEED], sampled=sampled, draws=draws, strength=strength)
     return row
 
 

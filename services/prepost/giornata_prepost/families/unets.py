@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import torch
 
-from giornata_prepost.families.pipeline import MODE, Condition, PipelineImages
+from giornata_prepost.families.pipeline import MODE, Condition, GeneratingImages, PipelineImages
 from giornata_prepost.families.protocol import Tensors
 
 
-class BlendedUNet(PipelineImages):
-    """A UNet of 4 channels, whose pipeline blends. Adds `mask` (tokens, token_latents ** 2 * latent_channels)."""
+class BlendedUNet(GeneratingImages):
+    """A UNet of 4 channels, whose inpainting pipeline blends; it generates, too.
+
+    Adds `mask` (tokens, token_latents ** 2 * latent_channels).
+    """
 
     draws_unread = True
 

@@ -26,7 +26,7 @@ class _StableDiffusion(PipelineImages):
 
 
 class PlainImages(_StableDiffusion, BlendedUNet):
-    """`StableDiffusionInpaintPipeline` with a UNet of 4 channels."""
+    """`StableDiffusionInpaintPipeline` with a UNet of 4 channels, and `StableDiffusionPipeline`."""
 
 
 class InpaintImages(_StableDiffusion, MaskedUNet):

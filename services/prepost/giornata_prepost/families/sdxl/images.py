@@ -49,7 +49,7 @@ class _StableDiffusionXL(PipelineImages):
 
 
 class PlainImages(_StableDiffusionXL, BlendedUNet):
-    """`StableDiffusionXLInpaintPipeline` with a UNet of 4 channels."""
+    """`StableDiffusionXLInpaintPipeline` with a UNet of 4 channels, and `StableDiffusionXLPipeline`."""
 
 
 class InpaintImages(_StableDiffusionXL, MaskedUNet):

@@ -1,0 +1,39 @@
+"""An edit of a UNet with a recording of its picture, as the denoiser's service makes both."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from giornata.families import Family
+from giornata.wire.samplers import Sampler
+from tests.integration.unets.served import Served
+from tests.integration.unets.worker import asked_of, worker
+
+
+@pytest.mark.parametrize(
+    ("family", "sampler"), [(Family.SDXL, Sampler.EULER_ANCESTRAL), (Family.SD_INPAINT, Sampler.PNDM)]
+)
+async def test_a_strict_edit_takes_from_the_recording_of_its_own_levels(
+    family: Family, sampler: Sampler, served: Callable[[Family], Served]
+) -> None:
+    of = served(family)
+    async with worker(of) as made:
+        request = await asked_of(made, num_inference_steps=4, strength=0.8, sampler=sampler)
+        seen = await made.edited(request)
+    row = seen[-1]
+    assert row.template is not None
+    assert len(row.template.entries) == row.steps == len(seen)
+    levels = [entry.level for entry in row.template.entries]
+    assert levels == pytest.approx(row.track.levels[:-1].tolist())
+    assert row.corrections is not None, (
+        "it has computed its first step in full, and its tile alone in the others"
+    )
+    assert row.region is not None
+    assert row.region.computed.tolist() == [0]
+    for each in seen:
+        assert each.latent.isfinite().all()
+        noised = row.track.noised(row.conditioning["image_latents"], row.conditioning["noise"], each.step)
+        torch.testing.assert_close(each.latent[1:], noised[1:])
