@@ -46,59 +46,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def images(folder: Path) -> InpaintImages:
-    model = open_model(PrepostConfig(model=str(folder), device="cpu"))
-    assert isinstance(model, InpaintImages)
-    return model
+def flux(folder: Path) -> Served:
+    return served(folder)
 
 
-@pytest.fixture(scope="module")
-def checkpoint(folder: Path) -> Checkpoint:
-    return open_checkpoint(DenoiserConfig(model=str(folder), device="cpu"))
-
-
-def asked(images: InpaintImages, **fields: Any) -> EditParameters:
-    """Resolved parameters of a generation, as the gateway makes them."""
-    given = GenerationParameters(prompt="a red hat", num_inference_steps=STEPS, **fields)
-    return resolve(fitted(carried_out(given), images.card), images.card, seed=5)
-
-
-def row_of(images: InpaintImages, checkpoint: Checkpoint, asked_for: EditParameters, size: Size) -> Row:
-    """The generated row of the first seed, through the bytes that travel."""
-    assert asked_for.seed is not None
-    text = images.encode_text(asked_for.prompt, size)
-    if asked_for.negative_prompt is not None:
-        text |= images.encode_unguided(asked_for.negative_prompt, size)
-    (drawn,) = images.noise_rows(size, [asked_for.seed])
-    grid = (size.height // 16, size.width // 16)
-    return build_row(
-        checkpoint.family,
-        RowKey("job", 1, asked_for.seed),
-        grid=grid,
-        track=checkpoint.family.schedule.track(
-            sampler=checkpoint.family.schedule.default_sampler,
-            steps=asked_for.num_inference_steps or 0,
-            strength=asked_for.strength or 0,
-            cells=grid[0] * grid[1],
-        ),
-        text=unpack(pack(text)),
-        conditioning=unpack(pack(drawn)),
-        guidance_scale=asked_for.guidance_scale or 0.0,
-        true_cfg_scale=asked_for.true_cfg_scale,
-        generated=True,
-    )
-
-
-def denoised(checkpoint: Checkpoint, rows: Sequence[Row]) -> dict[RowKey, torch.Tensor]:
-    """Final latents of rows that share their batch."""
-    ticks = count()
-    engine = Engine(checkpoint.family, Capacity(rows=8, tokens=1 << 20), lambda: float(next(ticks)))
-    engine.batch.submit(rows)
-    ended: dict[RowKey, torch.Tensor] = {}
-    while (report := engine.step()) is not None:
-        assert report.failed == ()
-        ended |= {row.key: row.latent for row in report.advanced if row.done}
-    return ended
+def asked(flux: Served, **fields: Any) -> EditParameters:
+    return of_generation(flux.card, prompt="a red hat", num_inference_steps=STEPS, **fields)
 
 
 @pytest.mark.parametrize(

@@ -76,9 +76,16 @@ class Oracle:
         self.network = self.pipeline.unet if family in UNETS else self.pipeline.transformer
 
     def run(
-        self, seed: int, *, size: Size = SIZE, steps: int = 2, strength: float = 1.0, **guidance: Any
+        self,
+        seed: int,
+        *,
+        size: Size = SIZE,
+        marked: npt.NDArray[np.uint8] | None = None,
+        steps: int = 2,
+        strength: float = 1.0,
+        **guidance: Any,
     ) -> Caught:
-        """An edit; `guidance` overrides what asks for it."""
+        """An edit, by default with :func:`mask`; `guidance` overrides what asks for it."""
         caught, generator = Caught(), torch.Generator().manual_seed(seed)
         forward, names = self.network.forward, ("prepare_latents", "prepare_mask_latents")
         originals = [getattr(self.pipeline, name) for name in names]
@@ -114,7 +121,7 @@ class Oracle:
             painted = self.pipeline(
                 prompt=PROMPT,
                 image=Image.fromarray(picture(size)),
-                mask_image=Image.fromarray(mask(size)),
+                mask_image=Image.fromarray(mask(size) if marked is None else marked),
                 width=size.width,
                 height=size.height,
                 num_inference_steps=steps,

@@ -177,7 +177,7 @@ def test_pages_are_attended_to_as_what_they_hold(name: str, bits: int) -> None:
 @pytest.mark.parametrize("name", ["flux2-klein", "z-image"])
 def test_a_meter_measures_rows_with_their_companions(name: str) -> None:
     of = tiny_driven.family(name)
-    card = SimpleNamespace(default_guidance_scale=1.0)
+    card = SimpleNamespace(embedded_guidance_scale=1.0)
     checkpoint: Any = SimpleNamespace(family=of, card=card)
     meter = Meter(checkpoint, AS_COMPUTED)
     part = RowSize(*GRID, 32, (Mode.KV,) * of.depth, ratio=0.2).beside(meter.companions)
@@ -205,7 +205,7 @@ def test_rows_tell_what_their_companions_cost(name: str) -> None:
 def test_memory_is_measured_of_two_rows_too() -> None:
     """Their modulation is spread to their tokens; a row alone has its own broadcast."""
     of = tiny_driven.family("qwen-image")
-    checkpoint: Any = SimpleNamespace(family=of, card=SimpleNamespace(default_guidance_scale=1.0))
+    checkpoint: Any = SimpleNamespace(family=of, card=SimpleNamespace(embedded_guidance_scale=1.0))
     meter = Meter(checkpoint, AS_COMPUTED)
     one = Mixture((RowSize(8, 8, 8, (Mode.FULL,) * of.depth),))
     two = Mixture(one.rows * 2)
