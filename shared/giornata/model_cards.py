@@ -145,8 +145,11 @@ def _guidance(kind: Kind, configs: Configs, told: ServingDefaults) -> dict[str, 
 def _of_generations(kind: Kind, distilled: Distilled | None, told: ServingDefaults) -> float | None:
     if kind.generation_guidance_scale is None:
         return None
-    found = (told.generation_guidance_scale, distilled and distilled.guidance_scale)
-    return next((scale for scale in found if scale is not None), kind.generation_guidance_scale)
+    if told.generation_guidance_scale is not None:
+        return told.generation_guidance_scale
+    if distilled is not None and distilled.guidance_scale is not None:
+        return distilled.guidance_scale
+    return kind.generation_guidance_scale
 
 
 def _own_sampler(kind: Kind, configs: Configs) -> Sampler:

@@ -50,7 +50,9 @@ def levels(mine: Pixels, theirs: Pixels | None) -> int:
     return int(np.abs(mine.astype(int) - theirs.astype(int)).max())
 
 
-async def edited(http: aiohttp.ClientSession, image: Pixels, **fields: object) -> tuple[Pixels, dict[str, Any]]:
+async def edited(
+    http: aiohttp.ClientSession, image: Pixels, **fields: object
+) -> tuple[Pixels, dict[str, Any]]:
     """The picture and what is told of it."""
     form = edit_form(file(image), file(MASK), **ASKED, mask_blur=0, strength=0.8, **fields)
     async with http.post("/v1/images/edits", data=form) as answer:
@@ -60,7 +62,9 @@ async def edited(http: aiohttp.ClientSession, image: Pixels, **fields: object) -
 
 
 @pytest.mark.long
-async def test_edits_and_generations_are_those_of_the_pipelines(painters: LiveStack, checkpoint: Path) -> None:
+async def test_edits_and_generations_are_those_of_the_pipelines(
+    painters: LiveStack, checkpoint: Path
+) -> None:
     oracle, original, inside = Oracle(Family.SD3, checkpoint), picture(), MASK > 0
     wanted = oracle.run(SEED, marked=MASK, steps=3, strength=0.8, guidance_scale=3.0).picture
     assert wanted is not None

@@ -1,4 +1,4 @@
-"""A job's way between the doors of prepost and denoiser, without messages: rows from prepost's bytes, and their ends."""
+"""A job's way from prepost through the denoiser, without messages: rows from prepost's bytes, and their ends."""
 
 from __future__ import annotations
 

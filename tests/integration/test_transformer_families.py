@@ -42,7 +42,7 @@ class Both:
     served: Served
     oracle: Oracle
 
-    def told(self, scale: float) -> dict[str, float]:
+    def told(self, scale: float) -> dict[str, Any]:
         """The scale of classifier-free guidance, by the name that the family's pipelines have for it."""
         return {"true_cfg_scale" if self.family is Family.QWEN_IMAGE else "guidance_scale": scale}
 

@@ -95,8 +95,9 @@ class Network(Protocol):
     def companions(self, grid: tuple[int, int], *, generated: bool = False) -> int:
         """Tokens beside those of a picture of `grid` that its blocks compute as the picture's, and nobody sees.
 
-        References and learnt padding are such; a row that is `generated` has no reference. They lie behind the picture's tokens, and outside of every region: rows
-        that compute a part of the picture take what a template or a step in full has kept of them.
+        References and learnt padding are such; a row that is `generated` has no reference. They lie behind the
+        picture's tokens, and outside of every region: rows that compute a part of the picture take what a template or
+        a step in full has kept of them.
         """
 
     @property
