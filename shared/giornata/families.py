@@ -2,7 +2,7 @@
 
 A checkpoint is a plain diffusers folder (``model_index.json``, one sub-folder per component). A new family is a row of
 :data:`KINDS`, and a folder in prepost's and the denoiser's ``families``. Defaults of requests are those of the family's
-inpainting pipeline in diffusers.
+inpainting pipeline in diffusers; the guidance of generations is that of its text-to-image pipeline.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Distilled:
     """Whether a checkpoint is."""
     steps: int
     guidance_scale: float | None = None
-    """Default; None where it takes no guidance."""
+    """Default of edits and generations; None where it takes no guidance."""
 
 
 @dataclass(frozen=True)
@@ -164,6 +164,7 @@ _SD3: Final = Kind(
     steps=50,
     guidance_scale=7.0,
     strength=0.6,
+    generation_guidance_scale=7.0,
     guided_above=1.0,
     mask_latents=1,
     network_size=True,
@@ -179,6 +180,7 @@ _Z_IMAGE: Final = Kind(
     steps=50,
     guidance_scale=5.0,
     strength=1.0,
+    generation_guidance_scale=5.0,
     guided_above=0.0,
     # no entry tells Z-Image-Turbo, except that its noise levels are shifted by 3 where the base model's are by 6
     distilled=Distilled(
@@ -194,6 +196,7 @@ _FLUX2_KLEIN: Final = Kind(
     steps=50,
     guidance_scale=8.0,
     strength=0.8,
+    generation_guidance_scale=4.0,
     guided_above=1.0,
     distilled=Distilled(lambda found: bool(found.pipeline.get("is_distilled")), steps=4),
     mask_latents=2,
@@ -206,6 +209,7 @@ _QWEN_IMAGE: Final = Kind(
     steps=50,
     guidance_scale=1.0,
     strength=0.6,
+    generation_guidance_scale=1.0,
     true_cfg_scale=4.0,
     mask_latents=1,
     tokenizer="tokenizer",
@@ -219,6 +223,7 @@ _CHROMA: Final = Kind(
     steps=28,
     guidance_scale=7.0,
     strength=0.6,
+    generation_guidance_scale=5.0,
     guided_above=1.0,
     mask_latents=1,
     tokenizer="tokenizer",

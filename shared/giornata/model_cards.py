@@ -13,7 +13,7 @@ from typing import Any, Final
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from giornata.components import Configs, LatentShape
-from giornata.families import KINDS, Kind
+from giornata.families import KINDS, Distilled, Kind
 from giornata.schedulers import sampler_of
 from giornata.wire.models import ModelCard
 from giornata.wire.samplers import DISCRETE_TIME, Sampler
@@ -136,16 +136,20 @@ def _guidance(kind: Kind, configs: Configs, told: ServingDefaults) -> dict[str, 
         "guided_above": guided_above if takes_guidance else None,
         "default_steps": told.steps or steps,
         "default_guidance_scale": scale if told.guidance_scale is None else told.guidance_scale,
-        "generation_guidance_scale": _of_generations(kind, told),
+        "generation_guidance_scale": _of_generations(kind, distilled, told),
         "default_true_cfg_scale": told.true_cfg_scale or kind.true_cfg_scale,
         "default_strength": told.strength or kind.strength,
     }
 
 
-def _of_generations(kind: Kind, told: ServingDefaults) -> float | None:
-    if kind.generation_guidance_scale is None or told.generation_guidance_scale is None:
-        return kind.generation_guidance_scale
-    return told.generation_guidance_scale
+def _of_generations(kind: Kind, distilled: Distilled | None, told: ServingDefaults) -> float | None:
+    if kind.generation_guidance_scale is None:
+        return None
+    if told.generation_guidance_scale is not None:
+        return told.generation_guidance_scale
+    if distilled is not None and distilled.guidance_scale is not None:
+        return distilled.guidance_scale
+    return kind.generation_guidance_scale
 
 
 def _own_sampler(kind: Kind, configs: Configs) -> Sampler:

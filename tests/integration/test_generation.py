@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from io import BytesIO
 from itertools import count
 from pathlib import Path
@@ -15,24 +14,17 @@ from diffusers import FluxPipeline
 from PIL import Image
 
 from giornata.families import Family
-from giornata.scheduling.batch import Capacity, RowKey
-from giornata.tensors import pack, unpack
+from giornata.scheduling.batch import Capacity
 from giornata.wire.errors import SchemaMismatch, TooManyPixels
-from giornata.wire.generations import carried_out, fitted
-from giornata.wire.requests import EditParameters, GenerationParameters
-from giornata.wire.resolution import resolve
-from giornata_denoiser.checkpoint import Checkpoint, open_checkpoint
-from giornata_denoiser.config import DenoiserConfig
+from giornata.wire.requests import EditParameters
 from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.families.rows import build_row
-from giornata_denoiser.rows.row import Row, Snapshot
-from giornata_prepost.checkpoint import open_model
-from giornata_prepost.config import PrepostConfig
-from giornata_prepost.families.flux.images import InpaintImages
+from giornata_denoiser.rows.row import Snapshot
 from giornata_prepost.images import generation
 from giornata_prepost.images.geometry import Size
 from giornata_prepost.images.stages import PixelLimits
 from giornata_tools.model.random.build import build
+from tests.integration.painting import Served, ended, of_edit, of_generation, served
 
 LIMITS: Final = PixelLimits(1 << 20, 1 << 16)
 STEPS: Final = 3
@@ -46,59 +38,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def images(folder: Path) -> InpaintImages:
-    model = open_model(PrepostConfig(model=str(folder), device="cpu"))
-    assert isinstance(model, InpaintImages)
-    return model
+def flux(folder: Path) -> Served:
+    return served(folder)
 
 
-@pytest.fixture(scope="module")
-def checkpoint(folder: Path) -> Checkpoint:
-    return open_checkpoint(DenoiserConfig(model=str(folder), device="cpu"))
-
-
-def asked(images: InpaintImages, **fields: Any) -> EditParameters:
-    """Resolved parameters of a generation, as the gateway makes them."""
-    given = GenerationParameters(prompt="a red hat", num_inference_steps=STEPS, **fields)
-    return resolve(fitted(carried_out(given), images.card), images.card, seed=5)
-
-
-def row_of(images: InpaintImages, checkpoint: Checkpoint, asked_for: EditParameters, size: Size) -> Row:
-    """The generated row of the first seed, through the bytes that travel."""
-    assert asked_for.seed is not None
-    text = images.encode_text(asked_for.prompt, size)
-    if asked_for.negative_prompt is not None:
-        text |= images.encode_unguided(asked_for.negative_prompt, size)
-    (drawn,) = images.noise_rows(size, [asked_for.seed])
-    grid = (size.height // 16, size.width // 16)
-    return build_row(
-        checkpoint.family,
-        RowKey("job", 1, asked_for.seed),
-        grid=grid,
-        track=checkpoint.family.schedule.track(
-            sampler=checkpoint.family.schedule.default_sampler,
-            steps=asked_for.num_inference_steps or 0,
-            strength=asked_for.strength or 0,
-            cells=grid[0] * grid[1],
-        ),
-        text=unpack(pack(text)),
-        conditioning=unpack(pack(drawn)),
-        guidance_scale=asked_for.guidance_scale or 0.0,
-        true_cfg_scale=asked_for.true_cfg_scale,
-        generated=True,
-    )
-
-
-def denoised(checkpoint: Checkpoint, rows: Sequence[Row]) -> dict[RowKey, torch.Tensor]:
-    """Final latents of rows that share their batch."""
-    ticks = count()
-    engine = Engine(checkpoint.family, Capacity(rows=8, tokens=1 << 20), lambda: float(next(ticks)))
-    engine.batch.submit(rows)
-    ended: dict[RowKey, torch.Tensor] = {}
-    while (report := engine.step()) is not None:
-        assert report.failed == ()
-        ended |= {row.key: row.latent for row in report.advanced if row.done}
-    return ended
+def asked(flux: Served, **fields: Any) -> EditParameters:
+    return of_generation(flux.card, prompt="a red hat", num_inference_steps=STEPS, **fields)
 
 
 @pytest.mark.parametrize(
@@ -110,13 +55,13 @@ def denoised(checkpoint: Checkpoint, rows: Sequence[Row]) -> dict[RowKey, torch.
     ids=["distilled", "true guidance"],
 )
 def test_a_generation_equals_fluxs_text_to_image_pipeline(
-    folder: Path, images: InpaintImages, checkpoint: Checkpoint, fields: dict[str, Any]
+    folder: Path, flux: Served, fields: dict[str, Any]
 ) -> None:
-    parameters = asked(images, **fields)
-    inspection = generation.measured(parameters, images.card, LIMITS)
+    parameters = asked(flux, **fields)
+    inspection = generation.measured(parameters, flux.card, LIMITS)
     size = Size(inspection.model_width, inspection.model_height)
-    row = row_of(images, checkpoint, parameters, size)
-    painted = images.decode(denoised(checkpoint, [row])[row.key], size)
+    row = flux.generated("made", parameters, size)
+    painted = flux.images.decode(ended(flux.checkpoint, [row])["made"].latent, size)
     file = Image.open(BytesIO(generation.finished(parameters, painted)))
 
     pipeline: Any = FluxPipeline.from_pretrained(folder, use_safetensors=True, local_files_only=True)
@@ -128,7 +73,7 @@ def test_a_generation_equals_fluxs_text_to_image_pipeline(
         width=size.width,
         num_inference_steps=STEPS,
         guidance_scale=3.5,
-        max_sequence_length=images.card.max_text_tokens,
+        max_sequence_length=flux.card.max_text_tokens,
         generator=torch.Generator().manual_seed(fields["seed"]),
         **guided,
     ).images
@@ -138,78 +83,68 @@ def test_a_generation_equals_fluxs_text_to_image_pipeline(
     assert np.asarray(theirs).std() > 5  # the comparison can fail
 
 
-def test_a_generation_in_a_batch_with_others_is_the_same_as_alone(
-    images: InpaintImages, checkpoint: Checkpoint
-) -> None:
-    wanted = row_of(images, checkpoint, asked(images, seed=7), Size(64, 48))
-    other = row_of(images, checkpoint, asked(images, seed=9), Size(48, 80))
+def test_a_generation_in_a_batch_with_others_is_the_same_as_alone(flux: Served) -> None:
+    wanted = flux.generated("wanted", asked(flux, seed=7), Size(64, 48))
+    other = flux.generated("other", asked(flux, seed=9), Size(48, 80))
     pixels = np.random.default_rng(3).integers(0, 256, (48, 64, 3), np.uint8)
     mask = np.zeros((48, 64), np.uint8)
     mask[10:30, 12:40] = 255
-    (tensors,) = images.encode_rows(pixels, mask, [11])
-    edit = build_row(
-        checkpoint.family,
-        RowKey("edit", 1, 0),
-        grid=(3, 4),
-        track=checkpoint.family.schedule.track(
-            sampler=checkpoint.family.schedule.default_sampler, steps=STEPS + 1, strength=1.0, cells=12
-        ),
-        text=images.encode_text("a scarf", Size(64, 48)),
-        conditioning=tensors,
-        guidance_scale=7.0,
-    )
-    together = denoised(checkpoint, [edit, wanted, other])
-    assert together.keys() == {edit.key, wanted.key, other.key}
+    scarf = of_edit(flux.card, prompt="a scarf", num_inference_steps=STEPS + 1, strength=1.0, seed=11)
+    edit = flux.edited("edit", scarf, pixels, mask)
+    together = ended(flux.checkpoint, [edit, wanted, other])
+    assert together.keys() == {"edit", "wanted", "other"}
     for row in (edit, wanted, other):
-        alone = denoised(checkpoint, [row])[row.key]
-        torch.testing.assert_close(together[row.key], alone, atol=1e-4, rtol=0)
+        key = row.key.job_id
+        alone = ended(flux.checkpoint, [row])[key]
+        torch.testing.assert_close(together[key].latent, alone.latent, atol=1e-4, rtol=0)
 
 
-def test_a_generation_resumes_where_it_was_interrupted(images: InpaintImages, checkpoint: Checkpoint) -> None:
-    row = row_of(images, checkpoint, asked(images, seed=7), Size(64, 48))
-    whole = denoised(checkpoint, [row])[row.key]
+def test_a_generation_resumes_where_it_was_interrupted(flux: Served) -> None:
+    row = flux.generated("made", asked(flux, seed=7), Size(64, 48))
+    whole = ended(flux.checkpoint, [row])["made"].latent
     ticks = count()
-    engine = Engine(checkpoint.family, Capacity(rows=1, tokens=1), lambda: float(next(ticks)))
+    engine = Engine(flux.checkpoint.family, Capacity(rows=1, tokens=1), lambda: float(next(ticks)))
     engine.batch.submit([row])
     report = engine.step()
     assert report is not None
     snapshot: Snapshot = report.advanced[0].export()
     resumed = build_row(
-        checkpoint.family,
+        flux.checkpoint.family,
         row.key,
         grid=row.grid,
         track=row.track,
-        text=images.encode_text("a red hat", Size(64, 48)),
+        text=flux.images.encode_text("a red hat", Size(64, 48)),
         conditioning=row.conditioning,
         guidance_scale=3.5,
         resume=snapshot,
         generated=True,
     )
     assert resumed.step == 1
-    torch.testing.assert_close(denoised(checkpoint, [resumed])[row.key], whole, atol=1e-5, rtol=0)
+    again = ended(flux.checkpoint, [resumed])["made"].latent
+    torch.testing.assert_close(again, whole, atol=1e-5, rtol=0)
 
 
-def test_an_edit_without_its_picture_is_no_generation(images: InpaintImages, checkpoint: Checkpoint) -> None:
-    row = row_of(images, checkpoint, asked(images, seed=7), Size(64, 48))
+def test_an_edit_without_its_picture_is_no_generation(flux: Served) -> None:
+    row = flux.generated("made", asked(flux, seed=7), Size(64, 48))
     with pytest.raises(SchemaMismatch, match="image_latents"):
         build_row(
-            checkpoint.family,
+            flux.checkpoint.family,
             row.key,
             grid=row.grid,
             track=row.track,
-            text=images.encode_text("a red hat", Size(64, 48)),
+            text=flux.images.encode_text("a red hat", Size(64, 48)),
             conditioning=row.conditioning,
             guidance_scale=3.5,
         )
 
 
-def test_auto_is_the_native_square_and_limits_hold(images: InpaintImages) -> None:
-    native = generation.measured(asked(images), images.card, LIMITS)
-    assert (native.model_width, native.model_height) == (images.card.native_size,) * 2
-    assert native.tokens == native.compute_tokens == (images.card.native_size // 16) ** 2
+def test_auto_is_the_native_square_and_limits_hold(flux: Served) -> None:
+    native = generation.measured(asked(flux), flux.card, LIMITS)
+    assert (native.model_width, native.model_height) == (flux.card.native_size,) * 2
+    assert native.tokens == native.compute_tokens == (flux.card.native_size // 16) ** 2
     assert native.prepared is None
-    small = generation.measured(asked(images), images.card, PixelLimits(1 << 20, 100 * 100))
+    small = generation.measured(asked(flux), flux.card, PixelLimits(1 << 20, 100 * 100))
     assert (small.output_width, small.output_height) == (96, 96)
     with pytest.raises(TooManyPixels) as refused:
-        generation.measured(asked(images, size="1024x1024"), images.card, LIMITS)
+        generation.measured(asked(flux, size="1024x1024"), flux.card, LIMITS)
     assert (refused.value.field, refused.value.accepted) == ("size", f"at most {1 << 16} pixels")

@@ -257,6 +257,9 @@ def test_z_image_turbo_is_told_by_its_scheduler(tmp_path: Path) -> None:
     base, turbo = (read_model_card(of(tmp_path / str(s), scheduler={"shift": s})) for s in (6.0, 3.0))
     assert (base.default_steps, base.default_guidance_scale, base.guided_above) == (50, 5.0, 0.0)
     assert (turbo.default_steps, turbo.default_guidance_scale, turbo.guided_above) == (9, 0.0, 0.0)
+    assert (base.generation_guidance_scale, turbo.generation_guidance_scale) == (5.0, 0.0)
+    (tmp_path / "3.0" / SERVING).write_text('{"generation_guidance_scale": 2.0}')
+    assert read_model_card(tmp_path / "3.0").generation_guidance_scale == 2.0
 
 
 def test_qwens_autoencoder_is_read_by_its_own_names(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What diffusers' own inpainting pipelines prepare of an edit, caught in a real call of two steps."""
+"""What diffusers' own pipelines prepare of an edit and make of it, caught in a real call; and what they generate."""
 
 from __future__ import annotations
 
@@ -10,6 +10,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from diffusers import (
+    ChromaPipeline,
+    Flux2KleinPipeline,
+    QwenImagePipeline,
+    StableDiffusion3Pipeline,
+    ZImagePipeline,
+)
 from PIL import Image
 from torch import Tensor
 
@@ -22,15 +29,22 @@ SIZE = Size(128, 64)
 PROMPT, NEGATIVE = "a red hat on the dog", "blurry"
 UNETS = {Family.SD, Family.SD_INPAINT, Family.SDXL, Family.SDXL_INPAINT}
 Halves = list[dict[str, Tensor]]
+TEXT_TO_IMAGE: dict[Family, Any] = {
+    Family.SD3: StableDiffusion3Pipeline,
+    Family.Z_IMAGE: ZImagePipeline,
+    Family.FLUX2_KLEIN: Flux2KleinPipeline,
+    Family.QWEN_IMAGE: QwenImagePipeline,
+    Family.CHROMA: ChromaPipeline,
+}
 
 
-def picture() -> Pixels:
-    return np.random.default_rng(1).integers(0, 256, (SIZE.height, SIZE.width, 3), np.uint8)
+def picture(size: Size = SIZE) -> Pixels:
+    return np.random.default_rng(1).integers(0, 256, (size.height, size.width, 3), np.uint8)
 
 
-def mask() -> npt.NDArray[np.uint8]:
+def mask(size: Size = SIZE) -> npt.NDArray[np.uint8]:
     """Neither symmetric nor aligned to latent pixels or tokens."""
-    marked = np.zeros((SIZE.height, SIZE.width), np.uint8)
+    marked = np.zeros((size.height, size.width), np.uint8)
     marked[5:30, 10:71] = 255
     marked[40:45, 90:] = 255
     return marked
@@ -61,8 +75,17 @@ class Oracle:
         self.pipeline = opened(PIPELINES[family], folder, **left_out)
         self.network = self.pipeline.unet if family in UNETS else self.pipeline.transformer
 
-    def run(self, seed: int, *, strength: float = 1.0, **guidance: Any) -> Caught:
-        """Two steps of an edit; `guidance` overrides what asks for it."""
+    def run(
+        self,
+        seed: int,
+        *,
+        size: Size = SIZE,
+        marked: npt.NDArray[np.uint8] | None = None,
+        steps: int = 2,
+        strength: float = 1.0,
+        **guidance: Any,
+    ) -> Caught:
+        """An edit, by default with :func:`mask`; `guidance` overrides what asks for it."""
         caught, generator = Caught(), torch.Generator().manual_seed(seed)
         forward, names = self.network.forward, ("prepare_latents", "prepare_mask_latents")
         originals = [getattr(self.pipeline, name) for name in names]
@@ -97,11 +120,11 @@ class Oracle:
         try:
             painted = self.pipeline(
                 prompt=PROMPT,
-                image=Image.fromarray(picture()),
-                mask_image=Image.fromarray(mask()),
-                width=SIZE.width,
-                height=SIZE.height,
-                num_inference_steps=2,
+                image=Image.fromarray(picture(size)),
+                mask_image=Image.fromarray(mask(size) if marked is None else marked),
+                width=size.width,
+                height=size.height,
+                num_inference_steps=steps,
                 strength=strength,
                 generator=generator,
                 callback_on_step_end=ended,
@@ -113,6 +136,31 @@ class Oracle:
         caught.picture = np.asarray(painted)
         if self.family is Family.SD3:
             caught.picture = self._decoded(caught.latents)
+        return caught
+
+    def generated(self, seed: int, *, size: Size = SIZE, steps: int = 2, **guidance: Any) -> Caught:
+        """What the text-to-image pipeline over the same components makes."""
+        caught, modules = Caught(), self.pipeline.components
+        kind = TEXT_TO_IMAGE[self.family]
+        pipeline = kind(**{name: modules[name] for name in modules if name in kind._get_signature_types()})
+        pipeline.set_progress_bar_config(disable=True)
+        if self.family is Family.CHROMA:
+            mask_padding(pipeline)
+
+        def ended(_pipeline: Any, _step: int, _time: Any, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+            caught.latents = tensors["latents"]
+            return {}
+
+        painted = pipeline(
+            prompt=PROMPT,
+            width=size.width,
+            height=size.height,
+            num_inference_steps=steps,
+            generator=torch.Generator().manual_seed(seed),
+            callback_on_step_end=ended,
+            **self._told(guidance),
+        ).images[0]
+        caught.picture = np.asarray(painted)
         return caught
 
     @torch.no_grad()
@@ -128,6 +176,17 @@ class Oracle:
         if self.family is not Family.FLUX2_KLEIN:  # its negative prompt is always empty
             told["negative_prompt"] = NEGATIVE
         return told | guidance
+
+
+def mask_padding(pipeline: Any) -> None:
+    """Have a pipeline of Chroma mask padding; its own mask is numbers, which only dim it (diffusers #12116)."""
+    prepare = pipeline._prepare_attention_mask
+
+    def masked(*args: Any, **kwargs: Any) -> Any:
+        made = prepare(*args, **kwargs)
+        return None if made is None else made > 0
+
+    pipeline._prepare_attention_mask = masked
 
 
 def _unet(_args: Any, kwargs: dict[str, Any]) -> Halves:

@@ -67,6 +67,8 @@ class SequenceInputs(NamedTuple):
     """Height and width of its picture in tokens."""
     region: Region | None
     """What of the picture is computed, companions being outside; None for all of it."""
+    companions: int
+    """Of its row; see :meth:`Network.companions`."""
     prepared: object
     """What :meth:`Network.prepare` made of the prompt."""
 
@@ -86,15 +88,16 @@ class Network(Protocol):
     def conditioning(self) -> Mapping[str, int]:
         """Channels of the tensors that every row with a picture carries, by name.
 
-        `noise` and `image_latents` are among them. A row without a picture carries `noise` alone: the network of a
-        checkpoint that generates reads no other.
+        `noise` and `image_latents` are among them. A row that is generated carries `noise` alone: the network of a
+        checkpoint that generates reads no other, unless for companions that such a row does not have.
         """
 
-    def companions(self, grid: tuple[int, int]) -> int:
+    def companions(self, grid: tuple[int, int], *, generated: bool = False) -> int:
         """Tokens beside those of a picture of `grid` that its blocks compute as the picture's, and nobody sees.
 
-        References and learnt padding are such. They lie behind the picture's tokens, and outside of every region: rows
-        that compute a part of the picture take what a template or a step in full has kept of them.
+        References and learnt padding are such; a row that is `generated` has no reference. They lie behind the
+        picture's tokens, and outside of every region: rows that compute a part of the picture take what a template or
+        a step in full has kept of them.
         """
 
     @property

@@ -70,7 +70,7 @@ def build_row(
         ),
         true_cfg_scale=1.0 if true_cfg_scale is None else true_cfg_scale,
         conditioning=fields,
-        companions=family.network.companions(grid),
+        companions=family.network.companions(grid, generated=generated),
         partial_images=partial_images,
     )
 

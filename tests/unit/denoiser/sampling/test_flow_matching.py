@@ -116,6 +116,16 @@ def test_strength_that_leaves_no_step_is_refused_by_name() -> None:
     assert refused.value.field == "strength"
 
 
+def test_levels_that_end_at_a_terminal_one_take_two_steps() -> None:
+    """With one the scheduler divides by 0."""
+    terminal = FlowMatching(SCHEDULER | {"shift_terminal": 0.02}, shifted_by_size)
+    assert bool(track(2, 1.0, 12, terminal).levels.isfinite().all())
+    with pytest.raises(InvalidField) as refused:
+        track(1, 1.0, 12, terminal)
+    assert (refused.value.field, refused.value.accepted) == ("num_inference_steps", "at least 2")
+    assert track(1, 1.0, 12).steps == 1
+
+
 def test_another_sampler_is_refused_with_those_that_are_offered() -> None:
     with pytest.raises(InvalidField) as refused:
         FLOW.track(sampler=Sampler.HEUN, steps=4, strength=1.0, cells=16)

@@ -30,13 +30,10 @@ class Places(Protocol):
     """Where a family's tokens are."""
 
     def rotary(self, text_tokens: int, grid: Grid) -> Rotary:
-        """Of a sequence: text, picture, companions."""
+        """Of an edit's sequence: text, picture, companions."""
 
     def positions(self, grid: Grid) -> Tensor | None:
         """(cells, channels): what is added to a picture's tokens."""
-
-    def companions(self, grid: Grid) -> int:
-        """Tokens of the image stream behind a picture's."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,9 +69,12 @@ def assembled(sequences: Sequence[SequenceInputs], at: Places, device: torch.dev
     """The batch of `sequences`. A region tells of the picture's tokens and its companions, which lie outside."""
     text = [sequence.prompt.joint_tokens for sequence in sequences]
     cells = [sequence.grid[0] * sequence.grid[1] for sequence in sequences]
-    companions = [at.companions(sequence.grid) for sequence in sequences]
+    companions = [sequence.companions for sequence in sequences]
     image = [sum(both) for both in zip(cells, companions, strict=True)]
-    rotary = [at.rotary(tokens, sequence.grid) for tokens, sequence in zip(text, sequences, strict=True)]
+    rotary = [
+        tuple(part[: tokens + own] for part in at.rotary(tokens, sequence.grid))  # companions lie last
+        for tokens, own, sequence in zip(text, image, sequences, strict=True)
+    ]
     prepared = tuple(cast("Prepared", sequence.prepared) for sequence in sequences)
     regions = tuple(sequence.region for sequence in sequences)
     output = (

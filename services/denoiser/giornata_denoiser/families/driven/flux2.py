@@ -26,7 +26,7 @@ REFERENCE: Final = 10
 class Flux2Klein(DrivenNetwork):
     """Blocks of two streams, then of the joint one; all blocks of a kind share their modulation.
 
-    The picture's own clean tokens are its companions: a reference that every edit carries.
+    The picture's own clean tokens are its companions: a reference that every edit carries, and no generation.
     """
 
     def hook(self) -> None:
@@ -69,9 +69,9 @@ class Flux2Klein(DrivenNetwork):
         scaled = times.to(self.dtype) / TRAIN_TIMESTEPS * TRAIN_TIMESTEPS
         return self.hooks.vectors(self.transformer.time_guidance_embed(scaled, None))
 
-    def companions(self, grid: Grid) -> int:
-        """The picture's own clean tokens."""
-        return grid[0] * grid[1]
+    def companions(self, grid: Grid, *, generated: bool = False) -> int:
+        """The picture's own clean tokens; a generation has no picture."""
+        return 0 if generated else grid[0] * grid[1]
 
     def companion_stream(self, count: int, conditioning: Mapping[str, Tensor]) -> Tensor:  # noqa: ARG002 - protocol
         """See :class:`DrivenNetwork`."""

@@ -71,7 +71,7 @@ class DrivenNetwork(ABC):
 
     @abstractmethod
     def rotated(self, text_tokens: int, grid: Grid) -> Rotary:
-        """Rotary embedding of a sequence: text, picture, companions; 0 wide where positions turn nothing."""
+        """Rotary embedding of an edit's sequence: text, picture, companions; 0 wide where positions turn nothing."""
 
     @abstractmethod
     def pair(self, block: Any, text: Tensor, image: Tensor) -> tuple[Tensor, Tensor]:
@@ -103,7 +103,7 @@ class DrivenNetwork(ABC):
         """(cells, channels): what is added to a picture's tokens before the first block; None for nothing."""
         return None
 
-    def companions(self, grid: Grid) -> int:  # noqa: ARG002 - of a family that has some
+    def companions(self, grid: Grid, *, generated: bool = False) -> int:  # noqa: ARG002 - of a family that has some
         """Tokens behind a picture's that attend and are attended to, and are never answered for."""
         return 0
 

@@ -80,7 +80,7 @@ class ZImage(DrivenNetwork):
         image: Tensor = self.transformer.all_x_embedder[PATCHES](patches)
         return image
 
-    def companions(self, grid: Grid) -> int:
+    def companions(self, grid: Grid, *, generated: bool = False) -> int:  # noqa: ARG002 - protocol
         """The picture's padding."""
         return -(grid[0] * grid[1]) % MULTIPLE
 

@@ -158,7 +158,7 @@ class PackedFlux(ABC):
             scaled.append(guidance.to(self.dtype) * TRAIN_TIMESTEPS)
         return prepared(model, model.time_text_embed(*scaled, of.pooled.expand(len(times), -1)))
 
-    def companions(self, grid: tuple[int, int]) -> int:  # noqa: ARG002 - protocol
+    def companions(self, grid: tuple[int, int], *, generated: bool = False) -> int:  # noqa: ARG002 - protocol
         """None."""
         return 0
 

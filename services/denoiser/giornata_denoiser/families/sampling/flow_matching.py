@@ -15,7 +15,7 @@ import torch
 from diffusers.schedulers.scheduling_flow_match_euler_discrete import FlowMatchEulerDiscreteScheduler
 
 from giornata.wire.samplers import FLOW_MATCHING, Sampler, evaluations
-from giornata_denoiser.families.sampling.offers import check_offer, check_strength
+from giornata_denoiser.families.sampling.offers import check_offer, check_steps, check_strength
 from giornata_denoiser.families.sampling.table import solved
 from giornata_denoiser.rows.track import Track
 
@@ -43,9 +43,11 @@ class FlowMatching:
         """The track of a row, as the family's inpainting pipeline makes it.
 
         Raises:
-            InvalidField: another sampler than Euler's, or strength leaves no step to compute.
+            InvalidField: another sampler than Euler's, or strength leaves no step to compute, or there is one step and
+                the scheduler stretches its levels to end at `shift_terminal`, by which it would divide by 0.
         """
         check_offer(sampler, self.samplers)
+        check_steps(steps, 2 if self._config.get("shift_terminal") else 1)
         kept = evaluations(sampler, steps, strength, keeps_whole_steps=False)
         check_strength(kept, steps, strength)
         return self._made(steps, kept, cells)

@@ -19,6 +19,17 @@ def check_offer(sampler: Sampler, offered: Sequence[Sampler]) -> None:
         )
 
 
+def check_steps(steps: int, least: int) -> None:
+    """Raise InvalidField where `steps` are fewer than a schedule is made of."""
+    if steps < least:
+        raise InvalidField(
+            "The model's noise levels take more steps.",
+            field="num_inference_steps",
+            received=steps,
+            accepted=f"at least {least}",
+        )
+
+
 def check_strength(kept: int, steps: int, strength: float) -> None:
     """Raise InvalidField where nothing is `kept` of so many steps."""
     if kept < 1:

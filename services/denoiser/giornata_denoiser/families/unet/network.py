@@ -153,7 +153,7 @@ class TiledUnet(ABC):
         """Classifier-free guidance: negative + scale * (positive - negative)."""
         return negative + (scale * (positive - negative).float()).to(positive.dtype)
 
-    def companions(self, grid: tuple[int, int]) -> int:  # noqa: ARG002 - protocol
+    def companions(self, grid: tuple[int, int], *, generated: bool = False) -> int:  # noqa: ARG002 - protocol
         """None."""
         return 0
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from diffusers import ChromaInpaintPipeline
 
-from giornata_prepost.families.pipeline import PipelineImages
+from giornata_prepost.families.pipeline import GeneratingImages
 from giornata_prepost.families.protocol import Tensors
 from giornata_prepost.images.geometry import Size
 
 
-class ChromaImages(PipelineImages):
+class ChromaImages(GeneratingImages):
     """`ChromaInpaintPipeline`, with padding masked.
 
     The pipeline gives its mask as numbers, which attention adds to its scores: padding is dimmed there, not masked.

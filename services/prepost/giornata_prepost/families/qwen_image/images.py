@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from diffusers import QwenImageInpaintPipeline
 
-from giornata_prepost.families.pipeline import PipelineImages
+from giornata_prepost.families.pipeline import GeneratingImages
 from giornata_prepost.families.protocol import Tensors
 from giornata_prepost.images.geometry import Size
 
 
-class QwenImages(PipelineImages):
+class QwenImages(GeneratingImages):
     """`QwenImageInpaintPipeline`."""
 
     kind = QwenImageInpaintPipeline

@@ -9,12 +9,12 @@ import torch
 from diffusers import SD3Transformer2DModel, StableDiffusion3InpaintPipeline
 
 from giornata.wire.models import ModelCard
-from giornata_prepost.families.pipeline import PipelineImages
+from giornata_prepost.families.pipeline import GeneratingImages
 from giornata_prepost.families.protocol import Tensors
 from giornata_prepost.images.geometry import Size
 
 
-class SD3Images(PipelineImages):
+class SD3Images(GeneratingImages):
     """`StableDiffusion3InpaintPipeline`, decoded as `StableDiffusion3Pipeline` does.
 
     The one that inpaints subtracts the autoencoder's shift when it encodes, and forgets it when it decodes.

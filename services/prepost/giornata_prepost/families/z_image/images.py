@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from diffusers import ZImageInpaintPipeline
 
-from giornata_prepost.families.pipeline import PipelineImages
+from giornata_prepost.families.pipeline import GeneratingImages
 from giornata_prepost.families.protocol import Tensors
 from giornata_prepost.images.geometry import Size
 
 
-class ZImageImages(PipelineImages):
+class ZImageImages(GeneratingImages):
     """`ZImageInpaintPipeline`."""
 
     kind = ZImageInpaintPipeline

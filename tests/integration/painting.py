@@ -1,0 +1,127 @@
+"""A job's way from prepost through the denoiser, without messages: rows from prepost's bytes, and their ends."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+from giornata.scheduling.batch import Capacity, RowKey
+from giornata.tensors import pack, unpack
+from giornata.wire.generations import carried_out, fitted
+from giornata.wire.models import ModelCard
+from giornata.wire.requests import EditParameters, GenerationParameters
+from giornata.wire.resolution import cfg_scale, resolve
+from giornata_denoiser.checkpoint import Checkpoint, open_checkpoint
+from giornata_denoiser.config import DenoiserConfig
+from giornata_denoiser.engine.engine import Engine
+from giornata_denoiser.families.rows import build_row
+from giornata_denoiser.rows.row import Row
+from giornata_prepost.checkpoint import open_model
+from giornata_prepost.config import PrepostConfig
+from giornata_prepost.families.protocol import GeneratingModel, ImageModel
+from giornata_prepost.images.geometry import Size
+from giornata_prepost.images.pictures import Pixels
+
+
+@dataclass(frozen=True)
+class Served:
+    """A checkpoint as prepost and as the denoiser has it."""
+
+    images: ImageModel
+    checkpoint: Checkpoint
+
+    @property
+    def card(self) -> ModelCard:
+        return self.images.card
+
+    def edited(
+        self,
+        key: str,
+        parameters: EditParameters,
+        image: Pixels,
+        mask: npt.NDArray[np.uint8],
+        *,
+        sampled: bool = True,
+    ) -> Row:
+        """The row of an edit's first seed; `image` and `mask` are of the model's size."""
+        size = Size(image.shape[1], image.shape[0])
+        (drawn,) = self.images.encode_rows(
+            image, mask, [parameters.seed or 0], sampled=sampled, strength=parameters.strength or 0
+        )
+        return self._row(key, parameters, size, drawn)
+
+    def generated(self, key: str, parameters: EditParameters, size: Size) -> Row:
+        """The row of a generation's first seed."""
+        assert isinstance(self.images, GeneratingModel)
+        (drawn,) = self.images.noise_rows(size, [parameters.seed or 0])
+        return self._row(key, parameters, size, drawn, generated=True)
+
+    def _row(
+        self,
+        key: str,
+        asked: EditParameters,
+        size: Size,
+        drawn: dict[str, Tensor],
+        *,
+        generated: bool = False,
+    ) -> Row:
+        """Through the bytes that travel."""
+        family, multiple = self.checkpoint.family, self.card.pixel_multiple
+        grid = (size.height // multiple, size.width // multiple)
+        text, scale = self.images.encode_text(asked.prompt, size), cfg_scale(asked, self.card)
+        if scale is not None:
+            text |= self.images.encode_unguided(asked.negative_prompt, size)
+        return build_row(
+            family,
+            RowKey(key, 1, 0),
+            grid=grid,
+            track=family.schedule.track(
+                sampler=family.schedule.default_sampler,
+                steps=asked.num_inference_steps or 0,
+                strength=asked.strength or 0,
+                cells=grid[0] * grid[1],
+            ),
+            text=unpack(pack(text)),
+            conditioning=unpack(pack(drawn)),
+            guidance_scale=asked.guidance_scale or 0.0,
+            true_cfg_scale=scale,
+            partial_images=asked.partial_images,
+            generated=generated,
+        )
+
+
+def served(folder: Path) -> Served:
+    return Served(
+        open_model(PrepostConfig(model=str(folder), device="cpu")),
+        open_checkpoint(DenoiserConfig(model=str(folder), device="cpu")),
+    )
+
+
+def of_edit(card: ModelCard, **fields: Any) -> EditParameters:
+    """Resolved parameters, as the gateway makes them."""
+    return resolve(EditParameters.model_validate(fields), card, seed=5)
+
+
+def of_generation(card: ModelCard, **fields: Any) -> EditParameters:
+    """Resolved parameters of a generation, as the gateway makes them."""
+    given = GenerationParameters.model_validate(fields)
+    return resolve(fitted(carried_out(given), card), card, seed=5)
+
+
+def ended(checkpoint: Checkpoint, rows: Sequence[Row]) -> dict[str, Row]:
+    """Rows that share their batch, after their last step."""
+    ticks = count()
+    engine = Engine(checkpoint.family, Capacity(rows=8, tokens=1 << 20), lambda: float(next(ticks)))
+    engine.batch.submit(rows)
+    done: dict[str, Row] = {}
+    while (report := engine.step()) is not None:
+        assert report.failed == ()
+        done |= {row.key.job_id: row for row in report.advanced if row.done}
+    return done
