@@ -190,11 +190,7 @@ def test_a_refusal_names_the_models_that_take_the_field() -> None:
         resolve(EditParameters(prompt="x", negative_prompt="y", true_cfg_scale=2.0), SD, 1)
 
 
-EVERY: dict[str, object] = {
-    "guidance_scale": 3.0,
-    "negative_prompt": "y",
-    "true_cfg_scale": 2.0,
-}
+EVERY: dict[str, object] = {"guidance_scale": 3.0, "negative_prompt": "y", "true_cfg_scale": 2.0}
 """Fields that some models refuse."""
 
 
