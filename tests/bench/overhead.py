@@ -34,6 +34,7 @@ from giornata.scheduling.policies import finish_time
 from giornata.scheduling.scheduler import LOOKED_AT
 from giornata.wire.values import Intermediate
 from giornata.wire.workers import RowProgress, ServiceName, ServiceState, WorkerState
+from giornata_tools.launcher.model import Model
 from giornata_tools.launcher.plan import StackPlan
 from giornata_tools.launcher.stack import running
 from giornata_tools.model.random.build import build
@@ -61,7 +62,7 @@ BOOKKEEPING = "step bookkeeping: admission, plans, loads"
 
 async def request_overhead(model: Path, state: Path) -> tuple[Measured, Measured]:
     """Milliseconds of (whole requests, requests minus their compute spans), sequential edits on a quiet stack."""
-    plan = StackPlan(state=state, logs=state / "logs", model=str(model))
+    plan = StackPlan(state=state, logs=state / "logs", models=(Model(str(model)),))
     image, mask = file(scene(SIZE, SIZE)), file(box(SIZE, SIZE))
     whole, overhead = [], []
     async with running(plan) as stack:

@@ -71,8 +71,7 @@ async def main(arguments: Sequence[str] | None = None) -> int:
         plan = StackPlan(
             state=Path(folder),
             logs=LOGS,
-            model=str(model.source),
-            model_name="tiny",
+            models=(replace(model, name="tiny"),),
             ready_s=240.0,
             replicas=REPLICAS,
             env={**ENV, "GIORNATA_RESULT_TTL_S": str(RESULT_TTL_S)},

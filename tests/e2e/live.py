@@ -23,6 +23,7 @@ from giornata.wire.permissions import User
 from giornata.wire.workers import ServiceName
 from giornata_tools.launcher import commands
 from giornata_tools.launcher.folders import socket_folder
+from giornata_tools.launcher.model import Model
 from giornata_tools.launcher.plan import StackPlan
 from giornata_tools.launcher.stack import Stack, running
 from tests.fakes import paced_denoiser
@@ -153,8 +154,7 @@ def live_stack(
         plan = StackPlan(
             state=Path(folder),
             logs=Path(folder) / "logs",
-            model=str(model),
-            model_name="tiny",
+            models=(Model(str(model), "tiny"),),
             ready_s=READY_S,
             replicas=dict.fromkeys(ServiceName, 1) | dict(replicas),
             nats_servers=nats_servers,

@@ -14,6 +14,7 @@ import pytest
 import giornata.client
 from giornata.fleet import Fleet
 from giornata.wire.workers import ServiceName
+from giornata_tools.launcher.model import Model
 from giornata_tools.launcher.plan import StackPlan
 from giornata_tools.launcher.servers import NATS, VALKEY
 from giornata_tools.launcher.stack import running
@@ -229,8 +230,7 @@ async def test_a_stopped_stack_leaves_accepted_jobs_to_the_next(
         plan = StackPlan(
             state=tmp_path / "state",
             logs=tmp_path / "logs",
-            model=str(tiny_model),
-            model_name="tiny",
+            models=(Model(str(tiny_model), "tiny"),),
             drain_s=1,  # too short to finish: what was computed is kept
             env_of=env_of,
         )

@@ -12,9 +12,12 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
+from giornata.families import KINDS
 from giornata.wire.errors import ErrorBody
 from giornata.wire.events import DoneEvent, EventKind, PreviewEvent, StateEvent, StepEvent
 from giornata.wire.messages import EVENT_HEADER, CancelMessage, EditMessage, EditReply, Picture
+from giornata.wire.models import Task
+from giornata.wire.samplers import DISCRETE_TIME
 from giornata_gateway.intake.rules.forms import EditForm
 from giornata_tools.cli.app import COMMANDS
 
@@ -138,6 +141,29 @@ def test_the_fields_table_of_the_http_door_is_complete() -> None:
     assert first_column(section("docs/api-http.md", "Fields")) == (
         EditForm.model_fields.keys() - spoken_of_elsewhere | {"image", "mask"}
     )
+
+
+def test_the_table_of_families_is_that_of_the_code() -> None:
+    """Each row tells the multiple of sides, whether samplers are a choice, whether it generates, whether it reuses."""
+    rows = [
+        line.split("|")[1:-1] for line in PAGES["docs/families.md"].splitlines() if line.startswith("| `")
+    ]
+    told = {row[0].strip(" `"): [cell.strip() for cell in row[1:]] for row in rows if len(row) == 8}
+    expected = {}
+    for kind in KINDS.values():
+        for family in (kind.by_input_channels or {0: kind.family}).values():
+            expected[family] = [
+                "all" if kind.samplers is DISCRETE_TIME else "Euler",
+                str(8 * kind.token_latents),  # every autoencoder that is served halves a picture three times
+                "yes" if Task.GENERATE in kind.tasks else "no",
+                "reuses" if kind.reuses else "off",
+            ]
+            guidance = told[family][2]
+            above = None if kind.guided_above is None else f"classifier-free, above {kind.guided_above:g}"
+            assert above in {None, guidance}, family
+            assert ("true_cfg_scale" in guidance) == kind.takes_true_cfg, family
+            assert told[family][1].strip("`") in KINDS, family
+    assert {family: cells[3:] for family, cells in told.items()} == expected
 
 
 def test_the_request_table_of_the_nats_door_is_complete() -> None:

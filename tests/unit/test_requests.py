@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from giornata.families import Family
 from giornata.wire.errors import GiornataError, InvalidField, NotSupported, UnknownField
-from giornata.wire.models import Guidance, ModelCard
+from giornata.wire.models import Guidance, ModelCard, Task
 from giornata.wire.requests import MAX_SEED, EditParameters, OutputFormat, asked, evaluations_of
-from giornata.wire.resolution import cfg_scale, guided_by, resolve
+from giornata.wire.resolution import cfg_scale, fields_of, guided_by, resolve
 from giornata.wire.samplers import DISCRETE_TIME, Sampler
 from tests.contract.messages import JOB
 from tests.fakes.fleet import CARD
@@ -190,6 +190,33 @@ def test_a_refusal_names_the_models_that_take_the_field() -> None:
         resolve(EditParameters(prompt="x", negative_prompt="y", true_cfg_scale=2.0), SD, 1)
 
 
+EVERY: dict[str, object] = {"guidance_scale": 3.0, "negative_prompt": "y", "true_cfg_scale": 2.0}
+"""Fields that some models refuse."""
+
+
+@pytest.mark.parametrize("card", [CARD, SD, Z_IMAGE, QWEN, DISTILLED, INPAINT])
+def test_the_catalogue_tells_the_fields_that_are_not_refused(card: ModelCard) -> None:
+    taken = fields_of(card)[Task.EDIT]
+    assert {"image", "mask", "template_id", "prompt", "strength", "sampler"} <= set(taken)
+    for field, value in EVERY.items():
+        given = {field: value} | ({"negative_prompt": "y"} if field == "true_cfg_scale" else {})
+        parameters = EditParameters.model_construct(**{"prompt": "x", **given})  # type: ignore[arg-type]  # a test's own table
+        try:
+            resolve(parameters, card, 1)
+            refused = None
+        except InvalidField as error:
+            refused = error.field if "takes no" in error.message else None
+        assert (refused in given) == (not set(given) <= set(taken)), (card.name, field)
+
+
+def test_a_model_that_generates_tells_the_fields_of_both_tasks() -> None:
+    assert fields_of(SD).keys() == {Task.EDIT}
+    both = fields_of(guided(1.0, tasks=(Task.EDIT, Task.GENERATE)))
+    assert "negative_prompt" in both[Task.GENERATE]
+    assert {"image", "mask", "template_id", "strength", "reuse"}.isdisjoint(both[Task.GENERATE])
+    assert "true_cfg_scale" not in both[Task.GENERATE] + both[Task.EDIT]
+
+
 def test_strength_skips_steps_as_diffusers_does() -> None:
     for steps, strength, computed in (
         (28, 0.6, 17),
@@ -237,11 +264,8 @@ def test_a_sampler_of_another_family_is_refused_with_the_models_that_take_it() -
     with pytest.raises(InvalidField, match="does not take the sampler heun") as refused:
         resolve(asked, INPAINT, 1, served=(INPAINT, DISCRETE))
     told = refused.value
-    assert (told.field, told.received, told.accepted) == (
-        "sampler",
-        "heun",
-        f"euler; models that take it: {DISCRETE.name}",
-    )
+    assert (told.field, told.received) == ("sampler", "heun")
+    assert told.accepted == "euler; models that take it: sd"
 
 
 def test_an_unknown_sampler_is_refused_with_those_there_are() -> None:

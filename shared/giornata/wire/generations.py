@@ -6,18 +6,19 @@ keeps nothing: full noise, no reuse.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from giornata.wire.errors import InvalidField, SizeMismatch
-from giornata.wire.models import ModelCard
+from giornata.wire.models import ModelCard, Task
 from giornata.wire.requests import EditParameters, GenerationParameters, Reuse
 
-EDIT_FIELDS: Final = (EditParameters.model_fields.keys() - GenerationParameters.model_fields.keys()) | {
-    "image",
-    "mask",
-    "template_id",
+FIELDS: Final[Mapping[Task, tuple[str, ...]]] = {
+    Task.EDIT: ("image", "mask", "template_id", *EditParameters.model_fields),
+    Task.GENERATE: tuple(GenerationParameters.model_fields),
 }
+"""Fields of each task, the same at every door; a model may take fewer of them."""
+EDIT_FIELDS: Final = frozenset(FIELDS[Task.EDIT]).difference(FIELDS[Task.GENERATE])
 """Fields that only edits have."""
 
 

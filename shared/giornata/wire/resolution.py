@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from operator import attrgetter
 from typing import Any, Final
 
 from giornata.wire.errors import InvalidField
+from giornata.wire.generations import FIELDS
 from giornata.wire.jobs import Job
-from giornata.wire.models import Guidance, ModelCard
+from giornata.wire.models import Guidance, ModelCard, Task
 from giornata.wire.requests import EditParameters, Reuse
 from giornata.wire.samplers import Sampler
 
@@ -18,6 +19,12 @@ _BY_CARD: Final[tuple[tuple[str, Callable[[ModelCard], bool], str], ...]] = (
     ("true_cfg_scale", attrgetter("takes_true_cfg"), "true classifier-free guidance"),
 )
 """Fields that a model may not take, whether it does, and what they are called."""
+
+
+def fields_of(card: ModelCard) -> Mapping[Task, list[str]]:
+    """The fields that requests for each task of a model may name; :func:`resolve` refuses the other ones."""
+    refused = {field for field, takes, _ in _BY_CARD if not takes(card)}
+    return {task: [name for name in FIELDS[task] if name not in refused] for task in card.tasks}
 
 
 def resolve(

@@ -17,6 +17,7 @@ from giornata.fleet import Fleet
 from giornata.wire.workers import ServiceName, Tier
 from giornata_tools.checkout import TRAINED
 from giornata_tools.launcher.folders import socket_folder
+from giornata_tools.launcher.model import Model
 from giornata_tools.launcher.plan import StackPlan
 from giornata_tools.launcher.stack import Stack, running
 from giornata_tools.loadgen import facts
@@ -73,7 +74,7 @@ async def giornata(denoisers: int, templates: Path) -> AsyncIterator[Stack]:
         plan = StackPlan(
             state=folder,
             logs=folder / "logs",
-            model=str(TRAINED),
+            models=(Model(str(TRAINED)),),
             replicas={**dict.fromkeys(ServiceName, 1), ServiceName.DENOISER: denoisers},
             env={"GIORNATA_TEMPLATE_FOLDER": str(templates)},
         )

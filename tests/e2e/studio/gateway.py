@@ -21,6 +21,7 @@ from pydantic import BaseModel
 
 import giornata_gateway
 from giornata.families import Family
+from giornata.wire.generations import FIELDS
 from giornata.wire.jobs import JobState
 from giornata.wire.models import Guidance, Task
 from giornata.wire.requests import OutputFormat
@@ -68,6 +69,7 @@ def model(name: str, *tasks: Task) -> ModelView:
         samplers=list(FLOW_MATCHING),
         default_sampler=Sampler.EULER,
         tasks=list(tasks or (Task.EDIT,)),
+        fields={task: list(FIELDS[task]) for task in tasks or (Task.EDIT,)},
         generation_guidance_scale=3.5 if Task.GENERATE in tasks else None,
         size_multiple=16,
         native_size=SIDE,

@@ -138,7 +138,7 @@ async def test_the_whole_examination(nats_url: str, private_redis: tuple[str, Ca
         gateway_named=False,
         nats_url=nats_url,
         blobs_url=private_redis[0],
-        model="./nowhere",
+        models=("./nowhere",),
     )
     async with settings(private_redis[0], **{"maxmemory-policy": "allkeys-lru"}):
         findings = await doctor.examine(around)
@@ -147,7 +147,7 @@ async def test_the_whole_examination(nats_url: str, private_redis: tuple[str, Ca
 
 
 async def test_without_a_checkout_only_the_way_to_a_gateway_is_looked_at(stage: Stage) -> None:
-    alone = doctor.CheckedSystem(None, stage.url, False, None, None, None)
+    alone = doctor.CheckedSystem(None, stage.url, False, None, None, ())
     findings = {name: one.verdict for name, one in (await doctor.examine(alone)).items()}
     assert findings == dict.fromkeys(
         ("Python", "Distributions", "Packages", "NATS", "Blobs", "Services"), Verdict.OK

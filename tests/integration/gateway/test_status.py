@@ -60,6 +60,22 @@ async def test_several_models_must_be_told_apart(stage: Stage) -> None:
         assert [model["id"] for model in (await response.json())["data"]] == ["other", "tiny"]
 
 
+async def test_a_field_that_no_list_names_is_refused_with_the_models_whose_list_does(stage: Stage) -> None:
+    guided = CARD.model_copy(update={"name": "guided", "guided_above": 1.0})
+    stage.router.cards = (CARD, guided)
+    await stage.router.announce()
+    async with stage.http.get("/v1/models") as response:
+        told = {model["id"]: model["fields"] for model in (await response.json())["data"]}
+    assert {name: list(fields) for name, fields in told.items()} == {"guided": ["edit"], "tiny": ["edit"]}
+    assert set(told["guided"]["edit"]) - set(told["tiny"]["edit"]) == {"negative_prompt"}
+    status, answer = await stage.edit(model="tiny", negative_prompt="snow")
+    assert (status, answer["error"]["param"]) == (400, "negative_prompt")
+    assert answer["error"]["accepted"] == "leave negative_prompt out; models that take it: guided"
+    status, answer = await stage.edit(model="tiny", sampler="heun")
+    assert (status, answer["error"]["param"]) == (400, "sampler")
+    assert (await stage.edit(model="guided", negative_prompt="snow"))[0] == 200
+
+
 async def test_health_follows_the_servers(
     private_nats: NatsServer, private_redis: tuple[str, Callable[[], None]], tmp_path: Path
 ) -> None:

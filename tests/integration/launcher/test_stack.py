@@ -20,6 +20,7 @@ from giornata.bus import bus, streams
 from giornata.bus.connection import RefusedError
 from giornata.wire.permissions import User
 from giornata.wire.workers import ServiceName
+from giornata_tools.launcher.model import Model
 from giornata_tools.launcher.plan import StackPlan, cell_names
 from giornata_tools.launcher.process import LaunchError
 from giornata_tools.launcher.servers import NATS, VALKEY
@@ -34,7 +35,7 @@ def plan(tmp_path: Path, **changes: object) -> StackPlan:
     fields: dict[str, object] = {
         "state": tmp_path / "state",
         "logs": tmp_path / "logs",
-        "model": "unused",
+        "models": (Model("unused"),),
         "replicas": LIGHT,
         "ready_s": HUNG_S,
     }
@@ -224,6 +225,7 @@ PROGRAM = """
 import asyncio, sys
 from pathlib import Path
 from giornata_tools.launcher import program
+from giornata_tools.launcher.model import Model
 from giornata_tools.launcher.plan import StackPlan
 from giornata_tools.launcher.stack import running
 from giornata.bus.connection import RefusedError
@@ -233,7 +235,9 @@ from giornata.wire.workers import ServiceName
 async def main():
     folder = Path(sys.argv[1])
     replicas = {ServiceName.CONTROLNET: 1, ServiceName.LORA_STORE: 1}
-    async with running(StackPlan(state=folder, logs=folder / "logs", model="unused", replicas=replicas)) as stack:
+    models = (Model("unused"),)
+    plan = StackPlan(state=folder, logs=folder / "logs", models=models, replicas=replicas)
+    async with running(plan) as stack:
         await stack.bring_up()
         print(stack.handover, flush=True)
         await asyncio.Event().wait()

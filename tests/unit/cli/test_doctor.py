@@ -215,6 +215,21 @@ def test_a_gateway_whose_streams_are_nearly_full_is_a_warning() -> None:
     assert (found.verdict, "KV_giornata-jobs" in found.sentence) == (Verdict.WARN, True)
 
 
+async def test_each_of_several_models_is_looked_at_and_their_names() -> None:
+    fresco = str(Path(__file__).parents[3] / "deploy/model/fresco")
+    checks = doctor._models((fresco, f"other={fresco}", "third=./nowhere"))
+    found = {name: await check() for name, check in checks.items()}
+    assert {name: one.verdict for name, one in found.items()} == {
+        "Models": Verdict.OK,
+        "Model fresco": Verdict.OK,
+        "Model other": Verdict.OK,
+        "Model third": Verdict.FAIL,
+    }
+    assert found["Models"].sentence == "fresco, other, third"
+    twice = await doctor._models((fresco, fresco))["Models"]()
+    assert (twice.verdict, twice.sentence) == (Verdict.FAIL, "Several models have the name fresco.")
+
+
 def test_a_model_whose_templates_do_not_fit_is_told() -> None:
     folder = str(Path(__file__).parents[3] / "deploy/model/fresco")
     assert checkpoint.model(folder).verdict is Verdict.OK

@@ -65,6 +65,15 @@ def test_up_takes_its_flags_and_ends_with_the_stacks_status(ran: list[tuple[str,
     assert ran == [("up", options)]
 
 
+def test_up_takes_several_models_or_a_family(ran: list[tuple[str, Any]]) -> None:
+    CliRunner().invoke(cli, ["up", "--model", "a/folder", "--model", "b=c d"])
+    [(_, options)] = ran
+    assert options.models == ("a/folder", "b=c d")
+    refused = CliRunner().invoke(cli, ["up", "--model", "a", "--family", "sd"])
+    assert (refused.exit_code, len(ran)) == (2, 1)
+    assert "leave it or --model out" in refused.output
+
+
 def test_up_takes_its_address_from_the_environment(
     ran: list[tuple[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

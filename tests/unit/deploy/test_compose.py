@@ -26,7 +26,14 @@ from giornata_tools.launcher import servers
 KEYS_FILE = "GIORNATA_API_KEYS_FILE"
 DEPLOY = Path(__file__).parents[3] / "deploy"
 COMPUTING = (ServiceName.DENOISER, ServiceName.PREPOST, ServiceName.CONTROLNET)
-VARIANTS = [*ServiceName, *(f"{service}-gpu" for service in COMPUTING)]
+SECOND = [f"{service}-second{gpu}" for service in ("denoiser", "prepost") for gpu in ("", "-gpu")]
+"""Services with a second model."""
+VARIANTS = [*ServiceName, *(f"{service}-gpu" for service in COMPUTING), *SECOND]
+
+
+def service_of(variant: str) -> str:
+    """The service that an entry of the file runs."""
+    return variant.removesuffix("-gpu").removesuffix("-second")
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +46,7 @@ def compose() -> dict[str, Any]:
 def test_a_service_is_built_probed_drained_and_told_where_the_servers_are(
     compose: dict[str, Any], variant: str
 ) -> None:
-    service, name = compose["services"][variant], variant.removesuffix("-gpu")
+    service, name = compose["services"][variant], service_of(variant)
     assert service["build"]["args"]["SERVICE"] == name
     assert service["pull_policy"] == "build"
     assert service["healthcheck"]["test"] == ["CMD", "python", "-m", "giornata.probe", name]
@@ -76,7 +83,7 @@ def test_a_service_is_given_its_own_password_and_no_other(compose: dict[str, Any
     secrets = [
         mount for mount in compose["services"][variant]["volumes"] if mount.endswith("/credentials:ro")
     ]
-    assert secrets == [f"nats-{variant.removesuffix('-gpu')}:/credentials:ro"]
+    assert secrets == [f"nats-{service_of(variant)}:/credentials:ro"]
 
 
 def test_passwords_are_written_where_they_are_mounted(compose: dict[str, Any], tmp_path: Path) -> None:
@@ -132,6 +139,25 @@ def test_the_gpu_profile_swaps_the_computing_services(compose: dict[str, Any], s
     assert gpu["environment"] == cpu["environment"]
 
 
+@pytest.mark.parametrize("variant", SECOND)
+def test_a_second_model_differs_in_model_profile_replicas_and_gpu_alone(
+    compose: dict[str, Any], variant: str
+) -> None:
+    first, second = compose["services"][variant.replace("-second", "")], compose["services"][variant]
+    differing = {name for name in first.keys() | second.keys() if first.get(name) != second.get(name)}
+    assert differing == {"profiles", "deploy", "environment"}
+    assert second["profiles"] == [f"second-{first['profiles'][0]}"]
+    told = {
+        name: value
+        for name, value in second["environment"].items()
+        if first["environment"].get(name) != value
+    }
+    assert told == {
+        "GIORNATA_MODEL": "${GIORNATA_SECOND_MODEL:-}",
+        "GIORNATA_PROFILE": "${GIORNATA_SECOND_PROFILE:-}",
+    }
+
+
 def test_a_service_waits_only_for_what_its_profile_starts(compose: dict[str, Any]) -> None:
     for name, service in compose["services"].items():
         for awaited in service.get("depends_on", []):
@@ -153,7 +179,7 @@ def test_a_gateway_that_stops_has_time_for_the_longest_edit_and_those_who_carry_
     )
     assert drain_s >= GatewayConfig.model_fields["budget_s"].default
     assert grace_s > notice_s + drain_s + CLOSE_S
-    carriers = {"router", "denoiser", "denoiser-gpu", "prepost", "prepost-gpu"}
+    carriers = {"router", "denoiser", "denoiser-gpu", "prepost", "prepost-gpu", *SECOND}
     assert carriers <= gateway["depends_on"].keys(), "it stops before them"
 
 
@@ -166,11 +192,11 @@ def test_no_image_of_ours_is_looked_for_in_a_registry(compose: dict[str, Any]) -
 
 
 def test_the_documented_command_starts_a_whole_system(compose: dict[str, Any]) -> None:
-    page = (DEPLOY.parent / "docs" / "deploy.md").read_text()
+    page = (DEPLOY.parent / "docs" / "deploy.md").read_text().replace("\\\n", "")
     commands = re.findall(r"docker compose -f deploy/compose\.yaml (.*) up", page)
     assert commands
     for command in commands:
-        chosen = set(re.findall(r"--profile (\w+)", command))
+        chosen = set(re.findall(r"--profile ([\w-]+)", command))
         started = {
             name.removesuffix("-gpu")
             for name, service in compose["services"].items()

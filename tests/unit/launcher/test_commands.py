@@ -17,8 +17,8 @@ from giornata.wire.permissions import has_anonymous
 from giornata.wire.stores import STORE_BYTES
 from giornata.wire.workers import ServiceName
 from giornata_tools.cli.system import up
-from giornata_tools.launcher.commands import GatewayPorts, environment, service_command
-from giornata_tools.launcher.model import DOWNLOAD_S, Model, builder_digest, choose, publish
+from giornata_tools.launcher.commands import GatewayPorts, environment, model_environment, service_command
+from giornata_tools.launcher.model import DOWNLOAD_S, Model, builder_digest, choose, choose_all, publish
 from giornata_tools.launcher.plan import (
     DRAIN_ORDER,
     MAX_RESTART_DELAY_S,
@@ -35,8 +35,7 @@ from tests.fakes.key_files import CREATED
 PLAN = StackPlan(
     state=Path("state"),
     logs=Path("logs"),
-    model="/models/fill",
-    model_name="fill",
+    models=(Model("/models/fill", "fill"),),
     torch_threads=1,
     drain_s=3.5,
 )
@@ -91,8 +90,55 @@ def test_one_torch_thread_per_process() -> None:
     assert env["OMP_NUM_THREADS"] == env["MKL_NUM_THREADS"] == "1"
 
 
-def test_a_model_without_a_name_gets_none() -> None:
-    assert "GIORNATA_MODEL_NAME" not in surroundings({}, replace(PLAN, model_name=None))
+def test_a_model_is_told_with_its_name_or_without_one() -> None:
+    assert model_environment(Model("/models/fill")) == {"GIORNATA_MODEL": "/models/fill"}
+    assert model_environment(Model("/m", "fill", env={"GIORNATA_PROFILE": "p"})) == {
+        "GIORNATA_MODEL": "/m",
+        "GIORNATA_MODEL_NAME": "fill",
+        "GIORNATA_PROFILE": "p",
+    }
+
+
+def test_each_model_has_denoisers_and_preposts_in_each_cell_and_nothing_else() -> None:
+    fill, sd = Model("/m/fill"), Model("/m/sd")
+    two = replace(PLAN, models=(fill, sd), cells=cell_names(2))
+    every = [("main", fill), ("main", sd), ("cell-2", fill), ("cell-2", sd)]
+    assert two.places(ServiceName.DENOISER) == two.places(ServiceName.PREPOST) == every
+    assert two.places(ServiceName.ROUTER) == [("main", None), ("cell-2", None)]
+    assert two.places(ServiceName.GATEWAY) == [("main", None)]
+
+
+async def test_several_models_are_named_by_folder_or_by_a_name_before_it(tmp_path: Path) -> None:
+    one, two = tmp_path / "one", tmp_path / "a=b"
+    one.mkdir()
+    two.mkdir()
+    told: list[str] = []
+    asked = [str(one), f"second={two}", "third=some/model"]
+    models = await choose_all(asked, {"GIORNATA_MODEL": "./unread"}, None, tmp_path, told.append)
+    assert [(each.source, each.served_name) for each in models] == [
+        (str(one), "one"),
+        (str(two), "second"),
+        ("some/model", "third"),
+    ]
+    assert len(told) == 1, "a download, of the one that is no folder"
+    assert plan(up_options(), models).ready_s == DOWNLOAD_S
+    [alone] = await choose_all([str(one)], {"GIORNATA_MODEL_NAME": "mine"}, None, tmp_path, told.append)
+    assert alone.served_name == "mine"
+
+
+@pytest.mark.parametrize(
+    ("asked", "env", "told"),
+    [
+        (["x=./missing"], {}, "--model names the folder ./missing, which does not exist"),
+        (["a/one", "b/one"], {}, "Several models have the name one; .*NAME=FOLDER"),
+        (["a/one", "b/two"], {"GIORNATA_MODEL_NAME": "mine"}, "is mine, one name, and 2 models"),
+    ],
+)
+async def test_models_that_cannot_be_told_apart_are_refused(
+    asked: list[str], env: dict[str, str], told: str, tmp_path: Path
+) -> None:
+    with pytest.raises(LaunchError, match=told):
+        await choose_all(asked, env, None, tmp_path, lambda _: None)
 
 
 def test_a_gateway_says_where_it_listens() -> None:
@@ -165,7 +211,7 @@ def test_up_plans_what_flags_and_environment_say(monkeypatch: pytest.MonkeyPatch
     monkeypatch.delenv("GIORNATA_BLOBS_URL", raising=False)
     options = up_options("--denoisers", "2", "--routers", "3", "--port", "0", "--family", "flux-inpaint")
     assert options.family is Family.FLUX_INPAINT
-    planned = plan(options, Model("/m", "tiny"))
+    planned = plan(options, (Model("/m", "tiny"),))
     assert planned.nats_url == "nats://elsewhere"
     assert planned.blobs_url is None
     assert planned.replicas[ServiceName.DENOISER] == 2
@@ -175,11 +221,11 @@ def test_up_plans_what_flags_and_environment_say(monkeypatch: pytest.MonkeyPatch
 
 def test_a_cluster_is_started_or_named_but_not_both(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("GIORNATA_NATS_URL", raising=False)
-    assert plan(up_options(), Model("/m", "tiny")).nats_servers == 1
-    assert plan(up_options("--nats-servers", "3"), Model("/m", "tiny")).nats_servers == 3
+    assert plan(up_options(), (Model("/m", "tiny"),)).nats_servers == 1
+    assert plan(up_options("--nats-servers", "3"), (Model("/m", "tiny"),)).nats_servers == 3
     monkeypatch.setenv("GIORNATA_NATS_URL", "nats://elsewhere")
     with pytest.raises(LaunchError, match="GIORNATA_REPLICAS=3"):
-        plan(up_options("--nats-servers", "3"), Model("/m", "tiny"))
+        plan(up_options("--nats-servers", "3"), (Model("/m", "tiny"),))
 
 
 def test_services_of_a_cluster_keep_everything_three_times() -> None:
@@ -196,10 +242,10 @@ def up_options(*argv: str) -> UpOptions:
 def test_the_users_environment_is_not_overruled_by_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"DRAIN_S": "45", "HOST": "0.0.0.0", "PORT": "9000", "NATS_URL": ""}.items():  # noqa: S104
         monkeypatch.setenv(f"GIORNATA_{name}", value)
-    planned = plan(up_options(), Model("/m", "tiny"))
+    planned = plan(up_options(), (Model("/m", "tiny"),))
     assert (planned.drain_s, planned.host, planned.port) == (45, "0.0.0.0", 9000)  # noqa: S104
     assert planned.nats_url is None, "empty is as good as unset"
-    assert plan(up_options("--port", "1"), Model("/m", "tiny")).port == 1, "a flag wins"
+    assert plan(up_options("--port", "1"), (Model("/m", "tiny"),)).port == 1, "a flag wins"
 
 
 def test_every_mistake_of_the_environment_is_told_before_anything_starts(
@@ -208,7 +254,7 @@ def test_every_mistake_of_the_environment_is_told_before_anything_starts(
     monkeypatch.setenv("GIORNATA_DRAIN_S", "long")
     monkeypatch.setenv("GIORNATA_REPLICAS", "2")
     with pytest.raises(SystemExit, match="2"):
-        plan(up_options(), Model("/m", "tiny"))
+        plan(up_options(), (Model("/m", "tiny"),))
     told = capsys.readouterr().err
     assert "GIORNATA_DRAIN_S" in told
     assert "GIORNATA_REPLICAS" in told
@@ -219,7 +265,7 @@ async def test_a_named_model_may_take_the_time_of_a_download(tmp_path: Path) -> 
     hub = await choose({"GIORNATA_MODEL": "somebody/some-model"}, Family.FLUX_FILL, tmp_path, told.append)
     assert (hub.source, hub.name, hub.ready_s) == ("somebody/some-model", None, DOWNLOAD_S)
     assert "download" in told[0]
-    assert plan(up_options(), hub).ready_s == DOWNLOAD_S
+    assert plan(up_options(), (hub,)).ready_s == DOWNLOAD_S
     named = {"GIORNATA_MODEL": str(tmp_path), "GIORNATA_MODEL_NAME": "mine"}
     assert await choose(named, Family.FLUX_FILL, tmp_path, told.append) == Model(
         str(tmp_path), "mine", DOWNLOAD_S
@@ -241,4 +287,6 @@ def test_of_two_builds_at_a_time_the_first_stays(tmp_path: Path) -> None:
 
 
 def test_a_plan_has_one_of_each_service() -> None:
-    assert StackPlan(state=Path("s"), logs=Path("l"), model="m").replicas == dict.fromkeys(ServiceName, 1)
+    assert StackPlan(state=Path("s"), logs=Path("l"), models=(Model("m"),)).replicas == dict.fromkeys(
+        ServiceName, 1
+    )

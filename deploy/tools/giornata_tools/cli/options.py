@@ -64,6 +64,14 @@ def model_option(text: str, **more: Any) -> Option:
     )
 
 
+def models_option(text: str) -> Option:
+    """Checkpoints, each with the name that requests call it by, or without one.
+
+    No variable: a list in one could not tell where a path with blanks ends.
+    """
+    return click.option("--model", "models", multiple=True, metavar="[NAME=]FOLDER_OR_ID", help=text)
+
+
 def torch_threads_option(text: str, default: int | None = 1) -> Option:
     """Threads that torch computes with."""
     return click.option(

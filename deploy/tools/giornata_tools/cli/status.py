@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from giornata.wire.errors import ErrorBody
-from giornata.wire.workers import FleetView, InstanceView, TemplateCounters
+from giornata.wire.workers import FleetView, InstanceView, ServiceName, TemplateCounters
 from giornata_tools import interrupts
 from giornata_tools.cli.options import api_key_option, gateway_of, url_option
 from giornata_tools.doors.edits import Refused
@@ -105,7 +105,7 @@ def fleet_table(fleet: FleetView) -> RenderableType:
 
 
 def sums(fleet: FleetView) -> str:
-    """The whole fleet in two lines, and more where denoisers tell of templates, or a stream is nearly full."""
+    """The whole fleet in two lines; more for models that are not served, for templates, and for nearly full streams."""
     if not fleet.router_active:
         return "No router is active; nothing is known of the fleet."
     if not fleet.instances:
@@ -118,6 +118,8 @@ def sums(fleet: FleetView) -> str:
         f"queued jobs: {jobs}{rows}; steps/s: {_number(fleet.steps_per_s)}; "
         f"predicted wait: {_number(fleet.predicted_wait_s)} s"
     )
+    for model, lacking in _unserved(fleet):
+        told += f"\nnot served: {model}, no {lacking} with it takes work"
     if fleet.templates:
         told += f"\n{_templates_line(fleet.templates)}"
     for room in fleet.stores or ():
@@ -132,6 +134,21 @@ def _templates_line(told: TemplateCounters) -> str:
         f"edits that could reuse: {edits}, {told.hits_memory} from memory, {told.hits_disk} from disk; "
         f"templates: {told.memory_bytes / 2**20:.0f} MiB in memory, {told.disk_bytes / 2**20:.0f} MiB on disk"
     )
+
+
+def _unserved(fleet: FleetView) -> list[tuple[str, ServiceName]]:
+    """Models that an instance has and no request can name, each with the service that lacks it."""
+    having = {
+        service: {
+            model
+            for one in fleet.instances
+            if one.service == service and one.ready and not one.draining
+            for model in one.models
+        }
+        for service in (ServiceName.DENOISER, ServiceName.PREPOST)
+    }
+    known = {model for one in fleet.instances for model in one.models}
+    return [(model, service) for model in sorted(known) for service in having if model not in having[service]]
 
 
 def _state_of(instance: InstanceView) -> str:

@@ -11,7 +11,13 @@ import click
 from giornata.families import Family
 from giornata.wire.requests import Reuse
 from giornata_tools.cli import extras
-from giornata_tools.cli.options import COUNT, folder_option, server_option, torch_threads_option
+from giornata_tools.cli.options import (
+    COUNT,
+    folder_option,
+    models_option,
+    server_option,
+    torch_threads_option,
+)
 from giornata_tools.doors.addresses import NATS_VARIABLE
 
 ENVIRONMENT: Final = """\b
@@ -87,10 +93,16 @@ family_option: Final = click.option(
     help="3: a cluster that loses nothing with one of its servers; its store is not that of 1.",
 )
 @threads_option
+@models_option(
+    "A diffusers checkpoint to serve, as GIORNATA_MODEL; give it several times to serve several. Each has the "
+    "denoisers and preposts above."
+)
 @family_option
 @click.pass_context
 def up(ctx: click.Context, /, **given: Any) -> None:
     """Run the whole system on this machine until Ctrl-C, then drain. Accepted jobs go on at the next start."""
+    if given["models"] and given["family"]:
+        raise click.UsageError("--family serves a small model of its own; leave it or --model out.")
     extras.require_system()
     from giornata_tools.launcher import program
     from giornata_tools.launcher import up as launcher

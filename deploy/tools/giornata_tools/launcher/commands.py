@@ -10,6 +10,7 @@ from typing import Final
 from giornata.config import ENV_PREFIX
 from giornata.wire.stores import STORE_BYTES
 from giornata.wire.workers import ServiceName
+from giornata_tools.launcher.model import Model
 from giornata_tools.launcher.plan import StackPlan
 from giornata_tools.launcher.process import Command
 from giornata_tools.launcher.servers import free_ports
@@ -29,7 +30,7 @@ def environment(
     *,
     handover: Path | None = None,
 ) -> dict[str, str]:
-    """Add the addresses, the model, the folder for hand-overs and the thread count to `base`.
+    """Add the addresses, the folder for hand-overs and the thread count to `base`.
 
     These are no flags, because addresses may hold passwords and everybody can read a command line. `password_file` has
     the service's own for NATS; None where the address holds user and password, or none are asked for.
@@ -38,9 +39,7 @@ def environment(
     own = {
         "NATS_URL": nats_url,
         "BLOBS_URL": blobs_url,
-        "MODEL": plan.model,
         "DRAIN_S": f"{plan.drain_s:g}",
-        **({"MODEL_NAME": plan.model_name} if plan.model_name else {}),
         **({"NATS_PASSWORD_FILE": str(password_file)} if password_file else {}),
         **({"HANDOVER_FOLDER": str(handover)} if handover else {}),
         **({"REPLICAS": str(plan.nats_servers)} if plan.nats_servers > 1 else {}),
@@ -53,6 +52,12 @@ def environment(
         **{ENV_PREFIX + name: value for name, value in own.items()},
         "PYTHONUNBUFFERED": "1",
     }
+
+
+def model_environment(model: Model) -> dict[str, str]:
+    """What tells a service to load `model`."""
+    name = {f"{ENV_PREFIX}MODEL_NAME": model.name} if model.name else {}
+    return {f"{ENV_PREFIX}MODEL": model.source, **name, **model.env}
 
 
 def service_command(service: ServiceName, instance: str, env: Mapping[str, str], *flags: str) -> Command:

@@ -1,13 +1,15 @@
-"""The checkpoint to serve: the one that ``GIORNATA_MODEL`` names, else the trained one that ships, or a random one."""
+"""The checkpoints to serve: those that are named, else the trained one that ships, or a random one."""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
+import re
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -30,10 +32,71 @@ class Model:
 
     source: str
     """Local folder or hub id."""
-    name: str | None
+    name: str | None = None
     """How requests call it; None for the folder's name."""
     ready_s: float = READY_S
     """How long the services may take until they have it."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    """Added to the environment of the services that load it."""
+
+    @property
+    def served_name(self) -> str:
+        """How requests call it: its name, or else its folder's or repository's."""
+        return self.name or Path(self.source).resolve().name
+
+    @classmethod
+    def read(cls, text: str) -> Model:
+        """The model that `text` names: NAME=FOLDER_OR_ID, or a folder or hub id alone."""
+        if named := _NAMED.fullmatch(text):
+            return cls(named["source"], named["name"], DOWNLOAD_S)
+        return cls(text, None, DOWNLOAD_S)
+
+
+_NAMED: Final = re.compile(r"(?P<name>[A-Za-z0-9][A-Za-z0-9_.-]{0,95})=(?P<source>.+)")
+
+
+async def choose_all(
+    named: Sequence[str],
+    env: Mapping[str, str],
+    family: Family | None,
+    cache: Path,
+    say: Callable[[str], None],
+) -> tuple[Model, ...]:
+    """The models that are `named`, as :meth:`Model.read` reads them; where none is, the one of :func:`choose`.
+
+    Raises:
+        LaunchError: a folder is not there, two models have one name, or the build failed.
+    """
+    if not named:
+        return (await choose(env, family, cache, say),)
+    models = [Model.read(text) for text in named]
+    for model in models:
+        _check_source(model.source, "--model", say)
+    if common := env.get("GIORNATA_MODEL_NAME"):
+        if len(models) > 1:
+            raise LaunchError(
+                f"GIORNATA_MODEL_NAME is {common}, one name, and {len(models)} models are to be served; leave it out, "
+                "and write --model NAME=FOLDER."
+            )
+        models = [Model(each.source, each.name or common, each.ready_s) for each in models]
+    if twice := repeated_name(models):
+        raise LaunchError(f"Several models have the name {twice}; give each its own by --model NAME=FOLDER.")
+    return tuple(models)
+
+
+def repeated_name(models: Sequence[Model]) -> str | None:
+    """A name that more than one of `models` has."""
+    name, times = Counter(model.served_name for model in models).most_common(1)[0]
+    return name if times > 1 else None
+
+
+def _check_source(source: str, said_by: str, say: Callable[[str], None]) -> None:
+    """Say that `source` is to be fetched, where it is no folder; LaunchError where it can only be one."""
+    if Path(source).is_dir():
+        return
+    if source.startswith((".", "/", "~")):
+        raise LaunchError(f"{said_by} names the folder {source}, which does not exist.")
+    say(f"{source} is no folder: it comes from the hub, or from the hub's cache. A download takes its time.")
 
 
 async def choose(
@@ -46,12 +109,7 @@ async def choose(
     """
     name = env.get("GIORNATA_MODEL_NAME") or None
     if source := env.get("GIORNATA_MODEL"):
-        if not Path(source).is_dir():  # noqa: ASYNC240 - one call
-            if source.startswith((".", "/", "~")):
-                raise LaunchError(f"GIORNATA_MODEL names the folder {source}, which does not exist.")
-            say(
-                f"{source} is no folder: it comes from the hub, or from the hub's cache. A download takes its time."
-            )
+        _check_source(source, "GIORNATA_MODEL", say)
         return Model(source, name, DOWNLOAD_S)
     if family is None:
         return Model(str(TRAINED), name)

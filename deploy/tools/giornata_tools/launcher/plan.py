@@ -19,6 +19,8 @@ DRAIN_ORDER: Final = (
     (ServiceName.DENOISER, ServiceName.PREPOST, ServiceName.CONTROLNET, ServiceName.LORA_STORE),
 )
 """A service that asks stops before the ones that answer it; the servers stop last."""
+LOADING: Final = frozenset({ServiceName.DENOISER, ServiceName.PREPOST})
+"""Services whose instances have one model each."""
 STEADY_S: Final = 60.0
 MAX_RESTART_DELAY_S: Final = 30.0
 
@@ -31,12 +33,12 @@ class StackPlan:
     """Folder of JetStream's store and the blob store's append-only file; jobs in it go on."""
     logs: Path
     """Folder of one log file per process; the files of an earlier stack are removed."""
-    model: str
-    """Local folder or hub id of the checkpoint."""
-    model_name: str | None = None
+    models: tuple[Model, ...]
+    """Each is loaded by denoisers and preposts of its own; their names differ."""
     replicas: Mapping[ServiceName, int] = field(default_factory=lambda: dict.fromkeys(ServiceName, 1))
     cells: tuple[str, ...] = (MAIN,)
-    """Each has the `replicas` of every service but the gateway, which serves all."""
+    """Each has the `replicas` of every service but the gateway, which serves all; of denoiser and prepost it has them
+    for each model."""
     nats_url: str | None = None
     """External NATS; None starts embedded ones."""
     nats_servers: int = 1
@@ -55,8 +57,16 @@ class StackPlan:
     env_of: Mapping[ServiceName, Mapping[str, str]] = field(default_factory=dict)
     """Added to the environment of one service."""
 
+    def places(self, service: ServiceName) -> list[tuple[str, Model | None]]:
+        """Cell and model of each place that has the `replicas` of `service`."""
+        cells = (MAIN,) if service is ServiceName.GATEWAY else self.cells
+        models = self.models if service in LOADING else (None,)
+        return [(cell, model) for cell in cells for model in models]
 
-def planned(chosen: Model, state: Path, logs: Path, torch_threads: int, env: Mapping[str, str]) -> StackPlan:
+
+def planned(
+    models: tuple[Model, ...], state: Path, logs: Path, torch_threads: int, env: Mapping[str, str]
+) -> StackPlan:
     """Plan one instance of every service, with the servers and the drain limit that the environment names.
 
     Exits with status 2 and a report of every mistake in what all services share, before anything is started.
@@ -65,13 +75,12 @@ def planned(chosen: Model, state: Path, logs: Path, torch_threads: int, env: Map
     return StackPlan(
         state=state,
         logs=logs,
-        model=chosen.source,
-        model_name=chosen.name,
+        models=models,
         nats_url=os.environ.get("GIORNATA_NATS_URL") or None,
         blobs_url=os.environ.get("GIORNATA_BLOBS_URL") or None,
         torch_threads=torch_threads,
         drain_s=config.drain_s,
-        ready_s=chosen.ready_s,
+        ready_s=max(model.ready_s for model in models),
         env=env,
     )
 

@@ -19,9 +19,10 @@ from giornata.wire.cells import MAIN
 from giornata.wire.errors import ServiceUnavailable
 from giornata.wire.permissions import User
 from giornata.wire.workers import ServiceName
-from giornata_tools.launcher.commands import GatewayPorts, environment, service_command
+from giornata_tools.launcher.commands import GatewayPorts, environment, model_environment, service_command
 from giornata_tools.launcher.folders import empty, handover_folder, locked, socket_folder
-from giornata_tools.launcher.plan import DRAIN_ORDER, StackPlan, restart_delay_s
+from giornata_tools.launcher.model import Model
+from giornata_tools.launcher.plan import DRAIN_ORDER, LOADING, StackPlan, restart_delay_s
 from giornata_tools.launcher.process import Command, LaunchError, Process, single_error
 from giornata_tools.launcher.servers import EmbeddedNats, nats_command, valkey_command
 from giornata_tools.launcher.warden import Warden
@@ -92,14 +93,19 @@ class Stack:
         """Names of the living processes of `service`, oldest first."""
         return [name for name in self._processes if self._services.get(name) is service]
 
-    async def start(self, service: ServiceName, n: int = 1, cell: str = MAIN) -> list[str]:
-        """Start `n` more instances of `service` in `cell`; their names. Then see :meth:`wait_ready`."""
-        make = partial(self._service_command, service, cell)
+    async def start(
+        self, service: ServiceName, n: int = 1, cell: str = MAIN, model: Model | None = None
+    ) -> list[str]:
+        """Start `n` more instances of `service` in `cell`; their names. Then see :meth:`wait_ready`.
+
+        Denoisers and preposts load `model`, by default the plan's first.
+        """
+        make = partial(self._service_command, service, cell, model)
         return [(await self._launch(make)).name for _ in range(n)]
 
     async def _start_everywhere(self, service: ServiceName, n: int) -> None:
-        for cell in self.plan.cells if service is not ServiceName.GATEWAY else (MAIN,):
-            await self.start(service, n, cell)
+        for cell, model in self.plan.places(service):
+            await self.start(service, n, cell, model)
 
     async def kill(self, instance: str) -> None:
         """Send SIGKILL to an instance and its children, as a crash; return when it has ended."""
@@ -154,7 +160,10 @@ class Stack:
             await answers_200(f"{url}/readyz", max(0.0, deadline_s - time.monotonic()))
 
     def _is_whole(self, fleet: Fleet, servers: int) -> bool:
-        counts = [len(self.instances(service)) >= n for service, n in self.plan.replicas.items()]
+        counts = [
+            len(self.instances(service)) >= n * len(self.plan.places(service))
+            for service, n in self.plan.replicas.items()
+        ]
         return all(counts) and len(self.servers) >= servers and not self._missing(fleet)
 
     async def _wait_for_telemetry(self, limit_s: float) -> None:
@@ -192,7 +201,7 @@ class Stack:
         """Where the password of `user` lies; None for external servers, whose address may hold user and password."""
         return password_file(self._nats.users, user) if self._nats else None
 
-    def _service_command(self, service: ServiceName, cell: str) -> Command:
+    def _service_command(self, service: ServiceName, cell: str, model: Model | None) -> Command:
         instance = new_instance(service)
         flags = self._ports.flags(instance) if service is ServiceName.GATEWAY else ()
         self._services[instance] = service
@@ -200,7 +209,8 @@ class Stack:
         env = environment(
             os.environ, self.plan, self.nats_url, self.blobs_url, password, handover=self.handover
         )
-        env |= {f"{ENV_PREFIX}CELL": cell, **self.plan.env, **self.plan.env_of.get(service, {})}
+        loaded = model_environment(model or self.plan.models[0]) if service in LOADING else {}
+        env |= loaded | {f"{ENV_PREFIX}CELL": cell, **self.plan.env, **self.plan.env_of.get(service, {})}
         return service_command(service, instance, env, *flags)
 
     async def _launch(self, make: Callable[[], Command]) -> Process:

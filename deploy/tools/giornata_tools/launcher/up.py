@@ -36,17 +36,19 @@ class UpOptions:
     nats_servers: int
     torch_threads: int
     family: Family | None
+    models: tuple[str, ...] = ()
+    """Folders or hub ids, each with NAME= before it or not; none: see :func:`model.choose`."""
 
 
 async def up(options: UpOptions, say: Say) -> int:
     """Start, print the addresses, stay until cancelled, drain; return 1 where something did not end in order."""
-    chosen = await model.choose(os.environ, options.family, MODELS, say)
+    chosen = await model.choose_all(options.models, os.environ, options.family, MODELS, say)
     asked = plan(options, chosen)
     say("Starting; this takes some seconds.")
     async with running(asked, say) as stack:
         await stack.bring_up()
         stack.keep_up = True
-        say(addresses(stack, chosen))
+        say(addresses(stack))
         with suppress(asyncio.CancelledError):  # a signal ends the waiting, not the drain
             await asyncio.Event().wait()
         say("Draining: what runs is finished or kept for the next start.")
@@ -55,11 +57,12 @@ async def up(options: UpOptions, say: Say) -> int:
     return 1 if stack.obituaries else 0
 
 
-def plan(options: UpOptions, chosen: model.Model) -> StackPlan:
+def plan(options: UpOptions, chosen: tuple[model.Model, ...]) -> StackPlan:
     """The stack that the flags and the environment ask for.
 
     Raises:
         LaunchError: a cluster is asked for, and external servers are named.
+        LaunchError: the profile that is named is of no model.
     """
     replicas = {
         **dict.fromkeys(ServiceName, 1),
@@ -67,8 +70,8 @@ def plan(options: UpOptions, chosen: model.Model) -> StackPlan:
         ServiceName.ROUTER: options.routers,
         ServiceName.PREPOST: options.prepost,
     }
-    env = profile_env(PROFILE, chosen, options.torch_threads, os.environ)
-    asked = planned(chosen, STATE, STATE / "logs", options.torch_threads, env)
+    models = profiled(PROFILE, chosen, options.torch_threads, os.environ)
+    asked = planned(models, STATE, STATE / "logs", options.torch_threads, {})
     if asked.nats_url and options.nats_servers > 1:
         raise LaunchError(
             f"--nats-servers {options.nats_servers} starts servers of its own, and GIORNATA_NATS_URL names others; "
@@ -84,33 +87,58 @@ def plan(options: UpOptions, chosen: model.Model) -> StackPlan:
     )
 
 
-def profile_env(
-    path: Path, chosen: model.Model, torch_threads: int, env: Mapping[str, str]
-) -> dict[str, str]:
-    """Variables that tell denoisers of the profile in `path`: none if `env` names one, or it is of another model."""
-    if env.get("GIORNATA_PROFILE") or not path.is_file() or not Path(chosen.source).is_dir():
-        return {}
+def profiled(
+    path: Path, models: tuple[model.Model, ...], torch_threads: int, env: Mapping[str, str]
+) -> tuple[model.Model, ...]:
+    """`models`, each with the profile in `path` if it is of that model, or else the one that `env` names.
+
+    A denoiser refuses a profile of another model. So one that is named for several goes to the one that it is of.
+
+    Raises:
+        LaunchError: it is of none of them.
+    """
+    named = env.get("GIORNATA_PROFILE")
+    if named and len(models) == 1:
+        return models
+    found = Path(named or path)
+    own = [is_of(found, each, torch_threads) for each in models]
+    if named and not any(own):
+        raise LaunchError(
+            f"GIORNATA_PROFILE names {named}, which is of none of the models, or of other threads."
+        )
+    others = {"GIORNATA_PROFILE": ""} if named else {}
+    return tuple(
+        replace(each, env={"GIORNATA_PROFILE": str(found)} if its else others)
+        for each, its in zip(models, own, strict=True)
+    )
+
+
+def is_of(profile: Path, chosen: model.Model, torch_threads: int) -> bool:
+    """Whether the file `profile` was measured with this model, and so many threads or a GPU."""
+    if not profile.is_file() or not Path(chosen.source).is_dir():
+        return False
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(profile.read_text(encoding="utf-8"))
         digest, device = str(content["model_digest"]), str(content["device"])
     except (ValueError, TypeError, KeyError):
-        return {}
+        return False
     threads = device.partition("threads: ")[2]
-    ours = digest == digest_of(Path(chosen.source)) and threads in {"", str(torch_threads)}
-    return {"GIORNATA_PROFILE": str(path)} if ours else {}
+    return digest == digest_of(Path(chosen.source)) and threads in {"", str(torch_threads)}
 
 
-def addresses(stack: Stack, chosen: model.Model) -> str:
+def addresses(stack: Stack) -> str:
     """What a user needs to know of a running stack."""
+    models = [served.served_name for served in stack.plan.models]
+    naming = f" -F model={models[0]}" if len(models) > 1 else ""
     return (
         f"\nGiornata is ready.\n"
         f"  REST    {stack.url}   (also /readyz, /metrics, /openapi.json)\n"
         f"  NATS    {without_password(stack.nats_url)}\n"
         f"  blobs   {without_password(stack.blobs_url)}\n"
-        f"  Model   {chosen.name or chosen.source}\n"
+        f"  Models  {', '.join(models)}\n"
         f"  Logs    {stack.plan.logs}\n\n"
         f"Edit a picture:\n"
         f"  curl --fail-with-body -sS {stack.url}/v1/images/edits -F response_format=image -o edited.png \\\n"
-        f"    -F image=@photo.png -F mask=@mask.png -F prompt='a red star' -F padding_mask_crop=88\n\n"
+        f"    -F image=@photo.png -F mask=@mask.png -F prompt='a red star' -F padding_mask_crop=88{naming}\n\n"
         f"Ctrl-C drains and stops.\n"
     )

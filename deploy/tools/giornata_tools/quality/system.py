@@ -84,7 +84,7 @@ async def started(logs: Path, torch_threads: int, say: Say) -> AsyncIterator[Sys
     """
     chosen = await model.choose(os.environ, None, MODELS, say)
     with tempfile.TemporaryDirectory(prefix="giornata-", dir=socket_folder()) as state:
-        plan = planned(chosen, Path(state), logs, torch_threads, {"GIORNATA_API_KEYS_FILE": ""})
+        plan = planned((chosen,), Path(state), logs, torch_threads, {"GIORNATA_API_KEYS_FILE": ""})
         say("Starting NATS, Valkey and six services.")
         async with running(plan, say) as stack:
             await stack.bring_up()

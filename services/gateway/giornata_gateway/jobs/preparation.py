@@ -95,7 +95,8 @@ class Preparation:
         card = choose_card(cards, parameters.model, self.fleet.missing(), order.task)
         if order.task is Task.GENERATE:
             parameters = generations.fitted(parameters, card)
-        parameters = resolve(parameters, card, secrets.randbelow(MAX_SEED + 1), cards.values())
+        others = [other for other in cards.values() if order.task in other.tasks]
+        parameters = resolve(parameters, card, secrets.randbelow(MAX_SEED + 1), others)
         # Two requests with one idempotency key are one job, and each has an upload of its own, which it can forget.
         folder = f"{order.tenant.name}/{order.job_id}/{secrets.token_urlsafe(9)}"
         try:

@@ -7,6 +7,7 @@ from typing import Final, Literal
 
 from giornata.wire.errors import InvalidField, ModelNotFound, ServiceUnavailable, TaskNotSupported
 from giornata.wire.models import Guidance, ModelCard, Task
+from giornata.wire.resolution import fields_of
 from giornata.wire.workers import ServiceName
 from giornata_gateway.views.answers import View
 
@@ -81,6 +82,8 @@ class ModelView(View):
     default_sampler: str
     tasks: list[Task]
     """What it is served for; `edit` alone where it needs a picture."""
+    fields: dict[Task, list[str]]
+    """What a request for each task may name, beside the fields that say how its answer travels."""
     generation_guidance_scale: float | None
     """Default `guidance_scale` of generations; null where it takes none, or generates nothing."""
     size_multiple: int
@@ -126,6 +129,7 @@ def _model(card: ModelCard) -> ModelView:
     told: dict[str, object] = {
         "id": card.name,
         "size_multiple": card.pixel_multiple,
+        "fields": fields_of(card),
         "guidance": card.guidance,
         "takes_negative_prompt": card.takes_negative_prompt,
     }

@@ -5,6 +5,7 @@ Cache and token are looked for where huggingface_hub does: it belongs to the ser
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from os import environ
 from pathlib import Path
 from typing import Final
@@ -15,6 +16,7 @@ from giornata.planning.specs import LEAST_LEVELS
 from giornata.wire.models import ModelCard
 from giornata_tools.cli.doctor.finding import Finding, fail, ok, warn
 from giornata_tools.cli.doctor.machine import GIB
+from giornata_tools.launcher.model import Model, repeated_name
 
 BITS: Final = 4
 """Bits of a recorded value, as a denoiser has them by default."""
@@ -41,6 +43,13 @@ def model(source: str | None, memory_bytes: int | None = None) -> Finding:
         return fail(f"{error}.", "Name the folder of a diffusers checkpoint, the one with model_index.json.")
     known = f"{card.name}: {card.family}, {card.default_steps} steps by default"
     return _with_templates(folder, card, known, _template_bytes() if memory_bytes is None else memory_bytes)
+
+
+def names(models: Sequence[Model]) -> Finding:
+    """Requests tell several models by their names."""
+    if twice := repeated_name(models):
+        return fail(f"Several models have the name {twice}.", "Give each its own: --model NAME=FOLDER.")
+    return ok(", ".join(model.served_name for model in models))
 
 
 def _with_templates(folder: Path, card: ModelCard, known: str, room: int) -> Finding:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
@@ -19,7 +21,8 @@ from giornata import runtime
 from giornata_tools import checkout, interrupts
 from giornata_tools.cli.doctor import accelerator, checkpoint, machine, servers
 from giornata_tools.cli.doctor.finding import Finding, Verdict, fail, worst
-from giornata_tools.cli.options import door_options, gateway_of, model_option
+from giornata_tools.cli.options import door_options, gateway_of, models_option
+from giornata_tools.launcher.model import Model
 from giornata_tools.provenance import installed
 
 STYLES: Final = {Verdict.OK: "green", Verdict.WARN: "yellow", Verdict.FAIL: "bold red"}
@@ -38,22 +41,29 @@ class CheckedSystem:
     """Whether the user has named it; the local one need not run."""
     nats_url: str | None
     blobs_url: str | None
-    model: str | None
+    models: tuple[str, ...]
+    """As `giornata up` takes them; none: the built-in one."""
 
 
 @click.command()
 @door_options
-@model_option("Checkpoint to look at.")
+@models_option(
+    "Checkpoint to look at, by default that of GIORNATA_MODEL; give it several times to look at several."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
 @click.pass_context
-def doctor(ctx: click.Context, /, *, url: str | None, as_json: bool, **named: str | None) -> None:
+def doctor(
+    ctx: click.Context, /, *, url: str | None, models: tuple[str, ...], as_json: bool, **named: str | None
+) -> None:
     """Look at everything that an edit on this machine needs; say what is missing and what to do.
 
     In a checkout that is the whole system, elsewhere only the way to a gateway.
 
     Exit status 1 if something essential is missing. Warnings are no failure.
     """
-    around = CheckedSystem(checkout.find(), gateway_of(url), url is not None, **named)
+    if not models and (own := os.environ.get("GIORNATA_MODEL")):
+        models = (own,)
+    around = CheckedSystem(checkout.find(), gateway_of(url), url is not None, models=models, **named)
     ctx.exit(interrupts.run(lambda: run(around, as_json=as_json)))
 
 
@@ -105,9 +115,22 @@ def _system(around: CheckedSystem, root: Path, serving: asyncio.Future[Finding])
         "valkey-server": _threaded(lambda: machine.valkey_server(needed=around.blobs_url is None)),
         "Disk": _threaded(lambda: machine.disk(root)),
         "Memory": _threaded(machine.memory),
-        "Model": _threaded(lambda: checkpoint.model(around.model)),
+        **_models(around.models),
         f"Port {number}": port,
         "Browser": _threaded(machine.browser),
+    }
+
+
+def _models(texts: tuple[str, ...]) -> dict[str, Check]:
+    """A check for each checkpoint, and one of their names where there are several."""
+    if not texts:
+        return {"Model": _threaded(lambda: checkpoint.model(None))}
+    models = [Model.read(text) for text in texts]
+    if len(models) == 1:
+        return {"Model": _threaded(partial(checkpoint.model, models[0].source))}
+    return {
+        "Models": _threaded(lambda: checkpoint.names(models)),
+        **{f"Model {each.served_name}": _threaded(partial(checkpoint.model, each.source)) for each in models},
     }
 
 

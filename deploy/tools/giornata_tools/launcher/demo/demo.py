@@ -187,7 +187,7 @@ def plan(options: DemoOptions, chosen: model.Model, state: Path) -> StackPlan:
     """One instance of every service, float32 where diffusers is compared with, open to everyone."""
     exact = {} if options.no_oracle else {"GIORNATA_DTYPE": "float32"}
     env = {"GIORNATA_MODEL_PIXELS": str(MODEL_PIXELS), "GIORNATA_API_KEYS_FILE": "", **exact}
-    return planned(chosen, state, options.out / "logs", options.torch_threads, env)
+    return planned((chosen,), state, options.out / "logs", options.torch_threads, env)
 
 
 def _write(edit: DemoEdit, folder: Path) -> None:
