@@ -35,7 +35,7 @@ export function offerTasks(models) {
   at("task-generate").disabled = !generates;
   const known = models.map(({ id }) => id).join(", ");
   at("task-why").textContent =
-    generates || !known ? "" : `${known} ${models.length > 1 ? "edit" : "edits"} pictures only. A Flux text-to-image model, served beside, makes them from text.`;
+    generates || !known ? "" : `${known} ${models.length > 1 ? "edit" : "edits"} pictures only. A text-to-image model, served beside, makes them from text.`;
   if (!generates && known) setTask("edit");
 }
 
