@@ -11,13 +11,21 @@ from giornata_prepost.families.pipeline import MODE, Condition, PipelineImages
 from giornata_prepost.families.protocol import Tensors
 
 
-class BlendedUNet(PipelineImages):
+class TiledImages(PipelineImages):
+    """Of a UNet: text is attended to, and passes no block."""
+
+    def text_tokens(self, text: Tensors) -> int:  # noqa: ARG002 - protocol
+        """None."""
+        return 0
+
+
+class BlendedUNet(TiledImages):
     """A UNet of 4 channels, whose pipeline blends. Adds `mask` (tokens, token_latents ** 2 * latent_channels)."""
 
     draws_unread = True
 
 
-class MaskedUNet(PipelineImages):
+class MaskedUNet(TiledImages):
     """A UNet of 9 channels: mask and masked picture are inputs.
 
     Adds `mask` (tokens, token_latents ** 2) and `masked_image_latents` (tokens, token_latents ** 2 * latent_channels).
