@@ -98,7 +98,6 @@ INSPECTION = Inspection(
     output_width=64,
     output_height=48,
     tokens=12,
-    companion_tokens=0,
     compute_tokens=4,
     mask_ratio=0.25,
     compute_set={1: CellMap(height=3, width=4, bits=b"\xee\xe0")},

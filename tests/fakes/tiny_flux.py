@@ -109,7 +109,8 @@ def inputs(of: ModelFamily, spec: Spec) -> tuple[dict[str, Tensor], dict[str, Te
         text["negative_pooled_prompt_embeds"] = random(POOLED_DIM)
     if spec.padding_tokens:
         text[PROMPT_MASK] = _mask(spec.text_tokens, spec.padding_tokens)
-        text[f"negative_{PROMPT_MASK}"] = _mask(spec.text_tokens + 2, spec.padding_tokens + 1)
+        if spec.true_cfg_scale > 1:
+            text[f"negative_{PROMPT_MASK}"] = _mask(spec.text_tokens + 2, spec.padding_tokens + 1)
     tokens = spec.grid[0] * spec.grid[1]
     tensors = {name: random(tokens, channels) for name, channels in of.network.conditioning.items()}
     tensors["mask"] = (tensors["mask"] > 0).float()

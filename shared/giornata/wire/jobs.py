@@ -151,8 +151,8 @@ class Inspection(Recorded):
     mask_ratio: float
     """compute_tokens / tokens."""
     compute_set: dict[Grain, CellMap] | None = None
-    """The cells that an edit computes where it reuses the others, by grain: every cell that the model's mask touches
-    when it is grown by the job's halo. None where reuse gains nothing: the set holds every token, or the mask touches none."""
+    """The cells that an edit computes where it reuses the others, by grain: every cell that the model's mask touches,
+    grown by the job's halo. None where reuse gains nothing: the set holds every token, or the mask touches none."""
     template_key: str
     """Digest of model, family and the pixels that enter the autoencoder; empty of a generation."""
     prepared: BlobRef | None = None

@@ -235,7 +235,9 @@ def test_a_halo_counts_16_pixels_over_tiles(token_px: int, data: st.DataObject, 
         mask[data.draw(st.integers(0, size.height - 1)), data.draw(st.integers(0, size.width - 1))] = True
     near_px = halo * min(16, token_px)
     grown = np.zeros_like(mask)
-    for y, x in np.argwhere(mask if token_px > 16 else cells(mask, token_px).repeat(token_px, 0).repeat(token_px, 1)):
+    for y, x in np.argwhere(
+        mask if token_px > 16 else cells(mask, token_px).repeat(token_px, 0).repeat(token_px, 1)
+    ):
         grown[max(0, y - near_px) : y + near_px + 1, max(0, x - near_px) : x + near_px + 1] = True
     expected = cells(grown, token_px)
     found = compute_set(mask, halo, token_px)

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from giornata.planning.costing import BatchCap
 from giornata.planning.costs import StepCosts
-from giornata.wire.values import Mode
 from giornata_denoiser.blocks.slabs import Slabs
 from giornata_denoiser.engine.assembly import place
 from giornata_denoiser.engine.weighing import (
