@@ -51,7 +51,7 @@ class RowProgress(Wire):
     renewed_every: int = 0
     """Without a template: one step in so many is computed in full; 0 for a row with one, or that computes all so."""
     companion_tokens: int = 0
-    """Tokens beside the picture's that steps in full compute too."""
+    """Tokens beside these that steps in full compute."""
     encoded: bool | None = None
     """Whether its inputs are here, which tell its shape; None from versions whose text passed the blocks always."""
 
@@ -90,8 +90,7 @@ class StepSample(Wire):
     """The part of the prediction that reusing rows compute at the least: what their masks touch, in every block."""
     excess_ms: float = 0.0
     """The part of the prediction beyond the least of all rows: loads that do not hide behind computing, computing
-    instead of loads, and steps without a recorded entry.
-    """
+    instead of loads, and steps without a recorded entry."""
 
 
 class LoadSample(Wire):
