@@ -51,7 +51,7 @@ class RowProgress(Wire):
     renewed_every: int = 0
     """Without a template: one step in so many is computed in full; 0 for a row with one, or that computes all so."""
     companion_tokens: int = 0
-    """Tokens beside these that steps in full compute."""
+    """Tokens beside the picture's, which steps in full compute."""
     encoded: bool | None = None
     """Whether its inputs are here, which tell its shape; None from versions whose text passed the blocks always."""
 
