@@ -47,41 +47,6 @@ def autoencoder_qwen(autoencoder: Config) -> LatentShape:
     return LatentShape(2 ** len(autoencoder["temperal_downsample"]), int(autoencoder["z_dim"]))
 
 
-def flux_channels(network: Config) -> int:
-    """Channels a token of the keys and values of all blocks; of a network with two kinds of blocks, equally wide."""
-    blocks = int(network["num_layers"]) + int(network["num_single_layers"])
-    return 2 * blocks * _width(network)
-
-
-def joint_channels(network: Config) -> int:
-    """As :func:`flux_channels`, of a network with one kind of block; some of SD3.5's attend twice."""
-    sites = int(network["num_layers"]) + len(network.get("dual_attention_layers", ()))
-    return 2 * sites * _width(network)
-
-
-def z_image_channels(network: Config) -> int:
-    """As :func:`flux_channels`, of `ZImageTransformer2DModel`; its picture passes its own refiner first."""
-    blocks = int(network["n_layers"]) + int(network["n_refiner_layers"])
-    return 2 * blocks * int(network["dim"]) * int(network["n_kv_heads"]) // int(network["n_heads"])
-
-
-def unet_channels(tile: int, network: Config) -> int:
-    """As :func:`flux_channels`, of the self-attentions of a `UNet2DConditionModel`.
-
-    A token is a tile of `tile` latent pixels a side.
-    """
-    widths = [int(width) for width in network["block_out_channels"]]
-    layers, deepest = int(network["layers_per_block"]), len(widths) - 1
-    depths = network.get("transformer_layers_per_block", 1)
-    depth = depths if isinstance(depths, list) else [int(depths)] * len(widths)
-    kept = depth[-1] * widths[-1] * (tile >> deepest) ** 2
-    for level, width in enumerate(widths):
-        down = layers * ("CrossAttn" in network["down_block_types"][level])
-        up = (layers + 1) * ("CrossAttn" in network["up_block_types"][deepest - level])
-        kept += (down + up) * depth[level] * width * (tile >> level) ** 2
-    return 2 * int(kept)
-
-
 def unserved_sampling(configs: Configs) -> str | None:
     """Why the checkpoint's scheduler is not served, as the end of a sentence; None where it is."""
     asked = [option for option in UNSERVED_SAMPLING if configs.scheduler.get(option)]
@@ -111,7 +76,3 @@ def unserved_sdxl(configs: Configs) -> str | None:
     if configs.autoencoder.get("latents_mean") is not None:
         return "its autoencoder has latents_mean, which diffusers' inpainting does not encode with"
     return unserved_unet(configs, 3, addition_embed_type="text_time")
-
-
-def _width(network: Config) -> int:
-    return int(network["num_attention_heads"]) * int(network["attention_head_dim"])

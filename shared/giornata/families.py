@@ -15,6 +15,7 @@ from typing import Final
 
 from giornata import components
 from giornata.components import Config, Configs, LatentShape, Refusal
+from giornata.kept_channels import KeptChannels, of_flux, of_joint, of_unet, of_z_image
 from giornata.wire.models import Task
 from giornata.wire.samplers import DISCRETE_TIME, FLOW_MATCHING, Sampler
 
@@ -86,6 +87,9 @@ class Kind:
     tokenizer: str = "tokenizer_2"
     """Sub-folders: of the denoising network, and of the tokenizer whose length prompts have."""
     max_text_tokens: int = 512
+    references: int = 0
+    token_multiple: int = 1
+    """Tokens beside a picture's: see :class:`giornata.wire.models.ModelCard`."""
     reuses: bool = True
     """Whether edits reuse unless they ask not to; a family does once a trained model has shown what that costs."""
     samplers: tuple[Sampler, ...] = FLOW_MATCHING
@@ -95,8 +99,8 @@ class Kind:
     autoencoder: str = "AutoencoderKL"
     latent_shape: Callable[[Config], LatentShape] = components.autoencoder_kl
     """Of that autoencoder, from its ``config.json``."""
-    kept_channels: Callable[[Config], int] = components.flux_channels
-    """Channels a token of the keys and values of all blocks, from the network's ``config.json``."""
+    kept_channels: Callable[[Config], KeptChannels] = of_flux
+    """What a template keeps of a token, from the network's ``config.json``."""
     by_input_channels: Mapping[int, str] | None = None
     """The family by `in_channels` of the network; None where :attr:`family` is that of all. See :meth:`of`."""
     unserved: Refusal = components.unserved_sampling
@@ -144,7 +148,7 @@ _SD: Final = Kind(
     network="unet",
     tokenizer="tokenizer",
     max_text_tokens=77,
-    kept_channels=partial(components.unet_channels, 8),
+    kept_channels=partial(of_unet, 8),
     by_input_channels={4: Family.SD, 9: Family.SD_INPAINT},
     unserved=components.unserved_sd,
 )
@@ -154,7 +158,7 @@ _SDXL: Final = replace(
     strength=0.9999,
     generation_guidance_scale=5.0,
     token_latents=4,
-    kept_channels=partial(components.unet_channels, 4),
+    kept_channels=partial(of_unet, 4),
     by_input_channels={4: Family.SDXL, 9: Family.SDXL_INPAINT},
     unserved=components.unserved_sdxl,
 )
@@ -171,7 +175,7 @@ _SD3: Final = Kind(
     tokenizer="tokenizer_3",
     max_text_tokens=256,
     other_text_tokens=77,
-    kept_channels=components.joint_channels,
+    kept_channels=of_joint,
     by_input_channels={16: Family.SD3},
 )
 _Z_IMAGE: Final = Kind(
@@ -188,7 +192,8 @@ _Z_IMAGE: Final = Kind(
     ),
     mask_latents=1,
     tokenizer="tokenizer",
-    kept_channels=components.z_image_channels,
+    token_multiple=32,
+    kept_channels=of_z_image,
 )
 _FLUX2_KLEIN: Final = Kind(
     Family.FLUX2_KLEIN,
@@ -200,6 +205,7 @@ _FLUX2_KLEIN: Final = Kind(
     guided_above=1.0,
     distilled=Distilled(lambda found: bool(found.pipeline.get("is_distilled")), steps=4),
     mask_latents=2,
+    references=1,
     tokenizer="tokenizer",
     autoencoder="AutoencoderKLFlux2",
 )
@@ -215,7 +221,7 @@ _QWEN_IMAGE: Final = Kind(
     tokenizer="tokenizer",
     autoencoder="AutoencoderKLQwenImage",
     latent_shape=components.autoencoder_qwen,
-    kept_channels=components.joint_channels,
+    kept_channels=of_joint,
 )
 _CHROMA: Final = Kind(
     Family.CHROMA,

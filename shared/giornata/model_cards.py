@@ -69,24 +69,27 @@ def read_model_card(folder: Path, name: str | None = None) -> ModelCard:
         default_sampler=_own_sampler(kind, configs),
         keeps_whole_steps=kind.samplers is DISCRETE_TIME,
         native_size=_native_size(kind, configs, latents),
+        references=kind.references,
+        token_multiple=kind.token_multiple,
         tasks=kind.tasks,
         **_guidance(kind, configs, _serving_defaults(folder / SERVING)),
     )
 
 
 def level_bytes(folder: Path, card: ModelCard, bits: int) -> int:
-    """Bytes of one noise level of a template, as keys and values in so many `bits`, of a picture of the native size.
+    """Bytes of one noise level of a template in so many `bits`, of a picture of the native size and its companions.
 
     ValueError if the checkpoint's network does not tell its shape.
     """
     kind = _kind(folder, _read_json(folder / "model_index.json"))
     try:
-        channels = kind.kept_channels(_read_json(folder / kind.network / "config.json"))
+        kept = kind.kept_channels(_read_json(folder / kind.network / "config.json"))
     except KeyError as error:
         raise ValueError(
             f"{folder / kind.network} is not a network of diffusers: {error} is missing"
         ) from error
-    return (card.native_size // card.pixel_multiple) ** 2 * channels * bits // 8
+    tokens = (card.native_size // card.pixel_multiple) ** 2
+    return kept.size_bytes(tokens + card.companion_tokens(tokens), bits)
 
 
 def _kind(folder: Path, index: Mapping[str, Any]) -> Kind:

@@ -145,7 +145,19 @@ INPUTS = TemplateInputs(inspection=INSPECTION, empty_text=REF, conditioning=REF)
 WORKER = WorkerState(
     capacity_rows=8,
     capacity_tokens=4096,
-    running=(RowProgress(job_id="job_1", attempt=1, index=0, step=2, steps=4, tokens=12, padding_tokens=40),),
+    running=(
+        RowProgress(
+            job_id="job_1",
+            attempt=1,
+            index=0,
+            step=2,
+            steps=4,
+            tokens=12,
+            companion_tokens=12,
+            padding_tokens=40,
+            encoded=True,
+        ),
+    ),
     steps_total=9,
     templates=TemplateCounters(
         hits_memory=1,

@@ -18,6 +18,8 @@ PARTS: Final[Mapping[Mode, tuple[str, ...]]] = {
     Mode.KV: ("key", "value", BORDER, MOMENTS),
 }
 """What a block in each mode takes from a recording, as far as a block of its kind has it."""
+EXACT_BITS: Final = 32
+"""Of what is never quantised, at the least: it is kept as it was computed."""
 LEAST_LEVELS: Final = 4
 """Below this many recorded noise levels the picture suffers."""
 
@@ -47,6 +49,12 @@ class BlockSpec:
         """Channels a cell of all that a recording for these modes keeps of one block."""
         return sum(self.parts.get(part, 0) for mode in modes for part in PARTS[mode])
 
+    def cell_bits(self, modes: Iterable[Mode], bits: int) -> int:
+        """Bits a cell of what :meth:`channels` counts, in so many `bits` a value; :data:`MOMENTS` stay exact."""
+        kept = [part for mode in modes for part in PARTS[mode]]
+        exact = max(bits, EXACT_BITS)
+        return sum(self.parts.get(part, 0) * (exact if part == MOMENTS else bits) for part in kept)
+
 
 def each(specs: Iterable[BlockSpec]) -> tuple[BlockSpec, ...]:
     """The spec of every block, in order; each counts one."""
@@ -66,9 +74,9 @@ def taking_modes(specs: Sequence[BlockSpec]) -> tuple[Mode, ...]:
 def recording_bytes(specs: Sequence[BlockSpec], modes: Collection[Mode], cells: int, bits: int) -> int:
     """Bytes that one noise level of a recording for `modes` keeps, ranges and headers not counted.
 
-    `cells` are those of the picture at the finest grain, and every value has so many `bits`.
+    `cells` are those of the picture at the finest grain, and values have so many `bits`.
     """
-    return sum(spec.count * (cells // spec.grain**2) * spec.channels(modes) * bits // 8 for spec in specs)
+    return sum(spec.count * (cells // spec.grain**2) * spec.cell_bits(modes, bits) // 8 for spec in specs)
 
 
 def mean_operations(specs: Sequence[BlockSpec]) -> tuple[float, float, float]:

@@ -55,6 +55,8 @@ class RowShape(Shape):
     """2 with true classifier-free guidance."""
     begun: bool = False
     """Whether its next step is like the others: it has made one where it is, or knows what that would teach."""
+    companions: int = 0
+    """Of the image tokens, those beside the picture's."""
 
     def load(self, pace: Pace, *, reuses: bool, renewed_every: int = 0) -> RowLoad:
         """What the row adds to steps of a worker of this pace.
@@ -124,8 +126,8 @@ class Demand:
 
     @property
     def tokens(self) -> int:
-        """Image tokens of all rows."""
-        return sum(shape.image for shape in self.shapes)
+        """Tokens of the pictures of all rows."""
+        return sum(shape.image - shape.companions for shape in self.shapes)
 
     @property
     def computed(self) -> int:

@@ -190,13 +190,13 @@ class Occupancy:
         computed = _computed(row)
         steps, every = max(1, row.steps - row.step), row.renewed_every
         spread = steps if every and not row.begun else 0  # over which steps in full are spread
-        text, padding = row.text_tokens, row.padding_tokens
-        key = text, padding, row.tokens, computed, row.sequences, row.begun, every, spread
+        text, padding, image = row.text_tokens, row.padding_tokens, row.tokens + row.companion_tokens
+        key = text, padding, image, computed, row.sequences, row.begun, every, spread
         alike = self.rates.get(key)
         if alike is not None:
             return RowLoad(steps, alike.step_ms, alike.first_ms, alike.tokens, alike.first_tokens)
-        shape = RowShape(text, row.tokens, computed, steps, row.sequences, row.begun, padding=padding)
-        load = shape.load(self.pace, reuses=computed < row.tokens and not every, renewed_every=every)
+        shape = RowShape(text, image, computed, steps, row.sequences, row.begun, padding=padding)
+        load = shape.load(self.pace, reuses=computed < image and not every, renewed_every=every)
         if len(self.rates) >= REMEMBERED:
             self.rates.clear()
         self.rates[key] = load
@@ -204,7 +204,9 @@ class Occupancy:
 
 
 def _computed(row: RowProgress) -> int:
-    return row.tokens if row.computed_tokens is None else row.computed_tokens
+    if row.computed_tokens is None:
+        return row.tokens + row.companion_tokens
+    return row.computed_tokens
 
 
 class _Cost(NamedTuple):

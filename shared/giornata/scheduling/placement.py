@@ -292,7 +292,7 @@ class Placement:
         """Sum up a worker, with what was asked for by attempts that it has no inputs of yet."""
         demanded = {}
         for key, rows in worker.listed.items():
-            booking = None if rows[0].text_tokens else self._bookings.get(key)
+            booking = None if rows[0].shape_known else self._bookings.get(key)
             if booking and booking.worker == worker.name:
                 demanded[key] = booking.demand
         return worker.sum_up(self.estimates.pace(worker.name), demanded, self._slack)

@@ -143,14 +143,16 @@ class Inspection(Recorded):
     output_width: int
     output_height: int
     tokens: int
-    """Image tokens of one row."""
+    """Image tokens of one row: of a UNet, tiles."""
+    companion_tokens: int = 0
+    """Tokens beside these, by :meth:`giornata.wire.models.ModelCard.companion_tokens`."""
     compute_tokens: int
     """Tokens that the model's mask touches."""
     mask_ratio: float
     """compute_tokens / tokens."""
     compute_set: dict[Grain, CellMap] | None = None
     """The cells that an edit computes where it reuses the others, by grain: every cell that the model's mask touches,
-    and the job's halo. None where reuse gains nothing: the set holds every token, or the mask touches none."""
+    grown by the job's halo. None where reuse gains nothing: the set holds every token, or the mask touches none."""
     template_key: str
     """Digest of model, family and the pixels that enter the autoencoder; empty of a generation."""
     prepared: BlobRef | None = None
@@ -176,6 +178,7 @@ class Encoding(Recorded):
 
     text: BlobRef
     text_tokens: int
+    """Those that pass the network's blocks beside the picture's; 0 of a UNet, which only attends to them."""
     padding_tokens: int = 0
     """Of these, those that pad the prompt; 0 where the model's tokenizer does not tell."""
     rows: tuple[BlobRef, ...]

@@ -73,6 +73,10 @@ class ModelCard(Wire):
     """Default of generations; None where it generates nothing."""
     native_size: int = 1024
     """Pixels a side of the square pictures that the checkpoint was made for."""
+    references: int = 0
+    """Times that the picture's own clean tokens stand beside those that are denoised."""
+    token_multiple: int = 1
+    """The network pads text and picture, each for itself, to a multiple of so many tokens, which attend."""
 
     @property
     def guidance(self) -> Guidance:
@@ -95,3 +99,11 @@ class ModelCard(Wire):
     def pixel_multiple(self) -> int:
         """Pixels a side of a token; sides of the model's picture are multiples of it."""
         return self.token_latents * self.vae_scale_factor
+
+    def companion_tokens(self, tokens: int) -> int:
+        """Tokens that blocks compute beside the `tokens` of a picture: clean ones, and padding."""
+        return self.references * tokens + self.padding_tokens((1 + self.references) * tokens)
+
+    def padding_tokens(self, tokens: int) -> int:
+        """Tokens by which the network pads so many of text, or of a picture."""
+        return -tokens % self.token_multiple

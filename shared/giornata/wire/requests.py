@@ -202,7 +202,8 @@ class EditParameters(GenerationParameters):
         1,
         ge=0,
         le=8,
-        description="Tokens around the mask that are computed with it, where others are reused.",
+        description="How far around the mask is computed with it, where the rest is reused, in cells of 16 pixels; "
+        "in tokens of models with smaller ones.",
     )
 
 

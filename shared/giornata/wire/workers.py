@@ -41,7 +41,7 @@ class RowProgress(Wire):
     computed_tokens: int | None = None
     """Image tokens that its next step computes, unless that is its first; None: all."""
     text_tokens: int = 0
-    """Text tokens of one sequence."""
+    """Text tokens of one sequence that pass the network's blocks; 0 where they only are attended to."""
     padding_tokens: int = 0
     """Of these, those that its steps take and do not compute, the first one and steps in full aside."""
     sequences: int = 1
@@ -50,6 +50,15 @@ class RowProgress(Wire):
     """Whether the row has made a step here; the first step of an edit that reuses is computed in full."""
     renewed_every: int = 0
     """Without a template: one step in so many is computed in full; 0 for a row with one, or that computes all so."""
+    companion_tokens: int = 0
+    """Tokens beside the picture's, which steps in full compute."""
+    encoded: bool | None = None
+    """Whether its inputs are here, which tell its shape; None from versions whose text passed the blocks always."""
+
+    @property
+    def shape_known(self) -> bool:
+        """Whether the fields that tell its shape are those of its inputs."""
+        return self.text_tokens > 0 if self.encoded is None else self.encoded
 
 
 class StepSample(Wire):
@@ -81,8 +90,7 @@ class StepSample(Wire):
     """The part of the prediction that reusing rows compute at the least: what their masks touch, in every block."""
     excess_ms: float = 0.0
     """The part of the prediction beyond the least of all rows: loads that do not hide behind computing, computing
-    instead of loads, and steps without a recorded entry.
-    """
+    instead of loads, and steps without a recorded entry."""
 
 
 class LoadSample(Wire):

@@ -18,7 +18,6 @@ from giornata.model_cards import read_model_card
 from giornata.wire.models import ModelCard
 from giornata.wire.requests import EditParameters
 from giornata.wire.resolution import cfg_scale, resolve
-from giornata.wire.samplers import FLOW_MATCHING
 from giornata_prepost.checkpoint import FAMILIES
 from giornata_prepost.families.protocol import ImageModel, Tensors, rehearse
 from giornata_prepost.images.geometry import Size
@@ -81,7 +80,7 @@ def tokens(latents: Tensor, side: int) -> Tensor:
 
 
 def rows_of(model: ImageModel, *, strength: float = 1.0, sampled: bool = True) -> Tensors:
-    draws = model.card.samplers != FLOW_MATCHING
+    draws = model.card.keeps_whole_steps  # as samplers of discrete times may
     (row,) = model.encode_rows(picture(), mask(), [SEED], sampled=sampled, draws=draws, strength=strength)
     return row
 
@@ -128,6 +127,13 @@ def test_text_is_what_the_network_first_gets(model: ImageModel, family: Family, 
     expected = {f"negative_{name}": tensor for name, tensor in unguided.items()}
     assert_equal(model.encode_unguided(negative, SIZE), expected)
     assert not torch.equal(unguided["prompt_embeds"], guided["prompt_embeds"])
+
+
+def test_text_tokens_are_those_that_pass_the_blocks(model: ImageModel, family: Family) -> None:
+    text = model.encode_text(PROMPT, SIZE)
+    own = len(text["prompt_embeds"])
+    expected = 0 if family in UNETS else own + -own % 32 if family is Family.Z_IMAGE else own
+    assert model.text_tokens(text) == expected
 
 
 def test_decoding_is_the_pipelines(model: ImageModel, card: ModelCard, caught: Caught) -> None:

@@ -207,7 +207,7 @@ def test_the_models_mask_is_every_pixel_touched(region: Region, tokens: tuple[in
 
 @given(touched=REGIONS, halo=st.integers(0, 4))
 def test_a_compute_set_is_every_cell_within_the_halo_of_a_touched_one(touched: Region, halo: int) -> None:
-    found = compute_set(touched, halo)
+    found = compute_set(touched, halo, 1)
     height, width = touched.shape
     near = {
         (y + down, x + right)
@@ -222,6 +222,30 @@ def test_a_compute_set_is_every_cell_within_the_halo_of_a_touched_one(touched: R
     assert found is not None
     assert (found.height, found.width, found.count) == (height, width, sum(bits))
     assert [bool(found.bits[i // 8] & (0x80 >> i % 8)) for i in range(height * width)] == bits
+
+
+@pytest.mark.parametrize("token_px", [8, 16, 32, 64])
+@given(data=st.data(), halo=st.integers(0, 4))
+def test_a_halo_counts_16_pixels_over_tiles(token_px: int, data: st.DataObject, halo: int) -> None:
+    """A tile is computed where it touches the mask, grown by so many pixels, of cells that the mask touches."""
+    sides = st.integers(1, 256 // token_px)
+    size = Size(token_px * data.draw(sides), token_px * data.draw(sides))
+    mask = np.zeros((size.height, size.width), np.bool_)
+    for _ in range(data.draw(st.integers(1, 2))):
+        mask[data.draw(st.integers(0, size.height - 1)), data.draw(st.integers(0, size.width - 1))] = True
+    near_px = halo * min(16, token_px)
+    grown = np.zeros_like(mask)
+    for y, x in np.argwhere(
+        mask if token_px > 16 else cells(mask, token_px).repeat(token_px, 0).repeat(token_px, 1)
+    ):
+        grown[max(0, y - near_px) : y + near_px + 1, max(0, x - near_px) : x + near_px + 1] = True
+    expected = cells(grown, token_px)
+    found = compute_set(mask, halo, token_px)
+    if found is None:
+        assert expected.all()
+        return
+    bits = np.unpackbits(np.frombuffer(found.bits, np.uint8), count=expected.size)
+    np.testing.assert_array_equal(bits.reshape(expected.shape).astype(bool), expected)
 
 
 def test_whole_cells_survive_sampling_one_pixel_per_latent() -> None:

@@ -143,6 +143,17 @@ def test_a_demand_tells_the_padding_of_edits_that_may_take_it(reuse: Reuse) -> N
     assert (shape.text, shape.padding) == (48, 40 if reuse is Reuse.AUTO else 0)
 
 
+def test_a_demand_counts_companions_where_everything_is_computed() -> None:
+    record = transitions.accepted(JOB)
+    seen = INSPECTION.model_copy(update={"companion_tokens": 12})
+    demand = transitions.demand(record, seen, record.pending_rows, ENCODING)
+    [shape] = demand.shapes
+    assert (shape.image, shape.computed, demand.tokens) == (24, 9, 12)
+    whole = seen.model_copy(update={"compute_set": None})
+    [shape] = transitions.demand(record, whole, record.pending_rows, ENCODING).shapes
+    assert (shape.image, shape.computed) == (24, 24)
+
+
 def test_a_demand_counts_the_compute_set_that_inspection_carries() -> None:
     record = transitions.accepted(JOB)
 

@@ -84,6 +84,41 @@ def test_an_assignment_counts_once_when_telemetry_shows_it() -> None:
     assert choose(fleet, DEMAND) == "d1", "10 steps on d1, not 20"
 
 
+@pytest.mark.parametrize(
+    ("told", "steps"),
+    [
+        ({"encoded": False}, 10),
+        ({"encoded": True}, 2),
+        ({}, 10),  # of a version that tells of no inputs while there are no text tokens
+        ({"text_tokens": 5}, 2),
+    ],
+)
+def test_a_row_counts_as_it_was_asked_for_until_its_inputs_are_there(
+    told: dict[str, object], steps: int
+) -> None:
+    fleet = placement(worker("d1"))
+    fleet.assign("j", 1, "d1", DEMAND, now=0)
+    fleet.observe(worker("d1", row("j", 0, 2).model_copy(update=told)), 1)
+    [candidate] = fleet.candidates(DEMAND, LOOKED_AT)
+    assert [load.steps for load in candidate.outlook.backlog.running] == [steps]
+
+
+def test_companions_cost_a_step_in_full_and_no_other() -> None:
+    whole, twin, masked = (
+        row("j", 0, 10).model_copy(update={"encoded": True, "begun": True, **fields})
+        for fields in (
+            {"companion_tokens": 16},
+            {"tokens": 32},
+            {"companion_tokens": 16, "computed_tokens": 4},
+        )
+    )
+    costs = []
+    for told in (whole, twin, masked):
+        [candidate] = placement(worker("d1", told)).candidates(DEMAND, LOOKED_AT)
+        costs.append([load.step_ms for load in candidate.outlook.backlog.running])
+    assert costs == [[32], [32], [4]]
+
+
 def test_no_worker_of_the_model_or_with_room_is_none() -> None:
     other = CARD.model_copy(update={"digest": "other"})
     assert choose(placement(worker("d1", models=(other,))), DEMAND) is None

@@ -85,9 +85,10 @@ class Attempt:
                 continue
             row = self.rows.get(asked.index)
             resumed = asked.resume.step if asked.resume else 0
-            shape: dict[str, Any] = {}
+            shape: dict[str, Any] = {"encoded": row is not None}
             if row is not None:
-                shape = {
+                shape |= {
+                    "companion_tokens": row.companions,
                     "computed_tokens": row.computed_tokens if row.template or row.renewed_every else None,
                     "text_tokens": row.prompts[0].joint_tokens,
                     "padding_tokens": row.padding[0],

@@ -14,7 +14,8 @@ from giornata.wire.values import Mode
 from giornata_denoiser.blocks.own import own_bits
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.rows.row import Row
-from giornata_denoiser.rows.stored import stored_bytes
+from giornata_denoiser.rows.stored import EXACT, stored_bytes
+from giornata_denoiser.rows.template import Kept
 
 ENTRIES_ON_DEVICE: Final = 2
 """Entries of a template run that a GPU has at a time: one is recorded while the other moves to the host."""
@@ -102,27 +103,37 @@ def attended_bytes(row: Row, itemsize: int) -> int:
     if row.template is None or row.region is None:
         return 0
     outside = len(row.region.outside)
-    widest = max(
-        (sum(part.shape[1] for part in kept.taken(Mode.KV)) for kept in row.template.entries[0].blocks),
-        default=0,
+    return sum(
+        max(
+            (_taken_bytes(kept, Mode.KV, own, outside, itemsize) for kept in row.template.entries[0].blocks),
+            default=0,
+        )
+        for own in row.own_tokens
     )
-    return itemsize * sum(widest * (own + outside) for own in row.own_tokens)
 
 
 def slab_bytes(row: Row, itemsize: int) -> int:
-    """Bytes of the slabs of one entry, for all sequences of a row; 0 for a row that takes from no template.
-
-    Slabs of keys and values have room for the sequence's own.
-    """
+    """Bytes of the slabs of one entry, for all sequences of a row; 0 for a row that takes from no template."""
     if row.template is None or row.region is None:
         return 0
     entry, outside = row.template.entries[0], len(row.region.outside)
-    channels = dict.fromkeys(Mode, 0)
-    for kept, mode in zip(entry.blocks, entry.modes, strict=True):
-        channels[mode] += sum(part.shape[1] for part in kept.taken(mode))
-    return itemsize * sum(
-        channels[Mode.KV] * (own + outside) + channels[Mode.HIDDEN] * outside for own in row.own_tokens
+    return sum(
+        _taken_bytes(kept, mode, own, outside, itemsize)
+        for kept, mode in zip(entry.blocks, entry.modes, strict=True)
+        for own in row.own_tokens
     )
+
+
+def _taken_bytes(kept: Kept, mode: Mode, own: int, outside: int, itemsize: int) -> int:
+    """Bytes of what a block in `mode` takes for so many `outside` tokens.
+
+    Keys and values have room for the sequence's `own`; exact parts stay as they were recorded.
+    """
+    room = own if mode is Mode.KV and kept.key is not None else 0
+    sizes = (
+        part.shape[1] * (part.data.itemsize if part.bits == EXACT else itemsize) for part in kept.taken(mode)
+    )
+    return (room + outside) * sum(sizes)
 
 
 def correction_bytes(row: Row, itemsize: int, bits: int | None) -> int:
@@ -137,21 +148,23 @@ def correction_bytes(row: Row, itemsize: int, bits: int | None) -> int:
 
 
 def _own_bytes(row: Row, family: ModelFamily, correction_bits: int | None) -> int:
-    """Bytes of the keys and values that a row without a template keeps from its last step in full.
+    """Bytes of what a row without a template keeps from its last step in full.
 
-    On a GPU they are kept in bits, and one block has its own beside them while it attends.
+    On a GPU it is kept in bits, and one block has its own keys and values beside it while it attends.
     """
     if row.region is None or not row.renews:
         return 0
     outside, itemsize = len(row.region.outside), family.dtype.itemsize
-    tokens, channels = (
-        sum(row.own_tokens) + len(row.prompts) * outside,
-        [spec.channels([Mode.KV]) for spec in family.specs],
-    )
+    own, prompts = sum(row.own_tokens), len(row.prompts)
+    channels = [spec.channels([Mode.KV]) for spec in family.specs]
+    attended = [  # keys and values alone have room for the row's own
+        itemsize * width * (prompts * outside + (own if spec.heads else 0))
+        for spec, width in zip(family.specs, channels, strict=True)
+    ]
     if keeps_slabs(family):
-        return itemsize * tokens * sum(channels)
+        return sum(attended)
     stored = sum(stored_bytes(outside, width, own_bits(correction_bits), itemsize) for width in channels)
-    return len(row.prompts) * stored + itemsize * tokens * max(channels, default=0)
+    return prompts * stored + max(attended, default=0)
 
 
 def _padding_bytes(row: Row, family: ModelFamily, correction_bits: int | None) -> int:

@@ -51,9 +51,9 @@ class TokenDetails(View):
     """Parts of `input_tokens`."""
 
     text_tokens: int
-    """Tokens to which the prompt was padded."""
+    """Text tokens that the network computes, padding among them; 0 of a UNet, which only attends to text."""
     image_tokens: int
-    """Tokens of the model's picture: latent_height / 2 * latent_width / 2; 0 of a generation, which has none."""
+    """Tokens of the model's picture: 2 x 2 latent pixels each, and the tiles of a UNet; 0 of a generation."""
 
 
 class Usage(View):

@@ -84,8 +84,9 @@ class PipelineImages(ABC):
         return {f"negative_{name}": tensor.cpu() for name, tensor in text.items()}
 
     def text_tokens(self, text: Tensors) -> int:
-        """Length of `prompt_embeds`."""
-        return text["prompt_embeds"].shape[0]
+        """Length of `prompt_embeds`, and what the network pads it with."""
+        tokens = text["prompt_embeds"].shape[0]
+        return tokens + self.card.padding_tokens(tokens)
 
     @torch.no_grad()
     def encode_rows(

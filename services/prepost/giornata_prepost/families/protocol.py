@@ -42,7 +42,7 @@ class ImageModel(Protocol):
         """
 
     def text_tokens(self, text: Tensors) -> int:
-        """Text tokens that one row of the job brings into the network."""
+        """Text tokens of one row that pass the network's blocks; 0 where the blocks only attend to them."""
 
     def encode_rows(
         self,

@@ -11,7 +11,15 @@ from giornata_prepost.families.pipeline import MODE, Condition, GeneratingImages
 from giornata_prepost.families.protocol import Tensors
 
 
-class BlendedUNet(GeneratingImages):
+class TiledImages(PipelineImages):
+    """Of a UNet: text is attended to, and passes no block."""
+
+    def text_tokens(self, text: Tensors) -> int:  # noqa: ARG002 - protocol
+        """None."""
+        return 0
+
+
+class BlendedUNet(TiledImages, GeneratingImages):
     """A UNet of 4 channels, whose inpainting pipeline blends; it generates, too.
 
     Adds `mask` (tokens, token_latents ** 2 * latent_channels).
@@ -20,7 +28,7 @@ class BlendedUNet(GeneratingImages):
     draws_unread = True
 
 
-class MaskedUNet(PipelineImages):
+class MaskedUNet(TiledImages):
     """A UNet of 9 channels: mask and masked picture are inputs.
 
     Adds `mask` (tokens, token_latents ** 2) and `masked_image_latents` (tokens, token_latents ** 2 * latent_channels).

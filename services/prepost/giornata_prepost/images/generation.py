@@ -28,6 +28,7 @@ def measured(parameters: EditParameters, card: ModelCard, limits: PixelLimits) -
         output_width=size.width,
         output_height=size.height,
         tokens=tokens,
+        companion_tokens=card.companion_tokens(tokens),
         compute_tokens=tokens,
         mask_ratio=1.0,
         template_key="",

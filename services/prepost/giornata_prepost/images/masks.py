@@ -27,6 +27,8 @@ Region: TypeAlias = npt.NDArray[np.bool_]
 Alpha: TypeAlias = npt.NDArray[np.float32]
 """(height, width) in 0..1: share of the painted picture in the output."""
 
+HALO_PX: Final = 16
+"""Pixels a side of the cells that a halo counts: most models' tokens."""
 MIN_ALPHA: Final = 1 / 512
 """Below this the feather cannot change an 8-bit value; it is cut to 0, so that its support is bounded."""
 REACH_PER_SIGMA: Final = sqrt(2 * log(1 / MIN_ALPHA))
@@ -104,13 +106,16 @@ def model_mask(alpha: Alpha, size: Size, grain: int = 1) -> Region:
     return cells(touched, grain).repeat(grain, axis=0).repeat(grain, axis=1)
 
 
-def compute_set(touched: Region, halo: int) -> CellMap | None:
-    """The cells that an edit computes where it reuses the others; None where reuse gains nothing.
+def compute_set(mask: Region, halo: int, token_px: int) -> CellMap | None:
+    """The tokens that an edit computes where it reuses the others; None where reuse gains nothing.
 
-    These are the cells that the model's mask touches, and `halo` cells around them, diagonally too. FlashPS has no
-    halo; it costs little, and most of what reuse loses is lost there.
+    These are the tokens of `token_px` pixels a side that `mask`, the model's, touches when it is grown by `halo` cells,
+    diagonally too. A cell is a token; of tokens that are made of whole cells of :data:`HALO_PX` pixels, such a cell.
+    FlashPS has no halo; it costs little, and most of what reuse loses is lost there.
     """
-    grown = maximum_filter(touched, 2 * halo + 1, mode="constant")
+    cell_px = token_px if token_px % HALO_PX else HALO_PX
+    near = maximum_filter(cells(mask, cell_px), 2 * halo + 1, mode="constant")
+    grown = cells(near, token_px // cell_px)
     if grown.all() or not grown.any():
         return None
     height, width = grown.shape

@@ -41,6 +41,7 @@ class Inspected:
     output_width: int
     output_height: int
     tokens: int
+    companion_tokens: int
     compute_tokens: int
     mask_ratio: float
     compute_set: dict[int, CellMap] | None
@@ -135,9 +136,8 @@ def _measured(
     seen = resize(flatten(original.pixels[window]), model)
     edited = masks.model_mask(alpha[window], model, card.mask_grain)
     tokens = model.pixels // card.pixel_multiple**2
-    touched = masks.cells(edited, card.pixel_multiple)
-    compute_tokens = int(np.count_nonzero(touched))
-    computed = masks.compute_set(touched, parameters.halo)
+    compute_tokens = int(np.count_nonzero(masks.cells(edited, card.pixel_multiple)))
+    computed = masks.compute_set(edited, parameters.halo, card.pixel_multiple)
     return Inspected(
         width=size.width,
         height=size.height,
@@ -147,6 +147,7 @@ def _measured(
         output_width=output.width,
         output_height=output.height,
         tokens=tokens,
+        companion_tokens=card.companion_tokens(tokens),
         compute_tokens=compute_tokens,
         mask_ratio=compute_tokens / tokens,
         compute_set=None if computed is None else {1: computed},

@@ -170,16 +170,18 @@ def demand(
     """
     job, asked = record.job, record.job.parameters
     reuses = asked.reuse is not Reuse.OFF
-    # at a grain of 1, cells are a transformer's tokens
+    # at a grain of 1, cells are tokens
     region = inspection.compute_set[1] if reuses and inspection.compute_set else None
+    image = inspection.tokens + inspection.companion_tokens
     shapes = tuple(
         RowShape(
             text=encoding.text_tokens if encoding else 0,
             padding=encoding.padding_tokens if encoding and asked.reuse is Reuse.AUTO else 0,
-            image=inspection.tokens,
-            computed=region.count if region else inspection.tokens,
+            image=image,
+            computed=region.count if region else image,
             steps=max(1, job.denoising_steps - (row.resume.step if row.resume else 0)),
             sequences=1 if guided_by(job) is None else 2,
+            companions=inspection.companion_tokens,
         )
         for row in rows
     )

@@ -106,11 +106,13 @@ def test_progress_lists_the_unfinished_and_all_while_the_report_is_written() -> 
 @pytest.mark.parametrize("keeps", [False, True])
 def test_telemetry_tells_the_padding_that_a_row_keeps(keeps: bool) -> None:
     made = Attempt(request(rows=(RowRecord(index=0, seed=0),)), accepted_s=0.0)
+    assert not next(made.progress()).shape_known
     built = tiny_flux.row(tiny_flux.family(), Spec(text_tokens=6, padding_tokens=4))
     cells = torch.eye(3, 4).bool()
     made.rows = {0: replace(built, region=region(cells), renewed_every=3, keeps_padding=keeps)}
     (told,) = made.progress()
     assert (told.text_tokens, told.padding_tokens) == (6, 4 if keeps else 0)
+    assert told.shape_known
 
 
 def test_room_counts_unfinished_rows_and_an_idle_worker_takes_any_job() -> None:

@@ -9,10 +9,8 @@ from typing import cast
 
 from torch import Tensor
 
-from giornata.families import KINDS
 from giornata.planning.costing import BatchCap
 from giornata.planning.costs import StepCosts
-from giornata.wire.values import Mode
 from giornata_denoiser.blocks.slabs import Slabs
 from giornata_denoiser.engine.assembly import place
 from giornata_denoiser.engine.weighing import (
@@ -125,9 +123,3 @@ def test_a_cap_counts_rows_of_unequal_sizes() -> None:
     tight = Budget(caps=(BatchCap(tokens=1000, rows=2),))
     assert fits(rows[:2], tight, StepCosts((0.0,) * 5), of)
     assert not fits(rows, tight, StepCosts((0.0,) * 5), of)
-
-
-def test_what_a_checkpoint_folder_says_of_templates_is_what_its_network_keeps() -> None:
-    of = tiny_flux.family()
-    said = KINDS["FluxFillPipeline"].kept_channels(tiny_flux.transformer().config)
-    assert said == sum(spec.channels([Mode.KV]) for spec in of.specs)

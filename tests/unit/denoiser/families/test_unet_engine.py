@@ -22,6 +22,7 @@ from giornata_denoiser.blocks.device import Device
 from giornata_denoiser.blocks.slabs import Slabs
 from giornata_denoiser.config import DenoiserConfig
 from giornata_denoiser.engine.loading import Loader
+from giornata_denoiser.engine.weighing import slab_bytes
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.families.rows import build_row
 from giornata_denoiser.families.sampling.flow_matching import FlowMatching, shifted_by_size
@@ -279,3 +280,20 @@ def test_a_region_is_needed_to_take() -> None:
     at = row(of, "a")
     with pytest.raises(ValueError, match="has no region"):
         step(of, [at], [Use(Taken((Mode.KV,) * of.depth, Recorded(Everything(), WHERE)))])
+
+
+@pytest.mark.parametrize("bits", [EXACT, 8])
+def test_slabs_of_a_unet_are_counted_as_they_are_held(bits: int) -> None:
+    """Keys and values have room for the row's own; borders and moments have none, and moments stay float32."""
+    of = family(dtype=torch.bfloat16)
+    recording = template(of, bits)
+    taken, held = edit(of, "edit", recording, scale=2.0), 0
+    for own in taken.own_tokens:
+        slabs = Slabs(recording.entries[0], WHERE, own, of)
+        for block, spec in enumerate(of.specs):
+            if spec.heads:
+                attended = slabs.gathered(block)
+                held += attended.key.nbytes + attended.value.nbytes
+            else:
+                held += slabs.part(block, next(iter(spec.parts))).nbytes
+    assert slab_bytes(taken, of.dtype.itemsize) == held > 0

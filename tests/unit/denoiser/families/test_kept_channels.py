@@ -1,0 +1,78 @@
+"""What a checkpoint's folder says of its network, without torch, is what the network is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from giornata.families import KINDS
+from giornata.planning.specs import recording_bytes
+from giornata.wire.values import Mode
+from giornata_denoiser.families.unet.checkpoints import network_of
+from tests.fakes import tiny_driven, tiny_flux, tiny_unet
+from tests.unit.denoiser.engine.test_rehearsal import CARD
+
+DRIVEN = {
+    "sd3": "StableDiffusion3Pipeline",
+    "chroma": "ChromaPipeline",
+    "qwen-image": "QwenImagePipeline",
+    "flux2-klein": "Flux2KleinPipeline",
+    "z-image": "ZImagePipeline",
+}
+PIPELINES = {"sd": "StableDiffusionPipeline", "xl": "StableDiffusionXLPipeline"}
+UNETS: list[tuple[str, dict[str, Any]]] = [
+    ("sd", {}),
+    ("xl", {}),
+    ("xl", {"layers_per_block": 2, "transformer_layers_per_block": (1, 2, 3), "norm_num_groups": 16}),
+    ("sd", {"layers_per_block": (1, 2, 1, 2)}),
+    (
+        "sd",
+        {
+            "block_out_channels": (16, 32),
+            "down_block_types": ("CrossAttnDownBlock2D", "DownBlock2D"),
+            "up_block_types": ("UpBlock2D", "CrossAttnUpBlock2D"),
+            "mid_block_type": None,
+        },
+    ),
+    (
+        "xl",
+        {
+            "layers_per_block": 2,
+            "transformer_layers_per_block": (1, (2, 1), (3, 1)),
+            "reverse_transformer_layers_per_block": ((2, 1, 1), (1, 3, 2), 1),
+            "mid_block_type": None,
+        },
+    ),
+]
+
+
+def says(pipeline: str, config: Any, blocks: Any) -> None:
+    """A level of 6 tokens is as large by the configuration as by the network's blocks."""
+    said = KINDS[pipeline].kept_channels(config)
+    for bits in (32, 16, 8, 4):
+        assert said.size_bytes(6, bits) == recording_bytes(blocks, [Mode.KV], 6, bits) > 0
+
+
+def test_a_level_of_flux() -> None:
+    says("FluxFillPipeline", tiny_flux.transformer().config, tiny_flux.family().network.blocks)
+
+
+@pytest.mark.parametrize("name", DRIVEN)
+def test_a_level_of_a_driven_transformer(name: str) -> None:
+    config = tiny_driven.unhooked(name).config
+    says(DRIVEN[name], config, tiny_driven.family(name).network.blocks)
+
+
+@pytest.mark.parametrize(("shape", "config"), UNETS)
+def test_a_level_of_a_unet(shape: str, config: dict[str, Any]) -> None:
+    unet = tiny_unet.unet(shape, **config)
+    says(PIPELINES[shape], unet.config, network_of(unet).blocks)
+
+
+@pytest.mark.parametrize("name", DRIVEN)
+def test_a_card_counts_the_companions_of_its_network(name: str) -> None:
+    kind, network = KINDS[DRIVEN[name]], tiny_driven.family(name).network
+    card = CARD.model_copy(update={"references": kind.references, "token_multiple": kind.token_multiple})
+    for grid in ((4, 4), (5, 7), (8, 8), (9, 3)):
+        assert card.companion_tokens(grid[0] * grid[1]) == network.companions(grid)
