@@ -19,15 +19,7 @@ from giornata.wire.errors import (
     InternalError,
     JobCancelled,
 )
-from giornata.wire.jobs import (
-    Assignment,
-    BlobRef,
-    Encoding,
-    Inspection,
-    JobRecord,
-    JobState,
-    RowRecord,
-)
+from giornata.wire.jobs import Assignment, BlobRef, Encoding, Inspection, JobRecord, JobState, RowRecord
 from giornata.wire.requests import Reuse
 from giornata.wire.values import Intermediate
 from giornata_router.computing import Computing

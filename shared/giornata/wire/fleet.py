@@ -7,7 +7,7 @@ from pydantic import Field
 from giornata.wire.cells import MAIN
 from giornata.wire.models import ModelCard
 from giornata.wire.values import Wire
-from giornata.wire.workers import ServiceName, ServiceState
+from giornata.wire.workers import ServiceName, ServiceState, StoreRoom, TemplateCounters
 
 
 class FleetSummary(Wire):
@@ -63,3 +63,60 @@ class FleetPage(Wire):
     """How many there are."""
     packed: bytes
     """An :class:`InstanceReports` as :mod:`giornata.wire.codec` writes it: many gateways get the same bytes."""
+
+
+class WorkerView(Wire):
+    """What a denoiser does."""
+
+    running_rows: int
+    waiting_rows: int
+    """Pictures that it has taken and that are not in the batch yet."""
+    free_rows: int
+    """Pictures that it would take now."""
+    capacity_rows: int
+    steps_per_s: float | None = None
+    """Row steps per second over the last seconds; null while it is unknown."""
+    step_ms: float | None = None
+    """Median time of its recent steps, each of which advances every running row by one; null without any."""
+
+
+class InstanceView(Wire):
+    """One instance of a service."""
+
+    service: ServiceName
+    instance: str
+    cell: str | None = MAIN
+    """The part of the fleet that it works for; null for a gateway, which serves all."""
+    host: str
+    version: str
+    ready: bool
+    draining: bool
+    active: bool
+    """False for a router that stands by."""
+    models: list[str]
+    running_rows: int
+    waiting_rows: int
+    worker: WorkerView | None = None
+
+
+class FleetView(Wire):
+    """Answer of ``GET /v1/fleet``, and the data of its stream's events, which leave out what is null: unknown."""
+
+    instances: list[InstanceView]
+    router_active: bool = True
+    """False where no router tells: then nothing is known of the fleet."""
+    workers: int
+    """Ready denoisers."""
+    running_rows: int
+    waiting_rows: int
+    free_rows: int
+    queued_jobs: int | None = None
+    """Jobs that are prepared and that no worker has taken yet; null while no router is active."""
+    queued_rows: int | None = None
+    steps_per_s: float | None = None
+    predicted_wait_s: float | None = None
+    """Seconds until the denoising of one more picture would begin where it would begin first, as routers predict it."""
+    templates: TemplateCounters | None = None
+    """What templates have done at all live denoisers, since the start of each."""
+    stores: tuple[StoreRoom, ...] | None = None
+    """How full the streams are that hold jobs, records and events; null while no router is active."""

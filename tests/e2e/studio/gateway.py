@@ -21,13 +21,14 @@ from pydantic import BaseModel
 
 import giornata_gateway
 from giornata.families import Family
+from giornata.wire.fleet import FleetView, InstanceView
 from giornata.wire.generations import FIELDS
 from giornata.wire.jobs import JobState
 from giornata.wire.models import Guidance, Task
 from giornata.wire.requests import OutputFormat
 from giornata.wire.samplers import FLOW_MATCHING, Sampler
 from giornata.wire.values import StageTimes
-from giornata.wire.workers import FleetView, InstanceView, ServiceName
+from giornata.wire.workers import ServiceName
 from giornata_gateway.http.body import frame
 from giornata_gateway.views.answers import ErrorDetail
 from giornata_gateway.views.catalog import ModelList, ModelView

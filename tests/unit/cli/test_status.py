@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from rich.console import Console
 
+from giornata.wire.fleet import FleetView
 from giornata.wire.workers import (
-    FleetView,
     QueueState,
     RowProgress,
     ServiceName,

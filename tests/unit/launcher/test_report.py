@@ -7,8 +7,9 @@ import json
 import numpy as np
 import pytest
 
+from giornata.wire.fleet import InstanceView
 from giornata.wire.values import StageTimes
-from giornata.wire.workers import InstanceView, ServiceName
+from giornata.wire.workers import ServiceName
 from giornata_tools.launcher.demo.report import (
     ORACLE_LIMIT,
     DemoReport,

@@ -14,7 +14,8 @@ from rich.table import Table
 from rich.text import Text
 
 from giornata.wire.errors import ErrorBody
-from giornata.wire.workers import FleetView, InstanceView, ServiceName, TemplateCounters
+from giornata.wire.fleet import FleetView, InstanceView
+from giornata.wire.workers import ServiceName, TemplateCounters
 from giornata_tools import interrupts
 from giornata_tools.cli.options import api_key_option, gateway_of, url_option
 from giornata_tools.doors.edits import Refused

@@ -1,25 +1,19 @@
-"""A running row at the planner: which entry serves its steps, what of it is loaded, and in which modes blocks run."""
+"""A running row at the planner: which entry serves its steps, and what of it is loaded."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
-import numpy as np
-
-from giornata.packed.uses import Taken, Use
-from giornata.planning.batch import BatchPlanner, BatchRow
-from giornata.planning.blocks import Counts, Link, takes
-from giornata.planning.costs import SLABS, Loads, Shape, StepCosts, row_blocks, slab_unit
+from giornata.packed.uses import Use
 from giornata.wire.values import Mode
 from giornata_denoiser.blocks.own import OwnKeysValues
 from giornata_denoiser.blocks.recording import CorrectionRecorder, EntryRecorder
 from giornata_denoiser.blocks.slabs import Slabs
-from giornata_denoiser.engine.loading import SlabRun
 from giornata_denoiser.engine.padding import Padding
 from giornata_denoiser.engine.renewing import Renewing
+from giornata_denoiser.engine.served import Served
 from giornata_denoiser.rows.correction import Correction
 from giornata_denoiser.rows.row import Row
 from giornata_denoiser.rows.template import Entry
@@ -34,119 +28,6 @@ class Makers(NamedTuple):
     """What a sequence that computes so many tokens keeps of a step in full."""
     padding: Callable[[], OwnKeysValues]
     """What a sequence keeps of its prompt's padding."""
-
-
-@dataclass(frozen=True, eq=False)
-class Served:
-    """A row that takes from one entry: the slabs and shapes of its sequences, and its modes."""
-
-    entry: Entry
-    slabs: tuple[Slabs, ...]
-    shapes: tuple[Shape, ...]
-    modes: tuple[Mode, ...]
-    """The mode of every block; until they are planned, the cheapest of what the block kept."""
-    final: bool = False
-    """Nothing that is still to be loaded would change the modes."""
-    learning: tuple[CorrectionRecorder, ...] = ()
-    """One of each sequence, in a step that is computed in full to learn their corrections."""
-    step: int = 0
-    """The row's step when it was to learn."""
-
-    @cached_property
-    def block_bytes(self) -> Counts:
-        """(blocks,) bytes of the slabs that each block's mode takes."""
-        _, kv, hidden = takes(self.modes)
-        sizes = [kv * slabs.sizes(Mode.KV) + hidden * slabs.sizes(Mode.HIDDEN) for slabs in self._distinct]
-        return sum(sizes[1:], sizes[0])
-
-    @property
-    def keeps(self) -> bool:
-        """Whether its slabs keep what a step writes into them."""
-        return all(slabs.keeps for slabs in self.slabs)
-
-    @property
-    def missing_bytes(self) -> int:
-        """Bytes that have to move for the modes."""
-        _, kv, hidden = takes(self.modes)
-        return sum(
-            int(kv @ slabs.moving(Mode.KV)) + int(hidden @ slabs.moving(Mode.HIDDEN))
-            for slabs in self._distinct
-        )
-
-    @property
-    def computed(self) -> tuple[Mode, ...]:
-        """What the step computes."""
-        return (Mode.FULL,) * len(self.modes) if self.learning else self.modes
-
-    def uses(self) -> tuple[Use, ...]:
-        """One of each sequence."""
-        if self.learning:
-            return tuple(Use(recorder=recorder) for recorder in self.learning)
-        return tuple(Use(Taken(self.modes, slabs)) for slabs in self.slabs)
-
-    def loads(self) -> Loads:
-        """What every block's modes would have to move."""
-        kept = self.entry.channels
-        hidden, kv = (
-            np.sum([slabs.moving(mode) for slabs in self._distinct], axis=0)
-            for mode in (Mode.HIDDEN, Mode.KV)
-        )
-        return Loads(hidden, kv, kept[Mode.HIDDEN] > 0, kept[Mode.KV] > 0)
-
-    def runs(self, blocks: int | None = None) -> Iterator[SlabRun]:
-        """What the modes of the first `blocks`, or of all, take, whether it is here or not."""
-        forms = takes(self.modes).forms
-        return (SlabRun(slabs, forms, len(forms) if blocks is None else blocks) for slabs in self._distinct)
-
-    @cached_property
-    def _distinct(self) -> tuple[Slabs, ...]:
-        """Each once, where sequences share them."""
-        return tuple(dict.fromkeys(self.slabs))
-
-
-def planned(
-    now: Sequence[Served],
-    following: Sequence[Served | None],
-    costs: StepCosts,
-    planner: BatchPlanner,
-    *,
-    beside_ms: float,
-    busy_ms: float,
-    shared: bool,
-) -> tuple[list[Served], float]:
-    """The rows with the modes of this step, and its predicted end in ms, its fixed costs not counted.
-
-    Plans across the step boundary: a load that this step could wait for may be the next step's delay. `following` is,
-    for each row of `now`, what serves it in the next step, where that is another entry. A block takes `beside_ms`
-    besides these rows, and the loader begins after `busy_ms`. Where loads are `shared`, rows of one entry load it once.
-    """
-    blocks = len(now[0].modes)
-    # Loads of the next step, if the plan looks that far.
-    loads = [row.loads() for row in now]
-    windows = loads
-    if any(following):
-        none = Loads.equal(blocks, hidden_kept=False)
-        windows = [
-            own.then(none if after is None else after.loads())
-            for own, after in zip(loads, following, strict=True)
-        ]
-    unit = slab_unit(windows)
-    link = Link(costs.load[0] / SLABS + costs.load[1] * unit, busy_ms)
-    loaded_once = [id(row.entry) if shared else id(row.slabs[0]) for row in now]
-    works = [
-        row_blocks(costs, served.shapes, window, unit, blocks)
-        for served, window in zip(now, windows, strict=True)
-    ]
-    plan = planner(list(map(BatchRow, works, loaded_once)), link, beside_ms)
-    chosen = [
-        _with_modes(row, modes[:blocks], own) for row, modes, own in zip(now, plan.modes, loads, strict=True)
-    ]
-    return chosen, plan.timeline.ended_ms[blocks - 1]
-
-
-def _with_modes(served: Served, modes: tuple[Mode, ...], loads: Loads) -> Served:
-    """Final, if the modes are those of a row that has loaded everything."""
-    return replace(served, modes=modes, final=modes == served.entry.modes or not loads.largest_bytes)
 
 
 class Running:

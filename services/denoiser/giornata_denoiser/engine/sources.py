@@ -22,7 +22,8 @@ from giornata_denoiser.blocks.recording import CorrectionRecorder
 from giornata_denoiser.blocks.slabs import Slabs
 from giornata_denoiser.blocks.waits import Waits
 from giornata_denoiser.engine.loading import Loader, SlabRun
-from giornata_denoiser.engine.running import Makers, Running, Served, planned
+from giornata_denoiser.engine.running import Makers, Running
+from giornata_denoiser.engine.served import Served, planned
 from giornata_denoiser.engine.weighing import predicted_ms
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.rows.correction import Correction

@@ -10,8 +10,8 @@ from aiohttp import hdrs, web
 from pydantic import BaseModel
 
 from giornata.wire.errors import BY_CODE, IdempotencyKeyReused, InternalError, ResultExpired
+from giornata.wire.fleet import FleetView
 from giornata.wire.models import Task
-from giornata.wire.workers import FleetView
 from giornata_gateway.http import jobs, status, templates
 from giornata_gateway.http.errors import GATEWAY, JOB_ID, TENANT, Handler
 from giornata_gateway.intake.rules.forms import (

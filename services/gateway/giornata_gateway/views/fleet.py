@@ -4,15 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from giornata.wire.fleet import InstanceReport
-from giornata.wire.workers import (
-    FleetView,
-    InstanceView,
-    ServiceState,
-    StoreRoom,
-    TemplateCounters,
-    WorkerView,
-)
+from giornata.wire.fleet import FleetView, InstanceReport, InstanceView, WorkerView
+from giornata.wire.workers import ServiceState, StoreRoom, TemplateCounters
 
 
 def fleet_view(reports: Sequence[InstanceReport] | None) -> FleetView:

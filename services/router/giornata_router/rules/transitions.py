@@ -13,15 +13,7 @@ from giornata.wire.errors import (
     InternalError,
     JobCancelled,
 )
-from giornata.wire.jobs import (
-    Assignment,
-    Encoding,
-    Inspection,
-    Job,
-    JobRecord,
-    JobState,
-    RowRecord,
-)
+from giornata.wire.jobs import Assignment, Encoding, Inspection, Job, JobRecord, JobState, RowRecord
 from giornata.wire.requests import Reuse
 from giornata.wire.resolution import guided_by
 from giornata.wire.templates import picture_id

@@ -17,8 +17,8 @@ from PIL import Image
 from rich.console import Console
 
 from giornata.families import Family
+from giornata.wire.fleet import FleetView, InstanceView
 from giornata.wire.requests import Reuse
-from giornata.wire.workers import FleetView, InstanceView
 from giornata_prepost.images.pictures import Pixels
 from giornata_tools import checkout, provenance
 from giornata_tools.bars import edit_steps

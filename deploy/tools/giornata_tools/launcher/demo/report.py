@@ -13,8 +13,8 @@ import numpy.typing as npt
 from PIL import Image
 from pydantic import BaseModel
 
+from giornata.wire.fleet import InstanceView
 from giornata.wire.values import StageTimes
-from giornata.wire.workers import InstanceView
 from giornata_prepost.images.masks import Alpha, edited_region, effective_alpha
 from giornata_prepost.images.pictures import Pixels
 from giornata_tools.launcher.demo.exhibits import Exhibit
