@@ -37,7 +37,7 @@ UNET: Final = Course(
 )
 SHOWN_SIDE: Final = 64
 STEPS: Final = 20
-GUIDANCE: Final = 3.0
+GUIDANCE: Final = 2.0
 """What sample grids are painted with, and what requests get that do not say."""
 
 
