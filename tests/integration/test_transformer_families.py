@@ -24,7 +24,16 @@ from giornata_denoiser.rows.stored import EXACT
 from giornata_denoiser.rows.template import Form, Recording
 from giornata_prepost.images.geometry import Size
 from tests.integration.painting import Served, ended, of_edit, of_generation, served
-from tests.integration.prepost.oracle import NEGATIVE, PROMPT, Caught, Oracle, mask, mask_padding, picture
+from tests.integration.prepost.oracle import (
+    IMAGE_TO_IMAGE,
+    NEGATIVE,
+    PROMPT,
+    Caught,
+    Oracle,
+    mask,
+    mask_padding,
+    picture,
+)
 
 FAMILIES: Final = (Family.SD3, Family.Z_IMAGE, Family.FLUX2_KLEIN, Family.QWEN_IMAGE, Family.CHROMA)
 SIZE: Final = Size(112, 80)
@@ -106,6 +115,17 @@ def test_an_edit_equals_the_inpainting_pipeline(
     row = both.served.edited("edit", of_edit(both.served.card, **asked), picture(SIZE), mask(SIZE))
     assert len(row.prompts) == 1 + (scale > (0 if both.family is Family.Z_IMAGE else 1))
     found = both.oracle.run(SEED, size=SIZE, steps=steps, strength=strength, **both.told(scale))
+    assert_equal(both, row, found)
+
+
+@pytest.mark.parametrize("strength", [0.6, 1.0])
+def test_an_edit_of_a_whole_picture_equals_the_image_to_image_pipeline(both: Both, strength: float) -> None:
+    if both.family not in IMAGE_TO_IMAGE:
+        pytest.skip("diffusers has no such pipeline of this family")
+    asked = both.asked(2.5) | {"num_inference_steps": 3, "strength": strength}
+    whole = np.full_like(mask(SIZE), 255)
+    row = both.served.edited("edit", of_edit(both.served.card, **asked), picture(SIZE), whole)
+    found = both.oracle.remade(SEED, size=SIZE, steps=3, strength=strength, **both.told(2.5))
     assert_equal(both, row, found)
 
 

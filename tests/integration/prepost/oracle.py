@@ -11,10 +11,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from diffusers import (
+    ChromaImg2ImgPipeline,
     ChromaPipeline,
     Flux2KleinPipeline,
+    QwenImageImg2ImgPipeline,
     QwenImagePipeline,
+    StableDiffusion3Img2ImgPipeline,
     StableDiffusion3Pipeline,
+    ZImageImg2ImgPipeline,
     ZImagePipeline,
 )
 from PIL import Image
@@ -36,6 +40,13 @@ TEXT_TO_IMAGE: dict[Family, Any] = {
     Family.QWEN_IMAGE: QwenImagePipeline,
     Family.CHROMA: ChromaPipeline,
 }
+IMAGE_TO_IMAGE: dict[Family, Any] = {
+    Family.SD3: StableDiffusion3Img2ImgPipeline,
+    Family.Z_IMAGE: ZImageImg2ImgPipeline,
+    Family.QWEN_IMAGE: QwenImageImg2ImgPipeline,
+    Family.CHROMA: ChromaImg2ImgPipeline,
+}
+"""Klein has none."""
 
 
 def picture(size: Size = SIZE) -> Pixels:
@@ -140,8 +151,27 @@ class Oracle:
 
     def generated(self, seed: int, *, size: Size = SIZE, steps: int = 2, **guidance: Any) -> Caught:
         """What the text-to-image pipeline over the same components makes."""
+        shape = {"width": size.width, "height": size.height}
+        return self._made(TEXT_TO_IMAGE[self.family], seed, steps, **shape, **guidance)
+
+    def remade(
+        self, seed: int, *, size: Size = SIZE, steps: int = 2, strength: float = 1.0, **guidance: Any
+    ) -> Caught:
+        """What the image-to-image pipeline over the same components makes of :func:`picture`."""
+        given = {"image": Image.fromarray(picture(size)), "strength": strength}
+        return self._made(
+            IMAGE_TO_IMAGE[self.family],
+            seed,
+            steps,
+            width=size.width,
+            height=size.height,
+            **given,
+            **guidance,
+        )
+
+    def _made(self, kind: Any, seed: int, steps: int, **given: Any) -> Caught:
+        """What another pipeline makes."""
         caught, modules = Caught(), self.pipeline.components
-        kind = TEXT_TO_IMAGE[self.family]
         pipeline = kind(**{name: modules[name] for name in modules if name in kind._get_signature_types()})
         pipeline.set_progress_bar_config(disable=True)
         if self.family is Family.CHROMA:
@@ -153,12 +183,10 @@ class Oracle:
 
         painted = pipeline(
             prompt=PROMPT,
-            width=size.width,
-            height=size.height,
             num_inference_steps=steps,
             generator=torch.Generator().manual_seed(seed),
             callback_on_step_end=ended,
-            **self._told(guidance),
+            **self._told(given),
         ).images[0]
         caught.picture = np.asarray(painted)
         return caught

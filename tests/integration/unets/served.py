@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -41,6 +41,10 @@ SIZE = Size(128, 64)
 TEXT_TO_IMAGE = {
     Family.SD: diffusers.StableDiffusionPipeline,
     Family.SDXL: diffusers.StableDiffusionXLPipeline,
+}
+IMAGE_TO_IMAGE = {
+    Family.SD: diffusers.StableDiffusionImg2ImgPipeline,
+    Family.SDXL: diffusers.StableDiffusionXLImg2ImgPipeline,
 }
 
 
@@ -97,13 +101,15 @@ class Served:
         network = load_network(folder, dtype=torch.float32, device=CPU)
         return cls(card, images, network, opened(PIPELINES[family], folder))
 
-    def edit(self, asked: Asked, job: str = "edit", resume: Snapshot | None = None) -> Row:
-        """The row of an edit of :func:`picture` by :func:`mask`, through the bytes that travel."""
+    def edit(
+        self, asked: Asked, job: str = "edit", resume: Snapshot | None = None, *, whole: bool = False
+    ) -> Row:
+        """The row of an edit of :func:`picture`, by :func:`mask` or as a `whole`, through the bytes that travel."""
         given = EditParameters(**asked.fields, strength=asked.strength)
         parameters = resolve(given, self.card, asked.seed)
         (drawn,) = self.images.encode_rows(
             picture(asked.size),
-            mask(asked.size),
+            np.full_like(mask(asked.size), 255) if whole else mask(asked.size),
             [asked.seed],
             draws=bool(parameters.sampler and parameters.sampler.stochastic),
             strength=asked.strength,
@@ -152,14 +158,27 @@ class Served:
             "image": Image.fromarray(picture(asked.size)),
             "mask_image": Image.fromarray(mask(asked.size)),
             "strength": asked.strength,
+            "width": asked.size.width,
+            "height": asked.size.height,
         }
         return self._called(self.pipeline, asked, self.card.default_guidance_scale, **shown)
 
+    def remade(self, asked: Asked) -> Ended:
+        """What the image-to-image pipeline makes of the same picture."""
+        pipeline = self._sibling(IMAGE_TO_IMAGE)
+        shown = {"image": Image.fromarray(picture(asked.size)), "strength": asked.strength}
+        return self._called(pipeline, asked, self.card.default_guidance_scale, **shown)
+
     def generated(self, asked: Asked) -> Ended:
         """What the text-to-image pipeline makes of the same."""
-        pipeline = TEXT_TO_IMAGE[Family(self.card.family)].from_pipe(self.pipeline)
+        size = {"width": asked.size.width, "height": asked.size.height}
+        return self._called(self._sibling(TEXT_TO_IMAGE), asked, self.card.generation_guidance_scale, **size)
+
+    def _sibling(self, kinds: Mapping[Family, Any]) -> Any:
+        """Another pipeline over the same components."""
+        pipeline = kinds[Family(self.card.family)].from_pipe(self.pipeline)
         pipeline.set_progress_bar_config(disable=True)
-        return self._called(pipeline, asked, self.card.generation_guidance_scale)
+        return pipeline
 
     def _called(self, pipeline: Any, asked: Asked, scale: float | None, **shown: Any) -> Ended:
         latents: list[Tensor] = []
@@ -174,8 +193,6 @@ class Served:
             painted = pipeline(
                 asked.prompt,
                 negative_prompt=asked.negative_prompt,
-                width=asked.size.width,
-                height=asked.size.height,
                 num_inference_steps=asked.steps,
                 guidance_scale=scale if asked.guidance_scale is None else asked.guidance_scale,
                 generator=torch.Generator().manual_seed(asked.seed),

@@ -55,6 +55,24 @@ def test_an_edit_equals_the_inpainting_pipeline(family: Family, asked: Asked, se
     assert len(row.prompts) == (1 if asked.guidance_scale == 1.0 else 2)
 
 
+@pytest.mark.parametrize(
+    "asked",
+    [
+        Asked(strength=0.6, steps=5),
+        Asked(guidance_scale=1.0, negative_prompt=None),
+        Asked(sampler=Sampler.EULER_ANCESTRAL, strength=0.8, size=Size(64, 128)),
+    ],
+    ids=["own", "at full strength", "ancestral"],
+)
+@pytest.mark.parametrize("family", [Family.SD, Family.SDXL])
+def test_an_edit_of_a_whole_picture_equals_the_image_to_image_pipeline(
+    family: Family, asked: Asked, served: Opened
+) -> None:
+    of = served(family)
+    mine, theirs = denoised(of, [of.edit(asked, whole=True)])["edit"], of.remade(asked)
+    assert_equals(of, mine, theirs, asked.size)
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_comparison_sees_another_seed(family: Family, served: Opened) -> None:
     of, asked = served(family), Asked(guidance_scale=1.0, negative_prompt=None, steps=2)

@@ -51,7 +51,7 @@ def build_row(
         if name == NOISE or not generated
     }
     if resume is None:
-        begin = track.begun(fields.get("image_latents"), fields[NOISE])
+        begin = track.begun(fields.get("image_latents"), fields[NOISE], whole=_whole(family, fields))
         state = Snapshot(0, begin, generator=conditioning.get(GENERATOR))
     else:
         state = _resumed(family, resume, tuple(fields[NOISE].shape), track)
@@ -81,6 +81,14 @@ def text_shapes(family: ModelFamily, tokens: int) -> dict[str, tuple[int, ...]]:
         name: tuple(tokens if side is None else side for side in shape)
         for name, shape in family.text.tensors.items()
     }
+
+
+def _whole(family: ModelFamily, conditioning: Mapping[str, Tensor]) -> bool:
+    """Whether an edit repaints its whole picture, as image-to-image pipelines do.
+
+    Checkpoints that see the mask have no such pipeline.
+    """
+    return family.network.blends and "mask" in conditioning and bool((conditioning["mask"] == 1).all())
 
 
 def _resumed(family: ModelFamily, resume: Snapshot, shape: tuple[int, ...], track: Track) -> Snapshot:

@@ -33,7 +33,9 @@ class Track:
     """(steps, states, 2 + states): each new state from noise, output and old states; row 0 is the latent's."""
     outside: Tensor
     """(steps + 1, 2): how much of picture and of noise there is in a latent that is not computed, at each level; at the
-    first one, how much a row begins with."""
+    first one, how much a row with a mask begins with."""
+    begins_whole: tuple[float, float]
+    """How much of picture and of noise a row begins with that repaints a whole picture."""
     clean: Tensor
     """(steps, 2): how much of latent and of output there is in the picture that a step predicts as the end."""
     noise_dtype: torch.dtype | None = None
@@ -65,9 +67,18 @@ class Track:
         noised: Tensor = of_noise * noise + of_picture * picture
         return noised
 
-    def begun(self, picture: Tensor | None, noise: Tensor) -> Tensor:
-        """Where a row begins: its picture, noised; without one its noise, scaled as text-to-image pipelines do."""
-        return self.outside[0, 1].item() * noise if picture is None else self.noised(picture, noise, 0)
+    def begun(self, picture: Tensor | None, noise: Tensor, *, whole: bool = False) -> Tensor:
+        """Where a row begins, of equal shape as `noise`.
+
+        That is its picture, noised as inpainting pipelines do or, where the `whole` of it is repainted, image-to-image
+        pipelines; without a picture it is the noise, scaled as text-to-image pipelines do.
+        """
+        if picture is None:
+            return self.outside[0, 1].item() * noise
+        if not whole:
+            return self.noised(picture, noise, 0)
+        of_picture, of_noise = self.begins_whole
+        return of_noise * noise + of_picture * picture
 
     def predicted(self, latent: Tensor, output: Tensor, step: int) -> Tensor:
         """The picture that a latent is predicted to become, from it and the network's output before `step`."""

@@ -57,7 +57,9 @@ class PipelineImages(ABC):
     """More arguments of the pipeline's constructor."""
     text_varies_with_size: ClassVar[bool] = False
     draws_unread: ClassVar[bool] = False
-    """Whether the pipeline samples the masked picture's latents after the noise, and reads them in no step."""
+    """Whether the inpainting pipeline samples the masked picture's latents after the noise, and reads them in no step.
+
+    The image-to-image pipeline, which an edit of a whole picture equals, has none."""
 
     def __init__(self, folder: Path, card: ModelCard, device: torch.device, dtype: torch.dtype) -> None:
         pipeline = self.kind.from_pretrained(
@@ -116,7 +118,7 @@ class PipelineImages(ABC):
                 generator
             )
             if draws:
-                if self.draws_unread and sampled:
+                if self.draws_unread and sampled and not bool((row["mask"] == 1).all()):
                     self._noise(image_latents, generator)
                 row["generator"] = generator.get_state()
             yield {name: tensor.cpu().contiguous() for name, tensor in row.items()}

@@ -67,6 +67,7 @@ def solved(
         inputs=torch.tensor(run.inputs, dtype=torch.float32),
         matrices=torch.from_numpy(_matrices(run, type(scheduler).__name__)).to(torch.float32),
         outside=torch.tensor(outside, dtype=torch.float32),
+        begins_whole=run.levels[0],
         clean=torch.tensor([_clean(prediction, *level) for level in run.levels], dtype=torch.float32),
         noise_dtype=_noise_dtype(scheduler),
     )
