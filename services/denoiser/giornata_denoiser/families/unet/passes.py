@@ -150,4 +150,4 @@ class TextAttention(Attention):
 
 def by_head(attn: Any, projection: Tensor) -> Tensor:
     """(items, cells, channels) → (items, cells, heads, head_dim)."""
-    return projection.unflatten(-1, (attn.heads, -1))
+    return projection.reshape(*projection.shape[:2], attn.heads, -1)
