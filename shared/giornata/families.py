@@ -2,7 +2,7 @@
 
 A checkpoint is a plain diffusers folder (``model_index.json``, one sub-folder per component). A new family is a row of
 :data:`KINDS`, and a folder in prepost's and the denoiser's ``families``. Defaults of requests are those of the family's
-inpainting pipeline in diffusers; the guidance of generations is that of its text-to-image pipeline.
+inpainting pipeline in diffusers; steps and guidance of generations are those of its text-to-image pipeline.
 """
 
 from __future__ import annotations
@@ -70,6 +70,8 @@ class Kind:
     """Defaults of requests, unless the checkpoint has a ``serving.json``."""
     generation_guidance_scale: float | None = None
     """Default of generations; None for a kind that generates nothing."""
+    generation_steps: int | None = None
+    """Default of generations; None where it is that of edits."""
     true_cfg_scale: float = 1.0
     """Default of requests with a negative prompt, where the family takes true classifier-free guidance."""
     guided_above: float | None = None
@@ -169,6 +171,7 @@ _SD3: Final = Kind(
     guidance_scale=7.0,
     strength=0.6,
     generation_guidance_scale=7.0,
+    generation_steps=28,
     guided_above=1.0,
     mask_latents=1,
     network_size=True,
@@ -230,6 +233,7 @@ _CHROMA: Final = Kind(
     guidance_scale=7.0,
     strength=0.6,
     generation_guidance_scale=5.0,
+    generation_steps=35,
     guided_above=1.0,
     mask_latents=1,
     tokenizer="tokenizer",

@@ -33,7 +33,8 @@ class ServingDefaults(BaseModel):
     true_cfg_scale: float | None = Field(None, ge=1)
     strength: float | None = Field(None, gt=0, le=1)
     generation_guidance_scale: float | None = Field(None, ge=0)
-    """Ignored by a kind that generates nothing."""
+    generation_steps: int | None = Field(None, ge=1)
+    """Both are ignored by a kind that generates nothing. Without the latter, `steps` holds for generations too."""
 
 
 def read_model_card(folder: Path, name: str | None = None) -> ModelCard:
@@ -140,6 +141,7 @@ def _guidance(kind: Kind, configs: Configs, told: ServingDefaults) -> dict[str, 
         "default_steps": told.steps or steps,
         "default_guidance_scale": scale if told.guidance_scale is None else told.guidance_scale,
         "generation_guidance_scale": _of_generations(kind, distilled, told),
+        "generation_steps": _steps_of_generations(kind, distilled, told),
         "default_true_cfg_scale": told.true_cfg_scale or kind.true_cfg_scale,
         "default_strength": told.strength or kind.strength,
     }
@@ -153,6 +155,14 @@ def _of_generations(kind: Kind, distilled: Distilled | None, told: ServingDefaul
     if distilled is not None and distilled.guidance_scale is not None:
         return distilled.guidance_scale
     return kind.generation_guidance_scale
+
+
+def _steps_of_generations(kind: Kind, distilled: Distilled | None, told: ServingDefaults) -> int | None:
+    """None where they are those of edits."""
+    if kind.generation_guidance_scale is None:
+        return None
+    own = kind.generation_steps if distilled is None and told.steps is None else None
+    return told.generation_steps or own
 
 
 def _own_sampler(kind: Kind, configs: Configs) -> Sampler:

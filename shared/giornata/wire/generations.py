@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Final
 
+from giornata.wire.defaults import filled
 from giornata.wire.errors import InvalidField, SizeMismatch
 from giornata.wire.models import ModelCard, Task
 from giornata.wire.requests import EditParameters, GenerationParameters, Reuse
@@ -41,14 +42,12 @@ def carried_out(generation: GenerationParameters) -> EditParameters:
 
 
 def fitted(parameters: EditParameters, card: ModelCard) -> EditParameters:
-    """A generation's `parameters` with the defaults of `card` that differ from those of its edits.
+    """A generation's `parameters` with the defaults that the model has for generations.
 
     SizeMismatch where a side is no multiple of the side of the model's tokens.
     """
     check_multiple(parameters, card)
-    if parameters.guidance_scale is not None or not card.takes_guidance:
-        return parameters
-    return parameters.model_copy(update={"guidance_scale": card.generation_guidance_scale})
+    return filled(parameters, card, Task.GENERATE)
 
 
 def check_multiple(parameters: GenerationParameters, card: ModelCard) -> None:

@@ -71,6 +71,8 @@ class ModelCard(Wire):
     """What it is served for; versions before it was told know edits alone."""
     generation_guidance_scale: float | None = None
     """Default of generations; None where it generates nothing."""
+    generation_steps: int | None = None
+    """Default of generations; None where it is that of edits, as versions before it was told have it."""
     native_size: int = 1024
     """Pixels a side of the square pictures that the checkpoint was made for."""
     references: int = 0

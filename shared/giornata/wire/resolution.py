@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from operator import attrgetter
-from typing import Any, Final
+from typing import Final
 
+from giornata.wire.defaults import filled
 from giornata.wire.errors import InvalidField
 from giornata.wire.generations import FIELDS
 from giornata.wire.jobs import Job
 from giornata.wire.models import Guidance, ModelCard, Task
-from giornata.wire.requests import EditParameters, Reuse
+from giornata.wire.requests import EditParameters
 from giornata.wire.samplers import Sampler
 
 _BY_CARD: Final[tuple[tuple[str, Callable[[ModelCard], bool], str], ...]] = (
@@ -47,20 +48,11 @@ def resolve(
             )
     if parameters.sampler is not None and parameters.sampler not in card.samplers:
         raise _sampler_refused(parameters.sampler, card, served)
-    defaults: dict[str, Any] = {
-        "model": card.name,
-        "seed": seed,
-        "num_inference_steps": card.default_steps,
-        "strength": card.default_strength,
-        "guidance_scale": card.default_guidance_scale if card.takes_guidance else None,
-        "sampler": Sampler(card.default_sampler),
+    named = {
+        "model": parameters.model or card.name,
+        "seed": seed if parameters.seed is None else parameters.seed,
     }
-    if card.takes_true_cfg and parameters.negative_prompt is not None:
-        defaults["true_cfg_scale"] = card.default_true_cfg_scale
-    if parameters.reuse is Reuse.AUTO and not card.reuses:
-        parameters = parameters.model_copy(update={"reuse": Reuse.OFF})
-    missing = {name: value for name, value in defaults.items() if getattr(parameters, name) is None}
-    resolved = parameters.model_copy(update=missing)
+    resolved = filled(parameters, card, Task.EDIT).model_copy(update=named)
     if resolved.negative_prompt is not None and cfg_scale(resolved, card) is None:
         field = "true_cfg_scale" if card.takes_true_cfg else "guidance_scale"
         least = 1 if card.takes_true_cfg else card.guided_above

@@ -22,19 +22,18 @@ from pydantic import BaseModel
 import giornata_gateway
 from giornata.families import Family
 from giornata.wire.fleet import FleetView, InstanceView
-from giornata.wire.generations import FIELDS
 from giornata.wire.jobs import JobState
-from giornata.wire.models import Guidance, Task
+from giornata.wire.models import ModelCard, Task
 from giornata.wire.requests import OutputFormat
-from giornata.wire.samplers import FLOW_MATCHING, Sampler
 from giornata.wire.values import StageTimes
 from giornata.wire.workers import ServiceName
 from giornata_gateway.http.body import frame
 from giornata_gateway.views.answers import ErrorDetail
-from giornata_gateway.views.catalog import ModelList, ModelView
+from giornata_gateway.views.catalog import model_list
 from giornata_gateway.views.jobs import KINDS, JobView, PartialImageEvent, PictureView
 from tests.e2e.pictures import file
 from tests.e2e.studio.browsing import Watch
+from tests.fakes.fleet import CARD
 
 ORIGIN: Final = "http://studio.test"
 STATIC: Final = Path(giornata_gateway.__file__).parent / "static"
@@ -53,28 +52,17 @@ def plain(color: tuple[int, int, int], side: int = SIDE) -> bytes:
     return file(np.full((side, side, 3), color, np.uint8))
 
 
-def model(name: str, *tasks: Task) -> ModelView:
-    """A Fill model, or one with other tasks."""
-    return ModelView(
-        id=name,
-        family=Family.FLUX_INPAINT if tasks else Family.FLUX_FILL,
-        digest=name,
-        default_steps=4,
-        default_strength=1.0,
-        default_guidance_scale=30.0,
-        takes_guidance=True,
-        guidance=Guidance.EMBEDDED,
-        takes_negative_prompt=False,
-        default_true_cfg_scale=1.0,
-        takes_true_cfg=False,
-        samplers=list(FLOW_MATCHING),
-        default_sampler=Sampler.EULER,
-        tasks=list(tasks or (Task.EDIT,)),
-        fields={task: list(FIELDS[task]) for task in tasks or (Task.EDIT,)},
-        generation_guidance_scale=3.5 if Task.GENERATE in tasks else None,
-        size_multiple=16,
-        native_size=SIDE,
-    )
+FILL: Final = CARD.model_copy(update={"native_size": SIDE})
+"""A model that edits only."""
+PAINTER: Final = FILL.model_copy(
+    update={
+        "name": "painter",
+        "family": Family.FLUX_INPAINT,
+        "tasks": (Task.EDIT, Task.GENERATE),
+        "generation_guidance_scale": 3.5,
+    }
+)
+"""One that also generates."""
 
 
 def fleet(
@@ -134,9 +122,7 @@ def preview(number: int, color: tuple[int, int, int]) -> bytes:
 class FakeGateway:
     """Every edit becomes the job :data:`JOB`, which ends when `ends` is set."""
 
-    models: list[str] = field(default_factory=lambda: ["tiny"])
-    tasks: tuple[Task, ...] = ()
-    """Of its models, where they do not edit only."""
+    models: list[ModelCard] = field(default_factory=lambda: [FILL])
     fleet: FleetView = field(default_factory=lambda: fleet("tiny"))
     events: bytes = b""
     """Of the job's stream."""
@@ -162,7 +148,7 @@ class FakeGateway:
         elif path.startswith("/studio/"):
             await route.fulfill(path=STATIC / path.removeprefix("/studio/"))
         elif path == "/v1/models":
-            await _json(route, ModelList(data=[model(name, *self.tasks) for name in self.models]))
+            await _json(route, model_list({card.name: card for card in self.models}))
         elif path == "/v1/fleet":
             await route.fulfill(body=frame("fleet", self.fleet), content_type=STREAM)
         else:

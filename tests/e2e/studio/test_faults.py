@@ -42,6 +42,7 @@ async def test_what_is_set_is_what_is_sent(opened: Open) -> None:
         "n": "1",
         "seed": "11",
         "mask_blur": "3",
+        "reuse": "auto",
         "mask_mode": "white",
         "partial_images": "8",
     }

@@ -6,30 +6,31 @@ import asyncio
 import json
 
 import pytest
-from playwright.async_api import expect
+from playwright.async_api import Browser, Page, expect
 
-from giornata.wire.models import Task
+from giornata.wire.samplers import DISCRETE_TIME
+from tests.e2e.studio.browsing import visiting
 from tests.e2e.studio.easel import color_at, finished, masked, ready
-from tests.e2e.studio.gateway import BLUE, RED, FakeGateway, Open, preview
+from tests.e2e.studio.gateway import BLUE, FILL, ORIGIN, PAINTER, RED, FakeGateway, Open, preview
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
-async def test_where_no_model_generates_the_tab_is_disabled_and_says_why(opened: Open) -> None:
+async def test_where_no_model_generates_there_is_no_choice_of_tasks(opened: Open) -> None:
     async with opened(FakeGateway()) as (page, _):
         await ready(page)
-        await expect(page.get_by_role("button", name="From text")).to_be_disabled()
-        await expect(page.locator("#task-why")).to_contain_text("tiny edits pictures only")
+        await expect(page.locator("#strength")).to_be_visible()
+        await expect(page.get_by_role("button", name="From text")).to_be_hidden()
         await expect(page.locator("#size")).to_be_hidden()
 
 
 async def test_a_picture_is_made_from_text_and_can_be_edited(opened: Open) -> None:
-    gateway = FakeGateway(tasks=(Task.EDIT, Task.GENERATE), pictures=2, events=preview(0, BLUE))
+    gateway = FakeGateway(models=[PAINTER], pictures=2, events=preview(0, BLUE))
     gateway.ends = asyncio.Event()
     async with opened(gateway) as (page, _):
         await ready(page)
         await page.get_by_role("button", name="From text").click()
-        for hidden in ("#choose", "#strength", "#crop", "#padding", "#blur"):
+        for hidden in ("#choose", "#strength", "#crop", "#padding", "#blur", "#reuse"):
             await expect(page.locator(hidden)).to_be_hidden()
         await expect(page.locator("#guidance")).to_have_value("3.5")
         sizes = await page.eval_on_selector_all(
@@ -66,8 +67,81 @@ async def test_a_picture_is_made_from_text_and_can_be_edited(opened: Open) -> No
     }
 
 
+@pytest.mark.parametrize("width", [1280, 360])
+async def test_controls_are_those_of_the_chosen_model_and_task(browser: Browser, width: int) -> None:
+    true_cfg = PAINTER.model_copy(
+        update={
+            "name": "qwen",
+            "takes_guidance": False,
+            "takes_true_cfg": True,
+            "default_true_cfg_scale": 4.0,
+        }
+    )
+    unet = PAINTER.model_copy(
+        update={
+            "name": "sd",
+            "guided_above": 1.0,
+            "samplers": DISCRETE_TIME,
+            "default_sampler": "pndm",
+            "reuses": False,
+            "generation_steps": 9,
+            "token_latents": 8,
+            "native_size": 128,
+        }
+    )
+    gateway = FakeGateway(models=[FILL, PAINTER, true_cfg, unet])
+    view = {"width": width, "height": 860}
+    async with visiting(browser, ORIGIN, serve=gateway.serve, viewport=view) as (page, _):
+        await masked(page)
+        always = {"model", "prompt", "steps", "seed", "n"}
+        of_edits = always | {"strength", "reuse", "padding", "blur"}
+        for name, shown in {
+            "tiny": of_edits | {"guidance"},
+            "qwen": of_edits | {"negative", "true-cfg"},
+            "sd": of_edits | {"guidance", "negative", "sampler"},
+        }.items():
+            await page.select_option("#model", name)
+            assert await controls(page) == shown
+            assert await page.evaluate("document.documentElement.scrollWidth") == width
+        await expect(page.locator("#reuse")).to_have_value("off")
+        await page.select_option("#sampler", "ddim")
+        await page.select_option("#model", "qwen")
+        await expect(page.locator("#reuse")).to_have_value("auto")
+        await expect(page.locator("#true-cfg")).to_be_disabled()
+        await page.fill("#negative", "snow")
+        await page.fill("#strength", "0.5")
+        await expect(page.locator("#true-cfg")).to_have_value("4")
+        await page.fill("#true-cfg", "1")
+        await page.click("#go")
+        await expect(page.locator("#true-cfg")).to_be_focused()
+        await page.select_option("#model", "sd")
+        await expect(page.locator("#true-cfg-error")).to_be_hidden()
+        await page.click("#go")
+        await finished(page)
+        await page.get_by_role("button", name="From text").click()
+        assert await controls(page) == always | {"guidance", "negative", "sampler", "size"}
+        await expect(page.locator("#steps")).to_have_value("9")
+        sizes = await page.eval_on_selector_all("#size option", "all => all.map(({ value }) => value)")
+        assert sizes == ["128x128", "128x64", "64x128"]
+    (form,) = gateway.forms
+    for name, value in {
+        "negative_prompt": b"snow",
+        "sampler": b"ddim",
+        "strength": b"0.5",
+        "reuse": b"off",
+    }.items():
+        assert b'name="%s"\r\n\r\n%s\r\n' % (name.encode(), value) in form  # what still applies is kept
+    assert b"true_cfg_scale" not in form
+
+
+async def controls(page: Page) -> set[str]:
+    """Ids of the form's fields that are seen."""
+    seen = "all => all.filter((one) => one.checkVisibility()).map(({ id }) => id)"
+    return set(await page.eval_on_selector_all("#edit [name]", seen))
+
+
 async def test_an_edit_after_a_change_of_mind_is_sent_as_one(opened: Open) -> None:
-    gateway = FakeGateway(tasks=(Task.EDIT, Task.GENERATE))
+    gateway = FakeGateway(models=[PAINTER])
     async with opened(gateway) as (page, _):
         await ready(page)
         await page.get_by_role("button", name="From text").click()

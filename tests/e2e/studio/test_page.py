@@ -78,20 +78,19 @@ async def test_the_gateways_error_stands_at_the_field_it_names(visit: Visit) -> 
         await finished(page)
 
 
-async def test_what_the_model_does_not_take_is_disabled_and_says_why(visit: Visit) -> None:
+async def test_what_the_model_does_not_take_is_not_asked_for(visit: Visit) -> None:
     async def without_guidance(route: Route) -> None:
         answer = await route.fetch()
         models = await answer.json()
-        models["data"][0] |= {"takes_guidance": False, "default_guidance_scale": None, "native_size": 128}
-        models["data"][0] |= {"samplers": ["heun", "euler"], "default_sampler": "euler"}
+        models["data"][0]["fields"]["edit"].remove("guidance_scale")
+        models["data"][0] |= {"samplers": ["heun", "euler"], "native_size": 128}
         await route.fulfill(response=answer, json=models)
 
     async with visit() as (page, _):
         await page.route("**/v1/models", without_guidance)
         await page.reload()
         await open_sample(page)
-        await expect(page.locator("#guidance")).to_be_disabled()
-        await expect(page.locator("#guidance-why")).to_contain_text("takes no guidance")
+        await expect(page.locator("#guidance")).to_be_hidden()
         await expect(page.locator("#crop-why")).to_contain_text("128 × 128")  # noqa: RUF001 - as the page writes it
         await expect(page.locator("#sampler")).to_have_value("euler")
         async with page.expect_request("**/v1/jobs") as sent:

@@ -9,7 +9,7 @@ from playwright.async_api import Route, expect
 
 from giornata_gateway.views.answers import ErrorDetail
 from tests.e2e.studio.easel import color_at, edit, finished, masked, ready
-from tests.e2e.studio.gateway import GREEN, GREY, RED, FakeGateway, Open, fleet, preview
+from tests.e2e.studio.gateway import FILL, GREEN, GREY, RED, FakeGateway, Open, fleet, preview
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -72,18 +72,19 @@ async def test_pixels_are_decoded_for_what_is_seen_and_no_more(opened: Open) -> 
 
 
 async def test_a_chosen_model_is_kept_while_its_worker_restarts(opened: Open) -> None:
-    gateway = FakeGateway(models=["one", "two"], fleet=fleet("one", "two"))
+    one, two = (FILL.model_copy(update={"name": name}) for name in ("one", "two"))
+    gateway = FakeGateway(models=[one, two], fleet=fleet("one", "two"))
     async with opened(gateway) as (page, _):
         await masked(page)
         await expect(page.locator("#fleet-note")).to_have_text("2 workers")
         await page.select_option("#model", "two")
-        gateway.models, gateway.fleet = ["one"], fleet("one")
+        gateway.models, gateway.fleet = [one], fleet("one")
         await expect(page.locator("#model-error")).to_contain_text("two is not served now")
         await expect(page.locator("#model")).to_have_value("two")
         await page.click("#go")
         await expect(page.locator("#model")).to_be_focused()
         assert gateway.forms == []
-        gateway.models, gateway.fleet = ["one", "two"], fleet("one", "two")
+        gateway.models, gateway.fleet = [one, two], fleet("one", "two")
         await expect(page.locator("#model-error")).to_be_hidden()
         await edit(page)
         await finished(page)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
-from giornata_tools.cli import status
+from giornata_tools.cli import models, status
 from giornata_tools.doors.edits import EditCall, EditProgress, Preview, Refused, Stopped
 from giornata_tools.doors.http_door import open_http
 from tests.fakes.key_files import write_keys
@@ -111,3 +112,17 @@ async def test_an_edit_that_nobody_accepted_yet_has_no_job_to_cancel() -> None:
         with pytest.raises(Stopped, match="before the edit was accepted"):
             await editing
         done.set()
+
+
+async def test_the_served_models_are_told_and_one_that_is_not_is_named(
+    stage: Stage, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert await models.run(stage.url, None, "tiny", as_json=True) == 0
+    [told] = json.loads(capsys.readouterr().out)
+    assert (told["id"], told["defaults"]["edit"]["num_inference_steps"]) == ("tiny", 3)
+    assert await models.run(stage.url, None, None, as_json=False) == 0
+    assert "tiny" in capsys.readouterr().out
+    assert await models.run(stage.url, None, "other", as_json=False) == 1
+    refused = capsys.readouterr().err
+    assert "model_not_found" in refused
+    assert "Accepted: tiny" in refused

@@ -30,6 +30,7 @@ FLUX = CARD.model_copy(
         "default_guidance_scale": 7.0,
         "tasks": (Task.EDIT, Task.GENERATE),
         "generation_guidance_scale": 3.5,
+        "generation_steps": 5,
     }
 )
 
@@ -58,7 +59,7 @@ async def test_a_generation_is_answered_in_openais_form(painter: Stage) -> None:
     assert job.model == "flux"  # the only one that generates
     asked = job.parameters
     assert (asked.strength, asked.reuse, asked.guidance_scale) == (1.0, Reuse.OFF, 3.5)
-    assert asked.num_inference_steps == 3
+    assert asked.num_inference_steps == 5
 
 
 async def test_the_official_client_generates_and_is_told_of_it(painter: Stage) -> None:
@@ -97,7 +98,7 @@ async def test_the_nats_door_generates(painter: Stage, nats_url: str) -> None:
         painter.router.steps_when.set()
         steps = [event.step async for event in job if isinstance(event, StepEvent)]
         result = await job
-        assert steps == [1, 1, 2, 2, 3, 3]
+        assert steps == [1, 1, 2, 2, 3, 3, 4, 4, 5, 5]
         assert [(one.seed, one.data) for one in result.pictures] == [(4, picture_of(0)), (5, picture_of(1))]
         assert (await painter.record()).job.image is None
         with pytest.raises(InvalidField, match="belong to edits"):
@@ -173,6 +174,7 @@ async def test_edits_choose_among_all_models_and_generations_among_their_own(pai
     status, answer = await painter.edit()
     assert (status, answer["error"]["accepted"]) == (400, "flux, tiny")
     assert (await painter.edit(model="flux"))[0] == 200
-    assert (await painter.record()).job.parameters.guidance_scale == 7.0
+    asked = (await painter.record()).job.parameters
+    assert (asked.guidance_scale, asked.num_inference_steps) == (7.0, 3)
     painter.router.failure = GiornataError("It failed.")
     assert (await generated(painter))[0] == 500

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Final, Literal
 
+from giornata.wire.defaults import Default, defaults_of
 from giornata.wire.errors import InvalidField, ModelNotFound, ServiceUnavailable, TaskNotSupported
 from giornata.wire.models import Guidance, ModelCard, Task
 from giornata.wire.resolution import fields_of
@@ -64,6 +65,7 @@ class ModelView(View):
     family: str
     digest: str
     default_steps: int
+    """Of edits, as are strength and guidance scale; `defaults` tells them by task."""
     default_strength: float
     default_guidance_scale: float | None
     """Null where the model takes no guidance."""
@@ -84,6 +86,8 @@ class ModelView(View):
     """What it is served for; `edit` alone where it needs a picture."""
     fields: dict[Task, list[str]]
     """What a request for each task may name, beside the fields that say how its answer travels."""
+    defaults: dict[Task, dict[str, Default]]
+    """By task, what fields stand for that a request leaves out, where models differ in it."""
     generation_guidance_scale: float | None
     """Default `guidance_scale` of generations; null where it takes none, or generates nothing."""
     size_multiple: int
@@ -130,6 +134,7 @@ def _model(card: ModelCard) -> ModelView:
         "id": card.name,
         "size_multiple": card.pixel_multiple,
         "fields": fields_of(card),
+        "defaults": {task: defaults_of(card, task) for task in card.tasks},
         "guidance": card.guidance,
         "takes_negative_prompt": card.takes_negative_prompt,
     }

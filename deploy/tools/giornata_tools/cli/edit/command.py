@@ -28,7 +28,7 @@ def edit(ctx: click.Context, /, *, image: str, mask: str | None, **given: Any) -
     """Repaint the masked part of the picture IN as the prompt says, and write OUT.
 
     PNG, JPEG and WebP are read; OUT is written in the format that its name ends with. Pixels outside the mask stay
-    exactly as they are in IN.
+    exactly as they are in IN. `giornata models NAME` tells which of these options a served model takes.
     """
     sending, parameters, files = read_options(ctx, given, EditParameters)
     if image == mask == STDOUT:

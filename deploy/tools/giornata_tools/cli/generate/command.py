@@ -18,9 +18,9 @@ from giornata_tools.doors.edits import EditCall
 def generate(ctx: click.Context, /, **given: Any) -> None:
     """Make a picture from text alone, and write OUT.
 
-    It needs a served model whose tasks name `generate`, as GET /v1/models tells: any Flux text-to-image checkpoint is
-    one. A Fill model edits only, and the model that comes with Giornata, fresco, is a Fill model: serve another with
-    `giornata up --model FOLDER_OR_ID`.
+    It needs a served model whose tasks name `generate`, as `giornata models` tells; any Flux text-to-image checkpoint
+    is one. `giornata models NAME` tells which of these options a model takes. A Fill model edits only, and the model
+    that comes with Giornata, fresco, is a Fill model: serve another with `giornata up --model FOLDER_OR_ID`.
     """
     sending, parameters, files = read_options(ctx, given, GenerationParameters)
     carry_out(ctx, sending, lambda: EditCall(None, None, parameters), files)

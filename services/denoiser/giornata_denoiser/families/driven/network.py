@@ -15,6 +15,7 @@ from giornata.packed.region import Rotary
 from giornata.packed.tracing import UNTRACED, Lane, Tracing
 from giornata.packed.uses import Use
 from giornata.planning.specs import BlockSpec
+from giornata_denoiser.families import guidance, patches
 from giornata_denoiser.families.driven.attention import by_head
 from giornata_denoiser.families.driven.batch import DrivenBatch, Grid, Prepared, assembled
 from giornata_denoiser.families.driven.forward import Forward, Stream
@@ -24,8 +25,6 @@ from giornata_denoiser.families.driven.specs import counted
 from giornata_denoiser.families.protocol import SequenceInputs
 from giornata_denoiser.rows.row import Prompt
 
-PATCH: Final = 2
-"""Latent pixels a side of a token."""
 TRAIN_TIMESTEPS: Final = 1000
 """Timestep = sigma * this."""
 
@@ -126,7 +125,7 @@ class DrivenNetwork(ABC):
 
     @property
     def out_channels(self) -> int:
-        """Of a token: 2x2 latent pixels."""
+        """Of a token: its :data:`~giornata_denoiser.families.patches.PATCH`² latent pixels."""
         return int(self.transformer.proj_out.out_features)
 
     @property
@@ -181,19 +180,15 @@ class DrivenNetwork(ABC):
 
     def guided(self, positive: Tensor, negative: Tensor, scale: Tensor) -> Tensor:
         """Classifier-free guidance: negative + scale * (positive - negative)."""
-        return negative + (scale * (positive - negative).float()).to(positive.dtype)
+        return guidance.guided(positive, negative, scale)
 
     def unpacked(self, latent: Tensor, grid: Grid) -> Tensor:
-        """See :meth:`giornata_denoiser.families.protocol.Network.unpacked`; the inverse of `_pack_latents`."""
-        height, width = grid
-        patches = latent.view(height, width, -1, PATCH, PATCH).permute(2, 0, 3, 1, 4)
-        return patches.reshape(-1, height * PATCH, width * PATCH)
+        """See :meth:`giornata_denoiser.families.protocol.Network.unpacked`."""
+        return patches.unpacked(latent, grid)
 
     def packed(self, pixels: Tensor) -> Tensor:
-        """The inverse of :meth:`unpacked`: (tokens, out_channels) of latent pixels."""
-        channels, height, width = pixels.shape
-        patches = pixels.view(channels, height // PATCH, PATCH, width // PATCH, PATCH)
-        return patches.permute(1, 3, 0, 2, 4).reshape(-1, channels * PATCH**2)
+        """See :meth:`giornata_denoiser.families.protocol.Network.packed`."""
+        return patches.packed(pixels)
 
     def _entering(
         self,
@@ -247,8 +242,3 @@ class DrivenNetwork(ABC):
             attentions = zip(self.attentions(block), self.normed(block, hidden), strict=True)
             projected = [self.keys_values(attn, normed) for attn, normed in attentions]
             forward.keep([(self.hooks.rotated(key, Stream.IMAGE), value) for key, value in projected])
-
-
-def by_channel(patches: Tensor) -> Tensor:
-    """(n, pixels of a patch and their channels) → (n, channels and their pixels), as latents are packed."""
-    return patches.view(len(patches), PATCH**2, -1).transpose(1, 2).flatten(1)

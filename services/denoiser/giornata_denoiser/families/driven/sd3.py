@@ -14,9 +14,10 @@ from giornata.planning.specs import BlockSpec
 from giornata_denoiser.families.driven.attention import JointAttention, SelfAttention
 from giornata_denoiser.families.driven.batch import Grid
 from giornata_denoiser.families.driven.forward import Site, Stream
-from giornata_denoiser.families.driven.network import PATCH, DrivenNetwork, by_channel
+from giornata_denoiser.families.driven.network import DrivenNetwork
 from giornata_denoiser.families.driven.prompts import EMBEDS, DrivenPrompt, DrivenText
 from giornata_denoiser.families.driven.specs import multiplications, spec
+from giornata_denoiser.families.patches import PATCH, by_channel
 
 POOLED: Final = "pooled_prompt_embeds"
 

@@ -14,10 +14,12 @@ from giornata.planning.specs import BlockSpec
 from giornata_denoiser.families.driven.attention import SelfAttention
 from giornata_denoiser.families.driven.batch import Grid
 from giornata_denoiser.families.driven.forward import Site, Stream
-from giornata_denoiser.families.driven.network import PATCH, TRAIN_TIMESTEPS, DrivenNetwork, by_channel
+from giornata_denoiser.families.driven.network import TRAIN_TIMESTEPS, DrivenNetwork
 from giornata_denoiser.families.driven.positions import cells, numbered, of_complex
 from giornata_denoiser.families.driven.prompts import EMBEDS, DrivenPrompt, DrivenText
 from giornata_denoiser.families.driven.specs import multiplications, spec
+from giornata_denoiser.families.guidance import beyond
+from giornata_denoiser.families.patches import PATCH, by_channel, by_pixel
 
 MULTIPLE: Final = 32
 """Text and pictures are padded to a multiple of so many tokens, with learnt ones that attend."""
@@ -76,8 +78,7 @@ class ZImage(DrivenNetwork):
 
     def image_stream(self, latents: Tensor) -> Tensor:
         """The channels of a patch come last; a packed latent has them first."""
-        patches = latents.view(len(latents), -1, PATCH**2).transpose(1, 2).flatten(1)
-        image: Tensor = self.transformer.all_x_embedder[PATCHES](patches)
+        image: Tensor = self.transformer.all_x_embedder[PATCHES](by_pixel(latents))
         return image
 
     def companions(self, grid: Grid, *, generated: bool = False) -> int:  # noqa: ARG002 - protocol
@@ -111,7 +112,7 @@ class ZImage(DrivenNetwork):
 
     def guided(self, positive: Tensor, negative: Tensor, scale: Tensor) -> Tensor:
         """Classifier-free guidance as the pipeline counts it: positive + scale * (positive - negative)."""
-        return positive + (scale * (positive - negative).float()).to(positive.dtype)
+        return beyond(positive, positive, negative, scale)
 
     def spec(self, block: Any) -> BlockSpec:
         """See :class:`DrivenNetwork`."""

@@ -23,6 +23,7 @@ from giornata.packed.tracing import UNTRACED, Tracing
 from giornata.packed.uses import Use
 from giornata.planning.specs import BlockSpec
 from giornata.tensors import PROMPT_MASK, padding_tokens
+from giornata_denoiser.families import guidance, patches
 from giornata_denoiser.families.flux.forward import FluxForward, Parts
 from giornata_denoiser.families.flux.modulation import Modulation, prepared, prepared_channels
 from giornata_denoiser.families.flux.projections import Projections
@@ -31,8 +32,6 @@ from giornata_denoiser.rows.row import Prompt
 
 TRAIN_TIMESTEPS: Final = 1000
 """Timestep = sigma * this; the transformers are trained with it."""
-PATCH: Final = 2
-"""Latent pixels a side of a token."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -205,19 +204,15 @@ class PackedFlux(ABC):
 
     def guided(self, positive: Tensor, negative: Tensor, scale: Tensor) -> Tensor:
         """Classifier-free guidance: negative + scale * (positive - negative)."""
-        return negative + (scale * (positive - negative).float()).to(positive.dtype)
+        return guidance.guided(positive, negative, scale)
 
     def unpacked(self, latent: Tensor, grid: tuple[int, int]) -> Tensor:
-        """See :meth:`giornata_denoiser.families.protocol.Network.unpacked`; the inverse of `_pack_latents`."""
-        height, width = grid
-        patches = latent.view(height, width, -1, PATCH, PATCH).permute(2, 0, 3, 1, 4)
-        return patches.reshape(-1, height * PATCH, width * PATCH)
+        """See :meth:`giornata_denoiser.families.protocol.Network.unpacked`."""
+        return patches.unpacked(latent, grid)
 
     def packed(self, pixels: Tensor) -> Tensor:
-        """See :meth:`giornata_denoiser.families.protocol.Network.packed`; `_pack_latents` of the pipeline."""
-        channels, height, width = pixels.shape
-        patches = pixels.view(channels, height // PATCH, PATCH, width // PATCH, PATCH)
-        return patches.permute(1, 3, 0, 2, 4).reshape(-1, channels * PATCH * PATCH)
+        """See :meth:`giornata_denoiser.families.protocol.Network.packed`."""
+        return patches.packed(pixels)
 
     def _made_rotary(self, text_tokens: int, grid: tuple[int, int]) -> Rotary:
         """Rotary embedding, text then image: text is at (0, 0, 0), the token of line y and column x at (0, y, x)."""

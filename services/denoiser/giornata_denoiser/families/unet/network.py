@@ -17,6 +17,7 @@ from giornata.packed.tracing import UNTRACED, Tracing
 from giornata.packed.uses import ActivationRecorder, Source, Taken, Use
 from giornata.planning.specs import BlockSpec
 from giornata.wire.values import Mode
+from giornata_denoiser.families import guidance
 from giornata_denoiser.families.protocol import SequenceInputs
 from giornata_denoiser.families.unet.maps import MapPass
 from giornata_denoiser.families.unet.passes import Interior
@@ -151,7 +152,7 @@ class TiledUnet(ABC):
 
     def guided(self, positive: Tensor, negative: Tensor, scale: Tensor) -> Tensor:
         """Classifier-free guidance: negative + scale * (positive - negative)."""
-        return negative + (scale * (positive - negative).float()).to(positive.dtype)
+        return guidance.guided(positive, negative, scale)
 
     def companions(self, grid: tuple[int, int], *, generated: bool = False) -> int:  # noqa: ARG002 - protocol
         """None."""

@@ -6,7 +6,7 @@ apart, ask the pass that is under way. There are two kinds: over maps, as diffus
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from abc import ABC, abstractmethod
 from functools import partial
 from typing import Any, Protocol
 
@@ -99,46 +99,55 @@ def _nothing(*inputs: Tensor | None) -> Tensor:
     return first.new_zeros(1, 1)
 
 
-def attended(attn: Any, hidden: Tensor, attend: Callable[[Tensor], Tensor]) -> Tensor:
-    """`attend` over the queries of diffusers' `Attention`, (items, cells, heads, head_dim), and its projection."""
-    query = attn.to_q(hidden)
-    mixed = attend(query.unflatten(-1, (attn.heads, -1)))
-    out: Tensor = attn.to_out[1](attn.to_out[0](mixed.flatten(2)))
-    return out
+class Attention(ABC):
+    """An attention of a block that asks the pass under way: a processor of diffusers' `Attention`."""
+
+    def __init__(self, interior: Interior) -> None:
+        self._interior = interior
+
+    def __call__(
+        self,
+        attn: Any,
+        hidden_states: Tensor,
+        encoder_hidden_states: Tensor | None = None,  # noqa: ARG002 - diffusers' signature
+        attention_mask: Tensor | None = None,  # noqa: ARG002 - likewise
+    ) -> Tensor:
+        """(items, cells, channels)."""
+        query = by_head(attn, attn.to_q(hidden_states))
+        mixed = self.attend(self._interior.under_way, attn, query, hidden_states)
+        out: Tensor = attn.to_out[1](attn.to_out[0](mixed.flatten(2)))
+        return out
+
+    @abstractmethod
+    def attend(self, through: Pass, attn: Any, query: Tensor, hidden: Tensor) -> Tensor:
+        """What `query` finds, both (items, cells, heads, head_dim); `hidden` is (items, cells, channels)."""
 
 
-class PictureAttention:
-    """Self-attention of a block; a processor of diffusers' `Attention`."""
+class PictureAttention(Attention):
+    """Each cell over its picture's cells."""
 
     def __init__(self, interior: Interior, leaf: Leaf) -> None:
-        self._interior, self._leaf = interior, leaf
+        super().__init__(interior)
+        self._leaf = leaf
 
-    def __call__(
-        self,
-        attn: Any,
-        hidden_states: Tensor,
-        encoder_hidden_states: Tensor | None = None,  # noqa: ARG002 - diffusers' signature
-        attention_mask: Tensor | None = None,  # noqa: ARG002 - likewise
-    ) -> Tensor:
-        """(items, cells, channels)."""
-        key, value = (to(hidden_states).unflatten(-1, (attn.heads, -1)) for to in (attn.to_k, attn.to_v))
-        through, leaf = self._interior.under_way, self._leaf
-        return attended(attn, hidden_states, lambda query: through.attention(leaf, query, key, value))
+    def attend(self, through: Pass, attn: Any, query: Tensor, hidden: Tensor) -> Tensor:
+        """See :class:`Attention`."""
+        key, value = by_head(attn, attn.to_k(hidden)), by_head(attn, attn.to_v(hidden))
+        return through.attention(self._leaf, query, key, value)
 
 
-class TextAttention:
-    """Cross-attention of a block over keys and values that each row has had since it joined."""
+class TextAttention(Attention):
+    """Each cell over keys and values of the text, which a row has from when it joins."""
 
     def __init__(self, interior: Interior, index: int) -> None:
-        self._interior, self._index = interior, index
+        super().__init__(interior)
+        self._index = index
 
-    def __call__(
-        self,
-        attn: Any,
-        hidden_states: Tensor,
-        encoder_hidden_states: Tensor | None = None,  # noqa: ARG002 - diffusers' signature
-        attention_mask: Tensor | None = None,  # noqa: ARG002 - likewise
-    ) -> Tensor:
-        """(items, cells, channels)."""
-        through, index = self._interior.under_way, self._index
-        return attended(attn, hidden_states, lambda query: through.text_attention(index, query))
+    def attend(self, through: Pass, attn: Any, query: Tensor, hidden: Tensor) -> Tensor:  # noqa: ARG002 - of the picture's
+        """See :class:`Attention`."""
+        return through.text_attention(self._index, query)
+
+
+def by_head(attn: Any, projection: Tensor) -> Tensor:
+    """(items, cells, channels) → (items, cells, heads, head_dim)."""
+    return projection.reshape(*projection.shape[:2], attn.heads, -1)

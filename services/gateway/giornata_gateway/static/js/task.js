@@ -15,11 +15,6 @@ export function task() {
   return current;
 }
 
-/** Whether the form asks for a control now; `data-only` names the task that alone has it. */
-export function asks(control) {
-  return [undefined, current].includes(control.closest("[data-only]")?.dataset.only);
-}
-
 export function missingPrompt() {
   return WORDS[current].missing;
 }
@@ -29,14 +24,11 @@ export function able(models, wanted = current) {
   return models.filter(({ tasks }) => tasks.includes(wanted));
 }
 
-/** Offers the tasks that some model does, and says what is missing for the other. */
+/** Offers a choice of tasks where some model generates. While no model is served, what was offered stays. */
 export function offerTasks(models) {
-  const generates = able(models, "generate").length > 0;
-  at("task-generate").disabled = !generates;
-  const known = models.map(({ id }) => id).join(", ");
-  at("task-why").textContent =
-    generates || !known ? "" : `${known} ${models.length > 1 ? "edit" : "edits"} pictures only. A text-to-image model, served beside, makes them from text.`;
-  if (!generates && known) setTask("edit");
+  if (!models.length) return;
+  at("task").hidden = !able(models, "generate").length;
+  if (at("task").hidden) setTask("edit");
 }
 
 /** `changed()` is called whenever the task becomes another. */
@@ -49,7 +41,8 @@ export function setTask(wanted) {
   if (wanted === current) return;
   current = wanted;
   const { heading, prompt, hint } = WORDS[wanted];
-  at("panel").dataset.task = wanted;
+  at("panel").setAttribute("aria-label", heading);
+  at("picture").hidden = wanted !== "edit";
   for (const button of buttons) button.setAttribute("aria-pressed", String(button.dataset.task === wanted));
   at("edit-heading").textContent = at("go").textContent = heading;
   at("prompt-label").textContent = prompt;

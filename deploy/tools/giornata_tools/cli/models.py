@@ -1,0 +1,117 @@
+"""``giornata models``: which models a gateway serves, and what a request for one may name."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import click
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from giornata.wire.errors import ErrorBody
+from giornata.wire.requests import EditParameters
+from giornata_tools import interrupts
+from giornata_tools.cli.options import api_key_option, gateway_of, url_option
+from giornata_tools.doors.edits import Refused
+from giornata_tools.doors.http_door import open_http
+
+PATH: Final = "/v1/models"
+FILES: Final = {"image": "IN", "mask": "--mask"}
+"""Fields that are no parameters, as the command line has them."""
+
+
+@click.command()
+@click.argument("name", required=False)
+@url_option
+@api_key_option
+@click.option("--json", "as_json", is_flag=True, help="Print what the gateway tells.")
+@click.pass_context
+def models(
+    ctx: click.Context, name: str | None, url: str | None, api_key: str | None, *, as_json: bool
+) -> None:
+    """List the models that are served, or the options of one.
+
+        Of the model NAME each option has its default by task.
+
+    XX
+    """
+    gateway = gateway_of(url)
+    ctx.exit(interrupts.run(lambda: run(gateway, api_key, name, as_json=as_json)))
+
+
+async def run(url: str, api_key: str | None, name: str | None, *, as_json: bool) -> int:
+    """Ask and print; the exit status."""
+    try:
+        async with open_http(url, api_key) as door:
+            told = (await door.read(PATH))["data"]
+        chosen = told if name is None else [_named(told, name)]
+    except Refused as error:
+        click.echo(f"Error: {error}", err=True)
+        return 1
+    if as_json:
+        click.echo(json.dumps(chosen, indent=2))
+    else:
+        Console().print(models_table(chosen) if name is None else model_table(chosen[0]))
+    return 0
+
+
+def _named(told: Sequence[Mapping[str, Any]], name: str) -> Mapping[str, Any]:
+    for model in told:
+        if model["id"] == name:
+            return model
+    served = ", ".join(model["id"] for model in told) or "none"
+    raise Refused(
+        ErrorBody(code="model_not_found", message="No such model is served.", received=name, accepted=served)
+    )
+
+
+def models_table(told: Sequence[Mapping[str, Any]]) -> RenderableType:
+    """A line per model of ``GET /v1/models``."""
+    if not told:
+        return Text("No model is served.")
+    table = _table("model", "family", "tasks", "guidance", "native size", "sides")
+    for model in told:
+        side = model["native_size"]
+        table.add_row(
+            model["id"],
+            model["family"],
+            ", ".join(model["tasks"]),
+            model["guidance"],
+            f"{side}x{side}",
+            f"multiples of {model['size_multiple']}",
+        )
+    return table
+
+
+def model_table(model: Mapping[str, Any]) -> RenderableType:
+    """A line per option that a model of ``GET /v1/models`` takes for some task: its default by task."""
+    tasks, fields = model["tasks"], model["fields"]
+    table = _table("option", *tasks)
+    for name in dict.fromkeys(name for task in tasks for name in fields[task]):
+        if name in EditParameters.model_fields or name in FILES:
+            table.add_row(_option(name), *(_default(model, task, name) for task in tasks))
+    samplers = Text(f"samplers: {', '.join(model['samplers'])}")
+    return Group(models_table([model]), Text(), table, Text(), samplers)
+
+
+def _option(name: str) -> str:
+    return FILES.get(name, f"--{name.replace('_', '-')}")
+
+
+def _default(model: Mapping[str, Any], task: str, name: str) -> str:
+    """The default as a cell; empty where an option has none."""
+    if name not in model["fields"][task]:
+        return "-"
+    common = EditParameters.model_fields[name].get_default() if name in EditParameters.model_fields else None
+    default = model["defaults"][task].get(name, common)
+    return "" if default is None else str(default)
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=None, pad_edge=False, collapse_padding=True, header_style="bold")
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    return table
