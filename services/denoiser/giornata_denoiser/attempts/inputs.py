@@ -23,7 +23,8 @@ from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.engine.weighing import profits, run_ms
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.families.rows import build_row
-from giornata_denoiser.rows.row import Row, Snapshot
+from giornata_denoiser.rows.row import Row
+from giornata_denoiser.rows.snapshot import Snapshot
 from giornata_denoiser.rows.template import shared_noise
 from giornata_denoiser.templates.lookup import Reusing
 

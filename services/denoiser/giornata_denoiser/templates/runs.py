@@ -21,7 +21,8 @@ from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.config import DenoiserConfig, TemplatePolicy
 from giornata_denoiser.engine.protocol import RowEngine, StepReport
 from giornata_denoiser.families.rows import build_row
-from giornata_denoiser.rows.row import GENERATOR, RecordingSpec, Row
+from giornata_denoiser.rows.row import RecordingSpec, Row
+from giornata_denoiser.rows.snapshot import GENERATOR
 from giornata_denoiser.rows.template import Recording, template_generator, template_noise
 from giornata_denoiser.templates.identity import Wanted, wanted
 from giornata_denoiser.templates.registered import Registered, Registrations
