@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol, Self
@@ -39,13 +40,15 @@ class Prompt(Protocol):
 
 @dataclass(frozen=True)
 class RecordingSpec:
-    """What a template run keeps of every block."""
+    """What steps that are recorded keep of every block."""
 
     forms: frozenset[Form]
     bits: int
     """See :mod:`giornata_denoiser.rows.stored`."""
     first_block: int = 0
     """Blocks before it keep nothing."""
+    name: str = ""
+    """Where later edits find what an edit leaves; a template run's row is named so itself."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,6 +95,8 @@ class Row:
     """Without a template: from one step that is computed in full to the next, so many; those between take the keys and
     values that the last one made of the outside tokens. 0 computes every step in full. Read only where there is a
     region."""
+    renewed_later: int = 0
+    """All of these steps in full but the first one come so many steps later, less than half of `renewed_every`."""
     keeps_padding: bool = False
     """Whether steps after its first one take the keys and values that it made of its prompts' padding. Read only where
     it takes those of outside tokens, too."""
@@ -100,9 +105,9 @@ class Row:
     begun: bool = False
     """Whether it has made a step here."""
     records: RecordingSpec | None = None
-    """What the steps of a template run leave behind; None for an edit."""
+    """What its steps leave behind: all steps of a template run; of an edit without a template, those in full."""
     entries: tuple[Entry, ...] = ()
-    """What the steps of a template run have left so far."""
+    """What they have left so far."""
     skipped: bool = False
     """Whether its template was here and not worth taking from."""
 
@@ -137,7 +142,7 @@ class Row:
     @property
     def background(self) -> bool:
         """Whether it is a template run, which yields to edits."""
-        return self.records is not None
+        return self.records is not None and self.region is None
 
     @property
     def level(self) -> float:
@@ -197,7 +202,19 @@ class Row:
             return False
         if self.template is not None:
             return self.settled
-        return self.renews and self.begun and self.step % self.renewed_every > 0
+        since = self.step - self.renewed_later
+        return self.renews and self.begun and (since <= 0 or since % self.renewed_every > 0)
+
+    @property
+    def steps_in_full(self) -> int:
+        """How many steps compute the whole picture, of a row that runs here from the first to the last."""
+        if self.region is None:
+            return self.steps
+        if self.template is not None:
+            return int(self.corrections is None)
+        if not self.renews:
+            return self.steps
+        return math.ceil(max(1, self.steps - self.renewed_later) / self.renewed_every)
 
     @property
     def tokens(self) -> int:
