@@ -86,7 +86,7 @@ class Pictures:
         yield "", "a template run, corrected", replace(row, template=template)
         yield "", "its own steps", replace(row, renewed_every=renewed_every(row.steps, RENEWED))
         for name, masked in EARLIER.items():
-            left = self._left(index, masked(request.mask))
+            left = left_by(self._model, self._earlier(index, masked(request.mask)))
             if left is None or left.edited is None or (either := united(where, left.edited)) is None:
                 continue
             taking = replace(whole, region=either, template=left)
@@ -94,17 +94,21 @@ class Pictures:
             yield name, "… not corrected", replace(taking, corrections=())
             yield name, "… its repainted tokens, too", replace(taking, region=where)
 
-    def _left(self, index: int, mask: np.ndarray) -> Recording | None:
-        """What an edit of another prompt and seed leaves."""
+    def _earlier(self, index: int, mask: np.ndarray) -> Request:
+        """An edit of the same picture with another prompt and seed."""
         request, other = self._requests[index], self._requests[(index + 1) % len(self._requests)]
-        earlier = replace(request, mask=mask, prompt=other.prompt, seed=request.seed + 1000)
-        row = self._model.edit(earlier, DEFAULT.halo)
-        where = self._model.region(row, DEFAULT.halo)
-        if where is None:
-            return None
-        every = renewed_every(row.steps, RENEWED)
-        (done,) = self._model.run([replace(row, region=where, renewed_every=every, records=SPEC)])
-        return Recording("left", row.grid, done.entries, edited=where)
+        return replace(request, mask=mask, prompt=other.prompt, seed=request.seed + 1000)
+
+
+def left_by(model: BenchModel, request: Request) -> Recording | None:
+    """What an edit without a template leaves; None where it computes all of the picture."""
+    row = model.edit(request, DEFAULT.halo)
+    where = model.region(row, DEFAULT.halo)
+    if where is None:
+        return None
+    every = renewed_every(row.steps, RENEWED)
+    (done,) = model.run([replace(row, region=where, renewed_every=every, records=SPEC)])
+    return Recording("left", row.grid, done.entries, edited=where)
 
 
 def recording(model: BenchModel, request: Request) -> dict[str, float]:

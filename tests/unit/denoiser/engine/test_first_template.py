@@ -21,7 +21,7 @@ from giornata_denoiser.templates.lookup import Reusing
 from tests.fakes import tiny_flux
 from tests.fakes.tiny_flux import Spec
 from tests.unit.denoiser.engine.edits import GRID, edit, engine, expected, finished, where
-from tests.unit.denoiser.engine.test_masked import BLOCKS, FLOAT32, recorded, reusing, step
+from tests.unit.denoiser.engine.test_masked import BLOCKS, FLOAT32, Everything, recorded, reusing, step
 from tests.unit.denoiser.engine.test_renewing import Hiccup
 
 OF = tiny_flux.family()
@@ -49,7 +49,7 @@ def test_an_edit_leaves_its_steps_in_full_and_is_what_it_was(scale: float) -> No
     made = engine(OF)
     made.batch.submit([row, tiny_flux.row(OF, Spec("beside"))])
     done = finished(made)["job"]
-    at, seen = row, []
+    at, seen = row, list[Everything]()
     levels = []
     while not at.done:
         if at.step % 3 == 0:
@@ -121,7 +121,7 @@ def test_a_row_that_renews_later_takes_what_it_last_made() -> None:
     made = engine(OF)
     made.batch.submit([row])
     done = finished(made)["job"]
-    at, seen = row, []
+    at, seen = row, list[Everything]()
     while not at.done:
         if at.step in {0, 4, 7}:
             latent, seen = recorded(OF, at)
