@@ -172,6 +172,9 @@ WORKER = WorkerState(
         disk_bytes=10,
         corrected=11,
         corrections_bytes=12,
+        hits_first=13,
+        first=14,
+        first_bytes=15,
     ),
     resident={},
     samples=(

@@ -15,7 +15,8 @@ from giornata_denoiser.families.flux.checkpoints import FluxFill, FluxInpaint
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.families.rows import build_row
 from giornata_denoiser.families.sampling.flow_matching import FlowMatching, shifted_by_size
-from giornata_denoiser.rows.row import Row, Snapshot
+from giornata_denoiser.rows.row import Row
+from giornata_denoiser.rows.snapshot import Snapshot
 
 JOINT_DIM = 24
 POOLED_DIM = 20

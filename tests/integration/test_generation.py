@@ -19,7 +19,7 @@ from giornata.wire.errors import SchemaMismatch, TooManyPixels
 from giornata.wire.requests import EditParameters
 from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.families.rows import build_row
-from giornata_denoiser.rows.row import Snapshot
+from giornata_denoiser.rows.snapshot import Snapshot
 from giornata_prepost.images import generation
 from giornata_prepost.images.geometry import Size
 from giornata_prepost.images.stages import PixelLimits

@@ -8,12 +8,14 @@ import numpy as np
 import pytest
 import torch
 
+from giornata.packed.region import united
 from giornata_denoiser.engine.sources import ReuseOptions
 from giornata_denoiser.families.flux import transformer
 from giornata_denoiser.rows.row import RecordingSpec
 from giornata_tools.quality import cases, metrics
 from tests.bench.compute.bench_model import BenchModel, Request, box_of
 from tests.bench.compute.setting import DEFAULT, Setting
+from tests.bench.first_template import left_by
 from tests.bench.reuse_quality import MODEL
 
 STEPS = 6
@@ -70,6 +72,28 @@ def test_a_miss_gives_it_too(model: BenchModel, requests: list[Request]) -> None
     renewed, never = (inside(model, requests, Setting(renewed_every=every)) for every in (3, STEPS))
     assert min(renewed) > LEAST
     assert np.mean(renewed) > np.mean(never)
+
+
+def test_the_next_edit_takes_what_a_miss_left(model: BenchModel, requests: list[Request]) -> None:
+    """Of another prompt and mask: with what the miss repainted computed, the picture is nearer than without."""
+    found = []
+    for request, other in zip(requests, reversed(requests), strict=True):
+        earlier = replace(request, prompt=other.prompt, mask=np.roll(request.mask, (16, 16), (0, 1)), seed=9)
+        left = left_by(model, earlier)
+        whole = model.edit(request, DEFAULT.halo)
+        where = model.region(whole, DEFAULT.halo)
+        assert left is not None
+        assert left.edited is not None
+        assert where is not None
+        either = united(where, left.edited)
+        assert either is not None
+        rows = [replace(whole, region=place, template=left) for place in (either, where)]
+        options = ReuseOptions(correction_bits=DEFAULT.correction_bits)
+        full, *pictures = [model.decode(row) for row in (*model.run([whole]), *model.run(rows, options))]
+        found.append([metrics.ssim(picture, full, box_of(request.mask)) for picture in pictures])
+    computed, taken = zip(*found, strict=True)
+    assert min(computed) > LEAST
+    assert np.mean(computed) > np.mean(taken)
 
 
 def test_padding_may_be_kept_and_other_text_may_not(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Self
+from typing import Final, Self
 
 from pydantic import Field, model_validator
 
@@ -15,12 +15,15 @@ from giornata.scheduling.batch import Joining
 from giornata_denoiser.rows.stored import BITS
 from giornata_denoiser.rows.template import Form
 
+FIRST_SHARE: Final = 16
+"""What edits leave may take one part in so many of the machine's memory by default."""
+
 
 class TemplatePolicy(StrEnum):
     """What a miss means."""
 
     BACKGROUND = "background"
-    """The edit computes everything; the template is recorded beside it, from its second edit on."""
+    """The edit goes on without it, and the template is recorded beside later ones: :attr:`template_first_mb`."""
     INLINE = "inline"
     """The template is recorded first."""
     OFF = "off"
@@ -89,6 +92,12 @@ class DenoiserConfig(ModelConfig):
         512,
         ge=0,
         description="Of corrections for later edits with the same mask, in MiB; with 0 every edit computes its own.",
+    )
+    template_first_mb: int = Field(
+        default_factory=lambda: memory_bytes() // FIRST_SHARE >> 20,
+        ge=0,
+        description="Of what edits leave of pictures without a template, which serves the next edits instead of one, "
+        "in MiB; default a sixteenth of the machine's memory; with 0 they leave nothing.",
     )
 
     renew_steps: int = Field(

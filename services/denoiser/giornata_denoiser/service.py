@@ -153,6 +153,7 @@ class Denoiser:
             config.template_folder,
             config.template_disk_mb << 20,
             corrections_bytes=config.template_corrections_mb << 20,
+            first_bytes=config.template_first_mb << 20,
             pin=checkpoint.family.device.type == "cuda",
             told=self._reporter.loaded,
         )

@@ -141,6 +141,7 @@ def _tell(config: DenoiserConfig, checkpoint: Checkpoint, memory: Memory) -> Non
     log.info(
         "budgets",
         templates_mb=memory.templates >> 20,
+        first_mb=config.template_first_mb,
         device_mb=memory.device >> 20,
         ahead_mb=memory.ahead >> 20,
         rows_mb=None if math.isinf(memory.rows) else int(memory.rows) >> 20,

@@ -61,12 +61,20 @@ def template_metrics(states: Iterable[ServiceState]) -> Iterator[Metric]:
     corrected = _counter(
         "template_corrections", "Rows that took what an earlier edit of their mask had learned.", "worker"
     )
+    firsts = _counter(
+        "template_firsts", "Pictures of which an edit left what serves the next ones, not recorded.", "worker"
+    )
     for state in states:
         count = state.worker.templates if state.worker else None
         if count is None:
             continue
         worker = state.instance
-        for tier, hits in (("memory", count.hits_memory), ("disk", count.hits_disk), ("none", count.misses)):
+        for tier, hits in (
+            ("memory", count.hits_memory),
+            ("disk", count.hits_disk),
+            ("first", count.hits_first),
+            ("none", count.misses),
+        ):
             lookups.add_metric([worker, tier], hits)
         for tier, size_bytes, evicted in (
             ("memory", count.memory_bytes, count.evicted_memory),
@@ -77,9 +85,11 @@ def template_metrics(states: Iterable[ServiceState]) -> Iterator[Metric]:
         runs.add_metric([worker, "recorded"], count.recorded)
         runs.add_metric([worker, "failed"], count.failed)
         sizes.add_metric([worker, "corrections"], count.corrections_bytes)
+        sizes.add_metric([worker, "first"], count.first_bytes)
+        firsts.add_metric([worker], count.first)
         prefetched.add_metric([worker], count.prefetched)
         corrected.add_metric([worker], count.corrected)
-    yield from (lookups, sizes, evictions, runs, prefetched, corrected)
+    yield from (lookups, sizes, evictions, runs, prefetched, corrected, firsts)
 
 
 def router_metrics(states: Iterable[ServiceState]) -> Iterator[Metric]:

@@ -196,6 +196,18 @@ def renewed_every(steps: int, most: int) -> int:
     return min(most, math.ceil(steps / RENEWALS))
 
 
+def renewed_later(number: int, steps: int, every: int) -> int:
+    """By how many steps the `number`-th of some rows that begin together renews later than the first of them.
+
+    So they are computed in full in different steps, and in as many. Later is no worse than earlier; decision record
+    0029 has the measurement.
+    """
+    if every < 1:
+        return 0
+    last = (math.ceil(steps / every) - 1) * every
+    return number % (1 + min((every - 1) // 2, steps - 1 - last))
+
+
 def worth_reusing(
     costs: StepCosts, shapes: Sequence[Shape], modes: Sequence[Mode], bytes_a_step: float
 ) -> bool:

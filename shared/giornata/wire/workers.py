@@ -140,6 +140,8 @@ class TemplateCounters(Wire):
 
     hits_memory: int = 0
     hits_disk: int = 0
+    hits_first: int = 0
+    """Edits that found what an earlier one of the picture had left, and no recording."""
     misses: int = 0
     prefetched: int = 0
     """Recordings that were read from disk ahead of their edits."""
@@ -153,6 +155,9 @@ class TemplateCounters(Wire):
     corrected: int = 0
     """Rows that were given the correction of an earlier edit, and have no step to compute in full."""
     corrections_bytes: int = 0
+    first: int = 0
+    """Pictures of which an edit has left what serves the next ones."""
+    first_bytes: int = 0
 
 
 class WorkerState(Wire):

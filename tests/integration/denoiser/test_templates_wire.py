@@ -257,6 +257,21 @@ async def test_a_later_edit_of_a_mask_takes_what_the_first_one_has_learned(
         await registry.counters(worker, memory_bytes=0, corrections_bytes=0)
 
 
+async def test_the_second_edit_of_a_picture_takes_what_the_first_one_left(
+    bench: Bench, registry: Registry
+) -> None:
+    async with bench.worker() as worker:
+        assert await registry.edited(worker, registered=False) == (1, "miss")
+        told = await registry.counters(worker, first=1)
+        assert told.first_bytes > 0
+        assert await registry.edited(worker, registered=False) == (1, "hit")
+        told = await registry.counters(worker, hits_first=1)
+        assert (told.misses, told.recorded, told.memory_bytes) == (1, 0, 0)
+        await registry.remove()
+        await registry.counters(worker, first_bytes=0)
+        assert await registry.edited(worker, registered=False) == (1, "miss")
+
+
 async def test_a_strict_edit_learns_for_itself_and_teaches_nobody(bench: Bench, registry: Registry) -> None:
     async with bench.worker(template_policy="inline") as worker:
         for _ in range(2):

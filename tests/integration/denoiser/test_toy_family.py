@@ -25,7 +25,8 @@ from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.engine.rehearsal import rehearse
 from giornata_denoiser.engine.sources import ReuseOptions
 from giornata_denoiser.families.rows import build_row, text_shapes
-from giornata_denoiser.rows.row import GENERATOR, RecordingSpec, Row, Snapshot
+from giornata_denoiser.rows.row import RecordingSpec, Row
+from giornata_denoiser.rows.snapshot import GENERATOR, Snapshot
 from giornata_denoiser.rows.stored import EXACT
 from giornata_denoiser.rows.template import Form, Recording
 from giornata_tools.model.random.build import build

@@ -29,7 +29,8 @@ from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.checkpoint import load as load_network
 from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.families.rows import build_row
-from giornata_denoiser.rows.row import Row, Snapshot
+from giornata_denoiser.rows.row import Row
+from giornata_denoiser.rows.snapshot import Snapshot
 from giornata_prepost.checkpoint import FAMILIES
 from giornata_prepost.families.protocol import GeneratingModel, ImageModel
 from giornata_prepost.images.geometry import Size

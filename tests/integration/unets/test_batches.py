@@ -12,7 +12,7 @@ from giornata.scheduling.batch import Capacity
 from giornata.tensors import pack, unpack
 from giornata.wire.samplers import Sampler
 from giornata_denoiser.engine.engine import Engine
-from giornata_denoiser.rows.row import Snapshot
+from giornata_denoiser.rows.snapshot import Snapshot
 from giornata_prepost.images.geometry import Size
 from tests.integration.unets.served import Asked, Served, denoised
 

@@ -84,7 +84,8 @@ def test_templates_of_all_workers_are_summed_up() -> None:
     )
     workers = [state(ServiceName.DENOISER, name, worker=counted) for name in ("d1", "d2")]
     assert sums(told(workers)).splitlines()[2] == (
-        "edits that could reuse: 12, 6 from memory, 2 from disk; templates: 6 MiB in memory, 0 MiB on disk"
+        "edits that could reuse: 12, 6 from memory, 2 from disk, 0 from an earlier edit; "
+        "templates: 6 MiB in memory, 0 MiB on disk"
     )
     assert "templates:" not in sums(told(STATES))
 

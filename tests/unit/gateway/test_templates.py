@@ -100,6 +100,7 @@ def test_metrics_tell_tiers_runs_and_evictions_of_each_worker() -> None:
     assert told == {
         ("giornata_template_lookups", "d1", "memory"): 1,
         ("giornata_template_lookups", "d1", "disk"): 2,
+        ("giornata_template_lookups", "d1", "first"): 13,
         ("giornata_template_lookups", "d1", "none"): 3,
         ("giornata_template_prefetches", "d1"): 4,
         ("giornata_template_evictions", "d1", "memory"): 5,
@@ -110,6 +111,8 @@ def test_metrics_tell_tiers_runs_and_evictions_of_each_worker() -> None:
         ("giornata_template_bytes", "d1", "disk"): 10,
         ("giornata_template_bytes", "d1", "corrections"): 12,
         ("giornata_template_corrections", "d1"): 11,
+        ("giornata_template_bytes", "d1", "first"): 15,
+        ("giornata_template_firsts", "d1"): 14,
     }
 
 

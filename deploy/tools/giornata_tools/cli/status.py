@@ -130,9 +130,10 @@ def sums(fleet: FleetView) -> str:
 
 
 def _templates_line(told: TemplateCounters) -> str:
-    edits = told.hits_memory + told.hits_disk + told.misses
+    edits = told.hits_memory + told.hits_disk + told.hits_first + told.misses
     return (
-        f"edits that could reuse: {edits}, {told.hits_memory} from memory, {told.hits_disk} from disk; "
+        f"edits that could reuse: {edits}, {told.hits_memory} from memory, {told.hits_disk} from disk, "
+        f"{told.hits_first} from an earlier edit; "
         f"templates: {told.memory_bytes / 2**20:.0f} MiB in memory, {told.disk_bytes / 2**20:.0f} MiB on disk"
     )
 

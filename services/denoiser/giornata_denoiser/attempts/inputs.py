@@ -10,8 +10,8 @@ import structlog
 
 from giornata import tensors
 from giornata.blobs import BlobStore, intermediate
-from giornata.packed.region import Region, beside, region_of
-from giornata.planning.costs import renewed_every
+from giornata.packed.region import Region, beside, region_of, united
+from giornata.planning.costs import renewed_every, renewed_later
 from giornata.scheduling.batch import RowKey
 from giornata.wire import jobs
 from giornata.wire.errors import InputLost, SchemaMismatch, TaskNotSupported
@@ -20,10 +20,11 @@ from giornata.wire.models import Task
 from giornata.wire.resolution import guided_by
 from giornata.wire.values import Intermediate
 from giornata_denoiser.checkpoint import Checkpoint
-from giornata_denoiser.engine.weighing import profits, run_ms
+from giornata_denoiser.engine.weighing import profits, recorded_bytes, run_ms
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.families.rows import build_row
-from giornata_denoiser.rows.row import Row, Snapshot
+from giornata_denoiser.rows.row import Row
+from giornata_denoiser.rows.snapshot import Snapshot
 from giornata_denoiser.rows.template import shared_noise
 from giornata_denoiser.templates.lookup import Reusing
 
@@ -41,14 +42,15 @@ async def rows_of(
         ServiceUnavailable: the blob store does not answer.
     """
     text = await intermediate(blobs, request.encoding.text, Intermediate.ENCODING)
-    rows = []
+    rows: list[Row] = []
     for row in request.rows:
         if row.index >= len(request.encoding.rows):
             raise SchemaMismatch("A row has no encoding.", received=row.index)
         conditioning = await intermediate(blobs, request.encoding.rows[row.index], Intermediate.ENCODING)
         latents = await _latents(row, blobs)
+        how = reusing if reusing is None or not rows else replace(reusing, leaves=None)
         work = partial(
-            _made, request, checkpoint, row, reusing, text=text, conditioning=conditioning, latents=latents
+            _made, request, checkpoint, row, how, text=text, conditioning=conditioning, latents=latents
         )
         rows.append(await asyncio.to_thread(work))
     return tuple(rows)
@@ -118,18 +120,37 @@ def reused(row: Row, where: Region | None, how: Reusing, family: ModelFamily) ->
     if where is None:
         return row
     where = beside(where, row.companions)
+    renewing = _renewing(row, where, how, family)
     taking = _taking(row, where, how, family)
-    renewing = replace(row, region=where, renewed_every=renewed_every(row.steps, how.renew_steps))
+    if how.recording is not None and how.recording.edited is not None:
+        blocks = family.depth
+        if run_ms(taking, how.costs, blocks) >= run_ms(renewing, how.costs, blocks):
+            taking = row
     return next((each for each in (taking, renewing) if profits(each, how.costs, family)), row)
 
 
-def _taking(row: Row, where: Region, how: Reusing, family: ModelFamily) -> Row:
-    """`row` as it takes from the recording of `how`.
+def _renewing(row: Row, where: Region, how: Reusing, family: ModelFamily) -> Row:
+    """`row` as it takes what its own steps make, and leaves it where it is asked to and there is room."""
+    every = renewed_every(row.steps, how.renew_steps)
+    later = renewed_later(row.key.index, row.steps, every)
+    renewing = replace(row, region=where, renewed_every=every, renewed_later=later)
+    leaving = replace(renewing, records=how.leaves if every and not row.step else None)
+    return leaving if recorded_bytes(leaving, family) <= how.room_bytes else renewing
 
-    Where no edit has learned the correction of its mask, it takes that of another mask and computes what lies in either
-    of both, if that is less than computing its first step in full.
+
+def _taking(row: Row, where: Region, how: Reusing, family: ModelFamily) -> Row:
+    """`row` as it takes from the recording of `how`; `row` itself where it cannot.
+
+    Of what an edit has left it takes nothing that this edit repainted, but computes it, too. Where no edit has learned
+    the correction of its mask, it takes that of another mask and computes what lies in either of both, if that is less
+    than computing its first step in full.
     """
     recording, known, sequences = how.recording, how.known, len(row.prompts)
+    if recording is not None and recording.edited is not None:
+        either = united(where, recording.edited)
+        if either is None:
+            return row
+        where = either
     taking = replace(row, region=where, template=recording, tolerance=how.tolerance, skipped=False)
     if recording is None or known is None:
         return taking

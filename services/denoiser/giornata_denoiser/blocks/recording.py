@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from giornata.packed.region import Region
+from giornata.packed.uses import ActivationRecorder
 from giornata_denoiser.blocks.slabs import Slabs
 from giornata_denoiser.rows.correction import Correction
 from giornata_denoiser.rows.row import RecordingSpec
@@ -51,6 +52,28 @@ class EntryRecorder:
         """Each (tokens, channels)."""
         kept = {name: store(part, bits_of(name, self._spec.bits)) for name, part in parts.items()}
         self._parts.setdefault(block, {}).update(kept)
+
+
+class Recorders:
+    """Several recorders of one sequence, which are shown the same; an :class:`ActivationRecorder` itself."""
+
+    def __init__(self, *recorders: ActivationRecorder) -> None:
+        self._recorders = recorders
+
+    def hidden(self, block: int, hidden: Tensor) -> None:
+        """(tokens, inner_dim): the input of `block`."""
+        for recorder in self._recorders:
+            recorder.hidden(block, hidden)
+
+    def keys_values(self, block: int, key: Tensor, value: Tensor) -> None:
+        """(tokens, heads, head_dim) each."""
+        for recorder in self._recorders:
+            recorder.keys_values(block, key, value)
+
+    def part(self, block: int, part: str, kept: Tensor) -> None:
+        """(tokens, channels)."""
+        for recorder in self._recorders:
+            recorder.part(block, part, kept)
 
 
 class CorrectionRecorder:

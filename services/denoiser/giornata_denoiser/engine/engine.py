@@ -19,7 +19,6 @@ from giornata.planning.costs import Work
 from giornata.scheduling.batch import Batch, Capacity, Joining, RowKey
 from giornata.wire.errors import RowPoisoned
 from giornata.wire.workers import StepSample
-from giornata_denoiser.blocks.recording import EntryRecorder
 from giornata_denoiser.blocks.waits import Waits
 from giornata_denoiser.engine import results
 from giornata_denoiser.engine.assembly import Assembly, DeviceInputs, assemble, place
@@ -160,7 +159,7 @@ class Engine:
             if self.family.device.type == "cuda":
                 torch.cuda.empty_cache()
         if len(rows) == 1:  # what is taken is never the reason of a failure
-            return self.compute((replace(rows[0], template=None, renewed_every=0),))
+            return self.compute((replace(rows[0], template=None, renewed_every=0, records=None),))
         parts = [self.compute((row,)) for row in rows]
         return StepReport(
             began,
@@ -219,12 +218,11 @@ class Engine:
     def _hosted(self, rows: Sequence[Row], plan: StepPlan) -> list[Entry | None]:
         """What the step has left behind of each row, on its way to host memory; that of a row that ends is there."""
         entries = [
-            self._hosting.take(use.recorder.kept()) if isinstance(use.recorder, EntryRecorder) else None
-            for use in plan.uses[: len(rows)]  # what follows are negative prompts
+            None if recorder is None else self._hosting.take(recorder.kept()) for recorder in plan.recording
         ]
         for row, entry in zip(rows, entries, strict=True):
-            if entry is not None and row.step + 1 >= row.steps:
-                self._hosting.finish((*row.entries, entry))
+            if row.records is not None and row.step + 1 >= row.steps:
+                self._hosting.finish(row.entries if entry is None else (*row.entries, entry))
         return entries
 
     def _judged(

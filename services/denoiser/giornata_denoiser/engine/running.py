@@ -9,7 +9,7 @@ from typing import NamedTuple
 from giornata.packed.uses import Use
 from giornata.wire.values import Mode
 from giornata_denoiser.blocks.own import OwnKeysValues
-from giornata_denoiser.blocks.recording import CorrectionRecorder, EntryRecorder
+from giornata_denoiser.blocks.recording import CorrectionRecorder, EntryRecorder, Recorders
 from giornata_denoiser.blocks.slabs import Slabs
 from giornata_denoiser.engine.padding import Padding
 from giornata_denoiser.engine.renewing import Renewing
@@ -28,6 +28,8 @@ class Makers(NamedTuple):
     """What a sequence that computes so many tokens keeps of a step in full."""
     padding: Callable[[], OwnKeysValues]
     """What a sequence keeps of its prompt's padding."""
+    entry: Callable[[Row], EntryRecorder]
+    """What records a row's present step for later edits."""
 
 
 class Running:
@@ -46,6 +48,8 @@ class Running:
         """How many of its blocks, from the first one."""
         self.shapes = row.shapes
         """Of its sequences in the present step."""
+        self.recorder: EntryRecorder | None = None
+        """Records the present step, if the row leaves that behind."""
         self._complete: tuple[Slabs, ...] | None = None
         """Slabs of which everything that the row takes has been found to be here."""
         self._make, self._correction_bits, self._together = make, correction_bits, together
@@ -102,6 +106,8 @@ class Running:
     def advance(self, row: Row) -> None:
         """Choose what the next step of `row` computes and what serves it; slabs that are here already stay."""
         self._serve(row)
+        left = row.background or (self._renewing is not None and self._renewing.full)
+        self.recorder = self._make.entry(row) if row.records is not None and left else None
         if self._padding is None:
             return
         self._padding.advance(row, whole=self._whole)
@@ -147,9 +153,9 @@ class Running:
 
     def uses(self, blocks: int) -> tuple[Use, ...]:
         """What each of the row's sequences does in a forward of so many `blocks`."""
-        if self.row.records is not None:
-            return (Use(recorder=EntryRecorder(self.row.level, blocks, self.row.records)),)
         uses = self._uses(blocks)
+        if self.recorder is not None:
+            uses = (*uses[:-1], _recorded(uses[-1], self.recorder))
         return uses if self._padding is None else self._padding.added(uses)
 
     def _uses(self, blocks: int) -> tuple[Use, ...]:
@@ -178,12 +184,20 @@ class Running:
         )
 
 
+def _recorded(use: Use, recorder: EntryRecorder) -> Use:
+    """What `use` says, recorded besides.
+
+    It is that of a row's last sequence: with classifier-free guidance the unguided one, which no prompt directs.
+    """
+    return replace(use, recorder=recorder if use.recorder is None else Recorders(use.recorder, recorder))
+
+
 def _entries(row: Row) -> tuple[Entry | None, ...]:
     """The entry of each step by its noise level, and None after the last one.
 
-    A template run takes nothing, nor does a row without a region.
+    A row without a region takes nothing.
     """
-    if row.template is None or row.region is None or row.records is not None:
+    if row.template is None or row.region is None:
         return (None,) * (row.steps + 1)
     levels = row.track.levels[: row.steps].tolist()
     return (*row.template.at_each(levels, row.tolerance), None)

@@ -18,7 +18,7 @@ from giornata.scheduling.batch import RowKey
 from giornata.wire.workers import StepSample
 from giornata_denoiser.blocks.device import Device
 from giornata_denoiser.blocks.own import OwnKeysValues, own_bits
-from giornata_denoiser.blocks.recording import CorrectionRecorder
+from giornata_denoiser.blocks.recording import CorrectionRecorder, EntryRecorder
 from giornata_denoiser.blocks.slabs import Slabs
 from giornata_denoiser.blocks.waits import Waits
 from giornata_denoiser.engine.loading import Loader, SlabRun
@@ -81,6 +81,8 @@ class StepPlan:
     """The same for the router's regressions, with what is predicted; its times are 0 until they are measured."""
     learning: tuple[tuple[CorrectionRecorder, ...], ...]
     """By row: the recorders that learn its corrections in this step, one a sequence; empty where it learns none."""
+    recording: tuple[EntryRecorder | None, ...]
+    """By row: what it leaves behind of this step; None for nothing."""
 
 
 class Sources:
@@ -88,7 +90,7 @@ class Sources:
 
     def __init__(self, family: ModelFamily, options: ReuseOptions, waits: Waits, trace: Tracing) -> None:
         self._family, self._options, self._waits, self._trace = family, options, waits, trace
-        self._make = Makers(self._slabs, self._own, self._padding)
+        self._make = Makers(self._slabs, self._own, self._padding, self._entry)
         self._running: dict[RowKey, Running] = {}
         self._scheduled: list[tuple[object, ...]] = []
         """What the loader's queue follows from, by row."""
@@ -124,6 +126,7 @@ class Sources:
             work,
             sample,
             tuple(() if each.served is None else each.served.learning for each in running),
+            tuple(each.recorder for each in running),
         )
 
     def _advanced(self, row: Row) -> Running:
@@ -211,6 +214,11 @@ class Sources:
         if row.region is None:
             raise ValueError(f"row {row.key} computes everything")
         return OwnKeysValues(row.region.on(self._family.device).outside, own, self._own_bits)
+
+    def _entry(self, row: Row) -> EntryRecorder:
+        if row.records is None:
+            raise ValueError(f"row {row.key} records nothing")
+        return EntryRecorder(row.level, self._family.depth, row.records)
 
     def _padding(self) -> OwnKeysValues:
         return OwnKeysValues(None, 0, self._own_bits)

@@ -83,7 +83,8 @@ def row_bytes(row: Row, family: ModelFamily, correction_bits: int | None) -> int
     held += slab_bytes(row, itemsize) if keeps_slabs(family) else attended_bytes(row, itemsize)
     held += correction_bytes(row, itemsize, correction_bits)
     held += _own_bytes(row, family, correction_bits) + _padding_bytes(row, family, correction_bits)
-    return held + _recorded_bytes(row, family)
+    # Entries that are recorded leave a GPU for the host; on a CPU they stay where they are.
+    return held + recorded_bytes(row, family, ENTRIES_ON_DEVICE if family.device.type == "cuda" else None)
 
 
 def keeps_slabs(family: ModelFamily) -> bool:
@@ -179,12 +180,12 @@ def _padding_bytes(row: Row, family: ModelFamily, correction_bits: int | None) -
     )
 
 
-def _recorded_bytes(row: Row, family: ModelFamily) -> int:
-    """Bytes of the entries that a template run has on the engine's device: all on a CPU, where they stay."""
+def recorded_bytes(row: Row, family: ModelFamily, most: int | None = None) -> int:
+    """Bytes of the entries that a row leaves behind, or of at `most` so many of them."""
     what = row.records
     if what is None:
         return 0
-    entries = min(row.steps, ENTRIES_ON_DEVICE) if family.device.type == "cuda" else row.steps
+    entries = row.steps_in_full if most is None else min(row.steps_in_full, most)
     specs = family.specs[what.first_block :]
     bits = what.bits or 8 * family.dtype.itemsize
     modes = [Mode(form) for form in what.forms]
@@ -206,9 +207,14 @@ def profits(row: Row, costs: StepCosts, family: ModelFamily) -> bool:
 
 
 def run_ms(row: Row, costs: StepCosts, blocks: int) -> float:
-    """Predicted time of all steps of a row with a template that has not begun, alone and waiting for no load."""
-    first, later = (predicted_ms([each], costs, blocks) for each in (row, replace(row, begun=True)))
-    return first + (row.steps - row.step - 1) * later
+    """Predicted time of all steps of a row that takes anything and has not begun, alone and waiting for no load."""
+    whole, masked = (
+        predicted_ms([each], costs, blocks)
+        for each in (replace(row, corrections=None), replace(row, begun=True, step=1))
+    )
+    left = row.steps - row.step
+    in_full = min(row.steps_in_full, left)
+    return in_full * whole + (left - in_full) * masked
 
 
 def share(tokens: int, caps: Sequence[BatchCap]) -> float:

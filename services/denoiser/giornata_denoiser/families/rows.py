@@ -11,7 +11,8 @@ from giornata.scheduling.batch import RowKey
 from giornata.tensors import PROMPT_MASK
 from giornata.wire.errors import SchemaMismatch
 from giornata_denoiser.families.protocol import ModelFamily
-from giornata_denoiser.rows.row import GENERATOR, Prompt, Row, Snapshot
+from giornata_denoiser.rows.row import Prompt, Row
+from giornata_denoiser.rows.snapshot import GENERATOR, Snapshot
 from giornata_denoiser.rows.track import Track
 
 NOISE = "noise"

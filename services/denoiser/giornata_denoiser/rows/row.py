@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Final, Protocol, Self
+from typing import Protocol, Self
 
 import torch
 from torch import Tensor
@@ -12,15 +13,10 @@ from torch import Tensor
 from giornata.packed.region import Region
 from giornata.planning.costs import Shape
 from giornata.scheduling.batch import RowKey
-from giornata.wire.errors import RowPoisoned, SchemaMismatch
 from giornata_denoiser.rows.correction import Correction
+from giornata_denoiser.rows.snapshot import Snapshot, exported
 from giornata_denoiser.rows.template import Entry, Form, Recording
 from giornata_denoiser.rows.track import Track
-
-LATENT: Final = "latents"
-MEMORY: Final = "memory"
-GENERATOR: Final = "generator"
-"""Names of a row's state where it travels; the last one also that of its generator's where its inputs do."""
 
 
 class Prompt(Protocol):
@@ -42,46 +38,17 @@ class Prompt(Protocol):
         """The same prompt on `device`; itself where it is there already."""
 
 
-@dataclass(frozen=True, eq=False)
-class Snapshot:
-    """What a step changes of a row: with its inputs, enough to go on elsewhere."""
-
-    step: int
-    """Steps already computed."""
-    latent: Tensor
-    """(tokens, channels) float32 on the CPU; holds every bfloat16 value exactly."""
-    memory: Tensor | None = None
-    """(states, tokens, channels) float32: what the solver remembers of earlier steps; None for one-step samplers."""
-    generator: Tensor | None = None
-    """Where the row's random numbers go on, as :attr:`Row.generator`."""
-
-    @property
-    def tensors(self) -> dict[str, Tensor]:
-        """All tensors by name, as they travel."""
-        named = {LATENT: self.latent, MEMORY: self.memory, GENERATOR: self.generator}
-        return {name: tensor for name, tensor in named.items() if tensor is not None}
-
-    @classmethod
-    def of(cls, step: int, tensors: Mapping[str, Tensor]) -> Self:
-        """The snapshot that travelled as `tensors`.
-
-        Raises:
-            SchemaMismatch: there is no latent.
-        """
-        if LATENT not in tensors:
-            raise SchemaMismatch("A row's state holds no latents.", received=", ".join(tensors) or "none")
-        return cls(step, tensors[LATENT], tensors.get(MEMORY), tensors.get(GENERATOR))
-
-
 @dataclass(frozen=True)
 class RecordingSpec:
-    """What a template run keeps of every block."""
+    """What steps that are recorded keep of every block."""
 
     forms: frozenset[Form]
     bits: int
     """See :mod:`giornata_denoiser.rows.stored`."""
     first_block: int = 0
     """Blocks before it keep nothing."""
+    name: str = ""
+    """Where later edits find what an edit leaves; a template run's row is named so itself."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,6 +95,8 @@ class Row:
     """Without a template: from one step that is computed in full to the next, so many; those between take the keys and
     values that the last one made of the outside tokens. 0 computes every step in full. Read only where there is a
     region."""
+    renewed_later: int = 0
+    """All of these steps in full but the first one come so many steps later, less than half of `renewed_every`."""
     keeps_padding: bool = False
     """Whether steps after its first one take the keys and values that it made of its prompts' padding. Read only where
     it takes those of outside tokens, too."""
@@ -136,9 +105,9 @@ class Row:
     begun: bool = False
     """Whether it has made a step here."""
     records: RecordingSpec | None = None
-    """What the steps of a template run leave behind; None for an edit."""
+    """What its steps leave behind: all steps of a template run; of an edit without a template, those in full."""
     entries: tuple[Entry, ...] = ()
-    """What the steps of a template run have left so far."""
+    """What they have left so far."""
     skipped: bool = False
     """Whether its template was here and not worth taking from."""
 
@@ -173,7 +142,7 @@ class Row:
     @property
     def background(self) -> bool:
         """Whether it is a template run, which yields to edits."""
-        return self.records is not None
+        return self.records is not None and self.region is None
 
     @property
     def level(self) -> float:
@@ -233,7 +202,19 @@ class Row:
             return False
         if self.template is not None:
             return self.settled
-        return self.renews and self.begun and self.step % self.renewed_every > 0
+        since = self.step - self.renewed_later
+        return self.renews and self.begun and (since <= 0 or since % self.renewed_every > 0)
+
+    @property
+    def steps_in_full(self) -> int:
+        """How many steps compute the whole picture, of a row that runs here from the first to the last."""
+        if self.region is None:
+            return self.steps
+        if self.template is not None:
+            return int(self.corrections is None)
+        if not self.renews:
+            return self.steps
+        return math.ceil(max(1, self.steps - self.renewed_later) / self.renewed_every)
 
     @property
     def tokens(self) -> int:
@@ -270,16 +251,8 @@ class Row:
         Raises:
             RowPoisoned: it is not finite; an engine may not have known yet.
         """
-        memory = None if self.memory is None else _exported(self.memory)
-        return Snapshot(self.step, _exported(self.latent), memory, self.generator)
-
-
-def _exported(state: Tensor) -> Tensor:
-    """A copy on the CPU; RowPoisoned if it is not finite."""
-    exported = state.detach().to("cpu", torch.float32, copy=True)
-    if not bool(exported.isfinite().all()):
-        raise RowPoisoned
-    return exported
+        memory = None if self.memory is None else exported(self.memory)
+        return Snapshot(self.step, exported(self.latent), memory, self.generator)
 
 
 def preview_steps(steps: int, count: int) -> tuple[int, ...]:

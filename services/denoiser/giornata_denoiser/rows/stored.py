@@ -46,6 +46,12 @@ class Stored:
         return sum(tensor.nbytes for tensor in self.tensors)
 
     @property
+    def finite(self) -> bool:
+        """Whether every value is; quantised ones are where their ranges are."""
+        ranges = [part for part in (self.scale, self.low) if part is not None]
+        return all(bool(part.isfinite().all()) for part in ranges or [self.data])
+
+    @property
     def tensors(self) -> tuple[Tensor, ...]:
         """Its data, and scale and low where it has them."""
         return (self.data, *(part for part in (self.scale, self.low) if part is not None))

@@ -123,13 +123,15 @@ class Entry:
 
 @dataclass(frozen=True, eq=False)
 class Recording:
-    """The entries of one template run."""
+    """The entries of one template run, or of an edit that found none."""
 
     id: str
     grid: tuple[int, int]
     """Height and width in tokens."""
     entries: tuple[Entry, ...]
     """In the order of the run, level falling."""
+    edited: Region | None = None
+    """What an edit has repainted: its entries show the picture outside of it alone. None for a template run's."""
 
     def __post_init__(self) -> None:
         """Read off each entry what plans need: the step that first takes from it is not to wait for that."""
@@ -140,6 +142,11 @@ class Recording:
     def size_bytes(self) -> int:
         """Bytes of all entries."""
         return sum(entry.size_bytes for entry in self.entries)
+
+    @property
+    def finite(self) -> bool:
+        """Whether every value of it is."""
+        return all(part.finite for entry in self.entries for block in entry.blocks for part in block.parts)
 
     def pinned(self) -> Recording:
         """The same in pinned host memory; see :meth:`giornata_denoiser.rows.stored.Stored.pinned`."""

@@ -16,6 +16,7 @@ from giornata.wire.values import Mode
 from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.config import DenoiserConfig
 from giornata_denoiser.families.protocol import ModelFamily
+from giornata_denoiser.rows.row import RecordingSpec
 from giornata_denoiser.rows.stored import BITS, bits_of, stored_bytes
 from giornata_denoiser.rows.template import FILE_BYTES, Form
 from giornata_denoiser.rows.track import Track
@@ -43,6 +44,8 @@ class Wanted:
     """Blocks before it keep nothing, for want of bytes."""
     fits: bool
     """Whether any block is kept."""
+    first: RecordingSpec
+    """What an edit that finds no recording leaves for later ones."""
 
 
 def wanted(
@@ -77,14 +80,17 @@ def wanted(
     levels_kept = [round(level, 6) for level in track.levels.tolist()]
     guidance = checkpoint.card.embedded_guidance_scale
     what = (form, bits, levels_kept, guidance, kept.first_block)
+    picture = picture_id(tenant, inspection.template_key)
+    left = digest_of(RECORDER, "first", form, bits, kept.first_block)
     return Wanted(
-        f"{picture_id(tenant, inspection.template_key)}-{digest_of(RECORDER, *what)}",
+        f"{picture}-{digest_of(RECORDER, *what)}",
         track,
         SAME if strict else ANYWHERE,
         form,
         bits,
         kept.first_block,
         fits=kept.first_block < checkpoint.family.depth,
+        first=RecordingSpec(frozenset({form}), bits, kept.first_block, f"{picture}-{left}"),
     )
 
 

@@ -17,7 +17,7 @@ from giornata.wire.templates import TemplateInputs
 from giornata_denoiser.blocks.own import renew_steps
 from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.config import DenoiserConfig, ReuseText
-from giornata_denoiser.rows.row import Row
+from giornata_denoiser.rows.row import RecordingSpec, Row
 from giornata_denoiser.rows.template import Recording
 from giornata_denoiser.templates.corrections import KeptCorrections
 from giornata_denoiser.templates.identity import ANYWHERE, Wanted, wanted
@@ -42,6 +42,10 @@ class Reusing:
     """Without a recording: at most so many steps from one that is computed in full to the next; 0 computes all so."""
     known: KeptCorrections | None = None
     """What earlier edits have learned; None where every row is to learn its own."""
+    leaves: RecordingSpec | None = None
+    """Without a recording: what the first row leaves for later edits; None for nothing."""
+    room_bytes: int = 0
+    """The most that it may leave."""
     keeps_padding: bool = False
     """Whether rows compute the padding of their prompts in some steps, and take what these made in the others."""
 
@@ -78,7 +82,9 @@ class Lookup:
             return
         asked = await asyncio.to_thread(self._wanted, request)
         with self._store.pinned(asked.recording_id):
-            recording = await self._recording(request, asked, empty_text) if asked.fits else None
+            recording, leaves = (
+                await self._recording(request, asked, empty_text) if asked.fits else (None, False)
+            )
             # `strict` asks for the picture of full computation, as nearly as can be.
             how = Reusing(asked.tolerance, recording, self._costs())
             if asked.tolerance == ANYWHERE:
@@ -86,16 +92,23 @@ class Lookup:
                     how,
                     renew_steps=renew_steps(self._config.renew_steps, self._checkpoint.family),
                     known=self._store.corrections,
+                    leaves=asked.first if leaves else None,
+                    room_bytes=self._store.first.budget_bytes,
                     keeps_padding=self._config.reuse_text is ReuseText.PADDING,
                 )
             yield how
 
     def learn(self, rows: Iterable[Row]) -> None:
-        """Keep what `rows` have learned for later edits, those aside that want every step as it would be alone."""
+        """Keep what `rows` have learned, or left, for later edits.
+
+        Rows that want every step as it would be alone teach nothing.
+        """
         for row in rows:
+            if row.done and row.records is not None and not row.background:
+                self._tasks.create_task(in_thread(self._store.first.keep, row), name="first")
             if not row.taught or row.tolerance != ANYWHERE or row.template is None:
                 continue
-            if self._store.size_of(row.template.id) is not None and self._store.corrections.claim(row):
+            if self._store.has(row.template) and self._store.corrections.claim(row):
                 keeping = in_thread(self._store.corrections.keep, row)
                 self._tasks.create_task(keeping, name="correction")
 
@@ -112,22 +125,31 @@ class Lookup:
         job = request.job
         return wanted(self._config, self._checkpoint, job.tenant, request.inspection, job.parameters)
 
-    async def _recording(self, request: RunRequest, asked: Wanted, empty_text: BlobRef) -> Recording | None:
-        """The recording that an edit takes from; an edit without one computes everything."""
-        job, registered = request.job, None
-        if job.template_id is not None and asked.tolerance == ANYWHERE:
+    async def _recording(
+        self, request: RunRequest, asked: Wanted, empty_text: BlobRef
+    ) -> tuple[Recording | None, bool]:
+        """The recording that an edit takes from, and whether one without it is to leave what its own steps make."""
+        job, registered, anywhere = request.job, None, asked.tolerance == ANYWHERE
+        if job.template_id is not None and anywhere:
             registered = Registered(job.tenant, job.template_id, request.inspection.template_key)
         try:
-            found = await asyncio.to_thread(self._store.find, asked.recording_id)
+            first = asked.first.name if anywhere else None
+            found = await asyncio.to_thread(self._store.find, asked.recording_id, first)
         except Exception:  # the edge of edits: logged; they go on without the recording
             log.exception("template_not_read", template=asked.recording_id)
             found = None
-        if found is None:
+        if found is None or found.edited is not None:
             inputs = TemplateInputs(
                 inspection=request.inspection, empty_text=empty_text, conditioning=request.encoding.rows[0]
             )
-            return await self._runs.missed(asked, inputs, registered, known=job.template_id is not None)
+            made = await self._runs.missed(
+                asked, inputs, registered, known=job.template_id is not None, served=found is not None
+            )
+            leaves = anywhere and found is None and made is None and self._runs.leaves(asked)
+            if leaves:
+                self._store.first.expect(asked.first.name)
+            return made or found, leaves
         if registered is not None:  # the worker that was to record it may have died
             told = self._registrations.report(registered, found.size_bytes, only_waiting=True)
             self._tasks.create_task(told, name="registered")
-        return found
+        return found, False

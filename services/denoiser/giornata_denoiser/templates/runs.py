@@ -21,7 +21,8 @@ from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.config import DenoiserConfig, TemplatePolicy
 from giornata_denoiser.engine.protocol import RowEngine, StepReport
 from giornata_denoiser.families.rows import build_row
-from giornata_denoiser.rows.row import GENERATOR, RecordingSpec, Row
+from giornata_denoiser.rows.row import RecordingSpec, Row
+from giornata_denoiser.rows.snapshot import GENERATOR
 from giornata_denoiser.rows.template import Recording, template_generator, template_noise
 from giornata_denoiser.templates.identity import Wanted, wanted
 from giornata_denoiser.templates.registered import Registered, Registrations
@@ -78,17 +79,24 @@ class Runs:
         self._follow(registered, self._run(asked, inputs))
 
     async def missed(
-        self, asked: Wanted, inputs: TemplateInputs, registered: Registered | None, *, known: bool
+        self,
+        asked: Wanted,
+        inputs: TemplateInputs,
+        registered: Registered | None,
+        *,
+        known: bool,
+        served: bool = False,
     ) -> Recording | None:
         """Begin a run for an edit that found nothing, where it is time; the recording, where the policy waits for it.
 
-        The record of `registered` is told how the run ends. The picture may be `known` as registered without it.
+        The record of `registered` is told how the run ends. The picture may be `known` as registered without it. The
+        edit may be `served` by what an earlier one left.
         """
         policy = self._config.template_policy
         if policy is TemplatePolicy.OFF:
             return None
         begun = asked.recording_id in self._runs
-        if not begun and not self._admission.see(asked.recording_id, registered=known):
+        if not begun and not self._admission.see(asked.recording_id, registered=known, served=served):
             return None
         run = self._run(asked, inputs)
         if registered is not None:
@@ -97,6 +105,11 @@ class Runs:
             return None
         outcome = await asyncio.shield(run.outcome)
         return outcome if isinstance(outcome, Recording) else None
+
+    def leaves(self, asked: Wanted) -> bool:
+        """Whether an edit that found nothing is to leave what it makes: no run is under way that records more."""
+        background = self._config.template_policy is TemplatePolicy.BACKGROUND
+        return background and asked.recording_id not in self._runs
 
     def remove(self, request: RemoveTemplate) -> None:
         """Forget all recordings of a picture, and runs that are under way; edits that run go on."""
@@ -109,10 +122,10 @@ class Runs:
     def advance(self, report: StepReport) -> None:
         """Take in what a step did to runs."""
         for row in report.advanced:
-            if row.records is not None and row.done:
+            if row.background and row.done:
                 self._tasks.create_task(self._keep(row), name="template")
         for failure in report.failed:
-            if failure.row.records is not None:
+            if failure.row.background:
                 log.warning("template_failed", template=failure.row.key.job_id, error=str(failure.error))
                 self._ended(failure.row.key, failure.error)
 

@@ -16,10 +16,12 @@ from giornata_denoiser.blocks.ledger import TierLedger
 from giornata_denoiser.rows.template import Recording
 from giornata_denoiser.templates.corrections import KeptCorrections
 from giornata_denoiser.templates.disk import Disk
+from giornata_denoiser.templates.first import FirstTemplates
 from giornata_denoiser.templates.identity import picture_of
 
 MEMORY: Final = "hits_memory"
 DISK: Final = "hits_disk"
+FIRST: Final = "hits_first"
 MISS: Final = "misses"
 LISTED: Final = 256
 """Pictures of each tier that telemetry lists."""
@@ -31,8 +33,8 @@ class RecordingStore:
     What leaves memory stays on disk, if there is one; what leaves the disk is gone. A running row holds its recording
     itself, so that no eviction changes a result; pins keep recordings from being thrown out and loaded again. What
     comes from disk stays mapped and counts as memory. Beside them are the corrections that edits have learned, within
-    `corrections_bytes`. `folder`, `disk_bytes`, `pin` and `told` are those of
-    :class:`giornata_denoiser.templates.disk.Disk`.
+    `corrections_bytes`, and what edits have left of pictures without a recording, within `first_bytes`. `folder`,
+    `disk_bytes`, `pin` and `told` are those of :class:`giornata_denoiser.templates.disk.Disk`.
     """
 
     def __init__(
@@ -42,6 +44,7 @@ class RecordingStore:
         disk_bytes: int = 0,
         *,
         corrections_bytes: int = 0,
+        first_bytes: int = 0,
         pin: bool = False,
         told: Callable[[LoadSample], object] = lambda _: None,
     ) -> None:
@@ -50,6 +53,7 @@ class RecordingStore:
         self._recordings: dict[str, Recording] = {}
         self._disk = Disk(folder, disk_bytes, self._lock, pin=pin, told=told)
         self.corrections = KeptCorrections(corrections_bytes, pin=pin)
+        self.first = FirstTemplates(first_bytes, pin=pin)
         self._reading: dict[str, Future[Recording | None]] = {}
         self.counters: Counter[str] = Counter()
         """Lookups, prefetches and evictions, by their field of :class:`giornata.wire.workers.TemplateCounters`."""
@@ -59,12 +63,14 @@ class RecordingStore:
         with self._lock:
             sizes = {"memory_bytes": self._memory.size_bytes, "disk_bytes": self._disk.ledger.size_bytes}
         learned = {"corrected": self.corrections.served, "corrections_bytes": self.corrections.size_bytes}
-        return TemplateCounters.model_validate({**self.counters, **sizes, **learned})
+        left = {"first": self.first.left, "first_bytes": self.first.size_bytes}
+        return TemplateCounters.model_validate({**self.counters, **sizes, **learned, **left})
 
     def resident(self) -> dict[Tier, tuple[str, ...]]:
         """Pictures whose recordings are here, the last used first, at most :data:`LISTED` a tier."""
         with self._lock:
-            tiers = {Tier.MEMORY: tuple(self._memory), Tier.DISK: tuple(self._disk.ledger)}
+            memory = (*self.first, *self._memory)
+            tiers = {Tier.MEMORY: memory, Tier.DISK: tuple(self._disk.ledger)}
         return {
             tier: tuple(islice(dict.fromkeys(map(picture_of, reversed(names))), LISTED))
             for tier, names in tiers.items()
@@ -77,12 +83,27 @@ class RecordingStore:
             found = self._memory.size_of(recording_id)
             return self._disk.ledger.size_of(recording_id) if found is None else found
 
-    def find(self, recording_id: str) -> Recording | None:
-        """The recording from memory, or from disk into memory. Blocks while a file is read."""
+    def find(self, recording_id: str, first: str | None = None) -> Recording | None:
+        """The recording from memory, or from disk into memory, else the `first` template. Blocks while a file is read.
+
+        A recording makes the first template superfluous.
+        """
         found, where = self._load(recording_id)
+        if first is not None and found is not None:
+            self.first.remove(first)
+        elif first is not None and (found := self.first.find(first)) is not None:
+            where = FIRST
         with self._lock:
             self.counters[where] += 1
         return found
+
+    def has(self, recording: Recording) -> bool:
+        """Whether later edits may find this recording."""
+        return (
+            self.first.holds(recording)
+            if recording.edited is not None
+            else self.size_of(recording.id) is not None
+        )
 
     def prefetch(self, recording_id: str) -> None:
         """Load a recording that is on disk alone into memory; its pages are read ahead."""
@@ -124,6 +145,7 @@ class RecordingStore:
         for name in names:
             self.remove(name)
         self.corrections.remove_all(prefix)
+        self.first.remove_all(prefix)
 
     @contextmanager
     def pinned(self, recording_id: str) -> Iterator[None]:

@@ -135,8 +135,12 @@ def test_a_miss_takes_what_its_own_step_in_full_made(name: str) -> None:
     of = tiny_driven.family(name)
     row = replace(masked(edit(of, Spec("miss", steps=3, true_cfg_scale=SCALE, seed=5))), renewed_every=3)
     made = engine(of)
-    made.batch.submit([row])
-    latent = finished(made)["miss"].latent
+    recording = RecordingSpec(frozenset({Form.KV}), AS_COMPUTED)
+    made.batch.submit([replace(row, records=recording)])
+    ended = finished(made)["miss"]
+    latent = ended.latent
+    assert [len([*block.parts]) for block in ended.entries[0].blocks] == [2] * of.depth
+    assert len(ended.entries) == row.steps_in_full == 1
     assert row.region is not None
     kept = [OwnKeysValues(row.region.outside, own) for own in row.own_tokens]
     uses = [Use(recorder=OwnRecorder(one)) for one in kept]

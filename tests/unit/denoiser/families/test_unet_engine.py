@@ -177,8 +177,15 @@ def test_without_a_template_rows_take_what_their_last_step_in_full_made(fill: bo
             uses = [Use(Taken(modes, Recorded(each, WHERE))) for each in seen]
         wanted = wanted.advanced(step(of, [wanted], uses)[0])
     made = engine(of, correction_bits=EXACT)
-    made.batch.submit([renewing])
-    torch.testing.assert_close(finished(made)["a"].latent, wanted.latent, atol=CLOSE, rtol=0)
+    made.batch.submit([replace(renewing, records=RecordingSpec(KV, EXACT))])
+    ended = finished(made)["a"]
+    torch.testing.assert_close(ended.latent, wanted.latent, atol=CLOSE, rtol=0)
+    # What it leaves for the picture's next edits: what its steps in full were, of the unguided half.
+    assert [entry.level for entry in ended.entries] == renewing.track.levels[[0, 3]].tolist()
+    for (block, part), shown in seen[-1].parts.items():
+        stored = ended.entries[-1].blocks[block].part(part)
+        assert stored is not None
+        torch.testing.assert_close(stored.data, shown.flatten(1), atol=CLOSE, rtol=0)
 
 
 def test_values_in_bits_are_near_and_statistics_exact() -> None:

@@ -91,6 +91,7 @@ class Desk:
             folder,
             config.template_disk_mb << 20,
             corrections_bytes=config.template_corrections_mb << 20,
+            first_bytes=config.template_first_mb << 20,
         )
         self.runs = Runs(
             config,

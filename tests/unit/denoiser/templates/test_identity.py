@@ -168,3 +168,10 @@ def test_a_registered_template_is_worth_a_run_at_first_sight(edits: int) -> None
     admission = RecordingRule(edits)
     assert admission.see("a", registered=True)
     assert [admission.see("b") for _ in range(2)] == [edits == 1, True]
+
+
+def test_a_picture_that_an_earlier_edit_serves_is_recorded_later() -> None:
+    admission = RecordingRule()
+    assert [admission.see("a", served=number > 0) for number in range(4)] == [False, False, False, True]
+    assert admission.see("b", registered=True, served=True)
+    assert [admission.see("c", served=served) for served in (False, False)] == [False, True]

@@ -1,0 +1,233 @@
+"""First templates: what edits leave is kept while it is expected, whole and finite, within a budget, for its tenant."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from giornata.wire.requests import Reuse
+from giornata.wire.workers import Tier
+from giornata_denoiser.engine.protocol import StepReport
+from giornata_denoiser.rows.row import RecordingSpec, Row
+from giornata_denoiser.rows.stored import store
+from giornata_denoiser.rows.template import Entry, Form, Kept, Recording
+from giornata_denoiser.templates.first import EXPECTED, FirstTemplates
+from giornata_denoiser.templates.lookup import Reusing
+from giornata_denoiser.templates.store import RecordingStore
+from tests.fakes import tiny_flux
+from tests.fakes.tiny_flux import Spec
+from tests.patience import HUNG_S
+from tests.unit.denoiser.engine.edits import edit, where
+from tests.unit.denoiser.templates.desk import FAMILY, Desk, desk
+from tests.unit.denoiser.templates.recordings import template
+
+SIZE = 3 * 2 * 16 * 4
+"""Bytes of what a row leaves."""
+
+
+def done(name: str, *, job: str = "job", levels: int = 3, value: float = 1.0, bits: int = 0) -> Row:
+    spec = RecordingSpec(frozenset({Form.KV}), bits, name=name)
+    row = replace(edit(FAMILY, None, Spec(job, grid=(4, 4), steps=7)), renewed_every=3, records=spec)
+    kept = Kept(*(store(torch.full((16, 1 if bits == 0 else 2), value), bits) for _ in range(2)))
+    entries = tuple(Entry(1.0 - i / 10, (kept,)) for i in range(levels))
+    return replace(row, step=7, entries=entries)
+
+
+def kept(budget: int, *rows: Row) -> FirstTemplates:
+    made = FirstTemplates(budget)
+    for row in rows:
+        assert row.records is not None
+        made.expect(row.records.name)
+        made.keep(row)
+    return made
+
+
+def test_what_an_edit_left_shows_what_it_repainted() -> None:
+    made = kept(SIZE, done("one"))
+    found = made.find("one")
+    assert found is not None
+    assert found.edited is not None
+    assert found.edited.digest == where().digest
+    assert (len(found.entries), made.left, made.size_bytes) == (3, 1, SIZE)
+    assert made.holds(found)
+    assert made.find("two") is None
+
+
+@pytest.mark.parametrize(
+    "row", [done("one", levels=2), done("one", value=torch.nan), done("one", value=torch.inf, bits=4)]
+)
+def test_what_is_not_whole_or_not_finite_is_not_kept(row: Row) -> None:
+    made = kept(SIZE * 10, row)
+    assert (made.find("one"), made.left) == (None, 0)
+
+
+def test_the_least_recently_used_go_first() -> None:
+    made = kept(2 * SIZE, done("one"), done("two"))
+    assert made.find("one") is not None
+    made.expect("three")
+    made.keep(done("three"))
+    assert [name for name in ("one", "two", "three") if made.find(name)] == ["one", "three"]
+    assert list(made) == ["one", "three"]
+    assert kept(SIZE - 1, done("one")).find("one") is None
+
+
+def test_a_removal_meanwhile_holds() -> None:
+    made = kept(SIZE * 9, done("pic-left"), done("other-left"))
+    made.expect("pic-more")
+    made.remove_all("pic")
+    made.keep(done("pic-more"))
+    assert list(made) == ["other-left"]
+    made.remove("other-left")
+    assert made.size_bytes == 0
+
+
+def test_edits_that_never_end_are_forgotten() -> None:
+    made = FirstTemplates(SIZE * 9)
+    for number in range(EXPECTED + 1):
+        made.expect(str(number))
+    for name in ("0", "1"):
+        made.keep(done(name))
+    assert list(made) == ["1"]
+
+
+def test_each_has_a_name_of_its_own() -> None:
+    """Corrections of one that had to go are not taken for the next one's."""
+    one, two = (kept(SIZE, done("pic-left", job=job)).find("pic-left") for job in ("a", "b"))
+    assert one is not None
+    assert two is not None
+    assert one.id != two.id
+    assert one.id.startswith("pic-left")
+    assert not kept(SIZE, done("pic-left", job="a")).holds(two)
+
+
+def test_a_recording_goes_before_what_an_edit_left() -> None:
+    made = RecordingStore(10**6, first_bytes=10**6)
+    made.first.expect("pic-left")
+    made.first.keep(done("pic-left"))
+    found = made.find("pic-run", "pic-left")
+    assert found is not None
+    assert made.has(found)
+    assert made.resident() == {Tier.MEMORY: ("pic",)}
+    assert made.find("pic-run") is None
+    made.put(template("pic-run"))
+    recording = made.find("pic-run", "pic-left")
+    assert recording is not None
+    assert recording.edited is None
+    assert not made.has(found)
+    assert made.first.size_bytes == 0
+    counted = made.counted()
+    assert (counted.hits_first, counted.misses, counted.hits_memory, counted.first) == (1, 1, 1, 1)
+
+
+async def ended(made: Desk, how: Reusing, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the engine tells it: the edit that was to leave something is done; until it has been looked at."""
+    assert how.leaves is not None
+    kept, keep = asyncio.Event(), made.store.first.keep
+    loop = asyncio.get_running_loop()
+
+    def told(row: Row) -> None:
+        keep(row)
+        loop.call_soon_threadsafe(kept.set)
+
+    monkeypatch.setattr(made.store.first, "keep", told)
+    made.lookup.learn([done(how.leaves.name)])
+    async with asyncio.timeout(HUNG_S):
+        await kept.wait()
+
+
+async def test_the_first_edit_leaves_what_the_next_ones_take_until_a_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with desk(template_first_mb=1) as made:
+        request = unregistered(made)
+        first = await made.ask(request)
+        assert first.recording is None
+        await ended(made, first, monkeypatch)
+        for _ in range(2):
+            how = await made.ask(request)
+            assert how.recording is not None
+            assert how.recording.edited is not None
+            assert how.leaves is None
+            assert made.engine.submitted == []
+        assert (await made.ask(request)).recording is not None
+        put, recorded = made.store.put, asyncio.Event()
+        loop = asyncio.get_running_loop()
+
+        def told(recording: Recording) -> None:
+            put(recording)
+            loop.call_soon_threadsafe(recorded.set)
+
+        monkeypatch.setattr(made.store, "put", told)
+        made.finish(await made.submitted(1))
+        async with asyncio.timeout(HUNG_S):
+            await recorded.wait()
+        found = (await made.ask(request)).recording
+        assert found is not None
+        assert found.edited is None
+        assert made.store.first.size_bytes == 0
+
+
+async def test_a_second_edit_before_the_first_one_has_ended_has_it_recorded() -> None:
+    async with desk(template_first_mb=1) as made:
+        assert (await made.ask(unregistered(made))).leaves is not None
+        assert (await made.ask(unregistered(made))).leaves is None
+        await made.submitted(1)
+
+
+@pytest.mark.parametrize(
+    ("options", "parameters"),
+    [({"template_policy": "off"}, {}), ({}, {"reuse": Reuse.STRICT}), ({"template_memory_mb": 0}, {})],
+)
+async def test_some_edits_leave_nothing(options: dict[str, Any], parameters: dict[str, Any]) -> None:
+    async with desk(**options) as made:
+        job = made.request.job
+        asked = job.parameters.model_copy(update=parameters)
+        job = job.model_copy(update={"template_id": None, "parameters": asked})
+        assert (await made.ask(made.request.model_copy(update={"job": job}))).leaves is None
+
+
+async def test_a_registered_picture_is_recorded_and_needs_nothing_left() -> None:
+    async with desk() as made:
+        assert (await made.ask()).leaves is None
+        await made.submitted(1)
+
+
+async def test_another_tenant_finds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with desk(template_first_mb=1) as made:
+        request = unregistered(made)
+        first = await made.ask(request)
+        await ended(made, first, monkeypatch)
+        job = request.job.model_copy(update={"tenant": "somebody-else"})
+        other = await made.ask(request.model_copy(update={"job": job}))
+        assert other.recording is None
+        assert other.leaves is not None
+        assert other.leaves != first.leaves
+
+
+async def test_a_removed_picture_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with desk(template_first_mb=1) as made:
+        request = unregistered(made)
+        first = await made.ask(request)
+        made.store.remove_all(first.leaves.name if first.leaves else "")
+        await ended(made, first, monkeypatch)
+        assert made.store.first.size_bytes == 0
+
+
+async def test_template_runs_and_edits_are_told_apart() -> None:
+    """What an edit leaves ends no run, and a run is not taken for an edit's."""
+    async with desk(template_first_mb=1) as made:
+        row = done("x")
+        made.runs.advance(StepReport(0.0, 1.0, (row,)))
+        run = replace(tiny_flux.row(FAMILY, Spec()), records=row.records, step=4)
+        made.lookup.learn([run])
+        assert (run.background, row.background) == (True, False)
+        assert made.store.first.size_bytes == 0
+
+
+def unregistered(made: Desk) -> Any:
+    job = made.request.job.model_copy(update={"template_id": None})
+    return made.request.model_copy(update={"job": job})
