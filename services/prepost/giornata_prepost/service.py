@@ -22,7 +22,7 @@ from giornata.bus.bus import Bus, Endpoint
 from giornata.bus.telemetry import state_of, telemetry
 from giornata.wire import subjects
 from giornata.wire.cells import in_cell
-from giornata.wire.errors import InputLost, ServiceUnavailable, TaskNotSupported
+from giornata.wire.errors import InputLost, NotSupported, ServiceUnavailable, TaskNotSupported
 from giornata.wire.jobs import BlobRef, Encoding, Inspection, Job
 from giornata.wire.messages import (
     EncodeRequest,
@@ -34,6 +34,7 @@ from giornata.wire.messages import (
     question,
 )
 from giornata.wire.models import Task
+from giornata.wire.references import REFERENCE
 from giornata.wire.requests import EditParameters, Reuse
 from giornata.wire.resolution import guided_by
 from giornata.wire.templates import TemplateInputs
@@ -41,10 +42,17 @@ from giornata.wire.values import Intermediate
 from giornata.wire.workers import ServiceName, ServiceState
 from giornata_prepost.config import PrepostConfig
 from giornata_prepost.empty_text import EmptyText
-from giornata_prepost.families.protocol import GeneratingModel, ImageModel, Tensors, rehearse
+from giornata_prepost.families.protocol import (
+    GeneratingModel,
+    ImageModel,
+    ReferringModel,
+    Tensors,
+    rehearse,
+)
 from giornata_prepost.images import generation
 from giornata_prepost.images.geometry import Box, Size
 from giornata_prepost.images.pictures import Pixels
+from giornata_prepost.images.references import prepare
 from giornata_prepost.images.stages import Inspected, PixelLimits, finish, inspect, inspect_template
 from giornata_prepost.work import ImagePool, ModelThread, Precedence
 
@@ -111,23 +119,26 @@ class Prepost:
         job = request.job
         job.check_model(self._model.card)
         if job.task is Task.GENERATE:
-            return generation.measured(job.parameters, self._model.card, self._limits)
+            return await self._generation(job)
         async with self._held:
             found, compute_ms = await self._inspected(job)
         prepared = await self._hand_over(job, "prepared", found.prepared)
         alpha = await self._hand_over(job, "alpha", found.alpha)
-        return _inspection(found, prepared, alpha, compute_ms)
+        references = found.references and await self._hand_over(job, "references", found.references)
+        return _inspection(found, prepared, alpha, compute_ms, references or None)
 
     async def encode(self, request: EncodeRequest) -> Encoding:
         """Conditioning of the job and of each of its rows."""
         job = request.job
         job.check_model(self._model.card)
-        stored, prepared = request.inspection.prepared, None
-        if stored is not None:
-            prepared = await intermediate(self._blobs, stored, Intermediate.PREPARED)
-        size = _model_size(request.inspection)
-        (text, rows), compute_ms = await self._thread.timed(
-            Precedence.BEGIN, self._encode, job, prepared, size
+        inspection = request.inspection
+        prepared, given = [
+            None if ref is None else await intermediate(self._blobs, ref, Intermediate.PREPARED)
+            for ref in (inspection.prepared, inspection.references)
+        ]
+        size = _model_size(inspection)
+        (text, rows, references), compute_ms = await self._thread.timed(
+            Precedence.BEGIN, self._encode, job, prepared, given, size
         )
         reuses = job.parameters.reuse is not Reuse.OFF
         return Encoding(
@@ -135,6 +146,7 @@ class Prepost:
             text_tokens=self._model.text_tokens(text),
             padding_tokens=tensors.padding_tokens(text.get(tensors.PROMPT_MASK)),
             rows=tuple([await self._hand_over(job, f"row-{i}", row) for i, row in enumerate(rows)]),
+            references=references and await self._hand_over(job, "reference-latents", references),
             empty_text=await self._empty_text.keep(size) if reuses else None,
             compute_ms=compute_ms,
         )
@@ -176,8 +188,13 @@ class Prepost:
             conditioning=await keep("row", row),
         )
 
-    def _encode(self, job: Job, prepared: bytes | None, size: Size) -> tuple[Tensors, list[bytes]]:
-        """Tensors of the text, and safetensors of each row, in the model's thread; generations have no `prepared`."""
+    def _encode(
+        self, job: Job, prepared: bytes | None, given: bytes | None, size: Size
+    ) -> tuple[Tensors, list[bytes], bytes | None]:
+        """Tensors of the text, and safetensors of each row and of the references, in the model's thread.
+
+        Generations have no `prepared` picture.
+        """
         parameters = job.parameters
         if parameters.seed is None or parameters.strength is None:
             raise ValueError("encoding needs resolved parameters")
@@ -186,11 +203,18 @@ class Prepost:
             text |= self._model.encode_unguided(parameters.negative_prompt, size)
         seeds = range(parameters.seed, parameters.seed + parameters.n)
         draws = parameters.sampler is not None and parameters.sampler.stochastic
+        references = None if given is None else self._encode_references(given)
         if prepared is None:
-            return text, self._noise_rows(size, seeds, draws=draws)
+            return text, self._noise_rows(size, seeds, draws=draws), references
         sampled = parameters.reuse is Reuse.OFF
         rows = self._encode_rows(prepared, seeds, sampled=sampled, draws=draws, strength=parameters.strength)
-        return text, rows
+        return text, rows, references
+
+    def _encode_references(self, given: bytes) -> bytes:
+        model, pictures = self._model, tensors.unpack(given)
+        if not isinstance(model, ReferringModel):
+            raise NotSupported("The model takes no references.", field=REFERENCE)
+        return tensors.pack({name: model.encode_reference(pixels.numpy()) for name, pixels in pictures.items()})
 
     def _encode_rows(
         self, prepared: bytes, seeds: Sequence[int], *, sampled: bool, draws: bool, strength: float = 1.0
@@ -239,8 +263,23 @@ class Prepost:
             raise InputLost("A job without image has nothing to inspect.", received=job.job_id)
         image = await self._blobs.get(job.image)
         mask = await self._blobs.get(job.mask) if job.mask else None
-        edit = (image, mask, job.parameters, self._model.card, self._limits)
+        references = [await self._blobs.get(ref) for ref in job.references]
+        edit = (image, mask, job.parameters, self._model.card, self._limits, references)
         return await self._pool.timed(inspect, *edit, limit_s=self._config.image_timeout_s)
+
+    async def _generation(self, job: Job) -> Inspection:
+        """The inspection of a generation, which has no picture but its references."""
+        measured = partial(generation.measured, job.parameters, self._model.card, self._limits)
+        if not job.references:
+            return measured()
+        limits = self._limits.max_pixels, self._limits.budget_pixels
+        async with self._held:
+            files = [await self._blobs.get(ref) for ref in job.references]
+            found, compute_ms = await self._pool.timed(
+                prepare, files, self._model.card, *limits, limit_s=self._config.image_timeout_s
+            )
+        stored = None if found.packed is None else await self._hand_over(job, "references", found.packed)
+        return measured(found.grids).model_copy(update={"references": stored, "compute_ms": compute_ms})
 
     async def _alpha(self, job: Job, inspection: Inspection) -> bytes:
         """The effective alpha, packed; computed again if an older version inspected the job and did not keep it."""
@@ -278,9 +317,15 @@ def _model_size(inspection: Inspection) -> Size:
     return Size(inspection.model_width, inspection.model_height)
 
 
-def _inspection(found: Inspected, prepared: BlobRef, alpha: BlobRef | None, compute_ms: float) -> Inspection:
+def _inspection(
+    found: Inspected,
+    prepared: BlobRef,
+    alpha: BlobRef | None,
+    compute_ms: float,
+    references: BlobRef | None = None,
+) -> Inspection:
     """The measures for the router, with claim checks instead of blobs."""
-    stored = {"prepared": prepared, "alpha": alpha, "compute_ms": compute_ms}
+    stored = {"prepared": prepared, "alpha": alpha, "references": references, "compute_ms": compute_ms}
     return Inspection.model_validate(vars(found) | stored)
 
 

@@ -124,7 +124,10 @@ class Lookup:
             found = None
         if found is None:
             inputs = TemplateInputs(
-                inspection=request.inspection, empty_text=empty_text, conditioning=request.encoding.rows[0]
+                inspection=request.inspection,
+                empty_text=empty_text,
+                conditioning=request.encoding.rows[0],
+                references=request.encoding.references,
             )
             return await self._runs.missed(asked, inputs, registered, known=job.template_id is not None)
         if registered is not None:  # the worker that was to record it may have died

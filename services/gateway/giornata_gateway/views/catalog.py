@@ -86,6 +86,8 @@ class ModelView(View):
     """What a request for each task may name, beside the fields that say how its answer travels."""
     generation_guidance_scale: float | None
     """Default `guidance_scale` of generations; null where it takes none, or generates nothing."""
+    max_references: int
+    """How many pictures `reference` may bring."""
     size_multiple: int
     """Sides of generated pictures are multiples of so many pixels."""
     native_size: int

@@ -12,10 +12,10 @@ from torch.nn import functional
 from giornata.packed.region import Rotary
 from giornata.planning.specs import BlockSpec
 from giornata_denoiser.families.driven.attention import SelfAttention
-from giornata_denoiser.families.driven.batch import Grid
+from giornata_denoiser.families.references import Grid
 from giornata_denoiser.families.driven.forward import Site, Stream
 from giornata_denoiser.families.driven.network import PATCH, TRAIN_TIMESTEPS, DrivenNetwork, by_channel
-from giornata_denoiser.families.driven.positions import cells, numbered, of_complex
+from giornata_denoiser.families.positions import cells, numbered, of_complex
 from giornata_denoiser.families.driven.prompts import EMBEDS, DrivenPrompt, DrivenText
 from giornata_denoiser.families.driven.specs import multiplications, spec
 
@@ -80,7 +80,7 @@ class ZImage(DrivenNetwork):
         image: Tensor = self.transformer.all_x_embedder[PATCHES](patches)
         return image
 
-    def companions(self, grid: Grid, *, generated: bool = False) -> int:  # noqa: ARG002 - protocol
+    def companions(self, grid: Grid, given: Sequence[Grid] = (), *, generated: bool = False) -> int:  # noqa: ARG002 - protocol
         """The picture's padding."""
         return -(grid[0] * grid[1]) % MULTIPLE
 
@@ -89,7 +89,7 @@ class ZImage(DrivenNetwork):
         padding: Tensor = self.transformer.x_pad_token.expand(count, -1)
         return padding
 
-    def rotated(self, text_tokens: int, grid: Grid) -> Rotary:
+    def rotated(self, text_tokens: int, grid: Grid, beside: tuple[Grid, ...]) -> Rotary:  # noqa: ARG002 - it has none
         """The picture lies behind its text; its padding is at the origin."""
         picture = functional.pad(cells(grid, self.device), (1, 0), value=text_tokens + 1)
         padding = picture.new_zeros(self.companions(grid), 3)

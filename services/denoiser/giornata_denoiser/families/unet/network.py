@@ -17,6 +17,7 @@ from giornata.packed.tracing import UNTRACED, Tracing
 from giornata.packed.uses import ActivationRecorder, Source, Taken, Use
 from giornata.planning.specs import BlockSpec
 from giornata.wire.values import Mode
+from giornata_denoiser.families.references import NONE, Grid, References
 from giornata_denoiser.families.protocol import SequenceInputs
 from giornata_denoiser.families.unet.maps import MapPass
 from giornata_denoiser.families.unet.passes import Interior
@@ -61,6 +62,8 @@ class TiledUnet(ABC):
     faster than all of their tiles. With :meth:`model_input`, `conditioning`, `unmasked` and `blends` of a subclass it
     satisfies :class:`giornata_denoiser.families.protocol.Network`.
     """
+
+    references: References = NONE
 
     def __init__(self, unet: Any, side: int) -> None:
         self.unet, self.side = unet, side
@@ -153,7 +156,7 @@ class TiledUnet(ABC):
         """Classifier-free guidance: negative + scale * (positive - negative)."""
         return negative + (scale * (positive - negative).float()).to(positive.dtype)
 
-    def companions(self, grid: tuple[int, int], *, generated: bool = False) -> int:  # noqa: ARG002 - protocol
+    def companions(self, grid: Grid, given: Sequence[Grid] = (), *, generated: bool = False) -> int:  # noqa: ARG002 - protocol
         """None."""
         return 0
 
