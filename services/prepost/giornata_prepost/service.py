@@ -214,7 +214,9 @@ class Prepost:
         model, pictures = self._model, tensors.unpack(given)
         if not isinstance(model, ReferringModel):
             raise NotSupported("The model takes no references.", field=REFERENCE)
-        return tensors.pack({name: model.encode_reference(pixels.numpy()) for name, pixels in pictures.items()})
+        return tensors.pack(
+            {name: model.encode_reference(pixels.numpy()) for name, pixels in pictures.items()}
+        )
 
     def _encode_rows(
         self, prepared: bytes, seeds: Sequence[int], *, sampled: bool, draws: bool, strength: float = 1.0

@@ -13,6 +13,7 @@ from diffusers import (
     Flux2KleinInpaintPipeline,
     FluxFillPipeline,
     FluxInpaintPipeline,
+    FluxKontextInpaintPipeline,
     QwenImageInpaintPipeline,
     StableDiffusion3InpaintPipeline,
     StableDiffusionInpaintPipeline,
@@ -28,6 +29,7 @@ from giornata.model_cards import read_model_card
 PIPELINES: Final[dict[str, type[Any]]] = {
     Family.FLUX_FILL: FluxFillPipeline,
     Family.FLUX_INPAINT: FluxInpaintPipeline,
+    Family.FLUX_KONTEXT: FluxKontextInpaintPipeline,
     Family.SD: StableDiffusionInpaintPipeline,
     Family.SD_INPAINT: StableDiffusionInpaintPipeline,
     Family.SDXL: StableDiffusionXLInpaintPipeline,
@@ -38,7 +40,7 @@ PIPELINES: Final[dict[str, type[Any]]] = {
     Family.QWEN_IMAGE: QwenImageInpaintPipeline,
     Family.CHROMA: ChromaInpaintPipeline,
 }
-PADDED_AS_CARDED: Final = frozenset({Family.FLUX_FILL, Family.FLUX_INPAINT})
+PADDED_AS_CARDED: Final = frozenset({Family.FLUX_FILL, Family.FLUX_INPAINT, Family.FLUX_KONTEXT})
 """Families whose pipelines pad prompts to the card's length; of others, their own default is the card's."""
 
 

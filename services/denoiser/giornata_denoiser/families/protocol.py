@@ -103,8 +103,9 @@ class Network(Protocol):
     def companions(self, grid: Grid, given: Sequence[Grid] = (), *, generated: bool = False) -> int:
         """Tokens beside those of a picture of `grid` that its blocks compute as the picture's, and nobody sees.
 
-        Those of :attr:`references` and learnt padding are such; `given` are the sizes of the request's references. They lie behind the picture's tokens, and outside of
-        every region: rows that compute a part of the picture take what a template or a step in full has kept of them.
+        Those of :attr:`references` and learnt padding are such; `given` are the sizes of the request's references. They
+        lie behind the picture's tokens, and outside of every region: rows that compute a part of the picture take what a
+        template or a step in full has kept of them.
         """
 
     @property

@@ -24,7 +24,7 @@ class References:
     """Whether the request's references stand in its place."""
 
     def grids(self, grid: Grid, given: Sequence[Grid], *, generated: bool = False) -> tuple[Grid, ...]:
-        """Of a picture of `grid` with the `given` references, in their order; generations have no picture of their own."""
+        """Of a picture of `grid` with the `given` references, in their order; a generation has those alone."""
         alone = generated or not self.own or (self.replaced and bool(given))
         return (*(() if alone else (grid,)), *given)
 

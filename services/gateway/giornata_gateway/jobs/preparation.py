@@ -59,9 +59,7 @@ class EditOrder:
         """The order of the job that the idempotency key `key` leads to; None changes nothing."""
         if key is None:
             return self
-        image, mask, *references = [
-            await _sha256(data) for data in (self.image, self.mask, *self.references)
-        ]
+        image, mask, *references = [await _sha256(data) for data in (self.image, self.mask, *self.references)]
         asked = fingerprint(self.parameters, image, self.template_id, mask, references)
         return replace(self, job_id=job_id_of(self.tenant.name, key), fingerprint=asked)
 

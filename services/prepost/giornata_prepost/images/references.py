@@ -17,7 +17,25 @@ from giornata_prepost.images.pictures import Pixels, decode, flatten
 
 MAX_PIXELS: Final = 1024**2
 """Pixels of a reference that enters an autoencoder; larger pictures are scaled down."""
-KONTEXT_SIDES: Final = (672, 688, 720, 752, 800, 832, 880, 944, 1024, 1104, 1184, 1248, 1328, 1392, 1456, 1504, 1568)
+KONTEXT_SIDES: Final = (
+    672,
+    688,
+    720,
+    752,
+    800,
+    832,
+    880,
+    944,
+    1024,
+    1104,
+    1184,
+    1248,
+    1328,
+    1392,
+    1456,
+    1504,
+    1568,
+)
 """Widths of the sizes on which Flux Kontext was trained, in ascending order; the heights are the same, descending."""
 
 
@@ -48,9 +66,12 @@ def prepare(files: Sequence[bytes], card: ModelCard, max_pixels: int, budget_pix
     Raises:
         BadRequest: as :func:`giornata_prepost.images.pictures.decode`; the error names the field.
     """
-    pictures = tuple(_placed(decode(file, max_pixels, REFERENCE).pixels, card, budget_pixels) for file in files)
+    pictures = tuple(
+        _placed(decode(file, max_pixels, REFERENCE).pixels, card, budget_pixels) for file in files
+    )
     grids = tuple(
-        (side.height // card.pixel_multiple, side.width // card.pixel_multiple) for side in map(Size.of, pictures)
+        (side.height // card.pixel_multiple, side.width // card.pixel_multiple)
+        for side in map(Size.of, pictures)
     )
     return Prepared(grids, save(named_references(pictures)) if pictures else None, pictures)
 

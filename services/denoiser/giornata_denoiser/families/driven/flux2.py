@@ -14,9 +14,9 @@ from giornata.planning.specs import BlockSpec
 from giornata_denoiser.families.driven.attention import JointAttention, ParallelAttention, by_head
 from giornata_denoiser.families.driven.forward import Site, Stream
 from giornata_denoiser.families.driven.network import TRAIN_TIMESTEPS, DrivenNetwork
-from giornata_denoiser.families.positions import cells, numbered
 from giornata_denoiser.families.driven.prompts import DrivenPrompt
 from giornata_denoiser.families.driven.specs import multiplications, spec
+from giornata_denoiser.families.positions import cells, numbered
 from giornata_denoiser.families.references import Grid, References
 
 APART: Final = 10

@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from giornata.packed.region import Rotary
 from giornata.planning.specs import BlockSpec
 from giornata_denoiser.families.driven.attention import JointAttention
-from giornata_denoiser.families.references import Grid
 from giornata_denoiser.families.driven.forward import Site, Stream
 from giornata_denoiser.families.driven.network import TRAIN_TIMESTEPS, DrivenNetwork
-from giornata_denoiser.families.positions import of_complex
 from giornata_denoiser.families.driven.prompts import DrivenPrompt
 from giornata_denoiser.families.driven.specs import multiplications, spec
+from giornata_denoiser.families.positions import of_complex
+from giornata_denoiser.families.references import Grid
 
 
 class QwenImage(DrivenNetwork):

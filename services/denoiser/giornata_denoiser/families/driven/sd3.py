@@ -12,11 +12,11 @@ from torch.nn import functional
 from giornata.packed.region import Rotary
 from giornata.planning.specs import BlockSpec
 from giornata_denoiser.families.driven.attention import JointAttention, SelfAttention
-from giornata_denoiser.families.references import Grid
 from giornata_denoiser.families.driven.forward import Site, Stream
 from giornata_denoiser.families.driven.network import PATCH, DrivenNetwork, by_channel
 from giornata_denoiser.families.driven.prompts import EMBEDS, DrivenPrompt, DrivenText
 from giornata_denoiser.families.driven.specs import multiplications, spec
+from giornata_denoiser.families.references import Grid
 
 POOLED: Final = "pooled_prompt_embeds"
 

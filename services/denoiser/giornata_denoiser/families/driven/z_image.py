@@ -12,12 +12,12 @@ from torch.nn import functional
 from giornata.packed.region import Rotary
 from giornata.planning.specs import BlockSpec
 from giornata_denoiser.families.driven.attention import SelfAttention
-from giornata_denoiser.families.references import Grid
 from giornata_denoiser.families.driven.forward import Site, Stream
 from giornata_denoiser.families.driven.network import PATCH, TRAIN_TIMESTEPS, DrivenNetwork, by_channel
-from giornata_denoiser.families.positions import cells, numbered, of_complex
 from giornata_denoiser.families.driven.prompts import EMBEDS, DrivenPrompt, DrivenText
 from giornata_denoiser.families.driven.specs import multiplications, spec
+from giornata_denoiser.families.positions import cells, numbered, of_complex
+from giornata_denoiser.families.references import Grid
 
 MULTIPLE: Final = 32
 """Text and pictures are padded to a multiple of so many tokens, with learnt ones that attend."""

@@ -36,7 +36,7 @@ class FluxInpaint(PackedFlux):
 
 
 class FluxKontext(FluxInpaint):
-    """The network of the family `flux-kontext`, as in `FluxKontextInpaintPipeline`: it looks at a clean picture, too."""
+    """The network of the family `flux-kontext`, as in `FluxKontextInpaintPipeline`: a clean picture stands beside."""
 
     references = References(replaced=True)
 

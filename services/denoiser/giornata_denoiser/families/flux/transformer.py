@@ -263,7 +263,8 @@ class PackedFlux(ABC):
         n is 0 for the picture that is denoised, and 1 for clean ones.
         """
         places = [
-            functional.pad(cells(grid, self.device), (1, 0), value=min(nth, 1)) for nth, grid in enumerate(pictures)
+            functional.pad(cells(grid, self.device), (1, 0), value=min(nth, 1))
+            for nth, grid in enumerate(pictures)
         ]
         text = torch.zeros(text_tokens, 3, device=self.device)
         rotary: Rotary = self.transformer.pos_embed(torch.cat((text, *places)))

@@ -17,8 +17,8 @@ from giornata.packed.tracing import UNTRACED, Tracing
 from giornata.packed.uses import ActivationRecorder, Source, Taken, Use
 from giornata.planning.specs import BlockSpec
 from giornata.wire.values import Mode
-from giornata_denoiser.families.references import NONE, Grid, References
 from giornata_denoiser.families.protocol import SequenceInputs
+from giornata_denoiser.families.references import NONE, Grid, References
 from giornata_denoiser.families.unet.maps import MapPass
 from giornata_denoiser.families.unet.passes import Interior
 from giornata_denoiser.families.unet.structure import structure

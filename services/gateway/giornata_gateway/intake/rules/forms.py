@@ -115,9 +115,13 @@ class TemplateForm(BaseModel):
     size: OutputSize = Field("auto", description=EditParameters.model_fields["size"].description)
 
 
-FILES = {"image": "image", "image[]": "image", "mask": "mask", REFERENCE: REFERENCE, f"{REFERENCE}[]": REFERENCE} | {
-    reference_name(index): REFERENCE for index in range(MAX_REFERENCES)
-}
+FILES = {
+    "image": "image",
+    "image[]": "image",
+    "mask": "mask",
+    REFERENCE: REFERENCE,
+    f"{REFERENCE}[]": REFERENCE,
+} | {reference_name(index): REFERENCE for index in range(MAX_REFERENCES)}
 """Names of file parts and what they hold; OpenAI's clients write `image[]` for each of a list."""
 LISTED = "image[]"
 """OpenAI's edits take several: the first one is edited, and the others are references."""
@@ -226,7 +230,7 @@ def read_template_form(upload: Upload) -> TemplateForm:
     """The form of a registration; InvalidField or UnknownField names the field at fault."""
     if upload.mask is not None or upload.references:
         raise InvalidField(
-            "A template is a whole picture; masks and references come with its edits.",
+            "A template is a whole picture; its edits bring masks and references.",
             field=REFERENCE if upload.mask is None else "mask",
             received="a file",
             accepted="files: image",

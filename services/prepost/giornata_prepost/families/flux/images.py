@@ -6,7 +6,13 @@ import torch
 from diffusers import FluxFillPipeline, FluxInpaintPipeline, FluxKontextInpaintPipeline
 
 from giornata.tensors import PROMPT_MASK
-from giornata_prepost.families.pipeline import MODE, Condition, GeneratingImages, PipelineImages, ReferringImages
+from giornata_prepost.families.pipeline import (
+    MODE,
+    Condition,
+    GeneratingImages,
+    PipelineImages,
+    ReferringImages,
+)
 from giornata_prepost.families.protocol import Tensors
 from giornata_prepost.images.geometry import Size
 
