@@ -141,12 +141,15 @@ class Prepost:
             Precedence.BEGIN, self._encode, job, prepared, given, size
         )
         reuses = job.parameters.reuse is not Reuse.OFF
+        shared = None
+        if references is not None:
+            shared = await self._hand_over(job, "reference-latents", references)
         return Encoding(
             text=await self._hand_over(job, "text", await asyncio.to_thread(tensors.pack, text)),
             text_tokens=self._model.text_tokens(text),
             padding_tokens=tensors.padding_tokens(text.get(tensors.PROMPT_MASK)),
             rows=tuple([await self._hand_over(job, f"row-{i}", row) for i, row in enumerate(rows)]),
-            references=references and await self._hand_over(job, "reference-latents", references),
+            references=shared,
             empty_text=await self._empty_text.keep(size) if reuses else None,
             compute_ms=compute_ms,
         )

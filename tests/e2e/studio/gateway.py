@@ -72,6 +72,7 @@ def model(name: str, *tasks: Task) -> ModelView:
         tasks=list(tasks or (Task.EDIT,)),
         fields={task: list(FIELDS[task]) for task in tasks or (Task.EDIT,)},
         generation_guidance_scale=3.5 if Task.GENERATE in tasks else None,
+        max_references=0,
         size_multiple=16,
         native_size=SIDE,
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, TypeVar
 
 from diffusers import (
     FlowMatchEulerDiscreteScheduler,
@@ -15,7 +15,7 @@ from diffusers import (
 from giornata_tools.model.random.autoencoders import autoencoder
 from giornata_tools.model.text import CORPUS, T5_TOKENS, text_encoders
 
-Painting = FluxInpaintPipeline | FluxKontextInpaintPipeline | FluxFillPipeline
+P = TypeVar("P", FluxInpaintPipeline, FluxKontextInpaintPipeline, FluxFillPipeline)
 
 LATENT_CHANNELS: Final = 16
 VAE_SCALE_FACTOR: Final = 8
@@ -43,7 +43,7 @@ ATTENTION_WEIGHTS: Final = (
 )
 
 
-def flux(kind: type[Painting]) -> Painting:
+def flux(kind: type[P]) -> P:
     """Flux, Flux Kontext or Flux Fill, as `kind` says."""
     vae = autoencoder(LATENT_CHANNELS, 0.3611, 0.1159)
     text = text_encoders(CORPUS, T5_TOKENS, width=TEXT_WIDTH, layers=2)
