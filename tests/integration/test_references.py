@@ -78,9 +78,9 @@ class Both:
 
     def inpainted(self, references: Sequence[Pixels] = (), **told: Any) -> Tensor:
         """What the inpainting pipeline ends with; it takes several references of one size at most."""
-        first, *others = [Image.fromarray(pixels) for pixels in references] or [None]
-        kind = with_others(PIPELINES[self.family], others) if others else PIPELINES[self.family]
-        looked = {"image_reference": first} if first else {}
+        pictures = [Image.fromarray(pixels) for pixels in references]
+        kind = with_others(PIPELINES[self.family], pictures[1:])
+        looked = {"image_reference": pictures[0]} if pictures else {}
         sides = {"width": SIZE.width, "height": SIZE.height}
         return self.latents(
             kind,
@@ -90,7 +90,9 @@ class Both:
 
 
 def with_others(kind: Any, others: Sequence[Image.Image]) -> Any:
-    """Klein's pipeline, which looks at these pictures, too, of whatever size: its list of latents takes any."""
+    """Klein's pipeline as it looks at these pictures, too, of whatever size: its list of latents takes any."""
+    if not others:
+        return kind
 
     class Several(kind):  # type: ignore[misc]  # diffusers is not typed
         def prepare_image_latents(self, images: list[Tensor], *arguments: Any, **named: Any) -> Any:
@@ -178,7 +180,7 @@ def test_a_generation_equals_the_pipeline_without_an_edited_picture(both: Both, 
 @pytest.mark.parametrize("form", list(Form))
 def test_a_masked_row_beside_others_takes_what_was_recorded(both: Both, form: Form) -> None:
     """It computes its region alone; references are outside of it, recorded, and in the same places."""
-    asked = {"strength": 1.0, "guidance_scale": 1.0}  # nothing is guided
+    asked: dict[str, Any] = {"strength": 1.0, "guidance_scale": 1.0}  # nothing is guided
     edit = both.edited("edit", [FIRST], **asked)
     recorded = replace(edit, records=RecordingSpec(frozenset({form}), EXACT))
     full = ended(both.served.checkpoint, [recorded])["edit"]

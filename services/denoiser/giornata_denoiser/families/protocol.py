@@ -104,8 +104,8 @@ class Network(Protocol):
         """Tokens beside those of a picture of `grid` that its blocks compute as the picture's, and nobody sees.
 
         Those of :attr:`references` and learnt padding are such; `given` are the sizes of the request's references. They
-        lie behind the picture's tokens, and outside of every region: rows that compute a part of the picture take what a
-        template or a step in full has kept of them.
+        lie behind the picture's tokens, and outside of every region: rows that compute a part of the picture take what
+        a template or a step in full has kept of them.
         """
 
     @property
