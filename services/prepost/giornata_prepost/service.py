@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from functools import partial
 from typing import Final, TypeVar
@@ -22,7 +22,7 @@ from giornata.bus.bus import Bus, Endpoint
 from giornata.bus.telemetry import state_of, telemetry
 from giornata.wire import subjects
 from giornata.wire.cells import in_cell
-from giornata.wire.errors import InputLost, NotSupported, ServiceUnavailable, TaskNotSupported
+from giornata.wire.errors import InputLost, ServiceUnavailable
 from giornata.wire.jobs import BlobRef, Encoding, Inspection, Job
 from giornata.wire.messages import (
     EncodeRequest,
@@ -34,19 +34,15 @@ from giornata.wire.messages import (
     question,
 )
 from giornata.wire.models import Task
-from giornata.wire.references import REFERENCE
 from giornata.wire.requests import EditParameters, Reuse
-from giornata.wire.resolution import guided_by
 from giornata.wire.templates import TemplateInputs
 from giornata.wire.values import Intermediate
 from giornata.wire.workers import ServiceName, ServiceState
+from giornata_prepost import encoding
 from giornata_prepost.config import PrepostConfig
 from giornata_prepost.empty_text import EmptyText
 from giornata_prepost.families.protocol import (
-    GeneratingModel,
     ImageModel,
-    ReferringModel,
-    Tensors,
     rehearse,
 )
 from giornata_prepost.images import generation
@@ -137,18 +133,18 @@ class Prepost:
             for ref in (inspection.prepared, inspection.references)
         ]
         size = _model_size(inspection)
-        (text, rows, references), compute_ms = await self._thread.timed(
-            Precedence.BEGIN, self._encode, job, prepared, given, size
+        made, compute_ms = await self._thread.timed(
+            Precedence.BEGIN, encoding.encoded, self._model, job, prepared, given, size
         )
         reuses = job.parameters.reuse is not Reuse.OFF
         shared = None
-        if references is not None:
-            shared = await self._hand_over(job, "reference-latents", references)
+        if made.references is not None:
+            shared = await self._hand_over(job, "reference-latents", made.references)
         return Encoding(
-            text=await self._hand_over(job, "text", await asyncio.to_thread(tensors.pack, text)),
-            text_tokens=self._model.text_tokens(text),
-            padding_tokens=tensors.padding_tokens(text.get(tensors.PROMPT_MASK)),
-            rows=tuple([await self._hand_over(job, f"row-{i}", row) for i, row in enumerate(rows)]),
+            text=await self._hand_over(job, "text", await asyncio.to_thread(tensors.pack, made.text)),
+            text_tokens=self._model.text_tokens(made.text),
+            padding_tokens=tensors.padding_tokens(made.text.get(tensors.PROMPT_MASK)),
+            rows=tuple([await self._hand_over(job, f"row-{i}", row) for i, row in enumerate(made.rows)]),
             references=shared,
             empty_text=await self._empty_text.keep(size) if reuses else None,
             compute_ms=compute_ms,
@@ -182,7 +178,9 @@ class Prepost:
                 inspect_template, *edit, limit_s=self._config.image_timeout_s
             )
         # the row's noise is not read: all edits share another
-        encode = partial(self._encode_rows, found.prepared, seeds=(0,), sampled=False, draws=False)
+        encode = partial(
+            encoding.encoded_rows, self._model, found.prepared, seeds=(0,), sampled=False, draws=False
+        )
         (row,), _ = await self._thread.timed(Precedence.BEGIN, encode)
         keep = partial(self._store, template.template_id, ttl_s=TEMPLATE_INPUTS_TTL_S)
         return TemplateInputs(
@@ -190,50 +188,6 @@ class Prepost:
             empty_text=await self._empty_text.keep(Size(found.model_width, found.model_height)),
             conditioning=await keep("row", row),
         )
-
-    def _encode(
-        self, job: Job, prepared: bytes | None, given: bytes | None, size: Size
-    ) -> tuple[Tensors, list[bytes], bytes | None]:
-        """Tensors of the text, and safetensors of each row and of the references, in the model's thread.
-
-        Generations have no `prepared` picture.
-        """
-        parameters = job.parameters
-        if parameters.seed is None or parameters.strength is None:
-            raise ValueError("encoding needs resolved parameters")
-        text = self._model.encode_text(parameters.prompt, size)
-        if guided_by(job) is not None:
-            text |= self._model.encode_unguided(parameters.negative_prompt, size)
-        seeds = range(parameters.seed, parameters.seed + parameters.n)
-        draws = parameters.sampler is not None and parameters.sampler.stochastic
-        references = None if given is None else self._encode_references(given)
-        if prepared is None:
-            return text, self._noise_rows(size, seeds, draws=draws), references
-        sampled = parameters.reuse is Reuse.OFF
-        rows = self._encode_rows(prepared, seeds, sampled=sampled, draws=draws, strength=parameters.strength)
-        return text, rows, references
-
-    def _encode_references(self, given: bytes) -> bytes:
-        model, pictures = self._model, tensors.unpack(given)
-        if not isinstance(model, ReferringModel):
-            raise NotSupported("The model takes no references.", field=REFERENCE)
-        return tensors.pack(
-            {name: model.encode_reference(pixels.numpy()) for name, pixels in pictures.items()}
-        )
-
-    def _encode_rows(
-        self, prepared: bytes, seeds: Sequence[int], *, sampled: bool, draws: bool, strength: float = 1.0
-    ) -> list[bytes]:
-        pixels = tensors.unpack(prepared)
-        image, mask = pixels["image"].numpy(), pixels["mask"].numpy()
-        rows = self._model.encode_rows(image, mask, seeds, sampled=sampled, draws=draws, strength=strength)
-        return [tensors.pack(row) for row in rows]
-
-    def _noise_rows(self, size: Size, seeds: Sequence[int], *, draws: bool) -> list[bytes]:
-        model = self._model
-        if not isinstance(model, GeneratingModel):
-            raise TaskNotSupported(received=Task.GENERATE, accepted=", ".join(model.card.tasks))
-        return [tensors.pack(row) for row in model.noise_rows(size, seeds, draws=draws)]
 
     def _until_cut_off(self, handler: Callable[[Q], Awaitable[R]]) -> Callable[[Q], Awaitable[R]]:
         """`handler`, ended with the time for draining."""

@@ -52,7 +52,9 @@ async def posted(
         return response.status, await response.json()
 
 
-@pytest.mark.parametrize("names", [("reference", "reference"), ("reference_0", "reference_1"), ("image[]",) * 2])
+@pytest.mark.parametrize(
+    "names", [("reference", "reference"), ("reference_0", "reference_1"), ("image[]",) * 2]
+)
 async def test_an_edit_brings_them_as_parts(looking: Stage, names: tuple[str, str]) -> None:
     status, answer = await posted(looking, *zip(names, FILES, strict=True), path="/v1/jobs")
     assert status == 202, answer

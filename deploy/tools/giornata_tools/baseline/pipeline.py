@@ -120,10 +120,12 @@ def _found(folder: Path) -> tuple[Any, Mapping[str, Any]]:
 
         return AutoPipelineForInpainting, {}
     guided = {"guidance_scale": card.default_guidance_scale} if card.takes_guidance else {}
+    own_size = {"_auto_resize": False} if card.family == Family.FLUX_KONTEXT else {}
     padded = {"max_sequence_length": card.max_text_tokens} if card.family in PADDED_AS_CARDED else {}
     return PIPELINES[card.family], {
         "num_inference_steps": card.default_steps,
         "strength": card.default_strength,
         **padded,
+        **own_size,
         **guided,
     }
