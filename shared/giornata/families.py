@@ -25,6 +25,8 @@ class Family(StrEnum):
 
     FLUX_INPAINT = "flux-inpaint"
     """`FluxInpaintPipeline`: any Flux text-to-image checkpoint; blends with the template after each step."""
+    FLUX_KONTEXT = "flux-kontext"
+    """`FluxKontextInpaintPipeline`: the picture's clean tokens, or a reference's, attend too; blends."""
     FLUX_FILL = "flux-fill"
     """`FluxFillPipeline`: conditioned on the masked picture; never blends."""
     SD = "sd"
@@ -90,6 +92,8 @@ class Kind:
     """Sub-folders: of the denoising network, and of the tokenizer whose length prompts have."""
     max_text_tokens: int = 512
     references: int = 0
+    max_references: int = 0
+    replaces_own: bool = False
     token_multiple: int = 1
     """Tokens beside a picture's: see :class:`giornata.wire.models.ModelCard`."""
     reuses: bool = True
@@ -209,6 +213,7 @@ _FLUX2_KLEIN: Final = Kind(
     distilled=Distilled(lambda found: bool(found.pipeline.get("is_distilled")), steps=4),
     mask_latents=2,
     references=1,
+    max_references=4,
     tokenizer="tokenizer",
     autoencoder="AutoencoderKLFlux2",
 )
@@ -239,10 +244,22 @@ _CHROMA: Final = Kind(
     tokenizer="tokenizer",
     max_text_tokens=256,
 )
+_FLUX_KONTEXT: Final = replace(
+    _FLUX_INPAINT,
+    family=Family.FLUX_KONTEXT,
+    guidance_scale=3.5,
+    strength=1.0,
+    distilled=None,
+    references=1,
+    max_references=1,
+    replaces_own=True,
+)
 KINDS: Final[dict[str, Kind]] = {
     "FluxPipeline": _FLUX_INPAINT,
     "FluxInpaintPipeline": _FLUX_INPAINT,
     "FluxImg2ImgPipeline": _FLUX_INPAINT,
+    "FluxKontextPipeline": _FLUX_KONTEXT,
+    "FluxKontextInpaintPipeline": _FLUX_KONTEXT,
     "FluxFillPipeline": Kind(
         Family.FLUX_FILL, takes_true_cfg=False, steps=50, guidance_scale=30.0, strength=1.0
     ),

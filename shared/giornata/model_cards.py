@@ -71,6 +71,8 @@ def read_model_card(folder: Path, name: str | None = None) -> ModelCard:
         keeps_whole_steps=kind.samplers is DISCRETE_TIME,
         native_size=_native_size(kind, configs, latents),
         references=kind.references,
+        max_references=kind.max_references,
+        replaces_own=kind.replaces_own,
         token_multiple=kind.token_multiple,
         tasks=kind.tasks,
         **_guidance(kind, configs, _serving_defaults(folder / SERVING)),

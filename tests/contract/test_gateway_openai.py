@@ -126,10 +126,10 @@ def test_the_document_is_valid_and_has_every_field_and_code() -> None:
     validate(described)
     schemas = described["components"]["schemas"]
     for form in (EditForm, JobForm):
-        assert set(schemas[form.__name__]["properties"]) == {*form.model_fields, "image", "mask"}
+        assert set(schemas[form.__name__]["properties"]) == {*form.model_fields, "image", "mask", "reference"}
         assert schemas[form.__name__]["additionalProperties"] is False
     for told in (GenerationForm, GenerationJobForm):
-        assert set(schemas[told.__name__]["properties"]) == set(told.model_fields)
+        assert set(schemas[told.__name__]["properties"]) == {*told.model_fields, "reference"}
         assert schemas[told.__name__]["additionalProperties"] is False
     assert set(described["paths"]["/v1/images/generations"]["post"]["requestBody"]["content"]) == {
         "application/json"

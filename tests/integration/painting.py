@@ -25,7 +25,7 @@ from giornata_denoiser.families.rows import build_row
 from giornata_denoiser.rows.row import Row
 from giornata_prepost.checkpoint import open_model
 from giornata_prepost.config import PrepostConfig
-from giornata_prepost.families.protocol import GeneratingModel, ImageModel
+from giornata_prepost.families.protocol import GeneratingModel, ImageModel, ReferringModel
 from giornata_prepost.images.geometry import Size
 from giornata_prepost.images.pictures import Pixels
 
@@ -49,19 +49,22 @@ class Served:
         mask: npt.NDArray[np.uint8],
         *,
         sampled: bool = True,
+        references: Sequence[Pixels] = (),
     ) -> Row:
         """The row of an edit's first seed; `image` and `mask` are of the model's size."""
         size = Size(image.shape[1], image.shape[0])
         (drawn,) = self.images.encode_rows(
             image, mask, [parameters.seed or 0], sampled=sampled, strength=parameters.strength or 0
         )
-        return self._row(key, parameters, size, drawn)
+        return self._row(key, parameters, size, drawn, references)
 
-    def generated(self, key: str, parameters: EditParameters, size: Size) -> Row:
+    def generated(
+        self, key: str, parameters: EditParameters, size: Size, references: Sequence[Pixels] = ()
+    ) -> Row:
         """The row of a generation's first seed."""
         assert isinstance(self.images, GeneratingModel)
         (drawn,) = self.images.noise_rows(size, [parameters.seed or 0])
-        return self._row(key, parameters, size, drawn, generated=True)
+        return self._row(key, parameters, size, drawn, references, generated=True)
 
     def _row(
         self,
@@ -69,6 +72,7 @@ class Served:
         asked: EditParameters,
         size: Size,
         drawn: dict[str, Tensor],
+        references: Sequence[Pixels],
         *,
         generated: bool = False,
     ) -> Row:
@@ -94,7 +98,12 @@ class Served:
             true_cfg_scale=scale,
             partial_images=asked.partial_images,
             generated=generated,
+            references=[self._encoded(reference) for reference in references],
         )
+
+    def _encoded(self, reference: Pixels) -> Tensor:
+        assert isinstance(self.images, ReferringModel)
+        return self.images.encode_reference(reference)
 
 
 def served(folder: Path) -> Served:

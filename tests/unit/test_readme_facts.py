@@ -139,7 +139,7 @@ def test_options_are_taken_somewhere(code: str) -> None:
 def test_the_fields_table_of_the_http_door_is_complete() -> None:
     spoken_of_elsewhere = {"quality", "background"}  # what OpenAI's clients send; one value each
     assert first_column(section("docs/api-http.md", "Fields")) == (
-        EditForm.model_fields.keys() - spoken_of_elsewhere | {"image", "mask"}
+        EditForm.model_fields.keys() - spoken_of_elsewhere | {"image", "mask", "reference"}
     )
 
 

@@ -24,6 +24,7 @@ from giornata_denoiser.families.unet import checkpoints as unet
 
 LOADERS: Final[Mapping[str, Callable[[Path, torch.dtype, torch.device], ModelFamily]]] = {
     Family.FLUX_INPAINT: partial(flux.load, flux.FluxInpaint),
+    Family.FLUX_KONTEXT: partial(flux.load, flux.FluxKontext),
     Family.FLUX_FILL: partial(flux.load, flux.FluxFill),
     **dict.fromkeys((Family.SD, Family.SD_INPAINT, Family.SDXL, Family.SDXL_INPAINT), unet.load),
     Family.SD3: driven.stable_diffusion_3,

@@ -92,6 +92,7 @@ class EditEndpoints:
                 envelope.priority,
                 self._deadline(envelope),
                 template_id=envelope.template_id,
+                references=envelope.reference,
             )
             return await self._carried_out(order, key, envelope.progress, inline_bytes(envelope))
 
@@ -101,6 +102,7 @@ class EditEndpoints:
             tenant, key = self._asker(envelope.api_key, reply), _key(headers)
             parameters = read_generation(envelope)
             check_envelope(envelope, tenant)
+            check_pictures(envelope, tenant, self.gateway.config.max_file_bytes)
             order = EditOrder(
                 parameters,
                 None,
@@ -109,8 +111,9 @@ class EditEndpoints:
                 envelope.priority,
                 self._deadline(envelope),
                 task=Task.GENERATE,
+                references=envelope.reference,
             )
-            return await self._carried_out(order, key, envelope.progress, 0)
+            return await self._carried_out(order, key, envelope.progress, inline_bytes(envelope))
 
     async def cancel(self, message: CancelMessage, reply: str) -> Accepted:
         """Cancel a job of the caller's tenant; one that has ended stays as it is."""

@@ -26,6 +26,7 @@ from giornata_prepost.families.z_image.images import ZImageImages
 
 FAMILIES: Final[dict[str, Callable[[Path, ModelCard, torch.device, torch.dtype], ImageModel]]] = {
     Family.FLUX_INPAINT: flux.InpaintImages,
+    Family.FLUX_KONTEXT: flux.KontextImages,
     Family.FLUX_FILL: flux.FillImages,
     Family.SD: sd.PlainImages,
     Family.SD_INPAINT: sd.InpaintImages,

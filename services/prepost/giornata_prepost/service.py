@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from functools import partial
 from typing import Final, TypeVar
@@ -22,7 +22,7 @@ from giornata.bus.bus import Bus, Endpoint
 from giornata.bus.telemetry import state_of, telemetry
 from giornata.wire import subjects
 from giornata.wire.cells import in_cell
-from giornata.wire.errors import InputLost, ServiceUnavailable, TaskNotSupported
+from giornata.wire.errors import InputLost, ServiceUnavailable
 from giornata.wire.jobs import BlobRef, Encoding, Inspection, Job
 from giornata.wire.messages import (
     EncodeRequest,
@@ -35,16 +35,20 @@ from giornata.wire.messages import (
 )
 from giornata.wire.models import Task
 from giornata.wire.requests import EditParameters, Reuse
-from giornata.wire.resolution import guided_by
 from giornata.wire.templates import TemplateInputs
 from giornata.wire.values import Intermediate
 from giornata.wire.workers import ServiceName, ServiceState
+from giornata_prepost import encoding
 from giornata_prepost.config import PrepostConfig
 from giornata_prepost.empty_text import EmptyText
-from giornata_prepost.families.protocol import GeneratingModel, ImageModel, Tensors, rehearse
+from giornata_prepost.families.protocol import (
+    ImageModel,
+    rehearse,
+)
 from giornata_prepost.images import generation
 from giornata_prepost.images.geometry import Box, Size
 from giornata_prepost.images.pictures import Pixels
+from giornata_prepost.images.references import prepare
 from giornata_prepost.images.stages import Inspected, PixelLimits, finish, inspect, inspect_template
 from giornata_prepost.work import ImagePool, ModelThread, Precedence
 
@@ -111,30 +115,37 @@ class Prepost:
         job = request.job
         job.check_model(self._model.card)
         if job.task is Task.GENERATE:
-            return generation.measured(job.parameters, self._model.card, self._limits)
+            return await self._generation(job)
         async with self._held:
             found, compute_ms = await self._inspected(job)
         prepared = await self._hand_over(job, "prepared", found.prepared)
         alpha = await self._hand_over(job, "alpha", found.alpha)
-        return _inspection(found, prepared, alpha, compute_ms)
+        references = found.references and await self._hand_over(job, "references", found.references)
+        return _inspection(found, prepared, alpha, compute_ms, references or None)
 
     async def encode(self, request: EncodeRequest) -> Encoding:
         """Conditioning of the job and of each of its rows."""
         job = request.job
         job.check_model(self._model.card)
-        stored, prepared = request.inspection.prepared, None
-        if stored is not None:
-            prepared = await intermediate(self._blobs, stored, Intermediate.PREPARED)
-        size = _model_size(request.inspection)
-        (text, rows), compute_ms = await self._thread.timed(
-            Precedence.BEGIN, self._encode, job, prepared, size
+        inspection = request.inspection
+        prepared, given = [
+            None if ref is None else await intermediate(self._blobs, ref, Intermediate.PREPARED)
+            for ref in (inspection.prepared, inspection.references)
+        ]
+        size = _model_size(inspection)
+        made, compute_ms = await self._thread.timed(
+            Precedence.BEGIN, encoding.encoded, self._model, job, prepared, given, size
         )
         reuses = job.parameters.reuse is not Reuse.OFF
+        shared = None
+        if made.references is not None:
+            shared = await self._hand_over(job, "reference-latents", made.references)
         return Encoding(
-            text=await self._hand_over(job, "text", await asyncio.to_thread(tensors.pack, text)),
-            text_tokens=self._model.text_tokens(text),
-            padding_tokens=tensors.padding_tokens(text.get(tensors.PROMPT_MASK)),
-            rows=tuple([await self._hand_over(job, f"row-{i}", row) for i, row in enumerate(rows)]),
+            text=await self._hand_over(job, "text", await asyncio.to_thread(tensors.pack, made.text)),
+            text_tokens=self._model.text_tokens(made.text),
+            padding_tokens=tensors.padding_tokens(made.text.get(tensors.PROMPT_MASK)),
+            rows=tuple([await self._hand_over(job, f"row-{i}", row) for i, row in enumerate(made.rows)]),
+            references=shared,
             empty_text=await self._empty_text.keep(size) if reuses else None,
             compute_ms=compute_ms,
         )
@@ -167,7 +178,9 @@ class Prepost:
                 inspect_template, *edit, limit_s=self._config.image_timeout_s
             )
         # the row's noise is not read: all edits share another
-        encode = partial(self._encode_rows, found.prepared, seeds=(0,), sampled=False, draws=False)
+        encode = partial(
+            encoding.encoded_rows, self._model, found.prepared, seeds=(0,), sampled=False, draws=False
+        )
         (row,), _ = await self._thread.timed(Precedence.BEGIN, encode)
         keep = partial(self._store, template.template_id, ttl_s=TEMPLATE_INPUTS_TTL_S)
         return TemplateInputs(
@@ -175,36 +188,6 @@ class Prepost:
             empty_text=await self._empty_text.keep(Size(found.model_width, found.model_height)),
             conditioning=await keep("row", row),
         )
-
-    def _encode(self, job: Job, prepared: bytes | None, size: Size) -> tuple[Tensors, list[bytes]]:
-        """Tensors of the text, and safetensors of each row, in the model's thread; generations have no `prepared`."""
-        parameters = job.parameters
-        if parameters.seed is None or parameters.strength is None:
-            raise ValueError("encoding needs resolved parameters")
-        text = self._model.encode_text(parameters.prompt, size)
-        if guided_by(job) is not None:
-            text |= self._model.encode_unguided(parameters.negative_prompt, size)
-        seeds = range(parameters.seed, parameters.seed + parameters.n)
-        draws = parameters.sampler is not None and parameters.sampler.stochastic
-        if prepared is None:
-            return text, self._noise_rows(size, seeds, draws=draws)
-        sampled = parameters.reuse is Reuse.OFF
-        rows = self._encode_rows(prepared, seeds, sampled=sampled, draws=draws, strength=parameters.strength)
-        return text, rows
-
-    def _encode_rows(
-        self, prepared: bytes, seeds: Sequence[int], *, sampled: bool, draws: bool, strength: float = 1.0
-    ) -> list[bytes]:
-        pixels = tensors.unpack(prepared)
-        image, mask = pixels["image"].numpy(), pixels["mask"].numpy()
-        rows = self._model.encode_rows(image, mask, seeds, sampled=sampled, draws=draws, strength=strength)
-        return [tensors.pack(row) for row in rows]
-
-    def _noise_rows(self, size: Size, seeds: Sequence[int], *, draws: bool) -> list[bytes]:
-        model = self._model
-        if not isinstance(model, GeneratingModel):
-            raise TaskNotSupported(received=Task.GENERATE, accepted=", ".join(model.card.tasks))
-        return [tensors.pack(row) for row in model.noise_rows(size, seeds, draws=draws)]
 
     def _until_cut_off(self, handler: Callable[[Q], Awaitable[R]]) -> Callable[[Q], Awaitable[R]]:
         """`handler`, ended with the time for draining."""
@@ -239,8 +222,23 @@ class Prepost:
             raise InputLost("A job without image has nothing to inspect.", received=job.job_id)
         image = await self._blobs.get(job.image)
         mask = await self._blobs.get(job.mask) if job.mask else None
-        edit = (image, mask, job.parameters, self._model.card, self._limits)
+        references = [await self._blobs.get(ref) for ref in job.references]
+        edit = (image, mask, job.parameters, self._model.card, self._limits, references)
         return await self._pool.timed(inspect, *edit, limit_s=self._config.image_timeout_s)
+
+    async def _generation(self, job: Job) -> Inspection:
+        """The inspection of a generation, which has no picture but its references."""
+        measured = partial(generation.measured, job.parameters, self._model.card, self._limits)
+        if not job.references:
+            return measured()
+        limits = self._limits.max_pixels, self._limits.budget_pixels
+        async with self._held:
+            files = [await self._blobs.get(ref) for ref in job.references]
+            found, compute_ms = await self._pool.timed(
+                prepare, files, self._model.card, *limits, limit_s=self._config.image_timeout_s
+            )
+        stored = None if found.packed is None else await self._hand_over(job, "references", found.packed)
+        return measured(found.grids).model_copy(update={"references": stored, "compute_ms": compute_ms})
 
     async def _alpha(self, job: Job, inspection: Inspection) -> bytes:
         """The effective alpha, packed; computed again if an older version inspected the job and did not keep it."""
@@ -278,9 +276,15 @@ def _model_size(inspection: Inspection) -> Size:
     return Size(inspection.model_width, inspection.model_height)
 
 
-def _inspection(found: Inspected, prepared: BlobRef, alpha: BlobRef | None, compute_ms: float) -> Inspection:
+def _inspection(
+    found: Inspected,
+    prepared: BlobRef,
+    alpha: BlobRef | None,
+    compute_ms: float,
+    references: BlobRef | None = None,
+) -> Inspection:
     """The measures for the router, with claim checks instead of blobs."""
-    stored = {"prepared": prepared, "alpha": alpha, "compute_ms": compute_ms}
+    stored = {"prepared": prepared, "alpha": alpha, "references": references, "compute_ms": compute_ms}
     return Inspection.model_validate(vars(found) | stored)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, Final
 
@@ -17,6 +17,7 @@ from giornata.deadlines import Deadline
 from giornata.wire import codec, generations, messages, subjects
 from giornata.wire.errors import NotPermitted, PayloadTooLarge
 from giornata.wire.jobs import BlobRef, Priority
+from giornata.wire.references import named_references
 from giornata.wire.requests import EditParameters, GenerationParameters, asked
 
 GRACE_S: Final = 5.0
@@ -92,6 +93,7 @@ class Client:
         image: bytes | None = None,
         template_id: str | None = None,
         mask: bytes | None = None,
+        reference: Sequence[bytes] = (),
         timeout_s: float = 120.0,
         priority: Priority = Priority.INTERACTIVE,
         idempotency_key: str | None = None,
@@ -104,6 +106,7 @@ class Client:
             image: PNG, JPEG or WebP.
             template_id: a registered template, instead of an image.
             mask: the region to edit; see `mask_mode`.
+            reference: other pictures that the model looks at.
             timeout_s: time allowed for the whole edit.
             priority: batch edits let interactive ones pass.
             idempotency_key: an edit that is submitted again with its key is the same job; another edit with the key is
@@ -112,12 +115,14 @@ class Client:
         """
         deadline = Deadline.after_ms(timeout_s * 1000)
         wanted = asked(EditParameters, {"prompt": prompt, **parameters})
-        stored_image, stored_mask = await self._claim_checks(image, mask, int(timeout_s) + 60)
+        pictures = {"image": image, "mask": mask} | named_references(reference)
+        stored = await self._claim_checks(pictures, int(timeout_s) + 60)
         message = messages.EditMessage(
             parameters=wanted,
-            image=stored_image,
+            image=stored.pop("image", None),
             template_id=template_id,
-            mask=stored_mask,
+            mask=stored.pop("mask", None),
+            reference=tuple(stored.values()),
             remaining_ms=deadline.remaining_ms(),
             priority=priority,
             api_key=self._api_key,
@@ -128,6 +133,7 @@ class Client:
         self,
         *,
         prompt: str,
+        reference: Sequence[bytes] = (),
         timeout_s: float = 120.0,
         priority: Priority = Priority.INTERACTIVE,
         idempotency_key: str | None = None,
@@ -137,6 +143,7 @@ class Client:
 
         Args:
             prompt: what the pictures show.
+            reference: pictures that the model looks at.
             timeout_s: as of :meth:`edit`, and so are `priority` and `idempotency_key`.
             priority: batch jobs let interactive ones pass.
             idempotency_key: a generation that is submitted again with its key is the same job.
@@ -144,8 +151,10 @@ class Client:
         """
         deadline = Deadline.after_ms(timeout_s * 1000)
         generations.check_fields(parameters)
+        stored = await self._claim_checks(named_references(reference), int(timeout_s) + 60)
         message = messages.GenerateMessage(
             parameters=asked(GenerationParameters, {"prompt": prompt, **parameters}),
+            reference=tuple(stored.values()),
             remaining_ms=deadline.remaining_ms(),
             priority=priority,
             api_key=self._api_key,
@@ -190,22 +199,22 @@ class Client:
         return await self._blobs.get(picture.ref)
 
     async def _claim_checks(
-        self, image: bytes | None, mask: bytes | None, ttl_s: int
-    ) -> tuple[bytes | BlobRef | None, bytes | BlobRef | None]:
-        size = len(image or b"") + len(mask or b"")
+        self, pictures: Mapping[str, bytes | None], ttl_s: int
+    ) -> dict[str, bytes | BlobRef]:
+        """The pictures that there are, inline or as claim checks; PayloadTooLarge without a blob store for these."""
+        given = {name: data for name, data in pictures.items() if data is not None}
+        size = sum(map(len, given.values()))
         if size <= min(messages.INLINE_BYTES, self._bus.client.max_payload * 3 // 4):
-            return image, mask
+            return dict(given)
         if self._blobs is None:
             raise PayloadTooLarge(
-                "Image and mask are too large to travel over NATS.",
-                field="image",
+                "The pictures are too large to travel over NATS.",
+                field=next(iter(given)),
                 received=f"{size} bytes",
-                accepted=f"{messages.INLINE_BYTES} bytes, or connect with blobs_url",
+                accepted=f"{messages.INLINE_BYTES} bytes together, or connect with blobs_url",
             )
         folder = f"{self._tenant}/upload_{secrets.token_urlsafe(18)}"
-        stored_mask = None if mask is None else await self._blobs.put(f"{folder}/mask", mask, ttl_s)
-        stored_image = None if image is None else await self._blobs.put(f"{folder}/image", image, ttl_s)
-        return stored_image, stored_mask
+        return {name: await self._blobs.put(f"{folder}/{name}", data, ttl_s) for name, data in given.items()}
 
     async def _receive(self, message: Msg) -> None:
         token, kind = message.subject.rsplit(".", 2)[1:]

@@ -75,6 +75,8 @@ class Job(Recorded):
     image: BlobRef | None = None
     """None of a generation, whose pictures are made from text alone."""
     mask: BlobRef | None = None
+    references: tuple[BlobRef, ...] = ()
+    """Files of other pictures that the model looks at, in the request's order."""
     template_id: str | None = None
     """The registered template whose picture `image` is."""
     budget_ms: int
@@ -98,6 +100,11 @@ class Job(Recorded):
     def check_model(self, card: ModelCard) -> None:
         """Raise ServiceUnavailable if `card` is another version of the model than the job was accepted for."""
         check_version(self.model, self.model_digest, card)
+
+    @property
+    def pictures(self) -> tuple[BlobRef, ...]:
+        """All files that came with the request."""
+        return tuple(ref for ref in (self.image, self.mask, *self.references) if ref is not None)
 
     @property
     def denoising_steps(self) -> int:
@@ -157,6 +164,11 @@ class Inspection(Recorded):
     """Digest of model, family and the pixels that enter the autoencoder; empty of a generation."""
     prepared: BlobRef | None = None
     """uint8 safetensors, None of a generation: `image` (model_height, model_width, 3), `mask` alike, 255 = edit."""
+    references: BlobRef | None = None
+    """uint8 safetensors of the request's references as they enter the autoencoder, `reference_0` and so on, (height,
+    width, 3) each; None without any."""
+    reference_grids: tuple[tuple[int, int], ...] = ()
+    """Height and width of each of them in tokens."""
     alpha: BlobRef | None = None
     """The effective alpha, for prepost's `finish`; None from versions that computed it again there."""
     crop: Box | None = None
@@ -182,6 +194,9 @@ class Encoding(Recorded):
     padding_tokens: int = 0
     """Of these, those that pad the prompt; 0 where the model's tokenizer does not tell."""
     rows: tuple[BlobRef, ...]
+    references: BlobRef | None = None
+    """Clean latents of the request's references, which all rows share: safetensors of `reference_0` and so on, (height,
+    width, channels) each, height and width in tokens; None without any."""
     empty_text: BlobRef | None = None
     """The empty prompt's conditioning, for template runs; only where the job may reuse."""
     compute_ms: float = 0.0

@@ -180,7 +180,7 @@ class AdapterRequest(Wire):
 
 
 INLINE_BYTES: Final = 6 << 20
-"""Image and mask of an :class:`EditMessage` together, inline; larger ones travel as claim checks."""
+"""All pictures of a message together, inline; larger ones travel as claim checks."""
 IDEMPOTENCY_HEADER: Final = "Nats-Msg-Id"
 """Header of a message of the NATS door that carries its idempotency key; NATS's own name for one."""
 EVENT_HEADER: Final = "Giornata-Event"
@@ -194,6 +194,8 @@ class GenerateMessage(Wire):
     remaining_ms: int = 120_000
     """Time allowed from this message to its answer."""
     priority: Priority = Priority.INTERACTIVE
+    reference: tuple[bytes | BlobRef, ...] = ()
+    """Other pictures that the model looks at."""
     progress: str | None = None
     """Subject to which the job's events are published while it runs; default none."""
     api_key: str | None = None

@@ -5,6 +5,7 @@ The digest lets a rolling model change never mix two autoencoders: it travels wi
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import StrEnum
 
 from giornata.wire.samplers import FLOW_MATCHING, Sampler
@@ -77,6 +78,10 @@ class ModelCard(Wire):
     """Pixels a side of the square pictures that the checkpoint was made for."""
     references: int = 0
     """Times that the picture's own clean tokens stand beside those that are denoised."""
+    max_references: int = 0
+    """How many pictures a request may name as `reference`; their clean tokens stand there, too."""
+    replaces_own: bool = False
+    """Whether a request's references stand in place of the picture's own tokens."""
     token_multiple: int = 1
     """The network pads text and picture, each for itself, to a multiple of so many tokens, which attend."""
 
@@ -102,9 +107,14 @@ class ModelCard(Wire):
         """Pixels a side of a token; sides of the model's picture are multiples of it."""
         return self.token_latents * self.vae_scale_factor
 
-    def companion_tokens(self, tokens: int) -> int:
-        """Tokens that blocks compute beside the `tokens` of a picture: clean ones, and padding."""
-        return self.references * tokens + self.padding_tokens((1 + self.references) * tokens)
+    def companion_tokens(self, tokens: int, given: Sequence[int] = (), *, generated: bool = False) -> int:
+        """Tokens that blocks compute beside the `tokens` of a picture: clean ones, and padding.
+
+        `given` are those of the request's references. A picture that is `generated` has no clean tokens of its own.
+        """
+        alone = generated or (self.replaces_own and bool(given))
+        clean = sum(given) + (0 if alone else self.references * tokens)
+        return clean + self.padding_tokens(tokens + clean)
 
     def padding_tokens(self, tokens: int) -> int:
         """Tokens by which the network pads so many of text, or of a picture."""

@@ -11,6 +11,7 @@ from giornata.wire.errors import InvalidField
 from giornata.wire.generations import FIELDS
 from giornata.wire.jobs import Job
 from giornata.wire.models import Guidance, ModelCard, Task
+from giornata.wire.references import REFERENCE
 from giornata.wire.requests import EditParameters
 from giornata.wire.samplers import Sampler
 
@@ -25,6 +26,7 @@ _BY_CARD: Final[tuple[tuple[str, Callable[[ModelCard], bool], str], ...]] = (
 def fields_of(card: ModelCard) -> Mapping[Task, list[str]]:
     """The fields that requests for each task of a model may name; :func:`resolve` refuses the other ones."""
     refused = {field for field, takes, _ in _BY_CARD if not takes(card)}
+    refused |= set() if card.max_references else {REFERENCE}
     return {task: [name for name in FIELDS[task] if name not in refused] for task in card.tasks}
 
 

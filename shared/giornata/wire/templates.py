@@ -45,6 +45,8 @@ class TemplateInputs(Wire):
     """safetensors: the empty prompt."""
     conditioning: BlobRef
     """safetensors: the picture with an empty mask, as a row of an edit."""
+    references: BlobRef | None = None
+    """As of an :class:`giornata.wire.jobs.Encoding`; a registered template has none."""
 
 
 class TemplateRecord(Recorded):

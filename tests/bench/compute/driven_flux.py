@@ -12,12 +12,12 @@ from torch.nn import functional
 from giornata.packed.region import Rotary
 from giornata.planning.specs import BlockSpec
 from giornata_denoiser.families.driven.attention import JointAttention, SelfAttention
-from giornata_denoiser.families.driven.batch import Grid
 from giornata_denoiser.families.driven.forward import Site, Stream
 from giornata_denoiser.families.driven.network import TRAIN_TIMESTEPS, DrivenNetwork
-from giornata_denoiser.families.driven.positions import cells
 from giornata_denoiser.families.driven.prompts import EMBEDS, DrivenPrompt, DrivenText
 from giornata_denoiser.families.driven.specs import multiplications, spec
+from giornata_denoiser.families.positions import cells
+from giornata_denoiser.families.references import Grid
 
 POOLED = "pooled_prompt_embeds"
 
@@ -56,7 +56,7 @@ class DrivenFlux(DrivenNetwork):
         pooled = prompt.tensors[POOLED].expand(len(times), -1)
         return self.hooks.vectors(self.transformer.time_text_embed(*scaled, pooled))
 
-    def rotated(self, text_tokens: int, grid: Grid) -> Rotary:
+    def rotated(self, text_tokens: int, grid: Grid, beside: tuple[Grid, ...]) -> Rotary:
         text = torch.zeros(text_tokens, 3, device=self.device, dtype=torch.long)
         picture = functional.pad(cells(grid, self.device), (1, 0))
         turned: Rotary = self.transformer.pos_embed(torch.cat((text, picture)))

@@ -23,7 +23,7 @@ def test_a_registration_has_an_image_a_model_and_a_size() -> None:
     form = read_template_form(Upload((("model", "tiny"), ("size", "128x96")), b"x", None))
     assert (form.model, form.size) == ("tiny", "128x96")
     assert read_template_form(Upload((), b"x", None)).size == "auto"
-    with pytest.raises(InvalidField, match="masks come with its edits"):
+    with pytest.raises(InvalidField, match="its edits bring masks and references"):
         read_template_form(Upload((), b"x", b"mask"))
     with pytest.raises(UnknownField, match="prompt"):
         read_template_form(Upload((("prompt", "x"),), b"x", None))

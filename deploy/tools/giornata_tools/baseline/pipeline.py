@@ -13,6 +13,7 @@ from diffusers import (
     Flux2KleinInpaintPipeline,
     FluxFillPipeline,
     FluxInpaintPipeline,
+    FluxKontextInpaintPipeline,
     QwenImageInpaintPipeline,
     StableDiffusion3InpaintPipeline,
     StableDiffusionInpaintPipeline,
@@ -28,6 +29,7 @@ from giornata.model_cards import read_model_card
 PIPELINES: Final[dict[str, type[Any]]] = {
     Family.FLUX_FILL: FluxFillPipeline,
     Family.FLUX_INPAINT: FluxInpaintPipeline,
+    Family.FLUX_KONTEXT: FluxKontextInpaintPipeline,
     Family.SD: StableDiffusionInpaintPipeline,
     Family.SD_INPAINT: StableDiffusionInpaintPipeline,
     Family.SDXL: StableDiffusionXLInpaintPipeline,
@@ -38,7 +40,7 @@ PIPELINES: Final[dict[str, type[Any]]] = {
     Family.QWEN_IMAGE: QwenImageInpaintPipeline,
     Family.CHROMA: ChromaInpaintPipeline,
 }
-PADDED_AS_CARDED: Final = frozenset({Family.FLUX_FILL, Family.FLUX_INPAINT})
+PADDED_AS_CARDED: Final = frozenset({Family.FLUX_FILL, Family.FLUX_INPAINT, Family.FLUX_KONTEXT})
 """Families whose pipelines pad prompts to the card's length; of others, their own default is the card's."""
 
 
@@ -118,10 +120,12 @@ def _found(folder: Path) -> tuple[Any, Mapping[str, Any]]:
 
         return AutoPipelineForInpainting, {}
     guided = {"guidance_scale": card.default_guidance_scale} if card.takes_guidance else {}
+    own_size = {"_auto_resize": False} if card.family == Family.FLUX_KONTEXT else {}
     padded = {"max_sequence_length": card.max_text_tokens} if card.family in PADDED_AS_CARDED else {}
     return PIPELINES[card.family], {
         "num_inference_steps": card.default_steps,
         "strength": card.default_strength,
         **padded,
+        **own_size,
         **guided,
     }

@@ -18,6 +18,8 @@ class EditCall:
     mask: bytes | None
     parameters: Mapping[str, object]
     """Fields of :class:`~giornata.wire.requests.EditParameters`, or of a generation's, that were given."""
+    references: tuple[bytes, ...] = ()
+    """Other pictures that the model looks at."""
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from typing import Any, Final
@@ -11,6 +12,7 @@ import aiohttp
 from pydantic import TypeAdapter, ValidationError
 
 from giornata.wire.errors import ErrorBody
+from giornata.wire.references import REFERENCE
 from giornata_tools.doors.addresses import without_password
 from giornata_tools.doors.edits import (
     EditCall,
@@ -93,7 +95,10 @@ class HttpClient:
     def _posted(self, order: EditCall) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
         images = f"{self._url}/v1/images"
         if order.image is None:
-            return self._session.post(f"{images}/generations", json={**order.parameters, "stream": True})
+            asked = {**order.parameters, "stream": True}
+            if order.references:
+                asked[REFERENCE] = [base64.b64encode(picture).decode() for picture in order.references]
+            return self._session.post(f"{images}/generations", json=asked)
         return self._session.post(f"{images}/edits", data=_form(order, order.image))
 
     async def _streamed(self, order: EditCall, tell: Tell) -> EditOutcome:
@@ -173,6 +178,8 @@ def _form(order: EditCall, image: bytes) -> aiohttp.FormData:
     form.add_field("image", image, filename="image", content_type="application/octet-stream")
     if order.mask is not None:
         form.add_field("mask", order.mask, filename="mask", content_type="application/octet-stream")
+    for picture in order.references:
+        form.add_field(REFERENCE, picture, filename=REFERENCE, content_type="application/octet-stream")
     for name, value in {**order.parameters, "stream": True}.items():
         form.add_field(name, str(value).lower() if isinstance(value, bool) else str(value))
     return form

@@ -54,7 +54,11 @@ class NatsClient:
         )
 
     async def _submitted(self, order: EditCall) -> client.Edit:
-        parameters: dict[str, Any] = {**order.parameters, "timeout_s": self._timeout_s}
+        parameters: dict[str, Any] = {
+            **order.parameters,
+            "timeout_s": self._timeout_s,
+            "reference": order.references,
+        }
         if order.image is None:
             return await self._client.generate(**parameters)
         return await self._client.edit(image=order.image, mask=order.mask, **parameters)

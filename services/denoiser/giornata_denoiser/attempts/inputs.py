@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
 import structlog
+from torch import Tensor
 
 from giornata import tensors
 from giornata.blobs import BlobStore, intermediate
@@ -22,7 +24,7 @@ from giornata.wire.values import Intermediate
 from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.engine.weighing import profits, recorded_bytes, run_ms
 from giornata_denoiser.families.protocol import ModelFamily
-from giornata_denoiser.families.rows import build_row
+from giornata_denoiser.families.rows import build_row, referred
 from giornata_denoiser.rows.row import Row
 from giornata_denoiser.rows.snapshot import Snapshot
 from giornata_denoiser.rows.template import shared_noise
@@ -41,7 +43,10 @@ async def rows_of(
         SchemaMismatch: the inputs do not fit the checkpoint.
         ServiceUnavailable: the blob store does not answer.
     """
-    text = await intermediate(blobs, request.encoding.text, Intermediate.ENCODING)
+    text, shared = await intermediate(blobs, request.encoding.text, Intermediate.ENCODING), b""
+    if request.encoding.references is not None:
+        shared = await intermediate(blobs, request.encoding.references, Intermediate.ENCODING)
+    references = referred(shared, request.inspection)
     rows: list[Row] = []
     for row in request.rows:
         if row.index >= len(request.encoding.rows):
@@ -50,7 +55,15 @@ async def rows_of(
         latents = await _latents(row, blobs)
         how = reusing if reusing is None or not rows else replace(reusing, leaves=None)
         work = partial(
-            _made, request, checkpoint, row, how, text=text, conditioning=conditioning, latents=latents
+            _made,
+            request,
+            checkpoint,
+            row,
+            how,
+            text=text,
+            conditioning=conditioning,
+            references=references,
+            latents=latents,
         )
         rows.append(await asyncio.to_thread(work))
     return tuple(rows)
@@ -75,6 +88,7 @@ def _made(
     *,
     text: bytes,
     conditioning: bytes,
+    references: Sequence[Tensor],
     latents: bytes | None,
 ) -> Row:
     """One row from safetensors. Unpacking and regions take milliseconds: call it in a worker thread."""
@@ -107,6 +121,7 @@ def _made(
         partial_images=parameters.partial_images,
         resume=_snapshot(row, latents),
         generated=generated,
+        references=references,
     )
     return built if reusing is None else reused(built, where, reusing, family)
 

@@ -34,7 +34,9 @@ def place(row: Row, family: ModelFamily) -> DeviceInputs:
     prompts, times = [prompt.to(device) for prompt in row.prompts], moved(row.track.times, device)
     return DeviceInputs(
         tuple(
-            SequenceInputs(prompt, row.grid, region, row.companions, family.network.prepare(prompt, times))
+            SequenceInputs(
+                prompt, row.grid, region, row.companions, family.network.prepare(prompt, times), row.beside
+            )
             for prompt in prompts
         ),
         {name: moved(tensor, device) for name, tensor in row.conditioning.items()},

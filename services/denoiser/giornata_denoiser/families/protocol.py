@@ -15,6 +15,7 @@ from giornata.packed.tracing import UNTRACED, Tracing
 from giornata.packed.uses import Use
 from giornata.planning.specs import BlockSpec, each
 from giornata.wire.samplers import Sampler
+from giornata_denoiser.families.references import Grid, References
 from giornata_denoiser.rows.row import Prompt
 from giornata_denoiser.rows.track import Track
 
@@ -71,6 +72,8 @@ class SequenceInputs(NamedTuple):
     """Of its row; see :meth:`Network.companions`."""
     prepared: object
     """What :meth:`Network.prepare` made of the prompt."""
+    beside: tuple[Grid, ...] = ()
+    """Heights and widths of the clean pictures behind its row's, in tokens."""
 
 
 class Network(Protocol):
@@ -89,15 +92,20 @@ class Network(Protocol):
         """Channels of the tensors that every row with a picture carries, by name.
 
         `noise` and `image_latents` are among them. A row that is generated carries `noise` alone: the network of a
-        checkpoint that generates reads no other, unless for companions that such a row does not have.
+        checkpoint that generates reads no other, unless for companions that such a row does not have. A row with
+        references has their tokens beside these: :data:`giornata_denoiser.families.references.REFERENCES`.
         """
 
-    def companions(self, grid: tuple[int, int], *, generated: bool = False) -> int:
+    @property
+    def references(self) -> References:
+        """Which clean pictures stand behind a row's."""
+
+    def companions(self, grid: Grid, given: Sequence[Grid] = (), *, generated: bool = False) -> int:
         """Tokens beside those of a picture of `grid` that its blocks compute as the picture's, and nobody sees.
 
-        References and learnt padding are such; a row that is `generated` has no reference. They lie behind the
-        picture's tokens, and outside of every region: rows that compute a part of the picture take what a template or
-        a step in full has kept of them.
+        Those of :attr:`references` and learnt padding are such; `given` are the sizes of the request's references. They
+        lie behind the picture's tokens, and outside of every region: rows that compute a part of the picture take what
+        a template or a step in full has kept of them.
         """
 
     @property

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from giornata.scheduling.batch import RowKey
-from giornata.tensors import PROMPT_MASK
+from giornata.tensors import PROMPT_MASK, unpack
 from giornata.wire.errors import SchemaMismatch
+from giornata.wire.jobs import Inspection
+from giornata.wire.references import named_references
 from giornata_denoiser.families.protocol import ModelFamily
+from giornata_denoiser.families.references import REFERENCES
 from giornata_denoiser.rows.row import Prompt, Row
 from giornata_denoiser.rows.snapshot import GENERATOR, Snapshot
 from giornata_denoiser.rows.track import Track
@@ -33,13 +36,15 @@ def build_row(
     partial_images: int = 0,
     resume: Snapshot | None = None,
     generated: bool = False,
+    references: Sequence[Tensor] = (),
 ) -> Row:
     """A row on the CPU that computes its whole picture, from the beginning or from where `resume` was interrupted.
 
     `text` holds the tensors of the family's text and may hold those of a negative prompt, whose names begin with
     :data:`NEGATIVE`; with them and a `true_cfg_scale`, classifier-free guidance is computed. `guidance_scale` is for
     networks that embed one. `conditioning` is what the family's network names, (tokens, channels) each; of a row that
-    is `generated`, its `noise` alone. Where the track draws noise, it has the state of the row's generator,
+    is `generated`, its `noise` alone. `references` are clean latents, (height, width, channels) each, sides in tokens.
+    Where the track draws noise, it has the state of the row's generator,
     :data:`GENERATOR`.
 
     Raises:
@@ -51,6 +56,9 @@ def build_row(
         for name, channels in family.network.conditioning.items()
         if name == NOISE or not generated
     }
+    given = tuple((int(each.shape[0]), int(each.shape[1])) for each in references)
+    if references:
+        fields[REFERENCES] = _references(family, references)
     if resume is None:
         begin = track.begun(fields.get("image_latents"), fields[NOISE], whole=_whole(family, fields))
         state = Snapshot(0, begin, generator=conditioning.get(GENERATOR))
@@ -71,9 +79,26 @@ def build_row(
         ),
         true_cfg_scale=1.0 if true_cfg_scale is None else true_cfg_scale,
         conditioning=fields,
-        companions=family.network.companions(grid, generated=generated),
+        companions=family.network.companions(grid, given, generated=generated),
+        beside=family.network.references.grids(grid, given, generated=generated),
         partial_images=partial_images,
     )
+
+
+def referred(shared: bytes, inspection: Inspection) -> tuple[Tensor, ...]:
+    """A job's references as :func:`build_row` takes them; `shared` are safetensors, empty where it has none.
+
+    Raises:
+        SchemaMismatch: they are not those that were inspected.
+    """
+    named = unpack(shared) if shared else {}
+    names = named_references(inspection.reference_grids)
+    grids = {name: tuple(tensor.shape[:2]) for name, tensor in named.items()}
+    if grids != names:
+        raise SchemaMismatch(
+            "The references are not those of the inspection.", received=str(grids), accepted=str(names)
+        )
+    return tuple(named[name] for name in names)
 
 
 def text_shapes(family: ModelFamily, tokens: int) -> dict[str, tuple[int, ...]]:
@@ -90,6 +115,13 @@ def _whole(family: ModelFamily, conditioning: Mapping[str, Tensor]) -> bool:
     Checkpoints that see the mask have no such pipeline.
     """
     return family.network.blends and "mask" in conditioning and bool((conditioning["mask"] == 1).all())
+
+
+def _references(family: ModelFamily, references: Sequence[Tensor]) -> Tensor:
+    """(tokens, channels) of all references, one behind the other."""
+    shape = (None, None, family.network.conditioning["image_latents"])
+    named = named_references(references)
+    return torch.cat([_take(family, named, name, shape).flatten(0, 1) for name in named])
 
 
 def _resumed(family: ModelFamily, resume: Snapshot, shape: tuple[int, ...], track: Track) -> Snapshot:

@@ -71,7 +71,10 @@ class Row:
     """One of each sequence: the prompt and, with true classifier-free guidance, the negative prompt."""
     true_cfg_scale: float
     conditioning: Mapping[str, Tensor]
-    """(tokens, channels) each; the names and channels are the family's. `noise` alone where there is no picture."""
+    """(tokens, channels) each; the names and channels are the family's. `noise` alone where there is no picture.
+    Those of references, if there are any, have as many tokens as these."""
+    beside: tuple[tuple[int, int], ...] = ()
+    """Heights and widths in tokens of the clean pictures behind its own, the first of the companions."""
     companions: int = 0
     """Tokens that its blocks compute as the picture's, and that have no latent; outside of every region."""
     memory: Tensor | None = None

@@ -67,7 +67,7 @@ def wanted(
     levels = partial(schedule.track, cells=inspection.tokens)
     multiple = checkpoint.card.pixel_multiple
     grid = inspection.model_height // multiple, inspection.model_width // multiple
-    tokens = inspection.tokens + checkpoint.family.network.companions(grid)
+    tokens = inspection.tokens + checkpoint.family.network.companions(grid, inspection.reference_grids)
     strict = parameters is not None and parameters.reuse is Reuse.STRICT
     if parameters is not None and strict:
         steps = parameters.num_inference_steps or config.template_levels

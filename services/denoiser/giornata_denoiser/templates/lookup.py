@@ -140,7 +140,10 @@ class Lookup:
             found = None
         if found is None or found.edited is not None:
             inputs = TemplateInputs(
-                inspection=request.inspection, empty_text=empty_text, conditioning=request.encoding.rows[0]
+                inspection=request.inspection,
+                empty_text=empty_text,
+                conditioning=request.encoding.rows[0],
+                references=request.encoding.references,
             )
             made = await self._runs.missed(
                 asked, inputs, registered, known=job.template_id is not None, served=found is not None

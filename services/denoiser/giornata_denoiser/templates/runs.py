@@ -20,7 +20,7 @@ from giornata.wire.workers import TemplateCounters
 from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.config import DenoiserConfig, TemplatePolicy
 from giornata_denoiser.engine.protocol import RowEngine, StepReport
-from giornata_denoiser.families.rows import build_row
+from giornata_denoiser.families.rows import build_row, referred
 from giornata_denoiser.rows.row import RecordingSpec, Row
 from giornata_denoiser.rows.snapshot import GENERATOR
 from giornata_denoiser.rows.template import Recording, template_generator, template_noise
@@ -181,6 +181,7 @@ class Runs:
         text, conditioning = [
             tensors.unpack(await self._blobs.get(ref)) for ref in (inputs.empty_text, inputs.conditioning)
         ]
+        shared = b"" if inputs.references is None else await self._blobs.get(inputs.references)
 
         def built() -> Row:
             noise = template_noise(*conditioning["noise"].shape)
@@ -197,6 +198,7 @@ class Runs:
                     GENERATOR: template_generator(),
                 },
                 guidance_scale=card.embedded_guidance_scale,
+                references=referred(shared, inputs.inspection),
             )
             return replace(row, records=RecordingSpec(frozenset({asked.form}), asked.bits, asked.first_block))
 

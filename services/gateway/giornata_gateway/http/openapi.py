@@ -12,6 +12,7 @@ from pydantic.json_schema import models_json_schema
 
 from giornata import __version__
 from giornata.wire.errors import BY_CODE
+from giornata.wire.references import MAX_REFERENCES, REFERENCE
 from giornata_gateway.http.errors import HTTP_ERRORS
 from giornata_gateway.http.routes import ROUTES, Body, EventStream, Json, Reply, Route
 from giornata_gateway.intake.rules.idempotency import HEADER, MAX_CHARACTERS
@@ -47,6 +48,22 @@ EVENTS_TEXT: Final = (
 BINARY: Final = {"type": "string", "contentMediaType": "application/octet-stream"}
 IMAGE: Final = {**BINARY, "description": "The picture: PNG, JPEG or WebP. `image[]` is accepted too."}
 MASK: Final = {**BINARY, "description": "What to repaint; see `mask_mode`."}
+LOOKED_AT: Final = (
+    "Other pictures that the model looks at, in their order; `GET /v1/models` tells how many a model takes"
+)
+REFERENCES: Final = {
+    "type": "array",
+    "items": BINARY,
+    "maxItems": MAX_REFERENCES,
+    "description": f"{LOOKED_AT}. Repeat the part, or number it: `reference_0`. After the first `image[]`, every "
+    "other one is a reference, too.",
+}
+WRITTEN_REFERENCES: Final = {
+    "type": "array",
+    "items": {"type": "string", "contentEncoding": "base64"},
+    "maxItems": MAX_REFERENCES,
+    "description": f"{LOOKED_AT}. Base64 or data URLs.",
+}
 
 
 def document(server_url: str) -> Json:
@@ -171,10 +188,12 @@ def _schemas() -> Json:
         told = schemas[form.__name__]
         told["properties"]["image"] = IMAGE
         if "template_id" in form.model_fields:
-            told["properties"]["mask"] = MASK
+            told["properties"] |= {"mask": MASK, REFERENCE: REFERENCES}
             told["oneOf"] = [{"required": ["image"]}, {"required": ["template_id"]}]
         else:
             told["required"] = ["image"]
+    for form in (route.json_form for route in ROUTES if route.json_form):
+        schemas[form.__name__]["properties"][REFERENCE] = WRITTEN_REFERENCES
     return schemas
 
 

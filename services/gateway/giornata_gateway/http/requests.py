@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
@@ -12,6 +13,7 @@ from aiohttp import web
 from giornata.deadlines import Deadline
 from giornata.wire.errors import BadRequest, InvalidField
 from giornata.wire.jobs import Priority
+from giornata.wire.references import REFERENCE
 from giornata_gateway.gateway import Admitted
 from giornata_gateway.http.errors import GATEWAY, TENANT
 from giornata_gateway.http.uploads import read_json, read_upload
@@ -26,6 +28,7 @@ from giornata_gateway.intake.rules.forms import (
     read_form,
 )
 from giornata_gateway.intake.rules.idempotency import HEADER, read_key
+from giornata_gateway.intake.rules.written import decoded
 from giornata_gateway.jobs.preparation import EditOrder
 
 LAST_SEQUENCE: Final = 10**18 - 1
@@ -51,10 +54,12 @@ async def receive(
 
 
 async def _read(request: web.Request, kind: type[F], grow: Grow) -> tuple[F, Upload]:
-    """The form of a request, and its pictures; a generation's are JSON and none."""
+    """The form of a request, and its pictures; a generation is JSON and has references at most."""
     accept = request.headers.get("Accept", "")
     if issubclass(kind, GenerationJobForm):
-        return read_form(kind, (await read_json(request, grow)).items(), accept), Upload((), None, None)
+        fields = await read_json(request, grow)
+        references = await asyncio.to_thread(decoded, fields.pop(REFERENCE, []))
+        return read_form(kind, fields.items(), accept), Upload((), None, None, references)
     upload = await read_upload(request, grow)
     if not any(name == "template_id" for name, _ in upload.fields):
         check_source(upload.image, None)
@@ -70,6 +75,7 @@ def _order(request: web.Request, form: Form, upload: Upload, priority: Priority)
         parameters=form.parameters(),
         image=upload.image,
         mask=upload.mask,
+        references=upload.references,
         tenant=request[TENANT],
         priority=priority,
         deadline=Deadline.after_ms((config.budget_s if awaited else config.job_budget_s) * 1000),

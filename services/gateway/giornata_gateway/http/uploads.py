@@ -1,6 +1,6 @@
 """Bodies of HTTP requests, read within limits: nothing larger than allowed is ever held.
 
-A multipart body is read part by part; a JSON body holds no pictures and is small.
+A multipart body is read part by part; a JSON body is small, unless it holds references.
 """
 
 from __future__ import annotations
@@ -14,17 +14,20 @@ from aiohttp import BodyPartReader, MultipartReader, web
 from aiohttp.http_exceptions import BadHttpMessage
 
 from giornata.wire.errors import BadRequest, InvalidField, PayloadTooLarge, RequestTimeout
+from giornata.wire.references import REFERENCE, check_count
 from giornata_gateway.config import GatewayConfig
 from giornata_gateway.http.errors import GATEWAY
 from giornata_gateway.intake.limits import Grow
-from giornata_gateway.intake.rules.forms import FILES, Upload, check_filled, once_each
+from giornata_gateway.intake.rules.forms import FILES, LISTED, Upload, check_filled, once_each
 
 BUFFER_BYTES: Final = 128 << 10
 """What a connection holds before its request is read. A request that never comes counts too."""
 NAME_CHARACTERS: Final = 64
 """No field has a longer name."""
 JSON_FIELDS: Final = 8
-"""A JSON body is no larger than so many fields of a form may be."""
+"""The texts of a JSON body, its pictures aside, are no larger than so many fields of a form may be."""
+JSON_COPIES: Final = 3
+"""A JSON body is held as it came, as text, and as its pictures."""
 MALFORMED: Final = (ValueError, AssertionError, RuntimeError, BadHttpMessage, web.RequestPayloadError)
 """What aiohttp raises where a multipart body is not well-formed."""
 LATE: Final = "The body of the request was not received in time."
@@ -72,19 +75,20 @@ async def read_json(request: web.Request, grow: Grow) -> dict[str, object]:
         raise BadRequest("The body is not a JSON object.", received=sent, accepted="application/json")
     _check_plain(request)
     grow(BUFFER_BYTES)
-    data, limit = bytearray(), JSON_FIELDS * config.max_field_bytes
+    data = bytearray()
     try:
         async with asyncio.timeout(config.receive_s):
             async for chunk in request.content.iter_any():
+                grow(JSON_COPIES * len(chunk))
                 data += chunk
-                if len(data) > limit:
-                    raise _too_large("The request", limit)
+                if len(data) > config.max_request_bytes:
+                    raise _too_large("The request", config.max_request_bytes)
     except TimeoutError as error:
         raise RequestTimeout(LATE, accepted=f"{config.receive_s:g} s") from error
     except web.RequestPayloadError as error:
         raise BadRequest("The body ends early.", received=str(error), accepted="a JSON object") from error
     try:
-        told = json.loads(data.decode(), object_pairs_hook=once_each, parse_constant=_no_number)
+        told = await asyncio.to_thread(_parsed, data)
     except (ValueError, RecursionError) as error:
         raise BadRequest(
             "The body is not JSON.", received=str(error)[:200], accepted="a JSON object"
@@ -95,7 +99,14 @@ async def read_json(request: web.Request, grow: Grow) -> dict[str, object]:
     if longest > NAME_CHARACTERS:
         received, accepted = f"{longest} characters", f"at most {NAME_CHARACTERS}"
         raise BadRequest("No field has so long a name.", received=received, accepted=accepted)
+    written = sum(len(value) for name, value in told.items() if name != REFERENCE and isinstance(value, str))
+    if written > (limit := JSON_FIELDS * config.max_field_bytes):
+        raise _too_large("The request without its pictures", limit)
     return {name: value for name, value in told.items() if value is not None}
+
+
+def _parsed(data: bytes | bytearray) -> Any:
+    return json.loads(data.decode(), object_pairs_hook=once_each, parse_constant=_no_number)
 
 
 def _no_number(name: str) -> Any:
@@ -119,6 +130,7 @@ class _Reading:
         self._go_on()
         self._fields: list[tuple[str, str]] = []
         self._files: dict[str, bytes] = {}
+        self._references: list[bytes] = []
 
     async def read(self, reader: MultipartReader) -> Upload:
         parts = 0
@@ -133,13 +145,17 @@ class _Reading:
             if len(part.name) > NAME_CHARACTERS:
                 raise _malformed(f"a part whose name has {len(part.name)} characters")
             await self._take(part, part.name)
-        return Upload(tuple(self._fields), self._files.get("image"), self._files.get("mask"))
+        pictures = self._files.get("image"), self._files.get("mask"), tuple(self._references)
+        return Upload(tuple(self._fields), *pictures)
 
     async def _take(self, part: BodyPartReader, name: str) -> None:
         file = FILES.get(name)
         if file is None and part.filename is not None:
             raise InvalidField(
-                "This field takes no file.", field=name, received="a file", accepted="files: image, mask"
+                "This field takes no file.",
+                field=name,
+                received="a file",
+                accepted=f"files: image, mask, {REFERENCE}",
             )
         if file is None:
             data = await self._bytes(part, self._config.max_field_bytes, name)
@@ -150,13 +166,20 @@ class _Reading:
                     "A field is not UTF-8.", field=name, received=f"{len(data)} bytes"
                 ) from error
             return
+        if file == REFERENCE or (name == LISTED and file in self._files):
+            self._references.append(await self._file(part, REFERENCE))
+            check_count(len(self._references))
+            return
         if file in self._files:
             raise InvalidField(
                 f"An edit takes exactly one {file}.", field=file, received="several", accepted="one file"
             )
-        data = await self._bytes(part, self._config.max_file_bytes, file)
-        check_filled(data, file)
-        self._files[file] = data
+        self._files[file] = await self._file(part, file)
+
+    async def _file(self, part: BodyPartReader, name: str) -> bytes:
+        data = await self._bytes(part, self._config.max_file_bytes, name)
+        check_filled(data, name)
+        return data
 
     async def _bytes(self, part: BodyPartReader, limit: int, name: str) -> bytes:
         data = bytearray()

@@ -14,6 +14,7 @@ from giornata.wire import generations
 from giornata.wire.errors import InvalidField
 from giornata.wire.jobs import BlobRef, Job, Priority
 from giornata.wire.models import Task
+from giornata.wire.references import check_taken, named_references
 from giornata.wire.requests import MAX_SEED, EditParameters, evaluations_of
 from giornata.wire.resolution import cfg_scale, resolve
 from giornata_gateway.config import GatewayConfig
@@ -45,13 +46,21 @@ class EditOrder:
     fingerprint: str | None = None
     """What it asks for, where it has an idempotency key."""
     task: Task = Task.EDIT
+    references: tuple[bytes | BlobRef, ...] = ()
+    """Other pictures that the model looks at."""
+
+    @property
+    def pictures(self) -> dict[str, bytes | BlobRef]:
+        """What came with the request, by the name that it is stored under."""
+        named = {"image": self.image, "mask": self.mask} | named_references(self.references)
+        return {name: data for name, data in named.items() if data is not None}
 
     async def identified(self, key: str | None) -> EditOrder:
         """The order of the job that the idempotency key `key` leads to; None changes nothing."""
         if key is None:
             return self
-        image, mask = [await _sha256(data) for data in (self.image, self.mask)]
-        asked = fingerprint(self.parameters, image, self.template_id, mask)
+        image, mask, *references = [await _sha256(data) for data in (self.image, self.mask, *self.references)]
+        asked = fingerprint(self.parameters, image, self.template_id, mask, references)
         return replace(self, job_id=job_id_of(self.tenant.name, key), fingerprint=asked)
 
 
@@ -96,14 +105,17 @@ class Preparation:
         if order.task is Task.GENERATE:
             parameters = generations.fitted(parameters, card)
         others = [other for other in cards.values() if order.task in other.tasks]
+        check_taken(len(order.references), card, others)
         parameters = resolve(parameters, card, secrets.randbelow(MAX_SEED + 1), others)
         # Two requests with one idempotency key are one job, and each has an upload of its own, which it can forget.
         folder = f"{order.tenant.name}/{order.job_id}/{secrets.token_urlsafe(9)}"
         try:
-            image = await self._stored(order, f"{folder}/image", order.image)
-            mask = await self._stored(order, f"{folder}/mask", order.mask)
+            stored = {
+                name: await self._stored(order, f"{folder}/{name}", data)
+                for name, data in order.pictures.items()
+            }
         except BaseException:  # a put that was cancelled may have arrived
-            refs = [BlobRef(key=f"{folder}/{name}", size_bytes=0, sha256="") for name in ("image", "mask")]
+            refs = [BlobRef(key=f"{folder}/{name}", size_bytes=0, sha256="") for name in order.pictures]
             self.tasks.create_task(self._delete(*refs), name=f"forget-{order.job_id}")
             raise
         job = Job(
@@ -114,8 +126,9 @@ class Preparation:
             model=card.name,
             model_digest=card.digest,
             parameters=parameters,
-            image=image,
-            mask=mask,
+            image=stored.get("image"),
+            mask=stored.get("mask"),
+            references=tuple(stored[name] for name in named_references(order.references)),
             template_id=order.template_id,
             budget_ms=order.deadline.remaining_ms(),
             result_ttl_s=self.config.result_ttl_s,
@@ -129,7 +142,7 @@ class Preparation:
 
     async def check_blobs(self, order: EditOrder) -> None:
         """Raise InvalidField where a claim check of the order leads to no blob."""
-        for name, picture in (("image", order.image), ("mask", order.mask)):
+        for name, picture in order.pictures.items():
             if isinstance(picture, BlobRef) and not await self.blobs.has(picture):
                 raise InvalidField(
                     "There is no such blob.", field=name, received=picture.key, accepted="a stored blob"
@@ -137,12 +150,9 @@ class Preparation:
 
     async def forget(self, job: Job) -> None:
         """Delete the pictures that were stored for a job; claim checks of its caller stay. A failure is logged."""
-        pictures = (ref for ref in (job.image, job.mask) if ref is not None)
-        await self._delete(*(ref for ref in pictures if ref.key.startswith(job.upload_folder)))
+        await self._delete(*(ref for ref in job.pictures if ref.key.startswith(job.upload_folder)))
 
-    async def _stored(self, order: EditOrder, key: str, data: bytes | BlobRef | None) -> BlobRef | None:
-        if data is None:
-            return None
+    async def _stored(self, order: EditOrder, key: str, data: bytes | BlobRef) -> BlobRef:
         if isinstance(data, BlobRef):
             # the job keeps nothing that its caller adds, and knows pictures by one kind of hash
             return BlobRef(key=data.key, size_bytes=data.size_bytes, sha256=data.sha256)

@@ -90,6 +90,8 @@ class ModelView(View):
     """By task, what fields stand for that a request leaves out, where models differ in it."""
     generation_guidance_scale: float | None
     """Default `guidance_scale` of generations; null where it takes none, or generates nothing."""
+    max_references: int
+    """How many pictures `reference` may bring."""
     size_multiple: int
     """Sides of generated pictures are multiples of so many pixels."""
     native_size: int

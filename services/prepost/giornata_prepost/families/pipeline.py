@@ -192,6 +192,20 @@ class PipelineImages(ABC):
         return pixel_unshuffle(latents, self.card.token_latents)[0].flatten(1).T
 
 
+class ReferringImages(PipelineImages):
+    """Of a family whose networks look at other pictures, too; they take the mode of a posterior."""
+
+    @torch.no_grad()
+    def encode_reference(self, image: Pixels) -> torch.Tensor:
+        """See :class:`giornata_prepost.families.protocol.ReferringModel`: the same for all rows of a job."""
+        height, width, _ = image.shape
+        processor, multiple = self.pipeline.image_processor, self.card.pixel_multiple
+        picture = processor.preprocess(Image.fromarray(image), height=height, width=width).to(torch.float32)
+        nothing = torch.Generator("cpu")  # a mode draws nothing
+        latents = self._pack(self._latents(self._posterior(picture), nothing, MODE))
+        return latents.view(height // multiple, width // multiple, -1).cpu().contiguous()
+
+
 class GeneratingImages(PipelineImages):
     """Of a family whose pipelines make pictures from text alone, too."""
 

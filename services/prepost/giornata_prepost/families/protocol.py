@@ -87,6 +87,17 @@ class GeneratingModel(Protocol):
         """
 
 
+@runtime_checkable
+class ReferringModel(Protocol):
+    """An :class:`ImageModel` whose card takes references."""
+
+    def encode_reference(self, image: Pixels) -> torch.Tensor:
+        """The clean latents of a reference, (rows, columns, channels), rows and columns being tokens.
+
+        `image` is (height, width, 3) uint8, its sides multiples of a token's.
+        """
+
+
 def rehearse(model: ImageModel) -> None:
     """Encode and decode an empty picture, so that no edit waits for kernels to be loaded.
 

@@ -10,7 +10,12 @@ from giornata_prepost.images.pictures import DecodedPicture, Pixels, encode
 from giornata_prepost.images.stages import PixelLimits
 
 
-def measured(parameters: EditParameters, card: ModelCard, limits: PixelLimits) -> Inspection:
+def measured(
+    parameters: EditParameters,
+    card: ModelCard,
+    limits: PixelLimits,
+    reference_grids: tuple[tuple[int, int], ...] = (),
+) -> Inspection:
     """Measures of the pictures that `card` will make: every token is computed, and there is nothing to paste into.
 
     Raises:
@@ -28,7 +33,10 @@ def measured(parameters: EditParameters, card: ModelCard, limits: PixelLimits) -
         output_width=size.width,
         output_height=size.height,
         tokens=tokens,
-        companion_tokens=card.companion_tokens(tokens),
+        companion_tokens=card.companion_tokens(
+            tokens, [height * width for height, width in reference_grids], generated=True
+        ),
+        reference_grids=reference_grids,
         compute_tokens=tokens,
         mask_ratio=1.0,
         template_key="",

@@ -66,7 +66,7 @@ def model_size(picture: Size, budget_pixels: int, multiple: int) -> Size:
     multiple. Nothing is scaled up, except that no side is below one multiple. The aspect ratio may change by less than
     one multiple a side; the painted picture is resized back by the same factors, so the output is not distorted.
     """
-    scaled = _of_area(picture, budget_pixels) if picture.pixels > budget_pixels else picture
+    scaled = of_area(picture, budget_pixels) if picture.pixels > budget_pixels else picture
     return _in_multiples(scaled, budget_pixels, multiple)
 
 
@@ -110,7 +110,7 @@ def crop_size(cut_out: Size, native: int, budget_pixels: int, multiple: int) -> 
     borders would be computed and thrown away, and the model would see them.
     """
     pixels = max(min(native**2, budget_pixels), multiple**2)
-    return _in_multiples(_of_area(cut_out, pixels), pixels, multiple)
+    return _in_multiples(of_area(cut_out, pixels), pixels, multiple)
 
 
 def _grown(start: int, length: int, wanted: int, limit: int) -> tuple[int, int]:
@@ -119,8 +119,8 @@ def _grown(start: int, length: int, wanted: int, limit: int) -> tuple[int, int]:
     return min(max(start - (wanted - length) // 2, 0), limit - wanted), wanted
 
 
-def _of_area(shape: Size, pixels: int) -> Size:
-    """The size of this shape that has at most `pixels`: floor(width * sqrt(pixels / (width * height))), exactly."""
+def of_area(shape: Size, pixels: int) -> Size:
+    """The size of a shape that has at most `pixels`: floor(width * sqrt(pixels / (width * height))), exactly."""
     width, height = shape
     return Size(isqrt(pixels * width // height), isqrt(pixels * height // width))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +18,7 @@ from giornata_prepost.images.geometry import Box, Size, crop_box, crop_size, mod
 from giornata_prepost.images.masks import Alpha
 from giornata_prepost.images.paste import paste, resize
 from giornata_prepost.images.pictures import DecodedPicture, Pixels, decode, encode, flatten
+from giornata_prepost.images.references import Prepared, prepare
 
 
 @dataclass(frozen=True)
@@ -49,15 +51,23 @@ class Inspected:
     """Share of the original's pixels with an effective alpha above 0."""
     template_key: str
     crop: Box | None
+    reference_grids: tuple[tuple[int, int], ...]
     prepared: bytes
     alpha: bytes
     """The effective alpha, by :func:`giornata_prepost.images.masks.pack`."""
+    references: bytes | None
+    """See :attr:`giornata.wire.jobs.Inspection.references`."""
 
 
-def inspect(
-    image: bytes, mask: bytes | None, parameters: EditParameters, card: ModelCard, limits: PixelLimits
+def inspect(  # noqa: PLR0917 - the pool passes by position
+    image: bytes,
+    mask: bytes | None,
+    parameters: EditParameters,
+    card: ModelCard,
+    limits: PixelLimits,
+    references: Sequence[bytes] = (),
 ) -> Inspected:
-    """Measure an edit that `card` will compute; `image` and `mask` are files as they were sent.
+    """Measure an edit that `card` will compute; `image`, `mask` and `references` are files as they were sent.
 
     Raises:
         BadRequest: one of the leaves that :func:`~giornata_prepost.images.pictures.decode`,
@@ -65,7 +75,8 @@ def inspect(
             :func:`~giornata_prepost.images.geometry.output_size` name.
     """
     original, alpha = read_edit(image, mask, parameters, limits)
-    return _measured(original, alpha, parameters, card, limits)
+    beside = prepare(references, card, limits.max_pixels, limits.budget_pixels)
+    return _measured(original, alpha, parameters, card, limits, beside)
 
 
 def inspect_template(
@@ -78,7 +89,7 @@ def inspect_template(
     """
     original = decode(image, limits.max_pixels)
     nothing = np.zeros(original.pixels.shape[:2], np.float32)
-    return _measured(original, nothing, parameters, card, limits)
+    return _measured(original, nothing, parameters, card, limits, Prepared((), None, ()))
 
 
 def finish(  # noqa: PLR0917 - the pool passes by position
@@ -125,8 +136,13 @@ def visible(
     return crop, crop_size(crop.size, card.native_size, budget_pixels, card.pixel_multiple)
 
 
-def _measured(
-    original: DecodedPicture, alpha: Alpha, parameters: EditParameters, card: ModelCard, limits: PixelLimits
+def _measured(  # noqa: PLR0917 - one of two callers has no mask
+    original: DecodedPicture,
+    alpha: Alpha,
+    parameters: EditParameters,
+    card: ModelCard,
+    limits: PixelLimits,
+    beside: Prepared,
 ) -> Inspected:
     """Measures of an edit, or of a template, whose alpha is 0 everywhere."""
     size = Size.of(original.pixels)
@@ -147,25 +163,28 @@ def _measured(
         output_width=output.width,
         output_height=output.height,
         tokens=tokens,
-        companion_tokens=card.companion_tokens(tokens),
+        companion_tokens=card.companion_tokens(tokens, [height * width for height, width in beside.grids]),
         compute_tokens=compute_tokens,
         mask_ratio=compute_tokens / tokens,
         compute_set=None if computed is None else {1: computed},
         pixel_ratio=float(np.count_nonzero(alpha) / alpha.size),
-        template_key=_template_key(seen, card),
+        template_key=_template_key(seen, card, beside.pictures),
         crop=crop,
+        reference_grids=beside.grids,
         prepared=save({"image": np.ascontiguousarray(seen), "mask": edited.astype(np.uint8) * np.uint8(255)}),
         alpha=masks.pack(alpha),
+        references=beside.packed,
     )
 
 
-def _template_key(pixels: Pixels, card: ModelCard) -> str:
+def _template_key(pixels: Pixels, card: ModelCard, references: Sequence[Pixels]) -> str:
     """sha-256 (hex) of the model's digest and family and of the pixels that enter the autoencoder.
 
-    All edits of one picture have the same key, with any mask, prompt, seed and output.
+    All edits of one picture with the same references have the same key, with any mask, prompt, seed and output.
     """
     key = hashlib.sha256(b"giornata template 1\0")
     key.update(f"{card.digest}\0{card.family}\0".encode())
-    key.update(struct.pack("<II", pixels.shape[1], pixels.shape[0]))
-    key.update(np.ascontiguousarray(pixels).data)
+    for picture in (pixels, *references):
+        key.update(struct.pack("<II", picture.shape[1], picture.shape[0]))
+        key.update(np.ascontiguousarray(picture).data)
     return key.hexdigest()

@@ -18,20 +18,21 @@ def leftovers(record: JobRecord, made: Iterable[BlobRef]) -> tuple[BlobRef, ...]
     delivered = {row.image.key for row in record.rows if row.image is not None}
     found = [ref for ref in (*of_record(record), *made) if ref.key.startswith(job.folder)]
     if record.error is None or record.error.code != AttemptsExhausted.code:
-        inputs = (ref for ref in (job.image, job.mask) if ref is not None)
-        found += [ref for ref in inputs if ref.key.startswith(job.upload_folder)]
+        found += [ref for ref in job.pictures if ref.key.startswith(job.upload_folder)]
     by_key = {ref.key: ref for ref in found if ref.key not in delivered}
     return tuple(by_key.values())
 
 
 def of_inspection(inspection: Inspection) -> tuple[BlobRef, ...]:
     """The blobs of an inspection."""
-    return tuple(ref for ref in (inspection.prepared, inspection.alpha) if ref is not None)
+    made = (inspection.prepared, inspection.references, inspection.alpha)
+    return tuple(ref for ref in made if ref is not None)
 
 
 def of_encoding(encoding: Encoding) -> tuple[BlobRef, ...]:
     """The blobs of an encoding that are the job's alone."""
-    return encoding.text, *encoding.rows
+    shared = (encoding.text,) if encoding.references is None else (encoding.text, encoding.references)
+    return *shared, *encoding.rows
 
 
 def of_record(record: JobRecord) -> Iterator[BlobRef]:

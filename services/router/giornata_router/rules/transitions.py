@@ -199,8 +199,9 @@ def _lean(record: JobRecord, rows: Sequence[RowRecord]) -> dict[str, object]:
     found, made = record.inspection, record.encoding
     return {
         "rows": kept,
-        "inspection": found and found.model_copy(update={"compute_set": None, "alpha": None}),
-        "encoding": made and made.model_copy(update={"rows": (), "empty_text": None}),
+        "inspection": found
+        and found.model_copy(update={"compute_set": None, "alpha": None, "references": None}),
+        "encoding": made and made.model_copy(update={"rows": (), "references": None, "empty_text": None}),
     }
 
 

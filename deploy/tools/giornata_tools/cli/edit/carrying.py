@@ -7,7 +7,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,9 +29,19 @@ NATS_TIMEOUT_S: Final = 120.0
 PROBE_BYTES: Final = 1 << 20
 """About the size of a picture."""
 
+SOURCE: Final = click.Path(exists=True, dir_okay=False, readable=True, allow_dash=True)
+
 Opening = AbstractAsyncContextManager[Door]
 
 _OPTIONS: Final = (
+    click.option(
+        "--reference",
+        "references",
+        type=SOURCE,
+        multiple=True,
+        metavar="PICTURE",
+        help="Another picture that the model looks at; repeat it for several. GET /v1/models tells how many it takes.",
+    ),
     click.option(
         "-o",
         "--output",
@@ -68,6 +78,7 @@ _OPTIONS: Final = (
 class Sending:
     """What the options that both commands share say."""
 
+    references: tuple[str, ...]
     out: str
     url: str | None
     nats_url: str | None
@@ -107,12 +118,18 @@ def read_options(
     return sending, given, files
 
 
+def read(name: str) -> bytes:
+    """The file `name`, or standard input."""
+    with click.open_file(name, "rb") as file:
+        return bytes(file.read())
+
+
 def carry_out(
     ctx: click.Context, sending: Sending, order: Callable[[], EditCall], files: tuple[str, ...]
 ) -> None:
     """Send what `order` makes, write its pictures to `files`, and leave with the exit status."""
     opening = _opening(door_of(ctx, sending.url, sending.nats_url), sending)
-    asked = order()
+    asked = replace(order(), references=tuple(read(name) for name in sending.references))
     report = EditDelivery(files, sending.as_json, sending.quiet)
     shown = sending.progress and not sending.quiet
     ctx.exit(interrupts.run(lambda: run(opening, asked, report, sending.timeout_s, progress=shown)))

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
 
 import click
 
 from giornata.wire.requests import EditParameters
-from giornata_tools.cli.edit.carrying import carry_out, read_options, sending_options
+from giornata_tools.cli.edit.carrying import SOURCE, carry_out, read, read_options, sending_options
 from giornata_tools.cli.edit.delivery import STDOUT
 from giornata_tools.cli.edit.parameters import options, sort_first
 from giornata_tools.doors.edits import EditCall
-
-SOURCE: Final = click.Path(exists=True, dir_okay=False, readable=True, allow_dash=True)
 
 
 @click.command(params=options(EditParameters, output_format="what OUT ends with"))
@@ -31,19 +29,14 @@ def edit(ctx: click.Context, /, *, image: str, mask: str | None, **given: Any) -
     exactly as they are in IN. `giornata models NAME` tells which of these options a served model takes.
     """
     sending, parameters, files = read_options(ctx, given, EditParameters)
-    if image == mask == STDOUT:
-        raise click.UsageError("Standard input holds one picture, not IN and the mask.")
+    if [image, mask, *sending.references].count(STDOUT) > 1:
+        raise click.UsageError("Standard input holds one picture, not several.")
     carry_out(
         ctx,
         sending,
-        lambda: EditCall(_read(image), None if mask is None else _read(mask), parameters),
+        lambda: EditCall(read(image), None if mask is None else read(mask), parameters),
         files,
     )
 
 
-sort_first(edit, "image", "prompt", "mask", "out")
-
-
-def _read(name: str) -> bytes:
-    with click.open_file(name, "rb") as file:
-        return bytes(file.read())
+sort_first(edit, "image", "prompt", "mask", "references", "out")

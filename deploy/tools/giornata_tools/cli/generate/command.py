@@ -8,6 +8,7 @@ import click
 
 from giornata.wire.requests import GenerationParameters
 from giornata_tools.cli.edit.carrying import carry_out, read_options, sending_options
+from giornata_tools.cli.edit.delivery import STDOUT
 from giornata_tools.cli.edit.parameters import options, sort_first
 from giornata_tools.doors.edits import EditCall
 
@@ -16,14 +17,16 @@ from giornata_tools.doors.edits import EditCall
 @sending_options
 @click.pass_context
 def generate(ctx: click.Context, /, **given: Any) -> None:
-    """Make a picture from text alone, and write OUT.
+    """Make a picture from text, and write OUT.
 
     It needs a served model whose tasks name `generate`, as `giornata models` tells; any Flux text-to-image checkpoint
     is one. `giornata models NAME` tells which of these options a model takes. A Fill model edits only, and the model
     that comes with Giornata, fresco, is a Fill model: serve another with `giornata up --model FOLDER_OR_ID`.
     """
     sending, parameters, files = read_options(ctx, given, GenerationParameters)
+    if sending.references.count(STDOUT) > 1:
+        raise click.UsageError("Standard input holds one picture, not several.")
     carry_out(ctx, sending, lambda: EditCall(None, None, parameters), files)
 
 
-sort_first(generate, "prompt", "out")
+sort_first(generate, "prompt", "references", "out")

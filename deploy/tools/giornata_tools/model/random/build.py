@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import click
 import torch
-from diffusers import FluxFillPipeline, FluxInpaintPipeline
+from diffusers import FluxFillPipeline, FluxInpaintPipeline, FluxKontextInpaintPipeline
 
 from giornata.families import Family
 from giornata_tools.model.random.flow_transformers import chroma, flux2_klein, qwen_image, z_image
@@ -28,6 +28,7 @@ from giornata_tools.model.random.stable_diffusion import (
 
 BUILDERS: Final[dict[Family, Callable[[], Any]]] = {
     Family.FLUX_INPAINT: partial(flux, FluxInpaintPipeline),
+    Family.FLUX_KONTEXT: partial(flux, FluxKontextInpaintPipeline),
     Family.FLUX_FILL: partial(flux, FluxFillPipeline),
     Family.SD: partial(stable_diffusion, 4),
     Family.SD_INPAINT: partial(stable_diffusion, 9),

@@ -1,18 +1,21 @@
-"""Small checkpoints of Flux and Flux Fill with random weights."""
+"""Small checkpoints of Flux, Flux Kontext and Flux Fill with random weights."""
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, TypeVar
 
 from diffusers import (
     FlowMatchEulerDiscreteScheduler,
     FluxFillPipeline,
     FluxInpaintPipeline,
+    FluxKontextInpaintPipeline,
     FluxTransformer2DModel,
 )
 
 from giornata_tools.model.random.autoencoders import autoencoder
 from giornata_tools.model.text import CORPUS, T5_TOKENS, text_encoders
+
+P = TypeVar("P", FluxInpaintPipeline, FluxKontextInpaintPipeline, FluxFillPipeline)
 
 LATENT_CHANNELS: Final = 16
 VAE_SCALE_FACTOR: Final = 8
@@ -40,8 +43,8 @@ ATTENTION_WEIGHTS: Final = (
 )
 
 
-def flux(kind: type[FluxInpaintPipeline | FluxFillPipeline]) -> FluxInpaintPipeline | FluxFillPipeline:
-    """Flux, or Flux Fill, as `kind` says."""
+def flux(kind: type[P]) -> P:
+    """Flux, Flux Kontext or Flux Fill, as `kind` says."""
     vae = autoencoder(LATENT_CHANNELS, 0.3611, 0.1159)
     text = text_encoders(CORPUS, T5_TOKENS, width=TEXT_WIDTH, layers=2)
     return kind(

@@ -12,9 +12,7 @@ from torch import Tensor
 from giornata.packed.packing import Segments, layout
 from giornata.packed.region import Live, Rotary, Sequences
 from giornata_denoiser.families.protocol import SequenceInputs
-
-Grid = tuple[int, int]
-"""Height and width of a picture in tokens."""
+from giornata_denoiser.families.references import Grid
 
 
 class Prepared(NamedTuple):
@@ -29,8 +27,8 @@ class Prepared(NamedTuple):
 class Places(Protocol):
     """Where a family's tokens are."""
 
-    def rotary(self, text_tokens: int, grid: Grid) -> Rotary:
-        """Of an edit's sequence: text, picture, companions."""
+    def rotary(self, text_tokens: int, grid: Grid, beside: tuple[Grid, ...]) -> Rotary:
+        """Of a sequence: text, picture, companions."""
 
     def positions(self, grid: Grid) -> Tensor | None:
         """(cells, channels): what is added to a picture's tokens."""
@@ -72,8 +70,8 @@ def assembled(sequences: Sequence[SequenceInputs], at: Places, device: torch.dev
     companions = [sequence.companions for sequence in sequences]
     image = [sum(both) for both in zip(cells, companions, strict=True)]
     rotary = [
-        tuple(part[: tokens + own] for part in at.rotary(tokens, sequence.grid))  # companions lie last
-        for tokens, own, sequence in zip(text, image, sequences, strict=True)
+        at.rotary(tokens, sequence.grid, sequence.beside)
+        for tokens, sequence in zip(text, sequences, strict=True)
     ]
     prepared = tuple(cast("Prepared", sequence.prepared) for sequence in sequences)
     regions = tuple(sequence.region for sequence in sequences)

@@ -12,12 +12,12 @@ from torch.nn import functional
 from giornata.packed.region import Rotary
 from giornata.planning.specs import BlockSpec
 from giornata_denoiser.families.driven.attention import JointAttention, SelfAttention
-from giornata_denoiser.families.driven.batch import Grid
 from giornata_denoiser.families.driven.forward import Site, Stream
 from giornata_denoiser.families.driven.network import TRAIN_TIMESTEPS, DrivenNetwork
-from giornata_denoiser.families.driven.positions import cells
 from giornata_denoiser.families.driven.prompts import DrivenPrompt
 from giornata_denoiser.families.driven.specs import multiplications, spec
+from giornata_denoiser.families.positions import cells
+from giornata_denoiser.families.references import Grid
 
 
 class Chroma(DrivenNetwork):
@@ -52,7 +52,7 @@ class Chroma(DrivenNetwork):
         vectors: Tensor = model.distilled_guidance_layer(model.time_text_embed(scaled))
         return vectors.flatten(1)
 
-    def rotated(self, text_tokens: int, grid: Grid) -> Rotary:
+    def rotated(self, text_tokens: int, grid: Grid, beside: tuple[Grid, ...]) -> Rotary:  # noqa: ARG002 - it has none
         """Text is at the origin."""
         text = torch.zeros(text_tokens, 3, device=self.device, dtype=torch.long)
         picture = functional.pad(cells(grid, self.device), (1, 0))

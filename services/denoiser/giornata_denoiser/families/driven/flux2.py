@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 import torch
@@ -12,22 +12,25 @@ from torch.nn import functional
 from giornata.packed.region import Rotary
 from giornata.planning.specs import BlockSpec
 from giornata_denoiser.families.driven.attention import JointAttention, ParallelAttention, by_head
-from giornata_denoiser.families.driven.batch import Grid
 from giornata_denoiser.families.driven.forward import Site, Stream
 from giornata_denoiser.families.driven.network import TRAIN_TIMESTEPS, DrivenNetwork
-from giornata_denoiser.families.driven.positions import cells, numbered
 from giornata_denoiser.families.driven.prompts import DrivenPrompt
 from giornata_denoiser.families.driven.specs import multiplications, spec
+from giornata_denoiser.families.positions import cells, numbered
+from giornata_denoiser.families.references import Grid, References
 
-REFERENCE: Final = 10
-"""Where references lie on the first axis of positions, the picture at 0."""
+APART: Final = 10
+"""How far pictures lie from each other on the first axis of positions: the one that is denoised at 0, then the clean
+ones."""
 
 
 class Flux2Klein(DrivenNetwork):
     """Blocks of two streams, then of the joint one; all blocks of a kind share their modulation.
 
-    The picture's own clean tokens are its companions: a reference that every edit carries, and no generation.
+    Clean pictures are its companions: the picture itself in every edit, and the request's references.
     """
+
+    references = References()
 
     def hook(self) -> None:
         """See :class:`DrivenNetwork`.
@@ -69,20 +72,14 @@ class Flux2Klein(DrivenNetwork):
         scaled = times.to(self.dtype) / TRAIN_TIMESTEPS * TRAIN_TIMESTEPS
         return self.hooks.vectors(self.transformer.time_guidance_embed(scaled, None))
 
-    def companions(self, grid: Grid, *, generated: bool = False) -> int:
-        """The picture's own clean tokens; a generation has no picture."""
-        return 0 if generated else grid[0] * grid[1]
-
-    def companion_stream(self, count: int, conditioning: Mapping[str, Tensor]) -> Tensor:  # noqa: ARG002 - protocol
-        """See :class:`DrivenNetwork`."""
-        return self.image_stream(conditioning["image_latents"])
-
-    def rotated(self, text_tokens: int, grid: Grid) -> Rotary:
+    def rotated(self, text_tokens: int, grid: Grid, beside: tuple[Grid, ...]) -> Rotary:
         """Axes: which picture, line, column, text token."""
         text = numbered(text_tokens, self.device, axis=3, axes=4)
-        picture = functional.pad(cells(grid, self.device), (1, 1))
-        reference = picture + torch.tensor([REFERENCE, 0, 0, 0], device=self.device)
-        turned: Rotary = self.transformer.pos_embed(torch.cat((text, picture, reference)))
+        pictures = [
+            functional.pad(functional.pad(cells(each, self.device), (1, 0), value=APART * nth), (0, 1))
+            for nth, each in enumerate((grid, *beside))
+        ]
+        turned: Rotary = self.transformer.pos_embed(torch.cat((text, *pictures)))
         return turned
 
     def pair(self, block: Any, text: Tensor, image: Tensor) -> tuple[Tensor, Tensor]:

@@ -17,12 +17,13 @@ from giornata.packed.uses import Use
 from giornata.planning.specs import BlockSpec
 from giornata_denoiser.families import guidance, patches
 from giornata_denoiser.families.driven.attention import by_head
-from giornata_denoiser.families.driven.batch import DrivenBatch, Grid, Prepared, assembled
+from giornata_denoiser.families.driven.batch import DrivenBatch, Prepared, assembled
 from giornata_denoiser.families.driven.forward import Forward, Stream
 from giornata_denoiser.families.driven.hooks import Hooks
 from giornata_denoiser.families.driven.prompts import EMBEDS, DrivenPrompt, DrivenText
 from giornata_denoiser.families.driven.specs import counted
 from giornata_denoiser.families.protocol import SequenceInputs
+from giornata_denoiser.families.references import NONE, Grid, References, area
 from giornata_denoiser.rows.row import Prompt
 
 TRAIN_TIMESTEPS: Final = 1000
@@ -37,6 +38,7 @@ class DrivenNetwork(ABC):
     """
 
     blends: bool = True
+    references: References = NONE
     pairs: Sequence[Any]
     singles: Sequence[Any] = ()
 
@@ -69,8 +71,11 @@ class DrivenNetwork(ABC):
         """(steps, hooks.width): the modulation of all steps; `times` are (steps,) float32."""
 
     @abstractmethod
-    def rotated(self, text_tokens: int, grid: Grid) -> Rotary:
-        """Rotary embedding of an edit's sequence: text, picture, companions; 0 wide where positions turn nothing."""
+    def rotated(self, text_tokens: int, grid: Grid, beside: tuple[Grid, ...]) -> Rotary:
+        """Rotary embedding of a sequence: text, picture, companions; 0 wide where positions turn nothing.
+
+        `beside` are the clean pictures, see :meth:`giornata_denoiser.families.references.References.grids`.
+        """
 
     @abstractmethod
     def pair(self, block: Any, text: Tensor, image: Tensor) -> tuple[Tensor, Tensor]:
@@ -102,13 +107,13 @@ class DrivenNetwork(ABC):
         """(cells, channels): what is added to a picture's tokens before the first block; None for nothing."""
         return None
 
-    def companions(self, grid: Grid, *, generated: bool = False) -> int:  # noqa: ARG002 - of a family that has some
+    def companions(self, grid: Grid, given: Sequence[Grid] = (), *, generated: bool = False) -> int:
         """Tokens behind a picture's that attend and are attended to, and are never answered for."""
-        return 0
+        return area(self.references.grids(grid, given, generated=generated))
 
-    def companion_stream(self, count: int, conditioning: Mapping[str, Tensor]) -> Tensor:
+    def companion_stream(self, count: int, conditioning: Mapping[str, Tensor]) -> Tensor:  # noqa: ARG002 - of a family that pads
         """(count, channels): a picture's companions where they enter the first block."""
-        raise NotImplementedError
+        return self.image_stream(cast("Tensor", self.references.tokens(conditioning)))
 
     def answer(self, image: Tensor) -> Tensor:
         """The output of (n, 1, channels): (n, out_channels), packed as latents are."""
@@ -152,9 +157,9 @@ class DrivenNetwork(ABC):
         of = cast("DrivenPrompt", prompt)
         return Prepared(self.vectors(of, times), self.text_stream(of).unsqueeze(1))
 
-    def rotary(self, text_tokens: int, grid: Grid) -> Rotary:
+    def rotary(self, text_tokens: int, grid: Grid, beside: tuple[Grid, ...]) -> Rotary:
         """:meth:`rotated`, kept for pictures of one size and texts of one length."""
-        return self._rotary(text_tokens, grid)
+        return self._rotary(text_tokens, grid, beside)
 
     def assemble(self, sequences: Sequence[SequenceInputs]) -> DrivenBatch:
         """See :meth:`giornata_denoiser.families.protocol.Network.assemble`."""

@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from giornata.packed.region import Rotary
 from giornata.planning.specs import BlockSpec
 from giornata_denoiser.families.driven.attention import JointAttention
-from giornata_denoiser.families.driven.batch import Grid
 from giornata_denoiser.families.driven.forward import Site, Stream
 from giornata_denoiser.families.driven.network import TRAIN_TIMESTEPS, DrivenNetwork
-from giornata_denoiser.families.driven.positions import of_complex
 from giornata_denoiser.families.driven.prompts import DrivenPrompt
 from giornata_denoiser.families.driven.specs import multiplications, spec
+from giornata_denoiser.families.positions import of_complex
+from giornata_denoiser.families.references import Grid
 
 
 class QwenImage(DrivenNetwork):
@@ -61,12 +61,12 @@ class QwenImage(DrivenNetwork):
         image: Tensor = self.transformer.img_in(latents)
         return image
 
-    def rotated(self, text_tokens: int, grid: Grid) -> Rotary:
-        """Text goes on where the longer side of the picture, counted from its middle, ends."""
-        picture, text = self.transformer.pos_embed(
-            [(1, *grid)], max_txt_seq_len=text_tokens, device=self.device
+    def rotated(self, text_tokens: int, grid: Grid, beside: tuple[Grid, ...]) -> Rotary:
+        """Text goes on where the longest side of all pictures, counted from their middles, ends."""
+        pictures, text = self.transformer.pos_embed(
+            [[(1, *each) for each in (grid, *beside)]], max_txt_seq_len=text_tokens, device=self.device
         )
-        return of_complex(torch.cat((text, picture)))
+        return of_complex(torch.cat((text, pictures)))
 
     def pair(self, block: Any, text: Tensor, image: Tensor) -> tuple[Tensor, Tensor]:
         """See :class:`DrivenNetwork`."""

@@ -12,12 +12,12 @@ from torch.nn import functional
 from giornata.packed.region import Rotary
 from giornata.planning.specs import BlockSpec
 from giornata_denoiser.families.driven.attention import JointAttention, SelfAttention
-from giornata_denoiser.families.driven.batch import Grid
 from giornata_denoiser.families.driven.forward import Site, Stream
 from giornata_denoiser.families.driven.network import DrivenNetwork
 from giornata_denoiser.families.driven.prompts import EMBEDS, DrivenPrompt, DrivenText
 from giornata_denoiser.families.driven.specs import multiplications, spec
 from giornata_denoiser.families.patches import PATCH, by_channel
+from giornata_denoiser.families.references import Grid
 
 POOLED: Final = "pooled_prompt_embeds"
 
@@ -79,7 +79,7 @@ class StableDiffusion3(DrivenNetwork):
         cropped: Tensor = self.transformer.pos_embed.cropped_pos_embed(height, width)[0]
         return cropped.to(self.dtype)
 
-    def rotated(self, text_tokens: int, grid: Grid) -> Rotary:
+    def rotated(self, text_tokens: int, grid: Grid, beside: tuple[Grid, ...]) -> Rotary:  # noqa: ARG002 - it has none
         """None: positions are added to the tokens."""
         none = torch.empty(text_tokens + grid[0] * grid[1], 0, device=self.device)
         return none, none

@@ -12,14 +12,14 @@ from torch.nn import functional
 from giornata.packed.region import Rotary
 from giornata.planning.specs import BlockSpec
 from giornata_denoiser.families.driven.attention import SelfAttention
-from giornata_denoiser.families.driven.batch import Grid
 from giornata_denoiser.families.driven.forward import Site, Stream
 from giornata_denoiser.families.driven.network import TRAIN_TIMESTEPS, DrivenNetwork
-from giornata_denoiser.families.driven.positions import cells, numbered, of_complex
 from giornata_denoiser.families.driven.prompts import EMBEDS, DrivenPrompt, DrivenText
 from giornata_denoiser.families.driven.specs import multiplications, spec
 from giornata_denoiser.families.guidance import beyond
 from giornata_denoiser.families.patches import PATCH, by_channel, by_pixel
+from giornata_denoiser.families.positions import cells, numbered, of_complex
+from giornata_denoiser.families.references import Grid
 
 MULTIPLE: Final = 32
 """Text and pictures are padded to a multiple of so many tokens, with learnt ones that attend."""
@@ -81,7 +81,7 @@ class ZImage(DrivenNetwork):
         image: Tensor = self.transformer.all_x_embedder[PATCHES](by_pixel(latents))
         return image
 
-    def companions(self, grid: Grid, *, generated: bool = False) -> int:  # noqa: ARG002 - protocol
+    def companions(self, grid: Grid, given: Sequence[Grid] = (), *, generated: bool = False) -> int:  # noqa: ARG002 - protocol
         """The picture's padding."""
         return -(grid[0] * grid[1]) % MULTIPLE
 
@@ -90,7 +90,7 @@ class ZImage(DrivenNetwork):
         padding: Tensor = self.transformer.x_pad_token.expand(count, -1)
         return padding
 
-    def rotated(self, text_tokens: int, grid: Grid) -> Rotary:
+    def rotated(self, text_tokens: int, grid: Grid, beside: tuple[Grid, ...]) -> Rotary:  # noqa: ARG002 - it has none
         """The picture lies behind its text; its padding is at the origin."""
         picture = functional.pad(cells(grid, self.device), (1, 0), value=text_tokens + 1)
         padding = picture.new_zeros(self.companions(grid), 3)

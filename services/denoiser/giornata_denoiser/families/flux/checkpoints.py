@@ -1,4 +1,4 @@
-"""The two kinds of Flux checkpoints: text-to-image models, which inpaint, and Flux Fill; safetensors only."""
+"""Kinds of Flux checkpoints: text-to-image models, which inpaint, Kontext, and Fill; safetensors only."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from giornata_denoiser.families.flux.transformer import PackedFlux
 from giornata_denoiser.families.protocol import ModelFamily
+from giornata_denoiser.families.references import References
 from giornata_denoiser.families.sampling.flow_matching import FlowMatching, scheduler_config, shifted_by_size
 
 
@@ -32,6 +33,12 @@ class FluxInpaint(PackedFlux):
     def unmasked(self, conditioning: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Nothing is repainted."""
         return {**conditioning, "mask": torch.zeros_like(conditioning["mask"])}
+
+
+class FluxKontext(FluxInpaint):
+    """The network of the family `flux-kontext`, as in `FluxKontextInpaintPipeline`: a clean picture stands beside."""
+
+    references = References(replaced=True)
 
 
 class FluxFill(PackedFlux):

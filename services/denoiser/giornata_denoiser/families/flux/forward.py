@@ -63,8 +63,8 @@ class FluxForward:
         self._live_text = None if unpadded is None else unpadded.text
         self._tokens = LiveTokens(self._sequences, uses)
 
-    def run(self, text: Tensor, image: Tensor) -> Tensor:
-        """Velocity of the regions' tokens.
+    def run(self, text: Tensor, image: Tensor, answered: Tensor | None = None) -> Tensor:
+        """Velocity of the regions' tokens, or of those that are `answered`.
 
         `text` is the text stream, (text_tokens, joint_dim), `image` the image stream of all tokens,
         (image_tokens, in_channels).
@@ -88,6 +88,8 @@ class FluxForward:
         normed = self._parts.elementwise.modulated(
             image, self._modulation.output(), self._tokens.now.layout.image, model.norm_out.norm.eps
         )
+        if answered is not None:
+            normed = normed.index_select(0, answered)
         velocity: Tensor = model.proj_out(normed)
         return velocity
 

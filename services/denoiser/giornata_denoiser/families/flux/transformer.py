@@ -14,6 +14,7 @@ from typing import Any, Final, cast
 import torch
 from diffusers.models.transformers.transformer_flux import FluxTransformer2DModel
 from torch import Tensor
+from torch.nn import functional
 
 from giornata.packed import attention, elementwise
 from giornata.packed.moving import moved
@@ -27,7 +28,9 @@ from giornata_denoiser.families import guidance, patches
 from giornata_denoiser.families.flux.forward import FluxForward, Parts
 from giornata_denoiser.families.flux.modulation import Modulation, prepared, prepared_channels
 from giornata_denoiser.families.flux.projections import Projections
+from giornata_denoiser.families.positions import cells
 from giornata_denoiser.families.protocol import SequenceInputs
+from giornata_denoiser.families.references import NONE, Grid, References, area
 from giornata_denoiser.rows.row import Prompt
 
 TRAIN_TIMESTEPS: Final = 1000
@@ -73,7 +76,7 @@ class FluxText:
     def prompt(
         self,
         tensors: Mapping[str, Tensor],
-        grid: tuple[int, int],  # noqa: ARG002 - protocol
+        grid: Grid,  # noqa: ARG002 - protocol
         guidance_scale: float,
     ) -> FluxPrompt:
         """Both tensors as they are."""
@@ -94,6 +97,10 @@ class FluxBatch:
     """(text_tokens, joint_dim)"""
     modulation: tuple[Tensor, ...]
     """What :func:`giornata_denoiser.families.flux.modulation.prepared` made of each sequence."""
+    cells: tuple[int, ...]
+    """Tokens of each sequence's picture."""
+    answered: Tensor | None
+    """(computed_tokens,) int64: the pictures' tokens among those behind the last block; None for all of them."""
 
 
 class PackedFlux(ABC):
@@ -102,6 +109,8 @@ class PackedFlux(ABC):
     With :meth:`model_input`, `conditioning`, `unmasked` and `blends` of a subclass it satisfies
     :class:`giornata_denoiser.families.protocol.Network`.
     """
+
+    references: References = NONE
 
     def __init__(self, transformer: FluxTransformer2DModel) -> None:
         self.transformer: Any = transformer
@@ -157,31 +166,39 @@ class PackedFlux(ABC):
             scaled.append(guidance.to(self.dtype) * TRAIN_TIMESTEPS)
         return prepared(model, model.time_text_embed(*scaled, of.pooled.expand(len(times), -1)))
 
-    def companions(self, grid: tuple[int, int], *, generated: bool = False) -> int:  # noqa: ARG002 - protocol
-        """None."""
-        return 0
+    def companions(self, grid: Grid, given: Sequence[Grid] = (), *, generated: bool = False) -> int:
+        """The clean pictures' tokens."""
+        return area(self.references.grids(grid, given, generated=generated))
 
     @abstractmethod
     def model_input(self, latents: Tensor, conditioning: Sequence[Mapping[str, Tensor]]) -> Tensor:
-        """(tokens, in_channels): what enters the transformer for latents (tokens, channels), packed by sequence."""
+        """(tokens, in_channels): what enters the transformer for latents (tokens, channels), packed by sequence.
+
+        Without companions, which are put behind each sequence's.
+        """
 
     def assemble(self, sequences: Sequence[SequenceInputs]) -> FluxBatch:
         """See :meth:`giornata_denoiser.families.protocol.Network.assemble`."""
         prompts = [cast("FluxPrompt", sequence.prompt) for sequence in sequences]
         lengths = [prompt.joint_tokens for prompt in prompts]
-        cells = [sequence.grid[0] * sequence.grid[1] for sequence in sequences]
+        own = [area([sequence.grid]) for sequence in sequences]
+        companions = [sequence.companions for sequence in sequences]
         rotary = [
-            self._rotary(text, sequence.grid) for text, sequence in zip(lengths, sequences, strict=True)
+            self._rotary(text, (sequence.grid, *sequence.beside))
+            for text, sequence in zip(lengths, sequences, strict=True)
         ]
+        image = [sum(both) for both in zip(own, companions, strict=True)]
         return FluxBatch(
             Sequences(
-                layout(lengths, cells, self.device),
+                layout(lengths, image, self.device),
                 (torch.cat([cosine for cosine, _ in rotary]), torch.cat([sine for _, sine in rotary])),
                 tuple(sequence.region for sequence in sequences),
                 tuple(prompt.padding_tokens for prompt in prompts),
             ),
             torch.cat([prompt.embeds for prompt in prompts]),
             tuple(cast("Tensor", sequence.prepared) for sequence in sequences),
+            tuple(own),
+            self._answered(sequences) if any(companions) else None,
         )
 
     def predict(
@@ -198,9 +215,11 @@ class PackedFlux(ABC):
         if not isinstance(batch, FluxBatch):
             raise TypeError(f"expected a batch of Flux, received {type(batch).__name__}")
         image = self.model_input(latents, conditioning)
+        if batch.answered is not None:
+            image = self._accompanied(image, batch.cells, conditioning)
         modulation = Modulation(self.transformer, batch.modulation, steps)
         forward = FluxForward(self._parts, batch.sequences, modulation, uses, trace=trace)
-        return forward.run(batch.text, image)
+        return forward.run(batch.text, image, batch.answered)
 
     def guided(self, positive: Tensor, negative: Tensor, scale: Tensor) -> Tensor:
         """Classifier-free guidance: negative + scale * (positive - negative)."""
@@ -214,10 +233,34 @@ class PackedFlux(ABC):
         """See :meth:`giornata_denoiser.families.protocol.Network.packed`."""
         return patches.packed(pixels)
 
-    def _made_rotary(self, text_tokens: int, grid: tuple[int, int]) -> Rotary:
-        """Rotary embedding, text then image: text is at (0, 0, 0), the token of line y and column x at (0, y, x)."""
-        ids = torch.zeros(text_tokens + grid[0] * grid[1], 3, device=self.device)
-        ids[text_tokens:, 1] = torch.arange(grid[0], device=self.device).repeat_interleave(grid[1])
-        ids[text_tokens:, 2] = torch.arange(grid[1], device=self.device).repeat(grid[0])
-        rotary: Rotary = self.transformer.pos_embed(ids)
+    def _answered(self, sequences: Sequence[SequenceInputs]) -> Tensor:
+        """See :attr:`FluxBatch.answered`: a region has no companions, and in all of a sequence they lie last."""
+        parts, end = [], 0
+        for sequence in sequences:
+            computed = area([sequence.grid]) if sequence.region is None else len(sequence.region.computed)
+            parts.append(torch.arange(end, end + computed, device=self.device))
+            end += computed + (sequence.companions if sequence.region is None else 0)
+        return torch.cat(parts)
+
+    def _accompanied(
+        self, image: Tensor, lengths: Sequence[int], conditioning: Sequence[Mapping[str, Tensor]]
+    ) -> Tensor:
+        """`image` with each sequence's clean pictures behind its own tokens."""
+        parts = []
+        for own, row in zip(torch.split(image, list(lengths)), conditioning, strict=True):
+            beside = self.references.tokens(row)
+            parts += [own] if beside is None else [own, beside]
+        return torch.cat(parts)
+
+    def _made_rotary(self, text_tokens: int, pictures: tuple[Grid, ...]) -> Rotary:
+        """Rotary embedding, text then pictures: text is at (0, 0, 0), the token of line y and column x at (n, y, x).
+
+        n is 0 for the picture that is denoised, and 1 for clean ones.
+        """
+        places = [
+            functional.pad(cells(grid, self.device), (1, 0), value=min(nth, 1))
+            for nth, grid in enumerate(pictures)
+        ]
+        text = torch.zeros(text_tokens, 3, device=self.device)
+        rotary: Rotary = self.transformer.pos_embed(torch.cat((text, *places)))
         return rotary

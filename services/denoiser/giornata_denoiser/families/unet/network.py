@@ -19,6 +19,7 @@ from giornata.planning.specs import BlockSpec
 from giornata.wire.values import Mode
 from giornata_denoiser.families import guidance
 from giornata_denoiser.families.protocol import SequenceInputs
+from giornata_denoiser.families.references import NONE, Grid, References
 from giornata_denoiser.families.unet.maps import MapPass
 from giornata_denoiser.families.unet.passes import Interior
 from giornata_denoiser.families.unet.structure import structure
@@ -62,6 +63,8 @@ class TiledUnet(ABC):
     faster than all of their tiles. With :meth:`model_input`, `conditioning`, `unmasked` and `blends` of a subclass it
     satisfies :class:`giornata_denoiser.families.protocol.Network`.
     """
+
+    references: References = NONE
 
     def __init__(self, unet: Any, side: int) -> None:
         self.unet, self.side = unet, side
@@ -154,7 +157,7 @@ class TiledUnet(ABC):
         """Classifier-free guidance: negative + scale * (positive - negative)."""
         return guidance.guided(positive, negative, scale)
 
-    def companions(self, grid: tuple[int, int], *, generated: bool = False) -> int:  # noqa: ARG002 - protocol
+    def companions(self, grid: Grid, given: Sequence[Grid] = (), *, generated: bool = False) -> int:  # noqa: ARG002 - protocol
         """None."""
         return 0
 

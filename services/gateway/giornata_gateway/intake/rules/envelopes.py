@@ -10,6 +10,7 @@ from giornata.wire import generations
 from giornata.wire.errors import InvalidField, PayloadTooLarge
 from giornata.wire.jobs import BlobRef
 from giornata.wire.messages import INLINE_BYTES, EditMessage, GenerateMessage
+from giornata.wire.references import REFERENCE, check_count
 from giornata.wire.requests import EditParameters, GenerationParameters, asked
 from giornata_gateway.intake.rules.forms import TemplateId, check_filled, check_source
 from giornata_gateway.intake.rules.tenants import Tenant
@@ -112,22 +113,26 @@ def check_envelope(envelope: Envelope, tenant: Tenant) -> None:
         )
 
 
-def check_pictures(envelope: EditEnvelope, tenant: Tenant, limit_bytes: int) -> None:
-    """Check the pictures of an edit, none of them larger than `limit_bytes`.
+def check_pictures(envelope: Envelope, tenant: Tenant, limit_bytes: int) -> None:
+    """Check the pictures of a message, none of them larger than `limit_bytes`.
 
     InvalidField or PayloadTooLarge names the field at fault.
     """
     inline = inline_bytes(envelope)
     if inline > INLINE_BYTES:
         raise PayloadTooLarge(
-            "Image and mask are too large to travel inside the message.",
-            field="image",
+            "The pictures are too large to travel inside the message.",
+            field="image" if isinstance(envelope, EditEnvelope) else REFERENCE,
             received=f"{inline} bytes",
             accepted=f"{INLINE_BYTES} bytes together, or claim checks",
         )
-    _check_picture(envelope.image, "image", tenant.name, limit_bytes)
-    check_source(envelope.image, envelope.template_id)
-    _check_picture(envelope.mask, "mask", tenant.name, limit_bytes)
+    if isinstance(envelope, EditEnvelope):
+        _check_picture(envelope.image, "image", tenant.name, limit_bytes)
+        check_source(envelope.image, envelope.template_id)
+        _check_picture(envelope.mask, "mask", tenant.name, limit_bytes)
+    check_count(len(envelope.reference))
+    for reference in envelope.reference:
+        _check_picture(reference, REFERENCE, tenant.name, limit_bytes)
 
 
 def _check_picture(picture: bytes | BlobRef | None, field: str, tenant: str, limit_bytes: int) -> None:
@@ -146,9 +151,10 @@ def _check_picture(picture: bytes | BlobRef | None, field: str, tenant: str, lim
         )
 
 
-def inline_bytes(envelope: EditEnvelope) -> int:
-    """Bytes of image and mask inside the message."""
-    return sum(len(part) for part in (envelope.image, envelope.mask) if isinstance(part, bytes))
+def inline_bytes(envelope: Envelope) -> int:
+    """Bytes of pictures inside the message."""
+    pictures = (envelope.image, envelope.mask) if isinstance(envelope, EditEnvelope) else ()
+    return sum(len(part) for part in (*pictures, *envelope.reference) if isinstance(part, bytes))
 
 
 def inline_pictures(sizes: Mapping[int, int], room_bytes: int) -> set[int]:

@@ -19,6 +19,7 @@ from pydantic import (
 from giornata.wire import generations
 from giornata.wire.errors import InvalidField
 from giornata.wire.models import Task
+from giornata.wire.references import MAX_REFERENCES, REFERENCE, reference_name
 from giornata.wire.requests import EditParameters, GenerationParameters, ModelName, OutputSize, asked
 
 TemplateId = Annotated[str, StringConstraints(min_length=1, max_length=96)]
@@ -114,8 +115,16 @@ class TemplateForm(BaseModel):
     size: OutputSize = Field("auto", description=EditParameters.model_fields["size"].description)
 
 
-FILES = {"image": "image", "image[]": "image", "mask": "mask"}
-"""Names of file parts and what they hold; OpenAI's clients write `image[]` for a list of one."""
+FILES = {
+    "image": "image",
+    "image[]": "image",
+    "mask": "mask",
+    REFERENCE: REFERENCE,
+    f"{REFERENCE}[]": REFERENCE,
+} | {reference_name(index): REFERENCE for index in range(MAX_REFERENCES)}
+"""Names of file parts and what they hold; OpenAI's clients write `image[]` for each of a list."""
+LISTED = "image[]"
+"""OpenAI's edits take several: the first one is edited, and the others are references."""
 ONE_FILE = "one PNG, JPEG or WebP file"
 
 Form = JobForm | GenerationJobForm
@@ -130,6 +139,8 @@ class Upload:
     fields: tuple[tuple[str, str], ...]
     image: bytes | None
     mask: bytes | None
+    references: tuple[bytes, ...] = ()
+    """In the order of their parts."""
 
     @property
     def picture(self) -> bytes:
@@ -217,10 +228,10 @@ def check_filled(picture: bytes, field: str) -> None:
 
 def read_template_form(upload: Upload) -> TemplateForm:
     """The form of a registration; InvalidField or UnknownField names the field at fault."""
-    if upload.mask is not None:
+    if upload.mask is not None or upload.references:
         raise InvalidField(
-            "A template is a whole picture; masks come with its edits.",
-            field="mask",
+            "A template is a whole picture; its edits bring masks and references.",
+            field=REFERENCE if upload.mask is None else "mask",
             received="a file",
             accepted="files: image",
         )

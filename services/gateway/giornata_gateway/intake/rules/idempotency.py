@@ -6,6 +6,7 @@ import base64
 import hashlib
 import json
 from collections.abc import Sequence
+from itertools import zip_longest
 from typing import Final
 
 from giornata.wire.errors import IdempotencyKeyReused, InvalidField
@@ -18,7 +19,7 @@ REPEATED: Final = "Idempotent-Replayed"
 """Header of an answer about an earlier request's job."""
 MAX_CHARACTERS: Final = 255
 
-_PARTS: Final = ("its fields", "its image or template", "its mask")
+_PARTS: Final = ("its fields", "its image or template", "its mask", "its references")
 
 
 def read_key(values: Sequence[str], header: str) -> str | None:
@@ -45,9 +46,13 @@ def job_id_of(tenant: str, key: str) -> str:
 
 
 def fingerprint(
-    parameters: EditParameters, image_sha256: str | None, template_id: str | None, mask_sha256: str | None
+    parameters: EditParameters,
+    image_sha256: str | None,
+    template_id: str | None,
+    mask_sha256: str | None,
+    references_sha256: Sequence[str | None] = (),
 ) -> str:
-    """What an edit asks for, as three digests: fields, image or template, mask.
+    """What an edit asks for, as digests: fields, image or template, mask, and references where there are any.
 
     `parameters` are as the request gives them, before any default of the model: a field that is left out counts as its
     default. How the answer travels is not part of it.
@@ -56,6 +61,7 @@ def fingerprint(
         parameters.model_dump(mode="json", exclude_defaults=True),
         [image_sha256, template_id],
         mask_sha256,
+        *([list(references_sha256)] if references_sha256 else []),
     )
     return ".".join(_digest(part) for part in parts)
 
@@ -66,7 +72,7 @@ def check_same(job: Job, asked: str) -> None:
     given = asked.split(".")
     if known == given:
         return
-    differing = [part for part, one, other in zip(_PARTS, known, given, strict=False) if one != other]
+    differing = [part for part, one, other in zip_longest(_PARTS, known, given) if one != other]
     raise IdempotencyKeyReused(
         received=f"an edit that differs in {' and '.join(differing or _PARTS)} from {job.job_id}",
         accepted="the same edit again, or a new key",

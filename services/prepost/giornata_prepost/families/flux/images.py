@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import torch
-from diffusers import FluxFillPipeline, FluxInpaintPipeline
+from diffusers import FluxFillPipeline, FluxInpaintPipeline, FluxKontextInpaintPipeline
 
 from giornata.tensors import PROMPT_MASK
-from giornata_prepost.families.pipeline import Condition, GeneratingImages, PipelineImages
+from giornata_prepost.families.pipeline import (
+    MODE,
+    Condition,
+    GeneratingImages,
+    PipelineImages,
+    ReferringImages,
+)
 from giornata_prepost.families.protocol import Tensors
 from giornata_prepost.images.geometry import Size
 
@@ -49,6 +55,20 @@ class InpaintImages(FluxImages, GeneratingImages):
 
     kind = FluxInpaintPipeline
     draws_unread = True
+
+
+class KontextImages(FluxImages, GeneratingImages, ReferringImages):
+    """`FluxKontextInpaintPipeline`: adds the mask as :class:`InpaintImages`.
+
+    Of a picture as a whole, at full strength, that is `FluxKontextPipeline`.
+    """
+
+    kind = FluxKontextInpaintPipeline
+    draws_unread = True
+
+    def _picture_mode(self, how: str, strength: float) -> str:  # noqa: ARG002 - protocol
+        """The pipeline takes the mode of the posterior."""
+        return MODE
 
 
 class FillImages(FluxImages):

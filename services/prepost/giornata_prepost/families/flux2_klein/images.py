@@ -7,12 +7,12 @@ from diffusers import Flux2KleinInpaintPipeline
 from diffusers.utils.torch_utils import randn_tensor
 from torch.nn.functional import interpolate, pixel_shuffle
 
-from giornata_prepost.families.pipeline import MODE, Condition, GeneratingImages
+from giornata_prepost.families.pipeline import MODE, Condition, GeneratingImages, ReferringImages
 from giornata_prepost.families.protocol import Tensors
 from giornata_prepost.images.geometry import Size
 
 
-class KleinImages(GeneratingImages):
+class KleinImages(GeneratingImages, ReferringImages):
     """`Flux2KleinInpaintPipeline`: adds `mask` (tokens, 4 * latent_channels), one value a token, repeated."""
 
     kind = Flux2KleinInpaintPipeline

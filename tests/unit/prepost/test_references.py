@@ -1,0 +1,89 @@
+"""How references are decoded and sized."""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+from safetensors.numpy import load
+
+from giornata.families import Family
+from giornata.wire.errors import GiornataError
+from giornata.wire.models import ModelCard
+from giornata_prepost.images.geometry import Size
+from giornata_prepost.images.references import MAX_PIXELS, cropped, of_kontext, prepare
+
+CARD = ModelCard(
+    name="klein",
+    family=Family.FLUX2_KLEIN,
+    digest="0" * 64,
+    vae_scale_factor=8,
+    latent_channels=16,
+    max_text_tokens=48,
+    takes_guidance=True,
+    takes_true_cfg=False,
+    default_steps=4,
+    default_guidance_scale=1.0,
+    default_strength=1.0,
+    references=1,
+    max_references=4,
+)
+PIXELS = 1 << 24
+
+
+def file_of(width: int, height: int) -> bytes:
+    pixels = np.random.default_rng(width).integers(0, 256, (height, width, 3), np.uint8)
+    data = io.BytesIO()
+    Image.fromarray(pixels).save(data, "PNG")
+    return data.getvalue()
+
+
+def test_small_references_are_cut_to_tokens_around_their_middle() -> None:
+    files = [file_of(70, 100), file_of(32, 16)]
+    found = prepare(files, CARD, PIXELS, PIXELS)
+    assert found.grids == ((6, 4), (1, 2))
+    assert found.packed is not None
+    kept = load(found.packed)
+    for name, data, box in (
+        ("reference_0", files[0], (3, 2, 67, 98)),
+        ("reference_1", files[1], (0, 0, 32, 16)),
+    ):
+        assert np.array_equal(kept[name], np.asarray(Image.open(io.BytesIO(data)).crop(box)))
+
+
+def test_without_references_nothing_travels() -> None:
+    assert prepare([], CARD, PIXELS, PIXELS) == ((), None, ())
+
+
+@given(st.integers(1, 9000), st.integers(1, 9000), st.integers(256, 1 << 22))
+def test_a_reference_fits_its_limits(width: int, height: int, most: int) -> None:
+    for sizing in (cropped, of_kontext):
+        scaled, box = sizing(Size(width, height), most, 16)
+        assert box.width % 16 == box.height % 16 == 0
+        assert 0 < box.width * box.height <= (min(most, MAX_PIXELS) if sizing is cropped else most)
+        assert 0 <= box.left <= scaled.width - box.width
+        assert 0 <= box.top <= scaled.height - box.height
+
+
+@pytest.mark.parametrize(
+    ("picture", "size"), [((512, 512), (1024, 1024)), ((300, 200), (1248, 832)), ((100, 900), (672, 1568))]
+)
+def test_kontext_takes_the_training_size_of_the_nearest_aspect_ratio(
+    picture: tuple[int, int], size: tuple[int, int]
+) -> None:
+    assert of_kontext(Size(*picture), PIXELS, 16).scaled == size
+
+
+@pytest.mark.parametrize(
+    ("data", "most", "code"),
+    [(b"GIF89a", PIXELS, "unsupported_image_format"), (file_of(64, 64)[:-40], PIXELS, "image_unreadable"),
+     (file_of(64, 64), 64, "too_many_pixels")],
+)  # fmt: skip
+def test_what_cannot_be_decoded_names_the_field(data: bytes, most: int, code: str) -> None:
+    with pytest.raises(GiornataError) as raised:
+        prepare([data], CARD, most, most)
+    assert (raised.value.code, raised.value.field) == (code, "reference")
