@@ -21,7 +21,7 @@ from giornata_denoiser.rows.stored import EXACT, Stored, store
 from giornata_denoiser.rows.template import Entry, Kept
 from tests.fakes import tiny_flux
 from tests.fakes.tiny_flux import Spec
-from tests.unit.denoiser.engine.edits import FORMS, GRID, engine, finished, template
+from tests.unit.denoiser.engine.edits import FORMS, GRID, edit, engine, finished, template
 
 
 class Slow(Device):
@@ -145,3 +145,23 @@ def test_a_run_whose_entries_are_lost_fails_and_its_neighbours_do_not() -> None:
     told = [(failure.row.key.job_id, failure.error.code) for report in reports for failure in report.failed]
     assert told == [("run", "row_poisoned")]
     assert [row.key.job_id for report in reports for row in report.advanced if row.done] == ["beside"]
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_an_edit_ends_even_if_what_it_leaves_is_lost(lost: bool) -> None:
+    """Otherwise all of it has arrived by then, though the last step records nothing."""
+    of, device = tiny_flux.family(), Slow(MemoryError("no buffers") if lost else None)
+    device.gate.set()
+    spec = RecordingSpec(FORMS[0], EXACT, name="left")
+    row = replace(edit(of, None, Spec("edit", grid=GRID, steps=5)), renewed_every=3, records=spec)
+    here, far = engine(of), engine(of)
+    far._hosting = copies(device)
+    for made in (here, far):
+        made.batch.submit([row])
+    wanted, found = finished(here)["edit"], finished(far)["edit"]
+    if lost:
+        assert found.records is None
+        return
+    assert torch.equal(found.latent, wanted.latent)
+    for one, other in zip(found.entries, wanted.entries, strict=True):
+        assert all(torch.equal(*pair) for pair in zip(tensors(one), tensors(other), strict=True))
