@@ -17,6 +17,8 @@ from giornata_denoiser.rows.track import Track
 NOISE = "noise"
 NEGATIVE = "negative_"
 """Prefix of the tensors of a negative prompt's encoding."""
+REFERENCE = "reference_"
+"""Prefix of the tensors of references, `reference_0` and so on."""
 
 
 def build_row(
@@ -38,7 +40,7 @@ def build_row(
     `text` holds the tensors of the family's text and may hold those of a negative prompt, whose names begin with
     :data:`NEGATIVE`; with them and a `true_cfg_scale`, classifier-free guidance is computed. `guidance_scale` is for
     networks that embed one. `conditioning` is what the family's network names, (tokens, channels) each; of a row that
-    is `generated`, its `noise` alone. Where the track draws noise, it has the state of the row's generator,
+    is `generated`, its `noise` alone. References beside it are (height, width, channels). Where the track draws noise, it has the state of the row's generator,
     :data:`GENERATOR`.
 
     Raises:
@@ -50,12 +52,17 @@ def build_row(
         for name, channels in family.network.conditioning.items()
         if name == NOISE or not generated
     }
+    fields |= _references(family, conditioning)
     if resume is None:
         begin = track.begun(fields.get("image_latents"), fields[NOISE])
         state = Snapshot(0, begin, generator=conditioning.get(GENERATOR))
     else:
         state = _resumed(family, resume, tuple(fields[NOISE].shape), track)
     guided = true_cfg_scale is not None and any(name.startswith(NEGATIVE) for name in text)
+    prompts = tuple(
+        _prompt(family, text, prefix, grid, guidance_scale)
+        for prefix in (("", NEGATIVE) if guided else ("",))
+    )
     return Row(
         key=key,
         grid=grid,
@@ -64,13 +71,11 @@ def build_row(
         latent=state.latent,
         memory=state.memory,
         generator=_checked(state.generator) if any(track.draws) else None,
-        prompts=tuple(
-            _prompt(family, text, prefix, grid, guidance_scale)
-            for prefix in (("", NEGATIVE) if guided else ("",))
-        ),
+        prompts=prompts,
         true_cfg_scale=1.0 if true_cfg_scale is None else true_cfg_scale,
         conditioning=fields,
         companions=family.network.companions(grid, generated=generated),
+        prefix=tuple(family.network.prefix_tokens(prompt, fields) for prompt in prompts),
         partial_images=partial_images,
     )
 
@@ -81,6 +86,22 @@ def text_shapes(family: ModelFamily, tokens: int) -> dict[str, tuple[int, ...]]:
         name: tuple(tokens if side is None else side for side in shape)
         for name, shape in family.text.tensors.items()
     }
+
+
+def references_of(conditioning: Mapping[str, Tensor]) -> list[Tensor]:
+    """The clean latents of a row's references in their order, (height, width, channels) each, in tokens."""
+    names = sorted((name for name in conditioning if name.startswith(REFERENCE)), key=_place)
+    return [conditioning[name] for name in names]
+
+
+def _place(reference: str) -> int:
+    return int(reference.removeprefix(REFERENCE))
+
+
+def _references(family: ModelFamily, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    channels = family.network.conditioning[NOISE]
+    names = [name for name in tensors if name.startswith(REFERENCE)]
+    return {name: _take(family, tensors, name, (None, None, channels)) for name in names}
 
 
 def _resumed(family: ModelFamily, resume: Snapshot, shape: tuple[int, ...], track: Track) -> Snapshot:

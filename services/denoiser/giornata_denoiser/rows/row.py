@@ -107,6 +107,9 @@ class Row:
     """(tokens, channels) each; the names and channels are the family's. `noise` alone where there is no picture."""
     companions: int = 0
     """Tokens that its blocks compute as the picture's, and that have no latent; outside of every region."""
+    prefix: tuple[int, ...] = ()
+    """By sequence: tokens that attend among themselves alone and see no noise level. They are computed once, when the
+    row joins, and attended to in each step. Empty where the network has no such tokens."""
     memory: Tensor | None = None
     """(states, tokens, channels), where `latent` is, float32 or the network's dtype if that is wider: what the solver
     remembers of earlier steps; None before the first one, and for one-step samplers."""
@@ -192,8 +195,11 @@ class Row:
 
     @property
     def own_tokens(self) -> tuple[int, ...]:
-        """The most tokens that each sequence computes in a masked step: text and image."""
-        return tuple(prompt.joint_tokens + self.computed_tokens for prompt in self.prompts)
+        """The most tokens that each sequence has in a masked step beside those outside: text, image and prefix."""
+        return tuple(
+            prompt.joint_tokens + self.computed_tokens + prefix
+            for prompt, prefix in zip(self.prompts, self._prefixes, strict=True)
+        )
 
     @property
     def shapes(self) -> tuple[Shape, ...]:
@@ -206,9 +212,18 @@ class Row:
         tokens = self.block_tokens
         computed = tokens if self.region is None else self.computed_tokens
         return tuple(
-            Shape(prompt.joint_tokens, tokens, computed, padding=kept)
-            for prompt, kept in zip(self.prompts, padding, strict=True)
+            Shape(prompt.joint_tokens, tokens, computed, padding=kept, prefix=prefix)
+            for prompt, kept, prefix in zip(self.prompts, padding, self._prefixes, strict=True)
         )
+
+    @property
+    def joining(self) -> tuple[Shape, ...]:
+        """The shapes of the prefixes, as sequences of their own, that its next step computes: its first one here."""
+        return () if self.begun else tuple(Shape(0, tokens, tokens) for tokens in self.prefix if tokens)
+
+    @property
+    def _prefixes(self) -> tuple[int, ...]:
+        return self.prefix or (0,) * len(self.prompts)
 
     @property
     def padding(self) -> tuple[int, ...]:

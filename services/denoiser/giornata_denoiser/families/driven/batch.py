@@ -11,6 +11,8 @@ from torch import Tensor
 
 from giornata.packed.packing import Segments, layout
 from giornata.packed.region import Live, Rotary, Sequences
+from giornata_denoiser.families.driven.forward import Prefilled
+from giornata_denoiser.families.driven.prompts import DrivenPrompt
 from giornata_denoiser.families.protocol import SequenceInputs
 
 Grid = tuple[int, int]
@@ -24,13 +26,14 @@ class Prepared(NamedTuple):
     """(steps, width): the modulation of every step."""
     text: Tensor
     """(text_tokens, 1, channels): the text stream that enters the first block."""
+    prefix: Prefilled = ()
 
 
 class Places(Protocol):
     """Where a family's tokens are."""
 
     def rotary(self, text_tokens: int, grid: Grid) -> Rotary:
-        """Of an edit's sequence: text, picture, companions."""
+        """Of an edit's sequence: text that is a prefix or joint, picture, companions."""
 
     def positions(self, grid: Grid) -> Tensor | None:
         """(cells, channels): what is added to a picture's tokens."""
@@ -67,13 +70,17 @@ class DrivenBatch:
 
 def assembled(sequences: Sequence[SequenceInputs], at: Places, device: torch.device) -> DrivenBatch:
     """The batch of `sequences`. A region tells of the picture's tokens and its companions, which lie outside."""
-    text = [sequence.prompt.joint_tokens for sequence in sequences]
+    prompts = [cast("DrivenPrompt", sequence.prompt) for sequence in sequences]
+    text = [prompt.joint_tokens for prompt in prompts]
     cells = [sequence.grid[0] * sequence.grid[1] for sequence in sequences]
     companions = [sequence.companions for sequence in sequences]
     image = [sum(both) for both in zip(cells, companions, strict=True)]
-    rotary = [
-        tuple(part[: tokens + own] for part in at.rotary(tokens, sequence.grid))  # companions lie last
-        for tokens, own, sequence in zip(text, image, sequences, strict=True)
+    rotary = [  # a prefix lies first, companions last
+        tuple(
+            part[prompt.prefix_tokens :][: prompt.joint_tokens + own]
+            for part in at.rotary(prompt.prefix_tokens + prompt.joint_tokens, sequence.grid)
+        )
+        for prompt, own, sequence in zip(prompts, image, sequences, strict=True)
     ]
     prepared = tuple(cast("Prepared", sequence.prepared) for sequence in sequences)
     regions = tuple(sequence.region for sequence in sequences)

@@ -17,8 +17,9 @@ from giornata.packed.uses import Use
 from giornata.planning.specs import BlockSpec
 from giornata_denoiser.families.driven.attention import by_head
 from giornata_denoiser.families.driven.batch import DrivenBatch, Grid, Prepared, assembled
-from giornata_denoiser.families.driven.forward import Forward, Stream
+from giornata_denoiser.families.driven.forward import Forward, Prefilled, Stream
 from giornata_denoiser.families.driven.hooks import Hooks
+from giornata_denoiser.families.driven.prefix import Prefix, PrefixKeysValues, empty_text
 from giornata_denoiser.families.driven.prompts import EMBEDS, DrivenPrompt, DrivenText
 from giornata_denoiser.families.driven.specs import counted
 from giornata_denoiser.families.protocol import SequenceInputs
@@ -71,7 +72,10 @@ class DrivenNetwork(ABC):
 
     @abstractmethod
     def rotated(self, text_tokens: int, grid: Grid) -> Rotary:
-        """Rotary embedding of an edit's sequence: text, picture, companions; 0 wide where positions turn nothing."""
+        """Rotary embedding of an edit's sequence: text, picture, companions; 0 wide where positions turn nothing.
+
+        Text that is a prefix is among it, references that are one are not.
+        """
 
     @abstractmethod
     def pair(self, block: Any, text: Tensor, image: Tensor) -> tuple[Tensor, Tensor]:
@@ -111,6 +115,14 @@ class DrivenNetwork(ABC):
         """(count, channels): a picture's companions where they enter the first block."""
         raise NotImplementedError
 
+    def prefix_tokens(self, prompt: Prompt, conditioning: Mapping[str, Tensor]) -> int:  # noqa: ARG002 - of some
+        """See :meth:`giornata_denoiser.families.protocol.Network.prefix_tokens`."""
+        return cast("DrivenPrompt", prompt).prefix_tokens
+
+    def prefix(self, prompt: DrivenPrompt, conditioning: Mapping[str, Tensor]) -> Prefix:
+        """So many tokens of a sequence, where they enter the first block."""
+        raise NotImplementedError
+
     def answer(self, image: Tensor) -> Tensor:
         """The output of (n, 1, channels): (n, out_channels), packed as latents are."""
         model = self.transformer
@@ -148,10 +160,11 @@ class DrivenNetwork(ABC):
         """See :attr:`giornata_denoiser.families.protocol.Network.prepared_bytes`."""
         return self.hooks.width * self.dtype.itemsize
 
-    def prepare(self, prompt: Prompt, times: Tensor) -> Prepared:
-        """Modulation of all steps, and the text stream: neither depends on the latent."""
+    def prepare(self, prompt: Prompt, times: Tensor, conditioning: Mapping[str, Tensor]) -> Prepared:
+        """Modulation of all steps, the text stream and the prefix: none of them depends on the latent."""
         of = cast("DrivenPrompt", prompt)
-        return Prepared(self.vectors(of, times), self.text_stream(of).unsqueeze(1))
+        prefilled = self._prefilled(of, conditioning) if self.prefix_tokens(of, conditioning) else ()
+        return Prepared(self.vectors(of, times), self.text_stream(of).unsqueeze(1), prefilled)
 
     def rotary(self, text_tokens: int, grid: Grid) -> Rotary:
         """:meth:`rotated`, kept for pictures of one size and texts of one length."""
@@ -175,9 +188,13 @@ class DrivenNetwork(ABC):
         if not isinstance(batch, DrivenBatch):
             raise TypeError(f"expected a batch of {type(self).__name__}, received {type(batch).__name__}")
         made = [each.vectors[step : step + 1] for each, step in zip(batch.prepared, steps, strict=True)]
-        forward = Forward(batch.sequences, torch.cat(made), uses, self._attend, batch.output)
+        prefixes = [each.prefix for each in batch.prepared]
+        forward = Forward(batch.sequences, torch.cat(made), uses, self._attend, batch.output, prefixes)
         with self.hooks.running(forward):
-            return self._run(forward, batch, self._entering(forward, batch, latents, conditioning), trace)
+            image = self._entering(forward, batch, latents, conditioning)
+            image = forward.tokens.leave(self._run(forward, batch.text, image, trace))
+            _, places = batch.rows(forward.tokens.now)
+            return self.answer(image if len(places) == len(image) else image.index_select(0, places))
 
     def guided(self, positive: Tensor, negative: Tensor, scale: Tensor) -> Tensor:
         """Classifier-free guidance: negative + scale * (positive - negative)."""
@@ -219,9 +236,16 @@ class DrivenNetwork(ABC):
                 image[end - count : end] = self.companion_stream(count, conditioning[sequence])
         return image.unsqueeze(1)
 
-    def _run(self, forward: Forward, batch: DrivenBatch, image: Tensor, trace: Tracing) -> Tensor:
-        """(computed_tokens, out_channels) of the image stream that enters the first block."""
-        text = batch.text
+    def _prefilled(self, prompt: DrivenPrompt, conditioning: Mapping[str, Tensor]) -> Prefilled:
+        """Keys and values of a sequence's prefix, by block."""
+        prefix, kept = self.prefix(prompt, conditioning), PrefixKeysValues()
+        vectors = self.vectors(prompt, torch.zeros(1, device=self.device))
+        with self.hooks.running(prefix.forward(vectors, kept)) as forward:
+            self._run(forward, empty_text(prefix.stream), prefix.stream.unsqueeze(1), UNTRACED)
+        return kept.prefilled
+
+    def _run(self, forward: Forward, text: Tensor, image: Tensor, trace: Tracing) -> Tensor:
+        """The image stream behind the last block, (live_tokens, 1, channels), of both streams before the first."""
         for index, block in enumerate(self.pairs):
             with trace.span(Lane.COMPUTE, f"block {index}"):
                 image = forward.tokens.enter(index, image)
@@ -235,9 +259,7 @@ class DrivenNetwork(ABC):
                     self._project(forward, block)
                     joint = self.single(block, joint)
             image = forward.tokens.now.layout.split(joint)[1]
-        image = forward.tokens.leave(image)
-        _, places = batch.rows(forward.tokens.now)
-        return self.answer(image if len(places) == len(image) else image.index_select(0, places))
+        return image
 
     def _project(self, forward: Forward, block: Any) -> None:
         """Keys and values of the outside tokens whose hidden state enters a block that does not compute them."""

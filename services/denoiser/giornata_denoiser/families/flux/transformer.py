@@ -149,7 +149,7 @@ class PackedFlux(ABC):
         """See :attr:`giornata_denoiser.families.protocol.Network.prepared_bytes`; 2.1 MB for Flux.1 in 16 bits."""
         return prepared_channels(self.transformer) * self.dtype.itemsize
 
-    def prepare(self, prompt: Prompt, times: Tensor) -> Tensor:
+    def prepare(self, prompt: Prompt, times: Tensor, conditioning: Mapping[str, Tensor]) -> Tensor:  # noqa: ARG002 - protocol
         """(steps, vectors * inner_dim): all adaLN vectors. Rounds to the dtype where diffusers does."""
         model, of = self.transformer, cast("FluxPrompt", prompt)
         scaled = [times.to(self.dtype) / TRAIN_TIMESTEPS * TRAIN_TIMESTEPS]
@@ -159,6 +159,10 @@ class PackedFlux(ABC):
         return prepared(model, model.time_text_embed(*scaled, of.pooled.expand(len(times), -1)))
 
     def companions(self, grid: tuple[int, int], *, generated: bool = False) -> int:  # noqa: ARG002 - protocol
+        """None."""
+        return 0
+
+    def prefix_tokens(self, prompt: Prompt, conditioning: Mapping[str, Tensor]) -> int:  # noqa: ARG002 - protocol
         """None."""
         return 0
 

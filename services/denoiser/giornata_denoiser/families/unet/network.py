@@ -98,9 +98,13 @@ class TiledUnet(ABC):
         """See :attr:`giornata_denoiser.families.protocol.Network.prepared_bytes`; the text's is the prompt's."""
         return self._structure.modulation_channels * self.dtype.itemsize
 
-    def prepare(self, prompt: Prompt, times: Tensor) -> Prepared:
+    def prepare(self, prompt: Prompt, times: Tensor, conditioning: Mapping[str, Tensor]) -> Prepared:  # noqa: ARG002 - protocol
         """What timesteps and text come to in all blocks."""
         return prepared(self.unet, self._structure, cast("UnetPrompt", prompt), times)
+
+    def prefix_tokens(self, prompt: Prompt, conditioning: Mapping[str, Tensor]) -> int:  # noqa: ARG002 - protocol
+        """None."""
+        return 0
 
     @property
     @abstractmethod
