@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -297,8 +297,8 @@ def alone(name: str, row: Row) -> Tensor:
         return out
 
 
-def row(of: ModelFamily, spec: Spec) -> Row:
-    """The row of `spec`; the same spec makes an equal row."""
+def row(of: ModelFamily, spec: Spec, references: Sequence[tuple[int, int]] = ()) -> Row:
+    """The row of `spec`, with references of so many tokens in height and width; the same spec makes an equal row."""
     generator = torch.Generator().manual_seed(spec.seed)
 
     def random(*shape: int | None) -> Tensor:
@@ -311,6 +311,7 @@ def row(of: ModelFamily, spec: Spec) -> Row:
     cells = spec.grid[0] * spec.grid[1]
     tensors = {name: random(cells, channels) for name, channels in of.network.conditioning.items()}
     tensors["mask"] = (tensors["mask"] > 0).float()
+    tensors |= {f"reference_{at}": random(*grid, LATENT) for at, grid in enumerate(references)}
     return build_row(
         of,
         RowKey(spec.job_id, spec.attempt, spec.index),
