@@ -67,6 +67,7 @@ class PipelineImages(ABC):
             local_files_only=True,
             **dict.fromkeys(self._left_out(folder)),
             **self.options,
+            **self._loaded(folder),
         )
         self.card, self.device, self.dtype = card, device, dtype
         self.pipeline = pipeline.to(device)
@@ -138,6 +139,11 @@ class PipelineImages(ABC):
     def _left_out(cls, folder: Path) -> tuple[str, ...]:  # noqa: ARG003 - families with optional encoders look there
         """Components that are not loaded of a checkpoint."""
         return cls.left_out
+
+    @classmethod
+    def _loaded(cls, folder: Path) -> Mapping[str, Any]:  # noqa: ARG003 - of a family that has some
+        """Components that the family loads by itself."""
+        return {}
 
     @abstractmethod
     def _prompt(self, prompt: str, size: Size) -> Tensors:

@@ -13,7 +13,10 @@ from giornata_prepost.images.geometry import Size
 
 
 class KleinImages(GeneratingImages):
-    """`Flux2KleinInpaintPipeline`: adds `mask` (tokens, 4 * latent_channels), one value a token, repeated."""
+    """`Flux2KleinInpaintPipeline`: adds `mask` (tokens, 4 * latent_channels), one value a token, repeated.
+
+    `Flux2KleinKVPipeline` has the same components, and encodes and draws alike.
+    """
 
     kind = Flux2KleinInpaintPipeline
 
