@@ -42,7 +42,7 @@ class Family(StrEnum):
     FLUX2_KLEIN = "flux2-klein"
     """`Flux2KleinInpaintPipeline`: the picture's clean tokens attend too; blends by tokens."""
     FLUX2_KLEIN_KV = "flux2-klein-kv"
-    """`Flux2KleinKVPipeline`: references, an edit's picture among them, attend to each other alone; blends by tokens."""
+    """`Flux2KleinKVPipeline`: references, an edit's picture among them, attend to each other alone; blends."""
     QWEN_IMAGE = "qwen-image"
     """`QwenImageInpaintPipeline`; blends."""
     QWEN_IMAGE_21 = "qwen-image-2.1"

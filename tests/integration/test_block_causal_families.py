@@ -1,7 +1,7 @@
 """Block-causal families from door to door: prepost's bytes, the engine's steps and its pictures equal diffusers' own.
 
-Their pipelines make pictures of text, and Klein-KV's of references. An edit is the pipeline's own call, blended after each
-of its steps with the picture at the level of noise that follows.
+Their pipelines make pictures of text, and Klein-KV's of references. An edit is the pipeline's own call, blended after
+each of its steps with the picture at the level of noise that follows.
 """
 
 from __future__ import annotations

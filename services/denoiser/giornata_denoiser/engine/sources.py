@@ -181,7 +181,9 @@ class Sources:
         work = Work()
         for each in rows:
             modes = each.computed(self._family.depth)
-            work += step_work(each.shapes, [modes] * len(each.shapes)) + joining_work(each.row, self._family.depth)
+            work += step_work(each.shapes, [modes] * len(each.shapes)) + joining_work(
+                each.row, self._family.depth
+            )
         return work
 
     def _sample(

@@ -40,8 +40,8 @@ def build_row(
     `text` holds the tensors of the family's text and may hold those of a negative prompt, whose names begin with
     :data:`NEGATIVE`; with them and a `true_cfg_scale`, classifier-free guidance is computed. `guidance_scale` is for
     networks that embed one. `conditioning` is what the family's network names, (tokens, channels) each; of a row that
-    is `generated`, its `noise` alone. References beside it are (height, width, channels). Where the track draws noise, it has the state of the row's generator,
-    :data:`GENERATOR`.
+    is `generated`, its `noise` alone. References beside it, :data:`REFERENCE`, are (height, width, channels) each.
+    Where the track draws noise, it has the state of the row's generator, :data:`GENERATOR`.
 
     Raises:
         SchemaMismatch: a tensor is missing or has another shape than the checkpoint takes.

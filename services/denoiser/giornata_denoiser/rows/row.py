@@ -14,6 +14,7 @@ from giornata.planning.costs import Shape
 from giornata.scheduling.batch import RowKey
 from giornata.wire.errors import RowPoisoned, SchemaMismatch
 from giornata_denoiser.rows.correction import Correction
+from giornata_denoiser.rows.previews import preview_steps
 from giornata_denoiser.rows.template import Entry, Form, Recording
 from giornata_denoiser.rows.track import Track
 
@@ -295,13 +296,3 @@ def _exported(state: Tensor) -> Tensor:
     if not bool(exported.isfinite().all()):
         raise RowPoisoned
     return exported
-
-
-def preview_steps(steps: int, count: int) -> tuple[int, ...]:
-    """After how many of `steps` a row is shown: `count` times, evenly spread, fewer where there are fewer steps.
-
-    Never after the last step, since the picture itself follows, and never twice after one.
-    """
-    shown = min(count, steps - 1)
-    parts = shown + 1
-    return tuple((2 * i * steps + parts) // (2 * parts) for i in range(1, parts))

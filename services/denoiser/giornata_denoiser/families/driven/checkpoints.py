@@ -61,9 +61,7 @@ stable_diffusion_3 = partial(
 )
 z_image = partial(load, network=ZImage, kind=ZImageTransformer2DModel, spacing=shifted_evenly)
 flux2_klein = partial(load, network=Flux2Klein, kind=Flux2Transformer2DModel, spacing=shifted_by_steps)
-flux2_klein_kv = partial(
-    load, network=Flux2KleinKV, kind=Flux2Transformer2DModel, spacing=shifted_by_steps
-)
+flux2_klein_kv = partial(load, network=Flux2KleinKV, kind=Flux2Transformer2DModel, spacing=shifted_by_steps)
 qwen_image = partial(load, network=QwenImage, kind=QwenImageTransformer2DModel, spacing=shifted_by_size)
 qwen_image_21 = partial(
     load, network=QwenImage21, kind=QwenImage21Transformer2DModel, spacing=shifted_by_size

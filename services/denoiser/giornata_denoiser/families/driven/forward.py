@@ -18,7 +18,6 @@ from giornata.packed.uses import Use
 from giornata.wire.values import Mode
 from giornata_denoiser.families.live import LiveTokens
 
-
 Prefilled = tuple[Outside, ...]
 """Of one sequence and by block: keys and values of its prefix, to which each step attends; empty where it has none."""
 
@@ -51,7 +50,7 @@ class Forward:
     sequence uses anything. `output` are the segments of :attr:`Stream.OUTPUT`. `prefixes` are by sequence.
     """
 
-    def __init__(  # noqa: PLR0913, PLR0917 - all that a forward is
+    def __init__(  # noqa: PLR0917 - all that a forward is
         self,
         sequences: Sequences,
         vectors: Tensor,

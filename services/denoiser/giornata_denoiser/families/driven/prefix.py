@@ -1,11 +1,12 @@
 """The prefix of a block-causal sequence: tokens that attend among themselves alone, computed once for all steps.
 
-Text of Qwen-Image 2.1 and references of Flux.2 Klein-KV are modulated as at timestep 0 and never see the picture that is
-denoised, so that no step changes them. Their keys and values are made when a row joins.
+Text of Qwen-Image 2.1 and references of Flux.2 Klein-KV are modulated as at timestep 0 and never see the picture that
+is denoised, so that no step changes them. Their keys and values are made when a row joins.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -64,7 +65,7 @@ def causal(
     key: Tensor,
     value: Tensor,
     own: Segments,  # noqa: ARG001 - see `Attention`; a prefix is one sequence
-    outside: dict[int, Beside],  # noqa: ARG001 - likewise: nothing lies outside of it
+    outside: Mapping[int, Beside],  # noqa: ARG001 - likewise: nothing lies outside of it
 ) -> Tensor:
     """Attention of one sequence's tokens to themselves and those before them; see `giornata.packed.attention`."""
     heads = (each.unsqueeze(0).transpose(1, 2) for each in (query, key, value))

@@ -25,9 +25,7 @@ class TextProcessor(Qwen3VLProcessor):  # type: ignore[misc]  # transformers' is
         """Token ids and their mask, as the tokenizer's options say."""
         return self.tokenizer(list(text), **how)
 
-    def apply_chat_template(
-        self, conversation: Sequence[Mapping[str, Any]], **how: object
-    ) -> list[Any]:
+    def apply_chat_template(self, conversation: Sequence[Mapping[str, Any]], **how: object) -> list[Any]:
         """One conversation's tokens, as the only one of a batch."""
         return [self.tokenizer.apply_chat_template(list(conversation), **how)]
 
