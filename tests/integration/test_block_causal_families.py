@@ -138,6 +138,16 @@ def test_an_edit_equals_the_pipelines_steps_blended(both: Both, strength: float,
     assert_equal(both, row, both.blended(row))
 
 
+def test_prepost_tells_the_prefix_that_the_denoiser_computes(both: Both) -> None:
+    card, images = both.served.card, both.served.images
+    made = of_generation(card, prompt=PROMPT, seed=SEED, num_inference_steps=3)
+    for row in (edited(both, "edit"), both.served.generated("made", made, SIZE)):
+        text = images.encode_text(PROMPT, SIZE)
+        picture = row.image_tokens if "image_latents" in row.conditioning else 0
+        assert (images.prefix_tokens(text, picture),) == row.prefix
+        assert images.text_tokens(text) == row.prompts[0].joint_tokens
+
+
 def test_a_generation_equals_the_pipeline(both: Both) -> None:
     asked = of_generation(both.served.card, prompt=PROMPT, seed=SEED, num_inference_steps=3)
     row = both.served.generated("made", asked, SIZE)

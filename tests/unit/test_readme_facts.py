@@ -30,7 +30,7 @@ FOLDERS = ("deploy", "docs", "services", "shared", "tests")
 SOURCES = {".py", ".sh", ".toml", ".yaml", ".yml"}
 README_BYTES = 8 << 10
 DOOR = "docs/api-nats.md"
-SCALES = {Family.QWEN_IMAGE_21: 16}
+SCALES: dict[str, int] = {Family.QWEN_IMAGE_21: 16}
 """Pixels a side of a latent pixel; most autoencoders that are served halve a picture three times."""
 
 

@@ -130,10 +130,12 @@ class Prepost:
             Precedence.BEGIN, self._encode, job, prepared, size
         )
         reuses = job.parameters.reuse is not Reuse.OFF
+        picture = 0 if job.task is Task.GENERATE else request.inspection.tokens
         return Encoding(
             text=await self._hand_over(job, "text", await asyncio.to_thread(tensors.pack, text)),
             text_tokens=self._model.text_tokens(text),
             padding_tokens=tensors.padding_tokens(text.get(tensors.PROMPT_MASK)),
+            prefix_tokens=self._model.prefix_tokens(text, picture),
             rows=tuple([await self._hand_over(job, f"row-{i}", row) for i, row in enumerate(rows)]),
             empty_text=await self._empty_text.keep(size) if reuses else None,
             compute_ms=compute_ms,

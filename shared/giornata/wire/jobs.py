@@ -181,6 +181,8 @@ class Encoding(Recorded):
     """Those that pass the network's blocks beside the picture's; 0 of a UNet, which only attends to them."""
     padding_tokens: int = 0
     """Of these, those that pad the prompt; 0 where the model's tokenizer does not tell."""
+    prefix_tokens: int = 0
+    """Beside these, those of one sequence that are computed once, before the first step, and attended to in each."""
     rows: tuple[BlobRef, ...]
     empty_text: BlobRef | None = None
     """The empty prompt's conditioning, for template runs; only where the job may reuse."""

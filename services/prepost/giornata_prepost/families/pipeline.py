@@ -89,6 +89,10 @@ class PipelineImages(ABC):
         tokens = text["prompt_embeds"].shape[0]
         return tokens + self.card.padding_tokens(tokens)
 
+    def prefix_tokens(self, text: Tensors, picture: int) -> int:  # noqa: ARG002 - of block-causal families
+        """None."""
+        return 0
+
     @torch.no_grad()
     def encode_rows(
         self,

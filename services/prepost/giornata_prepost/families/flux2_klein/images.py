@@ -13,10 +13,7 @@ from giornata_prepost.images.geometry import Size
 
 
 class KleinImages(GeneratingImages):
-    """`Flux2KleinInpaintPipeline`: adds `mask` (tokens, 4 * latent_channels), one value a token, repeated.
-
-    `Flux2KleinKVPipeline` has the same components, and encodes and draws alike.
-    """
+    """`Flux2KleinInpaintPipeline`: adds `mask` (tokens, 4 * latent_channels), one value a token, repeated."""
 
     kind = Flux2KleinInpaintPipeline
 
@@ -47,3 +44,11 @@ class KleinImages(GeneratingImages):
         channels = self.card.latent_channels * self.card.token_latents**2
         repeated = mask.view(-1, 1).expand(-1, channels)
         return lambda _generator: {"mask": repeated}
+
+
+class KleinKVImages(KleinImages):
+    """`Flux2KleinKVPipeline`: the same components, which encode and draw alike."""
+
+    def prefix_tokens(self, text: Tensors, picture: int) -> int:  # noqa: ARG002 - protocol
+        """An edit's picture is a reference."""
+        return picture

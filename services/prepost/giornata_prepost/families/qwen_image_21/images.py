@@ -44,5 +44,9 @@ class Qwen21Images(GeneratingImages):
         return MODE
 
     def text_tokens(self, text: Tensors) -> int:  # noqa: ARG002 - protocol
-        """None: the picture attends to the text, which passes the blocks once, before the first step."""
+        """None: all text is the prefix."""
         return 0
+
+    def prefix_tokens(self, text: Tensors, picture: int) -> int:  # noqa: ARG002 - protocol
+        """All text."""
+        return text["prompt_embeds"].shape[0]
