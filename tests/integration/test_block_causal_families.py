@@ -82,7 +82,7 @@ class Both:
 
         begun = row.latent[None]
         if self.family is Family.FLUX2_KLEIN_KV:
-            begun = begun.transpose(1, 2).unflatten(2, row.grid)
+            begun = begun.transpose(1, 2).reshape(1, -1, *row.grid)
         given = {"image": [Image.fromarray(picture(SIZE))]} if self.family is Family.FLUX2_KLEIN_KV else {}
         told = {"sigmas": EVEN[-row.steps :], "latents": begun, "ended": ended} | given
         return self.called(len(EVEN), **told)
@@ -175,7 +175,7 @@ def test_references_equal_the_pipelines(klein: Both) -> None:
     asked = of_generation(klein.served.card, prompt=PROMPT, seed=SEED, num_inference_steps=4)
     row = klein.served.generated("made", asked, SIZE)
     plain = ended(klein.served.checkpoint, [row])["made"].latent
-    given = row.conditioning | {f"reference_{at}": clean(klein, each) for at, each in enumerate(scenes)}
+    given = {**row.conditioning, **{f"reference_{at}": clean(klein, each) for at, each in enumerate(scenes)}}
     referring = replace(row, conditioning=given, prefix=(4 * 6 + 9 * 5,))
     network = klein.served.checkpoint.family.network
     assert network.prefix_tokens(row.prompts[0], given) == referring.prefix[0]

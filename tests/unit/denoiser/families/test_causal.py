@@ -48,7 +48,7 @@ def rows_of(name: str) -> list[Row]:
     of = tiny_driven.family(name)
     rows = [tiny_driven.row(of, spec, of_row) for spec, of_row in zip(SPECS, REFERENCES[name], strict=True)]
     return [
-        replace(row, conditioning=row.conditioning | {"mask": torch.ones_like(row.latent)}) for row in rows
+        replace(row, conditioning={**row.conditioning, "mask": torch.ones_like(row.latent)}) for row in rows
     ]
 
 
@@ -148,7 +148,7 @@ def test_a_masked_row_attends_to_its_prefix(name: str, form: Form) -> None:
     of, row = tiny_driven.family(name), rows_of(name)[0]
     mask = torch.zeros_like(row.latent)
     mask[[1, 5, 6]] = 1.0
-    row = replace(row, conditioning=row.conditioning | {"mask": mask})
+    row = replace(row, conditioning={**row.conditioning, "mask": mask})
     row = replace(row, latent=torch.lerp(row.conditioning["image_latents"], row.latent, mask))
     made = engine(of)
     made.batch.submit([replace(row, records=RecordingSpec(frozenset({form}), AS_COMPUTED))])

@@ -37,15 +37,16 @@ class Flux2KleinKV(Flux2Klein):
 
     def prefix(self, prompt: DrivenPrompt, conditioning: Mapping[str, Tensor]) -> Prefix:
         """The references, each at its place on the first axis: 10, 20 and so on."""
-        found = [(latents.shape[:2], latents.flatten(0, 1)) for latents in references_of(conditioning)]
+        found = references_of(conditioning)
         if "image_latents" in conditioning:
-            found.insert(0, (prompt.grid, conditioning["image_latents"]))
+            found.insert(0, conditioning["image_latents"].view(*prompt.grid, -1))
         places = [
-            functional.pad(cells(tuple(grid), self.device), (1, 1)) + self._at(axis)
-            for (grid, _), axis in zip(found, count(REFERENCE, REFERENCE), strict=False)
+            functional.pad(cells((latents.shape[0], latents.shape[1]), self.device), (1, 1)) + self._at(axis)
+            for latents, axis in zip(found, count(REFERENCE, REFERENCE), strict=False)
         ]
         rotary: Rotary = self.transformer.pos_embed(torch.cat(places))
-        return Prefix(self.image_stream(torch.cat([latents for _, latents in found])), rotary, self._attend)
+        clean = torch.cat([latents.flatten(0, 1) for latents in found])
+        return Prefix(self.image_stream(clean), rotary, self._attend)
 
     def rotated(self, text_tokens: int, grid: Grid) -> Rotary:
         """Text and picture: see :class:`Flux2Klein`."""

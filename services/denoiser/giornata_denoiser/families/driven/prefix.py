@@ -68,8 +68,8 @@ def causal(
     outside: Mapping[int, Beside],  # noqa: ARG001 - likewise: nothing lies outside of it
 ) -> Tensor:
     """Attention of one sequence's tokens to themselves and those before them; see `giornata.packed.attention`."""
-    heads = (each.unsqueeze(0).transpose(1, 2) for each in (query, key, value))
-    attended: Tensor = functional.scaled_dot_product_attention(*heads, is_causal=True)
+    query, key, value = (each.unsqueeze(0).transpose(1, 2) for each in (query, key, value))
+    attended = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
     return attended.transpose(1, 2)[0]
 
 
