@@ -35,7 +35,7 @@ from giornata_denoiser.families.driven.qwen_image_21 import QwenImage21
 from giornata_denoiser.families.driven.sd3 import StableDiffusion3
 from giornata_denoiser.families.driven.z_image import ZImage
 from giornata_denoiser.families.protocol import ModelFamily
-from giornata_denoiser.families.rows import build_row, references_of
+from giornata_denoiser.families.rows import build_row
 from giornata_denoiser.families.sampling.flow_matching import FlowMatching, shifted_always
 from giornata_denoiser.rows.row import Row
 from tests.fakes.tiny_flux import MIXING, SCHEDULER, Spec
@@ -194,16 +194,14 @@ def _flux2_alone(model: Any, row: Row) -> Any:
 
 def references(row: Row) -> tuple[Tensor, Tensor]:
     """(1, tokens, channels) and positions of Klein-KV's references: the picture itself, then those of the request."""
-    found = [row.conditioning["image_latents"].view(*row.grid, -1), *references_of(row.conditioning)]
     ids = [
-        torch.cartesian_prod(torch.tensor([10.0 * (at + 1)]), *_sides(each), torch.zeros(1))
-        for at, each in enumerate(found)
+        torch.cartesian_prod(
+            torch.tensor([10.0 * (at + 1)]), *map(torch.arange, map(float, grid)), torch.zeros(1)
+        )
+        for at, grid in enumerate(row.beside)
     ]
-    return torch.cat([each.flatten(0, 1) for each in found])[None], torch.cat(ids)
-
-
-def _sides(latents: Tensor) -> list[Tensor]:
-    return [torch.arange(float(side)) for side in latents.shape[:2]]
+    given = row.conditioning.get("references", row.latent[:0])
+    return torch.cat((row.conditioning["image_latents"], given))[None], torch.cat(ids)
 
 
 def _flux2_kv_alone(model: Any, row: Row) -> Any:
@@ -311,7 +309,6 @@ def row(of: ModelFamily, spec: Spec, references: Sequence[tuple[int, int]] = ())
     cells = spec.grid[0] * spec.grid[1]
     tensors = {name: random(cells, channels) for name, channels in of.network.conditioning.items()}
     tensors["mask"] = (tensors["mask"] > 0).float()
-    tensors |= {f"reference_{at}": random(*grid, LATENT) for at, grid in enumerate(references)}
     return build_row(
         of,
         RowKey(spec.job_id, spec.attempt, spec.index),
@@ -323,4 +320,5 @@ def row(of: ModelFamily, spec: Spec, references: Sequence[tuple[int, int]] = ())
         conditioning=tensors,
         guidance_scale=spec.guidance_scale,
         true_cfg_scale=spec.true_cfg_scale,
+        references=[random(*grid, LATENT) for grid in references],
     )

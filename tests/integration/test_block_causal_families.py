@@ -175,10 +175,15 @@ def test_references_equal_the_pipelines(klein: Both) -> None:
     asked = of_generation(klein.served.card, prompt=PROMPT, seed=SEED, num_inference_steps=4)
     row = klein.served.generated("made", asked, SIZE)
     plain = ended(klein.served.checkpoint, [row])["made"].latent
-    given = {**row.conditioning, **{f"reference_{at}": clean(klein, each) for at, each in enumerate(scenes)}}
-    referring = replace(row, conditioning=given, prefix=(4 * 6 + 9 * 5,))
+    latents = [clean(klein, each) for each in scenes]
+    given = torch.cat([each.flatten(0, 1) for each in latents])
+    grids = tuple((int(each.shape[0]), int(each.shape[1])) for each in latents)
     network = klein.served.checkpoint.family.network
-    assert network.prefix_tokens(row.prompts[0], given) == referring.prefix[0]
+    assert network.references.grids(row.grid, grids, generated=True) == grids
+    conditioning = {**row.conditioning, "references": given}
+    prefix = (network.prefix_tokens(row.prompts[0], grids),)
+    assert prefix == (4 * 6 + 9 * 5,)
+    referring = replace(row, conditioning=conditioning, beside=grids, prefix=prefix)
     found = klein.called(4, image=scenes)
     assert_equal(klein, referring, found)
     assert distance(plain, found[0]) > 1000 * CLOSE

@@ -33,7 +33,7 @@ def place(row: Row, family: ModelFamily) -> DeviceInputs:
     region = None if row.region is None else row.region.on(device)
     prompts, times = [prompt.to(device) for prompt in row.prompts], moved(row.track.times, device)
     conditioning = {name: moved(tensor, device) for name, tensor in row.conditioning.items()}
-    prepared = (family.network.prepare(prompt, times, conditioning) for prompt in prompts)
+    prepared = (family.network.prepare(prompt, times, conditioning, row.beside) for prompt in prompts)
     return DeviceInputs(
         tuple(
             SequenceInputs(prompt, row.grid, region, row.companions, made)

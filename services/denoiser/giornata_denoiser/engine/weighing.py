@@ -87,7 +87,7 @@ def row_bytes(row: Row, family: ModelFamily, correction_bits: int | None) -> int
     held += sum(prompt.size_bytes for prompt in row.prompts)
     itemsize = family.dtype.itemsize
     held += row.steps * len(row.prompts) * family.network.prepared_bytes
-    held += sum(row.prefix) * itemsize * sum(spec.channels([Mode.KV]) for spec in family.specs)
+    held += _prefix_bytes(row, family)
     held += slab_bytes(row, itemsize) if keeps_slabs(family) else attended_bytes(row, itemsize)
     held += correction_bytes(row, itemsize, correction_bits)
     held += _own_bytes(row, family, correction_bits) + _padding_bytes(row, family, correction_bits)
@@ -173,6 +173,13 @@ def _own_bytes(row: Row, family: ModelFamily, correction_bits: int | None) -> in
         return sum(attended)
     stored = sum(stored_bytes(outside, width, own_bits(correction_bits), itemsize) for width in channels)
     return prompts * stored + max(attended, default=0)
+
+
+def _prefix_bytes(row: Row, family: ModelFamily) -> int:
+    """Bytes of the keys and values of a row's prefixes, in the network's dtype."""
+    tokens = sum(row.prefix)
+    channels = sum(spec.channels([Mode.KV]) for spec in family.specs) if tokens else 0
+    return tokens * channels * family.dtype.itemsize
 
 
 def _padding_bytes(row: Row, family: ModelFamily, correction_bits: int | None) -> int:

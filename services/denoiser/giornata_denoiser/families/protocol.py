@@ -15,6 +15,7 @@ from giornata.packed.tracing import UNTRACED, Tracing
 from giornata.packed.uses import Use
 from giornata.planning.specs import BlockSpec, each
 from giornata.wire.samplers import Sampler
+from giornata_denoiser.families.references import Grid, References
 from giornata_denoiser.rows.row import Prompt
 from giornata_denoiser.rows.track import Track
 
@@ -100,8 +101,14 @@ class Network(Protocol):
         a step in full has kept of them.
         """
 
-    def prefix_tokens(self, prompt: Prompt, conditioning: Mapping[str, Tensor]) -> int:
+    @property
+    def references(self) -> References:
+        """Which clean pictures stand behind a row's."""
+
+    def prefix_tokens(self, prompt: Prompt, beside: Sequence[Grid]) -> int:
         """Tokens of a sequence that attend among themselves alone and see no noise level.
+
+        `beside` are heights and widths of its row's clean pictures.
 
         They are neither among the prompt's joint tokens nor companions: :meth:`prepare` makes their keys and values.
         """
@@ -117,11 +124,17 @@ class Network(Protocol):
     def prepared_bytes(self) -> int:
         """Bytes of what :meth:`prepare` makes for each step of a sequence; its prefix is counted by its tokens."""
 
-    def prepare(self, prompt: Prompt, times: Tensor, conditioning: Mapping[str, Tensor]) -> object:
+    def prepare(
+        self,
+        prompt: Prompt,
+        times: Tensor,
+        conditioning: Mapping[str, Tensor],
+        beside: Sequence[Grid],
+    ) -> object:
         """What the network computes of a sequence for all steps of a track: once, when the row joins.
 
-        Arguments and result are on the network's device; `times` are (steps,) float32. The result does not depend on
-        what else is in the batch.
+        `beside` is as in :meth:`prefix_tokens`. Tensors are on the network's device; `times` are (steps,) float32. The
+        result does not depend on what else is in the batch.
         """
 
     def assemble(self, sequences: Sequence[SequenceInputs]) -> object:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -11,14 +11,13 @@ from giornata.scheduling.batch import RowKey
 from giornata.tensors import PROMPT_MASK
 from giornata.wire.errors import SchemaMismatch
 from giornata_denoiser.families.protocol import ModelFamily
+from giornata_denoiser.families.references import REFERENCES
 from giornata_denoiser.rows.row import GENERATOR, Prompt, Row, Snapshot
 from giornata_denoiser.rows.track import Track
 
 NOISE = "noise"
 NEGATIVE = "negative_"
 """Prefix of the tensors of a negative prompt's encoding."""
-REFERENCE = "reference_"
-"""Prefix of the tensors of references, `reference_0` and so on."""
 
 
 def build_row(
@@ -34,13 +33,14 @@ def build_row(
     partial_images: int = 0,
     resume: Snapshot | None = None,
     generated: bool = False,
+    references: Sequence[Tensor] = (),
 ) -> Row:
     """A row on the CPU that computes its whole picture, from the beginning or from where `resume` was interrupted.
 
     `text` holds the tensors of the family's text and may hold those of a negative prompt, whose names begin with
     :data:`NEGATIVE`; with them and a `true_cfg_scale`, classifier-free guidance is computed. `guidance_scale` is for
     networks that embed one. `conditioning` is what the family's network names, (tokens, channels) each; of a row that
-    is `generated`, its `noise` alone. References beside it, :data:`REFERENCE`, are (height, width, channels) each.
+    is `generated`, its `noise` alone. `references` are clean latents, (height, width, channels) each, sides in tokens.
     Where the track draws noise, it has the state of the row's generator, :data:`GENERATOR`.
 
     Raises:
@@ -52,7 +52,10 @@ def build_row(
         for name, channels in family.network.conditioning.items()
         if name == NOISE or not generated
     }
-    fields |= _references(family, conditioning)
+    given = tuple((int(each.shape[0]), int(each.shape[1])) for each in references)
+    if references:
+        fields[REFERENCES] = _references(family, references)
+    beside = family.network.references.grids(grid, given, generated=generated)
     if resume is None:
         begin = track.begun(fields.get("image_latents"), fields[NOISE])
         state = Snapshot(0, begin, generator=conditioning.get(GENERATOR))
@@ -75,7 +78,8 @@ def build_row(
         true_cfg_scale=1.0 if true_cfg_scale is None else true_cfg_scale,
         conditioning=fields,
         companions=family.network.companions(grid, generated=generated),
-        prefix=tuple(family.network.prefix_tokens(prompt, fields) for prompt in prompts),
+        beside=beside,
+        prefix=tuple(family.network.prefix_tokens(prompt, beside) for prompt in prompts),
         partial_images=partial_images,
     )
 
@@ -88,20 +92,11 @@ def text_shapes(family: ModelFamily, tokens: int) -> dict[str, tuple[int, ...]]:
     }
 
 
-def references_of(conditioning: Mapping[str, Tensor]) -> list[Tensor]:
-    """The clean latents of a row's references in their order, (height, width, channels) each, in tokens."""
-    names = sorted((name for name in conditioning if name.startswith(REFERENCE)), key=_place)
-    return [conditioning[name] for name in names]
-
-
-def _place(reference: str) -> int:
-    return int(reference.removeprefix(REFERENCE))
-
-
-def _references(family: ModelFamily, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    channels = family.network.conditioning[NOISE]
-    names = [name for name in tensors if name.startswith(REFERENCE)]
-    return {name: _take(family, tensors, name, (None, None, channels)) for name in names}
+def _references(family: ModelFamily, references: Sequence[Tensor]) -> Tensor:
+    """(tokens, channels) of all references, one behind the other."""
+    shape = (None, None, family.network.conditioning[NOISE])
+    named = {f"reference_{index}": each for index, each in enumerate(references)}
+    return torch.cat([_take(family, named, name, shape).flatten(0, 1) for name in named])
 
 
 def _resumed(family: ModelFamily, resume: Snapshot, shape: tuple[int, ...], track: Track) -> Snapshot:

@@ -106,6 +106,8 @@ class Row:
     true_cfg_scale: float
     conditioning: Mapping[str, Tensor]
     """(tokens, channels) each; the names and channels are the family's. `noise` alone where there is no picture."""
+    beside: tuple[tuple[int, int], ...] = ()
+    """Heights and widths in tokens of the clean pictures that its network looks at."""
     companions: int = 0
     """Tokens that its blocks compute as the picture's, and that have no latent; outside of every region."""
     prefix: tuple[int, ...] = ()

@@ -229,18 +229,10 @@ def test_work_of_a_first_step_has_the_prefix() -> None:
 
 
 def test_a_generation_of_klein_without_references_has_no_prefix() -> None:
-    of = tiny_driven.family(KLEIN)
-    row = rows_of(KLEIN)[1]
-    assert of.network.prefix_tokens(row.prompts[0], {"noise": row.conditioning["noise"]}) == 0
-
-
-def test_references_are_told_by_their_numbers() -> None:
-    """The tenth comes behind the second."""
-    of, grids = tiny_driven.family(KLEIN), [(1, count) for count in range(1, 12)]
-    row = tiny_driven.row(of, Spec(grid=(2, 2)), grids)
-    with torch.no_grad():
-        mine = of.network.predict((made := assemble(of, [row])).batch, row.latent, made.conditioning, [0])
-    assert distance(mine, tiny_driven.alone(KLEIN, row)) <= EXACT
+    of, row = tiny_driven.family(KLEIN), rows_of(KLEIN)[1]
+    assert of.network.references.grids(row.grid, (), generated=True) == ()
+    assert of.network.prefix_tokens(row.prompts[0], ()) == 0
+    assert row.beside == (row.grid,), "an edit has its own picture"
 
 
 def _prepared(made: object) -> Prepared:
@@ -274,4 +266,12 @@ def _resumed(of: ModelFamily, row: Row, moved: Any) -> Row:
         conditioning=row.conditioning,
         guidance_scale=1.0,
         resume=moved,
+        references=_references(row),
     )
+
+
+def _references(row: Row) -> list[Tensor]:
+    given = row.beside[1:]
+    sizes = [height * width for height, width in given]
+    parts = torch.split(row.conditioning["references"], sizes) if given else ()
+    return [part.view(*grid, -1) for part, grid in zip(parts, given, strict=True)]

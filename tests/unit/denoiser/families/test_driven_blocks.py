@@ -135,7 +135,7 @@ def test_a_checkpoint_is_loaded_from_its_folder(name: str, tmp_path: Path) -> No
 def test_what_is_prepared_takes_what_was_announced(name: str) -> None:
     of = tiny_driven.family(name)
     one = row(of, HEIGHTS[0])
-    prepared: Any = of.network.prepare(one.prompts[0], one.track.times, one.conditioning)
+    prepared: Any = of.network.prepare(one.prompts[0], one.track.times, one.conditioning, one.beside)
     assert prepared.vectors.nbytes == one.steps * of.network.prepared_bytes
     assert len(prepared.text) == one.prompts[0].joint_tokens
 

@@ -23,6 +23,7 @@ from giornata_denoiser.families.driven.prefix import Prefix, PrefixKeysValues, e
 from giornata_denoiser.families.driven.prompts import EMBEDS, DrivenPrompt, DrivenText
 from giornata_denoiser.families.driven.specs import counted
 from giornata_denoiser.families.protocol import SequenceInputs
+from giornata_denoiser.families.references import NONE, References
 from giornata_denoiser.rows.row import Prompt
 
 PATCH: Final = 2
@@ -39,6 +40,7 @@ class DrivenNetwork(ABC):
     """
 
     blends: bool = True
+    references: References = NONE
     pairs: Sequence[Any]
     singles: Sequence[Any] = ()
 
@@ -115,11 +117,13 @@ class DrivenNetwork(ABC):
         """(count, channels): a picture's companions where they enter the first block."""
         raise NotImplementedError
 
-    def prefix_tokens(self, prompt: Prompt, conditioning: Mapping[str, Tensor]) -> int:  # noqa: ARG002 - of some
+    def prefix_tokens(self, prompt: Prompt, beside: Sequence[Grid]) -> int:  # noqa: ARG002 - of some
         """See :meth:`giornata_denoiser.families.protocol.Network.prefix_tokens`."""
         return cast("DrivenPrompt", prompt).prefix_tokens
 
-    def prefix(self, prompt: DrivenPrompt, conditioning: Mapping[str, Tensor]) -> Prefix:
+    def prefix(
+        self, prompt: DrivenPrompt, conditioning: Mapping[str, Tensor], beside: Sequence[Grid]
+    ) -> Prefix:
         """So many tokens of a sequence, where they enter the first block."""
         raise NotImplementedError
 
@@ -160,10 +164,18 @@ class DrivenNetwork(ABC):
         """See :attr:`giornata_denoiser.families.protocol.Network.prepared_bytes`."""
         return self.hooks.width * self.dtype.itemsize
 
-    def prepare(self, prompt: Prompt, times: Tensor, conditioning: Mapping[str, Tensor]) -> Prepared:
+    def prepare(
+        self,
+        prompt: Prompt,
+        times: Tensor,
+        conditioning: Mapping[str, Tensor],
+        beside: Sequence[Grid],
+    ) -> Prepared:
         """Modulation of all steps, the text stream and the prefix: none of them depends on the latent."""
         of = cast("DrivenPrompt", prompt)
-        prefilled = self._prefilled(of, conditioning) if self.prefix_tokens(of, conditioning) else ()
+        prefilled: Prefilled = ()
+        if self.prefix_tokens(of, beside):
+            prefilled = self._prefilled(of, self.prefix(of, conditioning, beside))
         return Prepared(self.vectors(of, times), self.text_stream(of).unsqueeze(1), prefilled)
 
     def rotary(self, text_tokens: int, grid: Grid) -> Rotary:
@@ -236,9 +248,9 @@ class DrivenNetwork(ABC):
                 image[end - count : end] = self.companion_stream(count, conditioning[sequence])
         return image.unsqueeze(1)
 
-    def _prefilled(self, prompt: DrivenPrompt, conditioning: Mapping[str, Tensor]) -> Prefilled:
+    def _prefilled(self, prompt: DrivenPrompt, prefix: Prefix) -> Prefilled:
         """Keys and values of a sequence's prefix, by block."""
-        prefix, kept = self.prefix(prompt, conditioning), PrefixKeysValues()
+        kept = PrefixKeysValues()
         vectors = self.vectors(prompt, torch.zeros(1, device=self.device))
         with self.hooks.running(prefix.forward(vectors, kept)) as forward:
             self._run(forward, empty_text(prefix.stream), prefix.stream.unsqueeze(1), UNTRACED)

@@ -72,7 +72,12 @@ class QwenImage21(DrivenNetwork):
         image: Tensor = self.transformer.img_in(latents)
         return image
 
-    def prefix(self, prompt: DrivenPrompt, conditioning: Mapping[str, Tensor]) -> Prefix:  # noqa: ARG002 - protocol
+    def prefix(
+        self,
+        prompt: DrivenPrompt,
+        conditioning: Mapping[str, Tensor],  # noqa: ARG002 - protocol
+        beside: Sequence[Grid],  # noqa: ARG002 - likewise
+    ) -> Prefix:
         """The text, each token of which attends to those before it."""
         tokens = prompt.prefix_tokens
         cosine, sine = self.rotary(tokens, prompt.grid)

@@ -27,6 +27,7 @@ from giornata_denoiser.families.flux.forward import FluxForward, Parts
 from giornata_denoiser.families.flux.modulation import Modulation, prepared, prepared_channels
 from giornata_denoiser.families.flux.projections import Projections
 from giornata_denoiser.families.protocol import SequenceInputs
+from giornata_denoiser.families.references import NONE, Grid, References
 from giornata_denoiser.rows.row import Prompt
 
 TRAIN_TIMESTEPS: Final = 1000
@@ -104,6 +105,8 @@ class PackedFlux(ABC):
     :class:`giornata_denoiser.families.protocol.Network`.
     """
 
+    references: References = NONE
+
     def __init__(self, transformer: FluxTransformer2DModel) -> None:
         self.transformer: Any = transformer
         self.device: torch.device = transformer.device
@@ -149,7 +152,13 @@ class PackedFlux(ABC):
         """See :attr:`giornata_denoiser.families.protocol.Network.prepared_bytes`; 2.1 MB for Flux.1 in 16 bits."""
         return prepared_channels(self.transformer) * self.dtype.itemsize
 
-    def prepare(self, prompt: Prompt, times: Tensor, conditioning: Mapping[str, Tensor]) -> Tensor:  # noqa: ARG002 - protocol
+    def prepare(
+        self,
+        prompt: Prompt,
+        times: Tensor,
+        conditioning: Mapping[str, Tensor],  # noqa: ARG002 - protocol
+        beside: Sequence[Grid],  # noqa: ARG002 - likewise
+    ) -> Tensor:
         """(steps, vectors * inner_dim): all adaLN vectors. Rounds to the dtype where diffusers does."""
         model, of = self.transformer, cast("FluxPrompt", prompt)
         scaled = [times.to(self.dtype) / TRAIN_TIMESTEPS * TRAIN_TIMESTEPS]
@@ -162,7 +171,7 @@ class PackedFlux(ABC):
         """None."""
         return 0
 
-    def prefix_tokens(self, prompt: Prompt, conditioning: Mapping[str, Tensor]) -> int:  # noqa: ARG002 - protocol
+    def prefix_tokens(self, prompt: Prompt, beside: Sequence[Grid]) -> int:  # noqa: ARG002 - protocol
         """None."""
         return 0
 

@@ -18,6 +18,7 @@ from giornata.packed.uses import ActivationRecorder, Source, Taken, Use
 from giornata.planning.specs import BlockSpec
 from giornata.wire.values import Mode
 from giornata_denoiser.families.protocol import SequenceInputs
+from giornata_denoiser.families.references import NONE, Grid, References
 from giornata_denoiser.families.unet.maps import MapPass
 from giornata_denoiser.families.unet.passes import Interior
 from giornata_denoiser.families.unet.structure import structure
@@ -62,6 +63,8 @@ class TiledUnet(ABC):
     satisfies :class:`giornata_denoiser.families.protocol.Network`.
     """
 
+    references: References = NONE
+
     def __init__(self, unet: Any, side: int) -> None:
         self.unet, self.side = unet, side
         self.device: torch.device = unet.device
@@ -98,11 +101,17 @@ class TiledUnet(ABC):
         """See :attr:`giornata_denoiser.families.protocol.Network.prepared_bytes`; the text's is the prompt's."""
         return self._structure.modulation_channels * self.dtype.itemsize
 
-    def prepare(self, prompt: Prompt, times: Tensor, conditioning: Mapping[str, Tensor]) -> Prepared:  # noqa: ARG002 - protocol
+    def prepare(
+        self,
+        prompt: Prompt,
+        times: Tensor,
+        conditioning: Mapping[str, Tensor],  # noqa: ARG002 - protocol
+        beside: Sequence[Grid],  # noqa: ARG002 - likewise
+    ) -> Prepared:
         """What timesteps and text come to in all blocks."""
         return prepared(self.unet, self._structure, cast("UnetPrompt", prompt), times)
 
-    def prefix_tokens(self, prompt: Prompt, conditioning: Mapping[str, Tensor]) -> int:  # noqa: ARG002 - protocol
+    def prefix_tokens(self, prompt: Prompt, beside: Sequence[Grid]) -> int:  # noqa: ARG002 - protocol
         """None."""
         return 0
 
