@@ -47,10 +47,22 @@ def autoencoder_qwen(autoencoder: Config) -> LatentShape:
     return LatentShape(2 ** len(autoencoder["temperal_downsample"]), int(autoencoder["z_dim"]))
 
 
+def autoencoder_qwen_21(autoencoder: Config) -> LatentShape:
+    """Of `AutoencoderKLQwenImage21`; KeyError if it is another one."""
+    return LatentShape(int(autoencoder["scale_factor_spatial"]), int(autoencoder["z_dim"]))
+
+
 def unserved_sampling(configs: Configs) -> str | None:
     """Why the checkpoint's scheduler is not served, as the end of a sentence; None where it is."""
     asked = [option for option in UNSERVED_SAMPLING if configs.scheduler.get(option)]
     return f"its scheduler asks for {' and '.join(asked)}, which is not served" if asked else None
+
+
+def unserved_qwen_21(configs: Configs) -> str | None:
+    """Of Qwen-Image 2.1, as :func:`unserved_sampling`."""
+    if configs.pipeline.get("sample_sigmas") is not None:
+        return "its pipeline has sample_sigmas, which fix the noise levels; served are those of any number of steps"
+    return unserved_sampling(configs)
 
 
 def unserved_unet(configs: Configs, levels: int, **options: object) -> str | None:

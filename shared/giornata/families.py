@@ -43,8 +43,12 @@ class Family(StrEnum):
     """`ZImageInpaintPipeline`; blends."""
     FLUX2_KLEIN = "flux2-klein"
     """`Flux2KleinInpaintPipeline`: the picture's clean tokens attend too; blends by tokens."""
+    FLUX2_KLEIN_KV = "flux2-klein-kv"
+    """`Flux2KleinKVPipeline`: references, an edit's picture among them, attend to each other alone; blends."""
     QWEN_IMAGE = "qwen-image"
     """`QwenImageInpaintPipeline`; blends."""
+    QWEN_IMAGE_21 = "qwen-image-2.1"
+    """`QwenImage21Pipeline`: text attends to itself alone; blends."""
     CHROMA = "chroma"
     """`ChromaInpaintPipeline`; blends."""
 
@@ -94,6 +98,7 @@ class Kind:
     references: int = 0
     max_references: int = 0
     replaces_own: bool = False
+    causal_references: bool = False
     token_multiple: int = 1
     """Tokens beside a picture's: see :class:`giornata.wire.models.ModelCard`."""
     reuses: bool = True
@@ -217,6 +222,16 @@ _FLUX2_KLEIN: Final = Kind(
     tokenizer="tokenizer",
     autoencoder="AutoencoderKLFlux2",
 )
+_FLUX2_KLEIN_KV: Final = replace(
+    _FLUX2_KLEIN,
+    family=Family.FLUX2_KLEIN_KV,
+    steps=4,
+    guidance_scale=1.0,
+    generation_guidance_scale=1.0,
+    guided_above=None,
+    distilled=None,
+    causal_references=True,
+)
 _QWEN_IMAGE: Final = Kind(
     Family.QWEN_IMAGE,
     takes_true_cfg=True,
@@ -230,6 +245,17 @@ _QWEN_IMAGE: Final = Kind(
     autoencoder="AutoencoderKLQwenImage",
     latent_shape=components.autoencoder_qwen,
     kept_channels=of_joint,
+)
+_QWEN_IMAGE_21: Final = replace(
+    _QWEN_IMAGE,
+    family=Family.QWEN_IMAGE_21,
+    steps=40,
+    true_cfg_scale=1.0,
+    token_latents=1,
+    tokenizer="processor",
+    autoencoder="AutoencoderKLQwenImage21",
+    latent_shape=components.autoencoder_qwen_21,
+    unserved=components.unserved_qwen_21,
 )
 _CHROMA: Final = Kind(
     Family.CHROMA,
@@ -277,9 +303,11 @@ KINDS: Final[dict[str, Kind]] = {
     "ZImageImg2ImgPipeline": _Z_IMAGE,
     "Flux2KleinPipeline": _FLUX2_KLEIN,
     "Flux2KleinInpaintPipeline": _FLUX2_KLEIN,
+    "Flux2KleinKVPipeline": _FLUX2_KLEIN_KV,
     "QwenImagePipeline": _QWEN_IMAGE,
     "QwenImageInpaintPipeline": _QWEN_IMAGE,
     "QwenImageImg2ImgPipeline": _QWEN_IMAGE,
+    "QwenImage21Pipeline": _QWEN_IMAGE_21,
     "ChromaPipeline": _CHROMA,
     "ChromaInpaintPipeline": _CHROMA,
     "ChromaImg2ImgPipeline": _CHROMA,

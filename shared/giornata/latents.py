@@ -83,6 +83,18 @@ def _statistics(autoencoder: Any, like: Tensor) -> tuple[Tensor, Tensor]:
     return mean.to(like.device, like.dtype), 1.0 / deviation.to(like.device, like.dtype)
 
 
+def _encode_opaque(autoencoder: Any, pixels: Tensor) -> Any:
+    """The autoencoder sees transparency, which pictures here do not have."""
+    return _encode_frame(autoencoder, torch.cat((pixels, torch.ones_like(pixels[:, :1])), dim=1))
+
+
+def _decode_on_white(autoencoder: Any, latents: Tensor) -> Tensor:
+    """Transparent pixels are seen on white, as the pipeline shows them to its text encoder."""
+    decoded = _decode_by_channel(autoencoder, latents)
+    opacity = (decoded[:, 3:] + 1) / 2
+    return decoded[:, :3] * opacity + (1 - opacity)
+
+
 def _by_patch(autoencoder: Any, sample: Tensor) -> Tensor:
     mean, deviation = _batch_norm(autoencoder, sample)
     return pixel_shuffle((pixel_unshuffle(sample, KLEIN_PATCH) - mean) / deviation, KLEIN_PATCH)
@@ -110,6 +122,7 @@ def _decode(autoencoder: Any, latents: Tensor) -> Tensor:
 NORMALISATIONS: Final = {
     "AutoencoderKL": Normalisation(_encode, _shifted_and_scaled, _decode_shifted_and_scaled),
     "AutoencoderKLQwenImage": Normalisation(_encode_frame, _by_channel, _decode_by_channel),
+    "AutoencoderKLQwenImage21": Normalisation(_encode_opaque, _by_channel, _decode_on_white),
     "AutoencoderKLFlux2": Normalisation(_encode, _by_patch, _decode_by_patch),
 }
-"""By the class of the autoencoder: shift and scale; statistics by channel; batch norm by 2x2 patches."""
+"""By the class of the autoencoder: shift and scale; statistics by channel, twice; batch norm by 2x2 patches."""

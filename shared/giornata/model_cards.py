@@ -73,6 +73,7 @@ def read_model_card(folder: Path, name: str | None = None) -> ModelCard:
         references=kind.references,
         max_references=kind.max_references,
         replaces_own=kind.replaces_own,
+        causal_references=kind.causal_references,
         token_multiple=kind.token_multiple,
         tasks=kind.tasks,
         **_guidance(kind, configs, _serving_defaults(folder / SERVING)),

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
+from unittest import mock
 
 import torch
 from diffusers import (
     ChromaTransformer2DModel,
     Flux2Transformer2DModel,
+    QwenImage21Transformer2DModel,
     QwenImageTransformer2DModel,
     SD3Transformer2DModel,
     ZImageTransformer2DModel,
+)
+from diffusers.models.transformers import transformer_qwenimage21
+from diffusers.models.transformers.transformer_flux2 import (
+    Flux2KVAttnProcessor,
+    Flux2KVParallelSelfAttnProcessor,
 )
 from torch import Tensor
 from torch.nn import functional
@@ -21,8 +28,10 @@ from torch.nn import functional
 from giornata.scheduling.batch import RowKey
 from giornata_denoiser.families.driven.chroma import Chroma
 from giornata_denoiser.families.driven.flux2 import Flux2Klein
+from giornata_denoiser.families.driven.flux2_kv import Flux2KleinKV
 from giornata_denoiser.families.driven.network import DrivenNetwork
 from giornata_denoiser.families.driven.qwen_image import QwenImage
+from giornata_denoiser.families.driven.qwen_image_21 import QwenImage21
 from giornata_denoiser.families.driven.sd3 import StableDiffusion3
 from giornata_denoiser.families.driven.z_image import ZImage
 from giornata_denoiser.families.protocol import ModelFamily
@@ -70,6 +79,12 @@ def _qwen_image() -> Any:
     return kind(in_channels=LATENT, num_layers=4, **SHAPE, axes_dims_rope=ROPE)
 
 
+def _qwen_image_21() -> Any:
+    kind: Any = QwenImage21Transformer2DModel
+    shape = {"attention_head_dim": 16, "num_attention_heads": 2, "context_in_dim": TEXT}
+    return kind(in_channels=LATENT, out_channels=LATENT, num_layers=4, **shape, axes_dims_rope=ROPE)
+
+
 def _flux2() -> Any:
     kind: Any = Flux2Transformer2DModel
     return kind(
@@ -80,6 +95,16 @@ def _flux2() -> Any:
         axes_dims_rope=(4, 4, 4, 4),
         guidance_embeds=False,
     )
+
+
+def _flux2_kv() -> Any:
+    """With the processors that its pipeline sets."""
+    model = _flux2()
+    for block in model.transformer_blocks:
+        block.attn.set_processor(Flux2KVAttnProcessor())
+    for block in model.single_transformer_blocks:
+        block.attn.set_processor(Flux2KVParallelSelfAttnProcessor())
+    return model
 
 
 def _z_image() -> Any:
@@ -167,6 +192,50 @@ def _flux2_alone(model: Any, row: Row) -> Any:
     return model(both, text, _fraction(row), ids, text_ids, None, return_dict=False)[0][0, : len(row.latent)]
 
 
+def references(row: Row) -> tuple[Tensor, Tensor]:
+    """(1, tokens, channels) and positions of Klein-KV's references: the picture itself, then those of the request."""
+    ids = [
+        torch.cartesian_prod(
+            torch.tensor([10.0 * (at + 1)]), *map(torch.arange, map(float, grid)), torch.zeros(1)
+        )
+        for at, grid in enumerate(row.beside)
+    ]
+    given = row.conditioning.get("references", row.latent[:0])
+    return torch.cat((row.conditioning["image_latents"], given))[None], torch.cat(ids)
+
+
+def _flux2_kv_alone(model: Any, row: Row) -> Any:
+    """As the pipeline's first step calls it: clean references before the noisy picture."""
+    text, picture = _text(row), functional.pad(_grid_ids(row), (1, 1))
+    text_ids = functional.pad(torch.arange(float(text.shape[1]))[:, None], (3, 0))
+    clean, ids = references(row)
+    return model(
+        torch.cat((clean, row.latent[None]), dim=1),
+        text,
+        _fraction(row),
+        torch.cat((ids, picture)),
+        text_ids,
+        return_dict=False,
+        kv_cache_mode="extract",
+        num_ref_tokens=clean.shape[1],
+    )[0][0]
+
+
+def _qwen_image_21_alone(model: Any, row: Row) -> Any:
+    """As the pipeline's first step calls it.
+
+    The module counts a picture in slots of four tokens, the pipeline's sizes being multiples of 2x2 tokens. With slots
+    of one token it takes any picture; those that it does not add by itself stand behind the text.
+    """
+    text, cells = _text(row), row.image_tokens
+    slots = functional.pad(text, (0, 0, 0, cells - cells // 4))
+    marked = torch.arange(text.shape[1] + cells)[None] >= text.shape[1]
+    with mock.patch.object(transformer_qwenimage21, "_IMG_TOKENS_PER_SLOT", 1):
+        shapes = [[(1, *row.grid)]]
+        out = model(row.latent[None], slots, _fraction(row), shapes, marked, return_dict=False)[0][0]
+    return out[text.shape[1] :]
+
+
 def _z_image_alone(model: Any, row: Row) -> Tensor:
     time = (1000 - _time(row)) / 1000
     out = model([_pixels(row)[:, None]], time, list(_text(row)), return_dict=False)[0][0]
@@ -186,6 +255,8 @@ FAMILIES: Mapping[str, Driven] = {
     "sd3": Driven(StableDiffusion3, _sd3, _sd3_alone),
     "chroma": Driven(Chroma, _chroma, _chroma_alone),
     "qwen-image": Driven(QwenImage, _qwen_image, _qwen_image_alone),
+    "qwen-image-2.1": Driven(QwenImage21, _qwen_image_21, _qwen_image_21_alone),
+    "flux2-klein-kv": Driven(Flux2KleinKV, _flux2_kv, _flux2_kv_alone),
     "flux2-klein": Driven(Flux2Klein, _flux2, _flux2_alone),
     "z-image": Driven(ZImage, _z_image, _z_image_alone),
 }
@@ -224,8 +295,8 @@ def alone(name: str, row: Row) -> Tensor:
         return out
 
 
-def row(of: ModelFamily, spec: Spec) -> Row:
-    """The row of `spec`; the same spec makes an equal row."""
+def row(of: ModelFamily, spec: Spec, references: Sequence[tuple[int, int]] = ()) -> Row:
+    """The row of `spec`, with references of so many tokens in height and width; the same spec makes an equal row."""
     generator = torch.Generator().manual_seed(spec.seed)
 
     def random(*shape: int | None) -> Tensor:
@@ -249,4 +320,5 @@ def row(of: ModelFamily, spec: Spec) -> Row:
         conditioning=tensors,
         guidance_scale=spec.guidance_scale,
         true_cfg_scale=spec.true_cfg_scale,
+        references=[random(*grid, LATENT) for grid in references],
     )

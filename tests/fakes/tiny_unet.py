@@ -113,7 +113,7 @@ def picture(
 def inputs(of: UnetInpaint | UnetFill, one: Picture, where: Region | None = None) -> SequenceInputs:
     """The sequence of a picture, computed where `where` says."""
     prompt = of.text.prompt(one.text, one.grid, 1.0)
-    return SequenceInputs(prompt, one.grid, where, 0, of.prepare(prompt, one.times))
+    return SequenceInputs(prompt, one.grid, where, 0, of.prepare(prompt, one.times, one.conditioning, ()))
 
 
 def alone(model: Any, of: UnetInpaint | UnetFill, one: Picture) -> Tensor:

@@ -30,7 +30,9 @@ LOADERS: Final[Mapping[str, Callable[[Path, torch.dtype, torch.device], ModelFam
     Family.SD3: driven.stable_diffusion_3,
     Family.Z_IMAGE: driven.z_image,
     Family.FLUX2_KLEIN: driven.flux2_klein,
+    Family.FLUX2_KLEIN_KV: driven.flux2_klein_kv,
     Family.QWEN_IMAGE: driven.qwen_image,
+    Family.QWEN_IMAGE_21: driven.qwen_image_21,
     Family.CHROMA: driven.chroma,
 }
 """What loads the family of a checkpoint's folder."""

@@ -16,9 +16,10 @@ from giornata.wire.models import ModelCard
 from giornata_prepost.config import PrepostConfig
 from giornata_prepost.families.chroma.images import ChromaImages
 from giornata_prepost.families.flux import images as flux
-from giornata_prepost.families.flux2_klein.images import KleinImages
+from giornata_prepost.families.flux2_klein.images import KleinImages, KleinKVImages
 from giornata_prepost.families.protocol import ImageModel
 from giornata_prepost.families.qwen_image.images import QwenImages
+from giornata_prepost.families.qwen_image_21.images import Qwen21Images
 from giornata_prepost.families.sd import images as sd
 from giornata_prepost.families.sd3.images import SD3Images
 from giornata_prepost.families.sdxl import images as sdxl
@@ -35,7 +36,9 @@ FAMILIES: Final[dict[str, Callable[[Path, ModelCard, torch.device, torch.dtype],
     Family.SD3: SD3Images,
     Family.Z_IMAGE: ZImageImages,
     Family.FLUX2_KLEIN: KleinImages,
+    Family.FLUX2_KLEIN_KV: KleinKVImages,
     Family.QWEN_IMAGE: QwenImages,
+    Family.QWEN_IMAGE_21: Qwen21Images,
     Family.CHROMA: ChromaImages,
 }
 """Loads a folder to a device, with weights and results of a dtype, by :attr:`ModelCard.family`."""

@@ -140,10 +140,14 @@ class Prepost:
         shared = None
         if made.references is not None:
             shared = await self._hand_over(job, "reference-latents", made.references)
+        clean = sum(height * width for height, width in inspection.reference_grids)
+        if job.task is not Task.GENERATE:
+            clean += inspection.tokens
         return Encoding(
             text=await self._hand_over(job, "text", await asyncio.to_thread(tensors.pack, made.text)),
             text_tokens=self._model.text_tokens(made.text),
             padding_tokens=tensors.padding_tokens(made.text.get(tensors.PROMPT_MASK)),
+            prefix_tokens=self._model.prefix_tokens(made.text, clean),
             rows=tuple([await self._hand_over(job, f"row-{i}", row) for i, row in enumerate(made.rows)]),
             references=shared,
             empty_text=await self._empty_text.keep(size) if reuses else None,

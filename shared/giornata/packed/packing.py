@@ -29,18 +29,16 @@ class Segments:
     """Contiguous segments of a packed tensor's first dimension, one per sequence; tensors are made when asked for.
 
     Raises:
-        ValueError: a segment has no token, or there is no segment.
+        ValueError: there is no segment.
     """
 
     lengths: tuple[int, ...]
-    """In tokens."""
+    """In tokens; 0 where a sequence has none in this stream."""
     device: torch.device | str = "cpu"
 
     def __post_init__(self) -> None:
-        if not self.lengths or min(self.lengths) < 1:
-            raise ValueError(
-                f"every sequence needs at least one token, received lengths {list(self.lengths)}"
-            )
+        if not self.lengths:
+            raise ValueError("a packed tensor needs at least one sequence, received none")
 
     @property
     def longest(self) -> int:
@@ -94,10 +92,12 @@ def layout(
     """The layout of sequences with the given numbers of text and image tokens.
 
     Raises:
-        ValueError: the two differ in length.
+        ValueError: the two differ in length, or a sequence has no image token; it may have no text.
     """
     if len(text_lengths) != len(image_lengths):
         raise ValueError(f"received {len(text_lengths)} text lengths and {len(image_lengths)} image lengths")
+    if 0 in image_lengths:
+        raise ValueError(f"every sequence needs at least one image token, received {list(image_lengths)}")
     text, image = Segments(tuple(text_lengths), device), Segments(tuple(image_lengths), device)
     joint = Segments(tuple(map(add, text.lengths, image.lengths)), device)
     parts = torch.split(torch.arange(sum(joint.lengths)), _interleaved(text, image))

@@ -71,10 +71,12 @@ class Shape:
     """Image tokens of the compute set, or all."""
     padding: int = field(default=0, kw_only=True)
     """Of the text tokens, those of which keys and values are kept: they are attended to and not computed."""
+    prefix: int = field(default=0, kw_only=True)
+    """Tokens beside these that no step computes: they attend among themselves alone, and are attended to."""
 
     def work(self, mode: Mode) -> Work:
         """What one block computes."""
-        keys = self.text + self.image
+        keys = self.prefix + self.text + self.image
         own = self.live_text + (self.image if mode is Mode.FULL else self.computed)
         projected = self.image - self.computed if mode is Mode.HIDDEN else 0
         return Work(1.0, own, projected, own * keys)

@@ -66,7 +66,9 @@ class RowShape(Shape):
         unpadded = self if pace.keeps_padding else self.whole
         full_ms = pace.row_ms(self.whole, Mode.FULL)
         tokens = self.sequences * (self.text + self.image)
-        whole = RowLoad(self.steps, full_ms, tokens=tokens)
+        prefix = 0 if self.begun else self.sequences * self.prefix
+        joining_ms = pace.row_ms(self.joining, Mode.FULL) if prefix else 0.0
+        whole = RowLoad(self.steps, full_ms, joining_ms, tokens, prefix)
         if not (reuses or renewed_every) or self.computed >= self.image:
             return whole
         mode, loading = (pace.reused, pace.loading) if reuses else (Mode.KV, 1.0)
@@ -80,7 +82,13 @@ class RowShape(Shape):
             masked += round(share * (tokens - masked))
         if self.begun:
             return RowLoad(self.steps, masked_ms, tokens=masked)
-        return RowLoad(self.steps, masked_ms, full_ms - masked_ms, masked, tokens - masked)
+        first_ms = joining_ms + full_ms - masked_ms
+        return RowLoad(self.steps, masked_ms, first_ms, masked, prefix + tokens - masked)
+
+    @property
+    def joining(self) -> RowShape:
+        """Its prefix, as a picture of its own without text: computed where it makes its first step."""
+        return replace(self, text=0, padding=0, prefix=0, image=self.prefix, computed=self.prefix)
 
     @property
     def whole(self) -> RowShape:

@@ -191,11 +191,14 @@ class Occupancy:
         steps, every = max(1, row.steps - row.step), row.renewed_every
         spread = steps if every and not row.begun else 0  # over which steps in full are spread
         text, padding, image = row.text_tokens, row.padding_tokens, row.tokens + row.companion_tokens
-        key = text, padding, image, computed, row.sequences, row.begun, every, spread
+        prefix = row.prefix_tokens
+        key = prefix, text, padding, image, computed, row.sequences, row.begun, every, spread
         alike = self.rates.get(key)
         if alike is not None:
             return RowLoad(steps, alike.step_ms, alike.first_ms, alike.tokens, alike.first_tokens)
-        shape = RowShape(text, image, computed, steps, row.sequences, row.begun, padding=padding)
+        shape = RowShape(
+            text, image, computed, steps, row.sequences, row.begun, padding=padding, prefix=prefix
+        )
         load = shape.load(self.pace, reuses=computed < image and not every, renewed_every=every)
         if len(self.rates) >= REMEMBERED:
             self.rates.clear()

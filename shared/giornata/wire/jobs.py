@@ -193,6 +193,8 @@ class Encoding(Recorded):
     """Those that pass the network's blocks beside the picture's; 0 of a UNet, which only attends to them."""
     padding_tokens: int = 0
     """Of these, those that pad the prompt; 0 where the model's tokenizer does not tell."""
+    prefix_tokens: int = 0
+    """Beside these, those of one sequence that are computed once, before the first step, and attended to in each."""
     rows: tuple[BlobRef, ...]
     references: BlobRef | None = None
     """Clean latents of the request's references, which all rows share: safetensors of `reference_0` and so on, (height,

@@ -82,6 +82,8 @@ class ModelCard(Wire):
     """How many pictures a request may name as `reference`; their clean tokens stand there, too."""
     replaces_own: bool = False
     """Whether a request's references stand in place of the picture's own tokens."""
+    causal_references: bool = False
+    """Whether clean tokens attend among themselves alone: they are computed once, and are no companions."""
     token_multiple: int = 1
     """The network pads text and picture, each for itself, to a multiple of so many tokens, which attend."""
 
@@ -113,7 +115,7 @@ class ModelCard(Wire):
         `given` are those of the request's references. A picture that is `generated` has no clean tokens of its own.
         """
         alone = generated or (self.replaces_own and bool(given))
-        clean = sum(given) + (0 if alone else self.references * tokens)
+        clean = 0 if self.causal_references else sum(given) + (0 if alone else self.references * tokens)
         return clean + self.padding_tokens(tokens + clean)
 
     def padding_tokens(self, tokens: int) -> int:

@@ -44,6 +44,8 @@ class RowProgress(Wire):
     """Text tokens of one sequence that pass the network's blocks; 0 where they only are attended to."""
     padding_tokens: int = 0
     """Of these, those that its steps take and do not compute, the first one and steps in full aside."""
+    prefix_tokens: int = 0
+    """Beside these, those of one sequence that its first step here computes, and that each attends to."""
     sequences: int = 1
     """2 with true classifier-free guidance."""
     begun: bool = False

@@ -24,7 +24,7 @@ from giornata_tools.model.text import clip_tokenizer
 from tests.integration.baseline.served import FOREVER_S, MASKS, PICTURES, SIZE, edited, pixels, served
 
 
-@pytest.mark.parametrize("family", list(Family))
+@pytest.mark.parametrize("family", list(PIPELINES))
 async def test_a_batch_is_the_pipelines_own(
     family: Family, tiny_checkpoint: Callable[[Family], Path]
 ) -> None:
@@ -51,6 +51,14 @@ async def test_a_batch_is_the_pipelines_own(
     ).images
     for number, picture in zip(order, expected, strict=True):
         assert np.array_equal(pixels(answers[number]), np.asarray(picture))
+
+
+@pytest.mark.parametrize("family", [Family.FLUX2_KLEIN_KV, Family.QWEN_IMAGE_21])
+def test_a_family_that_diffusers_does_not_inpaint_with_is_refused(
+    family: Family, tiny_checkpoint: Callable[[Family], Path]
+) -> None:
+    with pytest.raises(ValueError, match=f"has no inpainting pipeline for {family}; it has one for"):
+        Pipeline(str(tiny_checkpoint(family)), torch.device("cpu"), torch.float32)
 
 
 async def test_what_is_not_said_is_as_giornata_serves_the_model() -> None:

@@ -143,6 +143,15 @@ def test_a_demand_tells_the_padding_of_edits_that_may_take_it(reuse: Reuse) -> N
     assert (shape.text, shape.padding) == (48, 40 if reuse is Reuse.AUTO else 0)
 
 
+@pytest.mark.parametrize("reuse", list(Reuse))
+def test_a_demand_tells_the_prefix_of_every_edit(reuse: Reuse) -> None:
+    parameters = JOB.parameters.model_copy(update={"reuse": reuse})
+    record = transitions.accepted(JOB.model_copy(update={"parameters": parameters}))
+    causal = ENCODING.model_copy(update={"text_tokens": 0, "prefix_tokens": 48})
+    [shape] = transitions.demand(record, INSPECTION, record.pending_rows, causal).shapes
+    assert (shape.text, shape.prefix) == (0, 48)
+
+
 def test_a_demand_counts_companions_where_everything_is_computed() -> None:
     record = transitions.accepted(JOB)
     seen = INSPECTION.model_copy(update={"companion_tokens": 12})

@@ -66,6 +66,23 @@ def test_a_worker_that_keeps_padding_computes_it_in_steps_in_full(
     )
 
 
+@given(steps=st.integers(1, 60), reuses=st.booleans(), sequences=st.integers(1, 2), prefix=st.integers(1, 90))
+def test_a_prefix_is_computed_in_the_first_step_and_attended_to_in_each(
+    steps: int, reuses: bool, sequences: int, prefix: int
+) -> None:
+    shape = RowShape(10, 100, 20, steps, sequences, prefix=prefix)
+    load = shape.load(PACE, reuses=reuses)
+    joining = PACE.row_ms(RowShape(0, prefix, prefix, 1, sequences), Mode.FULL)
+    modes = [Mode.KV if reuses and step else Mode.FULL for step in range(steps)]
+    assert load.work_ms == pytest.approx(joining + sum(PACE.row_ms(shape, mode) for mode in modes))
+    assert load.tokens + load.first_tokens == sequences * (110 + prefix)
+    without = replace(shape, prefix=0)
+    pairs = shape.work(Mode.FULL).pairs - without.work(Mode.FULL).pairs
+    assert pairs == 110 * prefix
+    begun = replace(shape, begun=True).load(PACE, reuses=reuses)
+    assert (begun.first_ms, begun.first_tokens) == (0.0, 0)
+
+
 def test_what_saves_nothing_is_computed_in_full() -> None:
     same = Pace(StepCosts((1.0, 0.0, 0.0, 0.0, 0.0)), renewed_every=7)
     shape = RowShape(10, 100, 20, 14)

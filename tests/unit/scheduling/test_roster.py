@@ -59,6 +59,15 @@ def test_a_row_that_keeps_padding_weighs_as_one_of_a_demand(every: int) -> None:
     assert weighed == pytest.approx(load.work_ms)
 
 
+def test_a_row_with_a_prefix_weighs_as_one_of_a_demand() -> None:
+    pace = Pace(StepCosts((5.0, 0.1, 0.2, 0.05, 0.001)), blocks=4)
+    told = row("j", 0, 10).model_copy(update={"text_tokens": 9, "prefix_tokens": 30})
+    state = worker("d", told)
+    assert state.worker is not None
+    weighed = Occupancy.of(state, state.worker, pace, None).sum_up(pace, {}).work_ms
+    assert weighed == pytest.approx(RowShape(9, 16, 16, 10, prefix=30).load(pace, reuses=False).work_ms)
+
+
 @given(moves=moves, excluded=st.sets(st.integers(0, 25).map(lambda number: f"d{number}")))
 def test_those_with_least_to_compute_among_all_and_among_holders(
     moves: list[tuple[int, str, int, set[str]]], excluded: set[str]

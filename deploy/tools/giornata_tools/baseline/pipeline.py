@@ -112,13 +112,17 @@ def opened(kind: Any, folder: Path, **options: object) -> Any:
 
 
 def _found(folder: Path) -> tuple[Any, Mapping[str, Any]]:
-    """The pipeline's class, and what calls of it say unless a request does."""
+    """The pipeline's class, and what calls of it say unless a request does; ValueError if diffusers has none."""
     try:
         card = read_model_card(folder)
     except ValueError:  # a family that Giornata does not serve: diffusers' own defaults hold
         from diffusers import AutoPipelineForInpainting  # noqa: PLC0415 - it imports every pipeline there is
 
         return AutoPipelineForInpainting, {}
+    if card.family not in PIPELINES:
+        raise ValueError(
+            f"diffusers has no inpainting pipeline for {card.family}; it has one for {', '.join(PIPELINES)}"
+        )
     guided = {"guidance_scale": card.default_guidance_scale} if card.takes_guidance else {}
     own_size = {"_auto_resize": False} if card.family == Family.FLUX_KONTEXT else {}
     padded = {"max_sequence_length": card.max_text_tokens} if card.family in PADDED_AS_CARDED else {}

@@ -92,6 +92,7 @@ class Attempt:
                     "computed_tokens": row.computed_tokens if row.template or row.renewed_every else None,
                     "text_tokens": row.prompts[0].joint_tokens,
                     "padding_tokens": row.padding[0],
+                    "prefix_tokens": max(row.prefix, default=0),
                     "sequences": len(row.prompts),
                     "begun": row.settled,
                     "renewed_every": row.renewed_every,

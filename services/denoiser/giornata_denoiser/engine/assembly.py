@@ -32,14 +32,14 @@ def place(row: Row, family: ModelFamily) -> DeviceInputs:
     device = family.device
     region = None if row.region is None else row.region.on(device)
     prompts, times = [prompt.to(device) for prompt in row.prompts], moved(row.track.times, device)
+    conditioning = {name: moved(tensor, device) for name, tensor in row.conditioning.items()}
+    prepared = (family.network.prepare(prompt, times, conditioning, row.beside) for prompt in prompts)
     return DeviceInputs(
         tuple(
-            SequenceInputs(
-                prompt, row.grid, region, row.companions, family.network.prepare(prompt, times), row.beside
-            )
-            for prompt in prompts
+            SequenceInputs(prompt, row.grid, region, row.companions, made, row.beside)
+            for prompt, made in zip(prompts, prepared, strict=True)
         ),
-        {name: moved(tensor, device) for name, tensor in row.conditioning.items()},
+        conditioning,
         row.conditioning,
         moved(row.track.matrices, device),
     )

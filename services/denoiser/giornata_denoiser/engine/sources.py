@@ -24,7 +24,7 @@ from giornata_denoiser.blocks.waits import Waits
 from giornata_denoiser.engine.loading import Loader, SlabRun
 from giornata_denoiser.engine.running import Makers, Running
 from giornata_denoiser.engine.served import Served, planned
-from giornata_denoiser.engine.weighing import predicted_ms
+from giornata_denoiser.engine.weighing import joining_work, predicted_ms
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.rows.correction import Correction
 from giornata_denoiser.rows.row import Row
@@ -184,7 +184,9 @@ class Sources:
         work = Work()
         for each in rows:
             modes = each.computed(self._family.depth)
-            work += step_work(each.shapes, [modes] * len(each.shapes))
+            work += step_work(each.shapes, [modes] * len(each.shapes)) + joining_work(
+                each.row, self._family.depth
+            )
         return work
 
     def _sample(

@@ -52,8 +52,13 @@ def predicted_ms(rows: Sequence[Row], costs: StepCosts, blocks: int) -> float:
     work = Work()
     for row in rows:
         modes = masked_modes(row, blocks) if row.masked else (Mode.FULL,) * blocks
-        work += step_work(row.shapes, [modes] * len(row.prompts))
+        work += step_work(row.shapes, [modes] * len(row.prompts)) + joining_work(row, blocks)
     return costs.step_ms(work)
+
+
+def joining_work(row: Row, blocks: int) -> Work:
+    """What a row's prefixes add to its first step here."""
+    return step_work(row.joining, [(Mode.FULL,) * blocks] * len(row.joining))
 
 
 def masked_modes(row: Row, blocks: int) -> tuple[Mode, ...]:
@@ -70,7 +75,9 @@ def step_bytes(rows: Sequence[Row], budget: Budget, family: ModelFamily) -> floa
         taken = sum({id(row.template): entry_bytes(row) for row in rows}.values())
         held += taken
     ahead = min(budget.ahead_bytes, taken)
-    return held + ahead + budget.activation_bytes * sum(row.tokens for row in rows)
+    # Prefixes are computed one after the other, before the step itself.
+    prefix = max((tokens for row in rows for tokens in row.prefix), default=0)
+    return held + ahead + budget.activation_bytes * max(prefix, sum(row.tokens for row in rows))
 
 
 def row_bytes(row: Row, family: ModelFamily, correction_bits: int | None) -> int:
@@ -78,8 +85,9 @@ def row_bytes(row: Row, family: ModelFamily, correction_bits: int | None) -> int
     held = sum(tensor.nbytes for tensor in (row.latent, *row.conditioning.values()))
     held += row.track.remembered * row.latent.numel() * max(family.dtype.itemsize, 4)  # float32 at least
     held += sum(prompt.size_bytes for prompt in row.prompts)
-    held += row.steps * len(row.prompts) * family.network.prepared_bytes
     itemsize = family.dtype.itemsize
+    held += row.steps * len(row.prompts) * family.network.prepared_bytes
+    held += _prefix_bytes(row, family)
     held += slab_bytes(row, itemsize) if keeps_slabs(family) else attended_bytes(row, itemsize)
     held += correction_bytes(row, itemsize, correction_bits)
     held += _own_bytes(row, family, correction_bits) + _padding_bytes(row, family, correction_bits)
@@ -166,6 +174,13 @@ def _own_bytes(row: Row, family: ModelFamily, correction_bits: int | None) -> in
         return sum(attended)
     stored = sum(stored_bytes(outside, width, own_bits(correction_bits), itemsize) for width in channels)
     return prompts * stored + max(attended, default=0)
+
+
+def _prefix_bytes(row: Row, family: ModelFamily) -> int:
+    """Bytes of the keys and values of a row's prefixes, in the network's dtype."""
+    tokens = sum(row.prefix)
+    channels = sum(spec.channels([Mode.KV]) for spec in family.specs) if tokens else 0
+    return tokens * channels * family.dtype.itemsize
 
 
 def _padding_bytes(row: Row, family: ModelFamily, correction_bits: int | None) -> int:

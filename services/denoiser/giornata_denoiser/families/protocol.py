@@ -108,6 +108,14 @@ class Network(Protocol):
         a template or a step in full has kept of them.
         """
 
+    def prefix_tokens(self, prompt: Prompt, beside: Sequence[Grid]) -> int:
+        """Tokens of a sequence that attend among themselves alone and see no noise level.
+
+        `beside` are heights and widths of its row's clean pictures.
+
+        They are neither among the prompt's joint tokens nor companions: :meth:`prepare` makes their keys and values.
+        """
+
     @property
     def blends(self) -> bool:
         """Whether each step ends by putting the noised picture where the row's tensor `mask` is 0, if it has one."""
@@ -117,13 +125,19 @@ class Network(Protocol):
 
     @property
     def prepared_bytes(self) -> int:
-        """Bytes of what :meth:`prepare` makes, for each step of a sequence."""
+        """Bytes of what :meth:`prepare` makes for each step of a sequence; its prefix is counted by its tokens."""
 
-    def prepare(self, prompt: Prompt, times: Tensor) -> object:
-        """What the network computes of a prompt for all steps of a track: once, when the row joins.
+    def prepare(
+        self,
+        prompt: Prompt,
+        times: Tensor,
+        conditioning: Mapping[str, Tensor],
+        beside: Sequence[Grid],
+    ) -> object:
+        """What the network computes of a sequence for all steps of a track: once, when the row joins.
 
-        `prompt` and the result are on the network's device; `times` are (steps,) float32. It does not depend on what
-        else is in the batch.
+        `beside` is as in :meth:`prefix_tokens`. Tensors are on the network's device; `times` are (steps,) float32. The
+        result does not depend on what else is in the batch.
         """
 
     def assemble(self, sequences: Sequence[SequenceInputs]) -> object:

@@ -44,8 +44,7 @@ def build_row(
     :data:`NEGATIVE`; with them and a `true_cfg_scale`, classifier-free guidance is computed. `guidance_scale` is for
     networks that embed one. `conditioning` is what the family's network names, (tokens, channels) each; of a row that
     is `generated`, its `noise` alone. `references` are clean latents, (height, width, channels) each, sides in tokens.
-    Where the track draws noise, it has the state of the row's generator,
-    :data:`GENERATOR`.
+    Where the track draws noise, it has the state of the row's generator, :data:`GENERATOR`.
 
     Raises:
         SchemaMismatch: a tensor is missing or has another shape than the checkpoint takes.
@@ -59,12 +58,17 @@ def build_row(
     given = tuple((int(each.shape[0]), int(each.shape[1])) for each in references)
     if references:
         fields[REFERENCES] = _references(family, references)
+    beside = family.network.references.grids(grid, given, generated=generated)
     if resume is None:
         begin = track.begun(fields.get("image_latents"), fields[NOISE], whole=_whole(family, fields))
         state = Snapshot(0, begin, generator=conditioning.get(GENERATOR))
     else:
         state = _resumed(family, resume, tuple(fields[NOISE].shape), track)
     guided = true_cfg_scale is not None and any(name.startswith(NEGATIVE) for name in text)
+    prompts = tuple(
+        _prompt(family, text, prefix, grid, guidance_scale)
+        for prefix in (("", NEGATIVE) if guided else ("",))
+    )
     return Row(
         key=key,
         grid=grid,
@@ -73,14 +77,12 @@ def build_row(
         latent=state.latent,
         memory=state.memory,
         generator=_checked(state.generator) if any(track.draws) else None,
-        prompts=tuple(
-            _prompt(family, text, prefix, grid, guidance_scale)
-            for prefix in (("", NEGATIVE) if guided else ("",))
-        ),
+        prompts=prompts,
         true_cfg_scale=1.0 if true_cfg_scale is None else true_cfg_scale,
         conditioning=fields,
         companions=family.network.companions(grid, given, generated=generated),
-        beside=family.network.references.grids(grid, given, generated=generated),
+        beside=beside,
+        prefix=tuple(family.network.prefix_tokens(prompt, beside) for prompt in prompts),
         partial_images=partial_images,
     )
 

@@ -34,14 +34,14 @@ def calibrate(checkpoint: Checkpoint, bits: int) -> Profile:
     """Costs from a few steps and loads, without batch caps; `bits` are those of recorded templates."""
     family, meter = checkpoint.family, Meter(checkpoint, bits)
     text, modes = meter.text_tokens, taking_modes(family.specs)
-    steps = [step.beside(meter.companions) for step in _steps(family.depth, text, modes)]
+    steps = [step.beside(meter.companions, meter.prefix) for step in _steps(family.depth, text, modes)]
     step_samples, end_s = list[Sample](), time.perf_counter() + LIMIT_S
     for step in steps:
         if not step_samples or time.perf_counter() < end_s:
             step_ms = min(meter.step_ms(step) for _ in range(REPEATS))
             step_samples.append(Sample(step.work.features, step_ms))
     sizes = [
-        RowSize(side, side, text, (mode,) * family.depth, RATIO).beside(meter.companions)
+        RowSize(side, side, text, (mode,) * family.depth, RATIO).beside(meter.companions, meter.prefix)
         for side in SIDES
         for mode in modes
     ]

@@ -27,7 +27,7 @@ from giornata_denoiser.engine.assembly import assemble
 from giornata_denoiser.engine.loading import device_for
 from giornata_denoiser.engine.rehearsal import practice_row
 from giornata_denoiser.engine.stepping import denoise_step
-from giornata_denoiser.profiling.mixtures import LEAST_SIDE, Companions, Mixture, RowSize
+from giornata_denoiser.profiling.mixtures import LEAST_SIDE, Mixture, RowSize, TokensBeside
 from giornata_denoiser.rows.row import RecordingSpec, Row
 from giornata_denoiser.rows.template import Entry, Form
 
@@ -75,20 +75,21 @@ class Meter:
     @cached_property
     def text_tokens(self) -> int:
         """Text tokens of the longest prompt that pass the blocks; 0 where they only are attended to."""
-        grid = (LEAST_SIDE, LEAST_SIDE)
-        row = practice_row(
-            self._checkpoint,
-            RowKey("profile", 0, 0),
-            grid,
-            self._checkpoint.card.max_text_tokens,
-            torch.zeros,
-        )
-        return row.text_tokens
+        return self._longest((LEAST_SIDE, LEAST_SIDE)).text_tokens
 
     @property
-    def companions(self) -> Companions:
+    def companions(self) -> TokensBeside:
         """Of the family's pictures."""
         return self._family.network.companions
+
+    def prefix(self, grid: tuple[int, int]) -> int:
+        """Of the longest prompt and of a picture's references."""
+        return max(self._longest(grid).prefix, default=0)
+
+    def _longest(self, grid: tuple[int, int]) -> Row:
+        """A row of zeros with the longest prompt."""
+        key, text_tokens = RowKey("profile", 0, 0), self._checkpoint.card.max_text_tokens
+        return practice_row(self._checkpoint, key, grid, text_tokens, torch.zeros)
 
     def step_ms(self, mixture: Mixture) -> float:
         """One step of `mixture`, after another one that is not measured. Slabs are loaded before."""

@@ -26,9 +26,8 @@ PICTURES: Final = 8
 LEAST_SIDE: Final = 4
 """Tokens; a picture below that is no picture."""
 
-Companions = Callable[[tuple[int, int]], int]
-"""Of a picture of so many tokens in height and width; see
-:meth:`giornata_denoiser.families.protocol.Network.companions`."""
+TokensBeside = Callable[[tuple[int, int]], int]
+"""Tokens that stand beside a picture of so many tokens in height and width."""
 
 
 @dataclass(frozen=True)
@@ -48,10 +47,13 @@ class RowSize:
     """Two sequences, for true classifier-free guidance."""
     companions: int = 0
     """Tokens that blocks compute as the picture's: see :attr:`giornata_denoiser.rows.row.Row.companions`."""
+    prefix: int = 0
+    """Tokens of each sequence that no step computes: see :attr:`giornata_denoiser.rows.row.Row.prefix`."""
 
-    def beside(self, companions: Companions) -> RowSize:
-        """The same row with the companions that a family gives to its picture."""
-        return replace(self, companions=companions((self.height, self.width)))
+    def beside(self, companions: TokensBeside, prefix: TokensBeside) -> RowSize:
+        """The same row with the tokens that a family has beside its picture."""
+        grid = self.height, self.width
+        return replace(self, companions=companions(grid), prefix=prefix(grid))
 
     @property
     def box(self) -> tuple[int, int]:
@@ -66,7 +68,7 @@ class RowSize:
         """Shapes of its sequences."""
         (height, width), tokens = self.box, self.height * self.width + self.companions
         computed = tokens if self.ratio == 1 else height * width
-        return (Shape(self.text, tokens, computed),) * (1 + self.guided)
+        return (Shape(self.text, tokens, computed, prefix=self.prefix),) * (1 + self.guided)
 
     @property
     def tokens(self) -> int:
@@ -80,9 +82,9 @@ class Mixture:
 
     rows: tuple[RowSize, ...]
 
-    def beside(self, companions: Companions) -> Mixture:
+    def beside(self, companions: TokensBeside, prefix: TokensBeside) -> Mixture:
         """:meth:`RowSize.beside` of every row."""
-        return Mixture(tuple(row.beside(companions) for row in self.rows))
+        return Mixture(tuple(row.beside(companions, prefix) for row in self.rows))
 
     @property
     def work(self) -> Work:

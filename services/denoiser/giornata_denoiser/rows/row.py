@@ -14,6 +14,7 @@ from giornata.packed.region import Region
 from giornata.planning.costs import Shape
 from giornata.scheduling.batch import RowKey
 from giornata_denoiser.rows.correction import Correction
+from giornata_denoiser.rows.previews import preview_steps
 from giornata_denoiser.rows.snapshot import Snapshot, exported
 from giornata_denoiser.rows.template import Entry, Form, Recording
 from giornata_denoiser.rows.track import Track
@@ -77,6 +78,9 @@ class Row:
     """Heights and widths in tokens of the clean pictures behind its own, the first of the companions."""
     companions: int = 0
     """Tokens that its blocks compute as the picture's, and that have no latent; outside of every region."""
+    prefix: tuple[int, ...] = ()
+    """By sequence: tokens that attend among themselves alone and see no noise level. They are computed once, when the
+    row joins, and attended to in each step. Empty where the network has no such tokens."""
     memory: Tensor | None = None
     """(states, tokens, channels), where `latent` is, float32 or the network's dtype if that is wider: what the solver
     remembers of earlier steps; None before the first one, and for one-step samplers."""
@@ -164,8 +168,11 @@ class Row:
 
     @property
     def own_tokens(self) -> tuple[int, ...]:
-        """The most tokens that each sequence computes in a masked step: text and image."""
-        return tuple(prompt.joint_tokens + self.computed_tokens for prompt in self.prompts)
+        """The most tokens that each sequence has in a masked step beside those outside: text, image and prefix."""
+        return tuple(
+            prompt.joint_tokens + self.computed_tokens + prefix
+            for prompt, prefix in zip(self.prompts, self._prefixes, strict=True)
+        )
 
     @property
     def shapes(self) -> tuple[Shape, ...]:
@@ -178,9 +185,18 @@ class Row:
         tokens = self.block_tokens
         computed = tokens if self.region is None else self.computed_tokens
         return tuple(
-            Shape(prompt.joint_tokens, tokens, computed, padding=kept)
-            for prompt, kept in zip(self.prompts, padding, strict=True)
+            Shape(prompt.joint_tokens, tokens, computed, padding=kept, prefix=prefix)
+            for prompt, kept, prefix in zip(self.prompts, padding, self._prefixes, strict=True)
         )
+
+    @property
+    def joining(self) -> tuple[Shape, ...]:
+        """The shapes of the prefixes, as sequences of their own, that its next step computes: its first one here."""
+        return () if self.begun else tuple(Shape(0, tokens, tokens) for tokens in self.prefix if tokens)
+
+    @property
+    def _prefixes(self) -> tuple[int, ...]:
+        return self.prefix or (0,) * len(self.prompts)
 
     @property
     def padding(self) -> tuple[int, ...]:
@@ -256,13 +272,3 @@ class Row:
         """
         memory = None if self.memory is None else exported(self.memory)
         return Snapshot(self.step, exported(self.latent), memory, self.generator)
-
-
-def preview_steps(steps: int, count: int) -> tuple[int, ...]:
-    """After how many of `steps` a row is shown: `count` times, evenly spread, fewer where there are fewer steps.
-
-    Never after the last step, since the picture itself follows, and never twice after one.
-    """
-    shown = min(count, steps - 1)
-    parts = shown + 1
-    return tuple((2 * i * steps + parts) // (2 * parts) for i in range(1, parts))

@@ -69,6 +69,7 @@ class PipelineImages(ABC):
             local_files_only=True,
             **dict.fromkeys(self._left_out(folder)),
             **self.options,
+            **self._loaded(folder),
         )
         self.card, self.device, self.dtype = card, device, dtype
         self.pipeline = pipeline.to(device)
@@ -89,6 +90,10 @@ class PipelineImages(ABC):
         """Length of `prompt_embeds`, and what the network pads it with."""
         tokens = text["prompt_embeds"].shape[0]
         return tokens + self.card.padding_tokens(tokens)
+
+    def prefix_tokens(self, text: Tensors, clean: int) -> int:  # noqa: ARG002 - of block-causal families
+        """None."""
+        return 0
 
     @torch.no_grad()
     def encode_rows(
@@ -140,6 +145,11 @@ class PipelineImages(ABC):
     def _left_out(cls, folder: Path) -> tuple[str, ...]:  # noqa: ARG003 - families with optional encoders look there
         """Components that are not loaded of a checkpoint."""
         return cls.left_out
+
+    @classmethod
+    def _loaded(cls, folder: Path) -> Mapping[str, Any]:  # noqa: ARG003 - of a family that has some
+        """Components that the family loads by itself."""
+        return {}
 
     @abstractmethod
     def _prompt(self, prompt: str, size: Size) -> Tensors:

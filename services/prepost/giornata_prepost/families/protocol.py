@@ -42,7 +42,13 @@ class ImageModel(Protocol):
         """
 
     def text_tokens(self, text: Tensors) -> int:
-        """Text tokens of one row that pass the network's blocks; 0 where the blocks only attend to them."""
+        """Text tokens of one row that pass the network's blocks in each step; 0 where they only are attended to."""
+
+    def prefix_tokens(self, text: Tensors, clean: int) -> int:
+        """Tokens of one sequence that pass the blocks once, before its first step: block-causal text and references.
+
+        `clean` are the tokens of the pictures that there are: references, and the one that is edited.
+        """
 
     def encode_rows(
         self,

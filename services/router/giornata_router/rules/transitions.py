@@ -169,6 +169,7 @@ def demand(
         RowShape(
             text=encoding.text_tokens if encoding else 0,
             padding=encoding.padding_tokens if encoding and asked.reuse is Reuse.AUTO else 0,
+            prefix=encoding.prefix_tokens if encoding else 0,
             image=image,
             computed=region.count if region else image,
             steps=max(1, job.denoising_steps - (row.resume.step if row.resume else 0)),

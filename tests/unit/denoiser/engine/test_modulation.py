@@ -59,7 +59,7 @@ def test_what_is_prepared_is_the_sequences_own() -> None:
     of = tiny_flux.family()
     row = tiny_flux.row(of, SPEC)
     first, second = (cast("Tensor", sequence.prepared) for sequence in place(row, of).sequences)
-    again = cast("Tensor", of.network.prepare(row.prompts[0], row.track.times))
+    again = cast("Tensor", of.network.prepare(row.prompts[0], row.track.times, row.conditioning, ()))
     assert torch.equal(first, again)
     assert (first - second).abs().max() > 1e-3
     assert (first[0] - first[1]).abs().max() > 1e-3

@@ -101,20 +101,25 @@ def test_a_batch_without_padding_has_all_other_tokens(
         assert outside.tolist() == whole.beyond(masked).rotary[0].tolist()
 
 
-@given(st.lists(st.integers(1, 20), min_size=1, max_size=8))
+@given(st.lists(st.integers(0, 20), min_size=1, max_size=8))
 def test_segments_cover_the_packed_dimension(lengths: list[int]) -> None:
     made = Segments(tuple(lengths))
     assert made.offsets.dtype is torch.int32
     assert made.offsets.tolist() == [start for start, _ in made.bounds] + [sum(lengths)]
     assert [end - start for start, end in made.bounds] == lengths
     assert made.longest == max(lengths)
-    assert made.sequence.bincount().tolist() == lengths
+    assert made.sequence.bincount(minlength=len(lengths)).tolist() == lengths
 
 
-@pytest.mark.parametrize("lengths", [[], [3, 0]])
-def test_sequences_without_tokens_are_refused(lengths: list[int]) -> None:
-    with pytest.raises(ValueError, match="at least one token"):
-        Segments(tuple(lengths))
+def test_a_batch_without_sequences_is_refused() -> None:
+    with pytest.raises(ValueError, match="at least one sequence"):
+        Segments(())
+
+
+def test_a_sequence_without_image_tokens_is_refused() -> None:
+    with pytest.raises(ValueError, match="at least one image token"):
+        layout([2, 3], [3, 0])
+    assert layout([2, 0], [3, 4]).joint.lengths == (5, 4), "text may be missing"
 
 
 def test_unequal_numbers_of_lengths_are_refused() -> None:

@@ -81,7 +81,7 @@ def masked(rows: Sequence[Row]) -> list[Row]:
 def taking(row: Row, seen: Everything, modes: Sequence[Mode], *, room: bool = True) -> Use:
     """The row's use of what `seen` kept."""
     assert row.region is not None
-    own = row.prompts[0].joint_tokens + len(row.region.computed)
+    (own,) = row.own_tokens
     return Use(Taken(tuple(modes), Recorded(seen, row.region, own if room else 0)))
 
 

@@ -178,17 +178,19 @@ def test_pages_are_attended_to_as_what_they_hold(name: str, bits: int) -> None:
     torch.testing.assert_close(latents[0], latents[1], atol=EXACT, rtol=0)
 
 
-@pytest.mark.parametrize("name", ["flux2-klein", "z-image"])
-def test_a_meter_measures_rows_with_their_companions(name: str) -> None:
+@pytest.mark.parametrize("name", ["flux2-klein", "z-image", "flux2-klein-kv", "qwen-image-2.1"])
+def test_a_meter_measures_rows_with_what_stands_beside_them(name: str) -> None:
     of = tiny_driven.family(name)
-    card = SimpleNamespace(embedded_guidance_scale=0.0)
+    card = SimpleNamespace(embedded_guidance_scale=0.0, max_text_tokens=32)
     checkpoint: Any = SimpleNamespace(family=of, card=card)
     meter = Meter(checkpoint, AS_COMPUTED)
-    part = RowSize(*GRID, 32, (Mode.KV,) * of.depth, ratio=0.2).beside(meter.companions)
-    whole = RowSize(*GRID, 32, (Mode.FULL,) * of.depth).beside(meter.companions)
+    text = meter.text_tokens
+    part = RowSize(*GRID, text, (Mode.KV,) * of.depth, ratio=0.2).beside(meter.companions, meter.prefix)
+    whole = RowSize(*GRID, text, (Mode.FULL,) * of.depth).beside(meter.companions, meter.prefix)
     for size in (part, whole):
         assert size.shapes == meter._row(size, 0).shapes
-    assert part.companions == of.network.companions(GRID) > 0
+    assert part.companions == of.network.companions(GRID)
+    assert part.companions + part.prefix > 0
     assert meter.step_ms(Mixture((part, whole))) > 0
     outside = part.shapes[0].image - part.shapes[0].computed
     assert meter.load_bytes(part) == of.dtype.itemsize * outside * of.specs[0].channels([Mode.KV])

@@ -17,6 +17,8 @@ DRIVEN = {
     "sd3": "StableDiffusion3Pipeline",
     "chroma": "ChromaPipeline",
     "qwen-image": "QwenImagePipeline",
+    "qwen-image-2.1": "QwenImage21Pipeline",
+    "flux2-klein-kv": "Flux2KleinKVPipeline",
     "flux2-klein": "Flux2KleinPipeline",
     "z-image": "ZImagePipeline",
 }

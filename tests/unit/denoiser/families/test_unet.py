@@ -207,7 +207,7 @@ def test_the_specs_count_what_a_forward_multiplies(shape: str) -> None:
         tiny_unet.alone(model, of, row)
     prompt = tiny_unet.inputs(of, row).prompt
     with FlopCounterMode(display=False) as beforehand, torch.inference_mode():
-        of.prepare(prompt, row.times[:1])
+        of.prepare(prompt, row.times[:1], row.conditioning, ())
     token, outside, pairs = (len(of.blocks) * one for one in mean_operations(of.blocks))
     tiles = len(row.latent)
     assert outside == 0

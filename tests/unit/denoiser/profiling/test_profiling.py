@@ -22,7 +22,7 @@ from giornata_denoiser.profiling import making
 from giornata_denoiser.profiling.calibration import operations, proportional
 from giornata_denoiser.profiling.making import StepTime
 from giornata_denoiser.profiling.measuring import Meter, medians
-from giornata_denoiser.profiling.mixtures import Companions, Extent, Mixture, RowSize, mixtures
+from giornata_denoiser.profiling.mixtures import Extent, Mixture, RowSize, TokensBeside, mixtures
 from giornata_denoiser.profiling.report import report
 from giornata_denoiser.profiling.scatter import scatter
 from giornata_denoiser.rows.stored import Stored
@@ -45,8 +45,11 @@ class KnownMachine(Meter):
         self.measured = 0
 
     @property
-    def companions(self) -> Companions:
+    def companions(self) -> TokensBeside:
         return lambda grid: 0
+
+    def prefix(self, grid: tuple[int, int]) -> int:
+        return 0
 
     def step_ms(self, mixture: Mixture) -> float:
         self.measured += 1

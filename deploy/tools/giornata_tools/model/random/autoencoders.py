@@ -5,7 +5,12 @@ from __future__ import annotations
 from typing import Final
 
 import torch
-from diffusers import AutoencoderKL, AutoencoderKLFlux2, AutoencoderKLQwenImage
+from diffusers import (
+    AutoencoderKL,
+    AutoencoderKLFlux2,
+    AutoencoderKLQwenImage,
+    AutoencoderKLQwenImage21,
+)
 
 WIDTHS: Final = (8, 16, 16, 16)
 """Four levels: 8 pixels a latent pixel."""
@@ -48,6 +53,12 @@ def klein_autoencoder(channels: int) -> AutoencoderKLFlux2:
 def qwen_autoencoder() -> AutoencoderKLQwenImage:
     """Qwen-Image's, with its published statistics by channel."""
     return AutoencoderKLQwenImage(base_dim=8, dim_mult=[1, 1, 2, 2], num_res_blocks=1).eval()
+
+
+def qwen_21_autoencoder() -> AutoencoderKLQwenImage21:
+    """Qwen-Image 2.1's: 16 pixels a latent pixel, transparency, and the published statistics by channel."""
+    widths = {"base_dim": 4, "decoder_base_dim": 4, "dim_mult": [1, 1, 2, 2, 2]}
+    return AutoencoderKLQwenImage21(**widths, num_res_blocks=1).eval()
 
 
 def sharpen(network: torch.nn.Module, gain: float, names: tuple[str, ...]) -> None:

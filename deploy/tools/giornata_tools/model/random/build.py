@@ -18,6 +18,7 @@ import torch
 from diffusers import FluxFillPipeline, FluxInpaintPipeline, FluxKontextInpaintPipeline
 
 from giornata.families import Family
+from giornata_tools.model.random.block_causal import flux2_klein_kv, qwen_image_21
 from giornata_tools.model.random.flow_transformers import chroma, flux2_klein, qwen_image, z_image
 from giornata_tools.model.random.flux import flux
 from giornata_tools.model.random.stable_diffusion import (
@@ -37,7 +38,9 @@ BUILDERS: Final[dict[Family, Callable[[], Any]]] = {
     Family.SD3: stable_diffusion_3,
     Family.Z_IMAGE: z_image,
     Family.FLUX2_KLEIN: flux2_klein,
+    Family.FLUX2_KLEIN_KV: flux2_klein_kv,
     Family.QWEN_IMAGE: qwen_image,
+    Family.QWEN_IMAGE_21: qwen_image_21,
     Family.CHROMA: chroma,
 }
 """Makes a diffusers pipeline of each family, of weights from torch's global generator."""

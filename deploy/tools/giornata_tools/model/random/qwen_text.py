@@ -12,6 +12,8 @@ from transformers import (
     Qwen3Config,
     Qwen3ForCausalLM,
     Qwen3Model,
+    Qwen3VLConfig,
+    Qwen3VLForConditionalGeneration,
 )
 
 from giornata_tools.model.text import CORPUS, learn_merges
@@ -19,6 +21,8 @@ from giornata_tools.model.text import CORPUS, learn_merges
 SPACE: Final = "\u0120"
 """How byte-level encodings write a blank."""
 SPECIAL: Final = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<think>", "</think>")
+PICTURE: Final = "<|image_pad|>"
+"""Where a picture stands in a prompt of Qwen-Image 2.1."""
 TEMPLATE: Final = (
     "describe image by detailing color shape size texture quantity text spatial relationships objects"
 )
@@ -30,6 +34,11 @@ CHAT: Final = (
     "{% if enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}"
 )
 """What Qwen3's chat template makes of one message."""
+CHAT_IN_PARTS: Final = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n"
+    "{% for part in message.content %}{{ part.text }}{% endfor %}<|im_end|>\n{% endfor %}"
+)
+"""What Qwen3-VL's makes of messages in parts."""
 HEADS: Final = 4
 
 
@@ -87,6 +96,30 @@ def qwen_vl(tokenizer: Qwen2Tokenizer, width: int, layers: int) -> Qwen2_5_VLFor
     }
     config = Qwen2_5_VLConfig(text_config=text, vision_config=vision)
     return Qwen2_5_VLForConditionalGeneration(config).eval()
+
+
+def qwen3_vl(tokenizer: Qwen2Tokenizer, width: int, layers: int) -> Qwen3VLForConditionalGeneration:
+    """Qwen-Image 2.1's encoder; its pictures' part is there, and no prompt reads it."""
+    half = width // HEADS // 2
+    text = _config(tokenizer, width, layers).to_dict() | {
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 10_000.0,
+            "mrope_section": [half - 2 * (half // 3), half // 3, half // 3],
+            "mrope_interleaved": True,
+        }
+    }
+    text.pop("model_type")
+    vision = {
+        "depth": 1,
+        "hidden_size": width,
+        "intermediate_size": width,
+        "num_heads": 2,
+        "out_hidden_size": width,
+        "deepstack_visual_indexes": [0],
+        "num_position_embeddings": 16,
+    }
+    return Qwen3VLForConditionalGeneration(Qwen3VLConfig(text_config=text, vision_config=vision)).eval()
 
 
 def _config(tokenizer: Qwen2Tokenizer, width: int, layers: int) -> Qwen3Config:

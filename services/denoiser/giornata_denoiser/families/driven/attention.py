@@ -96,5 +96,5 @@ def projected(attn: Any, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 def by_head(attn: Any, projection: Tensor, norm: Any = None) -> Tensor:
     """(tokens, 1, channels) → (tokens, heads, head_dim), normed if there is a norm."""
-    heads = projection.view(len(projection), attn.heads, -1)
+    heads = projection.view(len(projection), attn.heads, projection.shape[-1] // attn.heads)
     return heads if norm is None else norm(heads)

@@ -11,6 +11,8 @@ from torch import Tensor
 
 from giornata.packed.packing import Segments, layout
 from giornata.packed.region import Live, Rotary, Sequences
+from giornata_denoiser.families.driven.forward import Prefilled
+from giornata_denoiser.families.driven.prompts import DrivenPrompt
 from giornata_denoiser.families.protocol import SequenceInputs
 from giornata_denoiser.families.references import Grid
 
@@ -22,6 +24,7 @@ class Prepared(NamedTuple):
     """(steps, width): the modulation of every step."""
     text: Tensor
     """(text_tokens, 1, channels): the text stream that enters the first block."""
+    prefix: Prefilled = ()
 
 
 class Places(Protocol):
@@ -65,13 +68,17 @@ class DrivenBatch:
 
 def assembled(sequences: Sequence[SequenceInputs], at: Places, device: torch.device) -> DrivenBatch:
     """The batch of `sequences`. A region tells of the picture's tokens and its companions, which lie outside."""
-    text = [sequence.prompt.joint_tokens for sequence in sequences]
+    prompts = [cast("DrivenPrompt", sequence.prompt) for sequence in sequences]
+    text = [prompt.joint_tokens for prompt in prompts]
     cells = [sequence.grid[0] * sequence.grid[1] for sequence in sequences]
     companions = [sequence.companions for sequence in sequences]
     image = [sum(both) for both in zip(cells, companions, strict=True)]
-    rotary = [
-        at.rotary(tokens, sequence.grid, sequence.beside)
-        for tokens, sequence in zip(text, sequences, strict=True)
+    rotary = [  # a prefix lies first, companions last
+        tuple(
+            part[prompt.prefix_tokens :][: prompt.joint_tokens + own]
+            for part in at.rotary(prompt.prefix_tokens + prompt.joint_tokens, sequence.grid, sequence.beside)
+        )
+        for prompt, own, sequence in zip(prompts, image, sequences, strict=True)
     ]
     prepared = tuple(cast("Prepared", sequence.prepared) for sequence in sequences)
     regions = tuple(sequence.region for sequence in sequences)

@@ -10,13 +10,16 @@ import torch
 from diffusers.models.transformers.transformer_chroma import ChromaTransformer2DModel
 from diffusers.models.transformers.transformer_flux2 import Flux2Transformer2DModel
 from diffusers.models.transformers.transformer_qwenimage import QwenImageTransformer2DModel
+from diffusers.models.transformers.transformer_qwenimage21 import QwenImage21Transformer2DModel
 from diffusers.models.transformers.transformer_sd3 import SD3Transformer2DModel
 from diffusers.models.transformers.transformer_z_image import ZImageTransformer2DModel
 
 from giornata_denoiser.families.driven.chroma import Chroma
 from giornata_denoiser.families.driven.flux2 import Flux2Klein
+from giornata_denoiser.families.driven.flux2_kv import Flux2KleinKV
 from giornata_denoiser.families.driven.network import DrivenNetwork
 from giornata_denoiser.families.driven.qwen_image import QwenImage
+from giornata_denoiser.families.driven.qwen_image_21 import QwenImage21
 from giornata_denoiser.families.driven.sd3 import StableDiffusion3
 from giornata_denoiser.families.driven.z_image import ZImage
 from giornata_denoiser.families.protocol import ModelFamily
@@ -58,5 +61,9 @@ stable_diffusion_3 = partial(
 )
 z_image = partial(load, network=ZImage, kind=ZImageTransformer2DModel, spacing=shifted_evenly)
 flux2_klein = partial(load, network=Flux2Klein, kind=Flux2Transformer2DModel, spacing=shifted_by_steps)
+flux2_klein_kv = partial(load, network=Flux2KleinKV, kind=Flux2Transformer2DModel, spacing=shifted_by_steps)
 qwen_image = partial(load, network=QwenImage, kind=QwenImageTransformer2DModel, spacing=shifted_by_size)
+qwen_image_21 = partial(
+    load, network=QwenImage21, kind=QwenImage21Transformer2DModel, spacing=shifted_by_size
+)
 chroma = partial(load, network=Chroma, kind=ChromaTransformer2DModel, spacing=shifted_by_size)

@@ -75,12 +75,13 @@ class Flux2Klein(DrivenNetwork):
     def rotated(self, text_tokens: int, grid: Grid, beside: tuple[Grid, ...]) -> Rotary:
         """Axes: which picture, line, column, text token."""
         text = numbered(text_tokens, self.device, axis=3, axes=4)
-        pictures = [
-            functional.pad(functional.pad(cells(each, self.device), (1, 0), value=APART * nth), (0, 1))
-            for nth, each in enumerate((grid, *beside))
-        ]
+        pictures = [self.places(each, nth) for nth, each in enumerate((grid, *beside))]
         turned: Rotary = self.transformer.pos_embed(torch.cat((text, *pictures)))
         return turned
+
+    def places(self, grid: Grid, nth: int) -> Tensor:
+        """(cells, 4) int64: positions of a picture's tokens, the `nth` of its sequence."""
+        return functional.pad(functional.pad(cells(grid, self.device), (1, 0), value=APART * nth), (0, 1))
 
     def pair(self, block: Any, text: Tensor, image: Tensor) -> tuple[Tensor, Tensor]:
         """See :class:`DrivenNetwork`."""

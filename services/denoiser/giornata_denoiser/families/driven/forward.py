@@ -10,13 +10,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from giornata.packed.attention import Attention, Outside
+from giornata.packed.attention import Apart, Attention, Beside, Outside
 from giornata.packed.packing import Segments
 from giornata.packed.pages import Pages
 from giornata.packed.region import Beyond, Rotary, Sequences
 from giornata.packed.uses import Use
 from giornata.wire.values import Mode
 from giornata_denoiser.families.live import LiveTokens
+
+Prefilled = tuple[Outside, ...]
+"""Of one sequence and by block: keys and values of its prefix, to which each step attends; empty where it has none."""
 
 
 class Stream(Enum):
@@ -44,13 +47,20 @@ class Forward:
     """One forward over `sequences`.
 
     `vectors` are (sequences, width): the modulation of each sequence's step. `uses` are by sequence, and empty where no
-    sequence uses anything. `output` are the segments of :attr:`Stream.OUTPUT`.
+    sequence uses anything. `output` are the segments of :attr:`Stream.OUTPUT`. `prefixes` are by sequence.
     """
 
-    def __init__(
-        self, sequences: Sequences, vectors: Tensor, uses: Sequence[Use], attend: Attention, output: Segments
+    def __init__(  # noqa: PLR0917 - all that a forward is
+        self,
+        sequences: Sequences,
+        vectors: Tensor,
+        uses: Sequence[Use],
+        attend: Attention,
+        output: Segments,
+        prefixes: Sequence[Prefilled] = (),
     ) -> None:
         self._sequences, self._vectors, self._attend, self._output = sequences, vectors, attend, output
+        self._prefixes = {sequence: prefix for sequence, prefix in enumerate(prefixes) if prefix}
         self.tokens = LiveTokens(sequences, uses)
         self._beyond: Beyond | None = None
         """The outside tokens that modules see instead of a stream's."""
@@ -135,16 +145,25 @@ class Forward:
                 keys, values = zip(*self._shown.pop(sequence), strict=True)
                 recorder.keys_values(site.block, _side_by_side(keys), _side_by_side(values))
 
-    def _outside(self, site: Site, own: Segments, key: Tensor) -> Mapping[int, Outside | Pages]:
-        """What each sequence takes of a site's block; `own` are the tokens that attend, and `key` is theirs."""
-        found: dict[int, Outside | Pages] = {}
+    def _outside(self, site: Site, own: Segments, key: Tensor) -> Mapping[int, Beside]:
+        """What each sequence attends to beside its own tokens, of which `key` is what the site projects."""
+        found: dict[int, Beside] = {
+            sequence: prefix[site.block] for sequence, prefix in self._prefixes.items()
+        }
         for sequence, taken in self.tokens.taken.items():
             mode = taken.modes[site.block]
             if mode is Mode.KV and site.nth == 0:
                 kept = taken.source.keys_values(site.block)
                 self._kept[sequence] = _by_head(kept, site.sites, key) if site.sites > 1 else kept
-            if mode is not Mode.FULL:
-                found[sequence] = _fitted(_of_site(self._kept[sequence], site), own.lengths[sequence])
+            if mode is Mode.FULL:
+                continue
+            kept = _of_site(self._kept[sequence], site)
+            prefix = self._prefixes.get(sequence)
+            if prefix is None:
+                found[sequence] = _fitted(kept, own.lengths[sequence])
+            else:
+                before = prefix[site.block]
+                found[sequence] = _fitted(kept, own.lengths[sequence] + len(before.key)), before
         return found
 
 
@@ -170,7 +189,7 @@ def _of_site(kept: Outside | Pages, site: Site) -> Outside | Pages:
     return Outside(key, value, kept.room)
 
 
-def _fitted(outside: Outside | Pages, own: int) -> Outside | Pages:
+def _fitted(outside: Apart, own: int) -> Apart:
     """`outside` with room for `own` tokens, or none: an attention without text needs less."""
     if isinstance(outside, Pages) or outside.room in (0, own):
         return outside

@@ -18,8 +18,9 @@ from giornata.planning.specs import BlockSpec
 from giornata_denoiser.families import guidance, patches
 from giornata_denoiser.families.driven.attention import by_head
 from giornata_denoiser.families.driven.batch import DrivenBatch, Prepared, assembled
-from giornata_denoiser.families.driven.forward import Forward, Stream
+from giornata_denoiser.families.driven.forward import Forward, Prefilled, Stream
 from giornata_denoiser.families.driven.hooks import Hooks
+from giornata_denoiser.families.driven.prefix import Prefix, PrefixKeysValues, empty_text
 from giornata_denoiser.families.driven.prompts import EMBEDS, DrivenPrompt, DrivenText
 from giornata_denoiser.families.driven.specs import counted
 from giornata_denoiser.families.protocol import SequenceInputs
@@ -74,7 +75,8 @@ class DrivenNetwork(ABC):
     def rotated(self, text_tokens: int, grid: Grid, beside: tuple[Grid, ...]) -> Rotary:
         """Rotary embedding of a sequence: text, picture, companions; 0 wide where positions turn nothing.
 
-        `beside` are the clean pictures, see :meth:`giornata_denoiser.families.references.References.grids`.
+        `beside` are the clean pictures, see :meth:`giornata_denoiser.families.references.References.grids`. Text that
+        is a prefix is among it, clean pictures that are one are not.
         """
 
     @abstractmethod
@@ -115,6 +117,16 @@ class DrivenNetwork(ABC):
         """(count, channels): a picture's companions where they enter the first block."""
         return self.image_stream(cast("Tensor", self.references.tokens(conditioning)))
 
+    def prefix_tokens(self, prompt: Prompt, beside: Sequence[Grid]) -> int:  # noqa: ARG002 - of some
+        """See :meth:`giornata_denoiser.families.protocol.Network.prefix_tokens`."""
+        return cast("DrivenPrompt", prompt).prefix_tokens
+
+    def prefix(
+        self, prompt: DrivenPrompt, conditioning: Mapping[str, Tensor], beside: Sequence[Grid]
+    ) -> Prefix:
+        """So many tokens of a sequence, where they enter the first block."""
+        raise NotImplementedError
+
     def answer(self, image: Tensor) -> Tensor:
         """The output of (n, 1, channels): (n, out_channels), packed as latents are."""
         model = self.transformer
@@ -152,10 +164,19 @@ class DrivenNetwork(ABC):
         """See :attr:`giornata_denoiser.families.protocol.Network.prepared_bytes`."""
         return self.hooks.width * self.dtype.itemsize
 
-    def prepare(self, prompt: Prompt, times: Tensor) -> Prepared:
-        """Modulation of all steps, and the text stream: neither depends on the latent."""
+    def prepare(
+        self,
+        prompt: Prompt,
+        times: Tensor,
+        conditioning: Mapping[str, Tensor],
+        beside: Sequence[Grid],
+    ) -> Prepared:
+        """Modulation of all steps, the text stream and the prefix: none of them depends on the latent."""
         of = cast("DrivenPrompt", prompt)
-        return Prepared(self.vectors(of, times), self.text_stream(of).unsqueeze(1))
+        prefilled: Prefilled = ()
+        if self.prefix_tokens(of, beside):
+            prefilled = self._prefilled(of, self.prefix(of, conditioning, beside))
+        return Prepared(self.vectors(of, times), self.text_stream(of).unsqueeze(1), prefilled)
 
     def rotary(self, text_tokens: int, grid: Grid, beside: tuple[Grid, ...]) -> Rotary:
         """:meth:`rotated`, kept for pictures of one size and texts of one length."""
@@ -179,9 +200,13 @@ class DrivenNetwork(ABC):
         if not isinstance(batch, DrivenBatch):
             raise TypeError(f"expected a batch of {type(self).__name__}, received {type(batch).__name__}")
         made = [each.vectors[step : step + 1] for each, step in zip(batch.prepared, steps, strict=True)]
-        forward = Forward(batch.sequences, torch.cat(made), uses, self._attend, batch.output)
+        prefixes = [each.prefix for each in batch.prepared]
+        forward = Forward(batch.sequences, torch.cat(made), uses, self._attend, batch.output, prefixes)
         with self.hooks.running(forward):
-            return self._run(forward, batch, self._entering(forward, batch, latents, conditioning), trace)
+            image = self._entering(forward, batch, latents, conditioning)
+            image = forward.tokens.leave(self._run(forward, batch.text, image, trace))
+            _, places = batch.rows(forward.tokens.now)
+            return self.answer(image if len(places) == len(image) else image.index_select(0, places))
 
     def guided(self, positive: Tensor, negative: Tensor, scale: Tensor) -> Tensor:
         """Classifier-free guidance: negative + scale * (positive - negative)."""
@@ -219,9 +244,16 @@ class DrivenNetwork(ABC):
                 image[end - count : end] = self.companion_stream(count, conditioning[sequence])
         return image.unsqueeze(1)
 
-    def _run(self, forward: Forward, batch: DrivenBatch, image: Tensor, trace: Tracing) -> Tensor:
-        """(computed_tokens, out_channels) of the image stream that enters the first block."""
-        text = batch.text
+    def _prefilled(self, prompt: DrivenPrompt, prefix: Prefix) -> Prefilled:
+        """Keys and values of a sequence's prefix, by block."""
+        kept = PrefixKeysValues()
+        vectors = self.vectors(prompt, torch.zeros(1, device=self.device))
+        with self.hooks.running(prefix.forward(vectors, kept)) as forward:
+            self._run(forward, empty_text(prefix.stream), prefix.stream.unsqueeze(1), UNTRACED)
+        return kept.prefilled
+
+    def _run(self, forward: Forward, text: Tensor, image: Tensor, trace: Tracing) -> Tensor:
+        """The image stream behind the last block, (live_tokens, 1, channels), of both streams before the first."""
         for index, block in enumerate(self.pairs):
             with trace.span(Lane.COMPUTE, f"block {index}"):
                 image = forward.tokens.enter(index, image)
@@ -235,9 +267,7 @@ class DrivenNetwork(ABC):
                     self._project(forward, block)
                     joint = self.single(block, joint)
             image = forward.tokens.now.layout.split(joint)[1]
-        image = forward.tokens.leave(image)
-        _, places = batch.rows(forward.tokens.now)
-        return self.answer(image if len(places) == len(image) else image.index_select(0, places))
+        return image
 
     def _project(self, forward: Forward, block: Any) -> None:
         """Keys and values of the outside tokens whose hidden state enters a block that does not compute them."""

@@ -24,7 +24,10 @@ class DrivenPrompt:
     guidance_scale: float
     """Distilled guidance; read only where the transformer embeds it."""
     joint_tokens: int
-    """Its tokens, and those that the transformer pads them with."""
+    """Text tokens that pass the blocks in each step: its own, and those that the transformer pads them with."""
+
+    prefix_tokens: int = 0
+    """Tokens of the encoding that attend among themselves alone, and come before all others: not joint ones."""
 
     @property
     def padding_tokens(self) -> int:
@@ -57,6 +60,8 @@ class DrivenText:
     """The transformer pads text to a multiple of so many tokens, which attend."""
     largest: int | None = None
     """Most tokens a side of a picture that the transformer has positions for; None for any."""
+    causal: bool = False
+    """Whether text attends among itself alone: all of it is a prefix."""
 
     def prompt(
         self, tensors: Mapping[str, Tensor], grid: tuple[int, int], guidance_scale: float
@@ -74,4 +79,6 @@ class DrivenText:
                 accepted=f"at most {self.largest} tokens a side",
             )
         tokens = len(tensors[EMBEDS])
+        if self.causal:
+            return DrivenPrompt(tensors, grid, guidance_scale, joint_tokens=0, prefix_tokens=tokens)
         return DrivenPrompt(tensors, grid, guidance_scale, tokens + -tokens % self.multiple)

@@ -23,7 +23,8 @@ def spec(attn: Any, *, token: float, keys: float, sites: int = 1) -> BlockSpec:
 
     A block with more `sites` than one attention keeps their heads side by side.
     """
-    width, hidden = sites * int(attn.inner_dim), int(attn.out_dim)
+    width = sites * int(attn.inner_dim)
+    hidden = int(getattr(attn, "out_dim", attn.inner_dim))  # Qwen-Image 2.1's is as wide as its heads
     return BlockSpec(
         grain=1,
         heads=sites * int(attn.heads),

@@ -157,7 +157,13 @@ class PackedFlux(ABC):
         """See :attr:`giornata_denoiser.families.protocol.Network.prepared_bytes`; 2.1 MB for Flux.1 in 16 bits."""
         return prepared_channels(self.transformer) * self.dtype.itemsize
 
-    def prepare(self, prompt: Prompt, times: Tensor) -> Tensor:
+    def prepare(
+        self,
+        prompt: Prompt,
+        times: Tensor,
+        conditioning: Mapping[str, Tensor],  # noqa: ARG002 - protocol
+        beside: Sequence[Grid],  # noqa: ARG002 - likewise
+    ) -> Tensor:
         """(steps, vectors * inner_dim): all adaLN vectors. Rounds to the dtype where diffusers does."""
         model, of = self.transformer, cast("FluxPrompt", prompt)
         scaled = [times.to(self.dtype) / TRAIN_TIMESTEPS * TRAIN_TIMESTEPS]
@@ -169,6 +175,10 @@ class PackedFlux(ABC):
     def companions(self, grid: Grid, given: Sequence[Grid] = (), *, generated: bool = False) -> int:
         """The clean pictures' tokens."""
         return area(self.references.grids(grid, given, generated=generated))
+
+    def prefix_tokens(self, prompt: Prompt, beside: Sequence[Grid]) -> int:  # noqa: ARG002 - protocol
+        """None."""
+        return 0
 
     @abstractmethod
     def model_input(self, latents: Tensor, conditioning: Sequence[Mapping[str, Tensor]]) -> Tensor:

@@ -102,9 +102,19 @@ class TiledUnet(ABC):
         """See :attr:`giornata_denoiser.families.protocol.Network.prepared_bytes`; the text's is the prompt's."""
         return self._structure.modulation_channels * self.dtype.itemsize
 
-    def prepare(self, prompt: Prompt, times: Tensor) -> Prepared:
+    def prepare(
+        self,
+        prompt: Prompt,
+        times: Tensor,
+        conditioning: Mapping[str, Tensor],  # noqa: ARG002 - protocol
+        beside: Sequence[Grid],  # noqa: ARG002 - likewise
+    ) -> Prepared:
         """What timesteps and text come to in all blocks."""
         return prepared(self.unet, self._structure, cast("UnetPrompt", prompt), times)
+
+    def prefix_tokens(self, prompt: Prompt, beside: Sequence[Grid]) -> int:  # noqa: ARG002 - protocol
+        """None."""
+        return 0
 
     @property
     @abstractmethod

@@ -44,3 +44,11 @@ class KleinImages(GeneratingImages, ReferringImages):
         channels = self.card.latent_channels * self.card.token_latents**2
         repeated = mask.view(-1, 1).expand(-1, channels)
         return lambda _generator: {"mask": repeated}
+
+
+class KleinKVImages(KleinImages):
+    """`Flux2KleinKVPipeline`: the same components, which encode and draw alike."""
+
+    def prefix_tokens(self, text: Tensors, clean: int) -> int:  # noqa: ARG002 - protocol
+        """The references: an edit's picture is one, too."""
+        return clean

@@ -1,0 +1,1 @@
+"""Qwen-Image 2.1 checkpoints."""

@@ -1,0 +1,52 @@
+"""VAE and prompt encoding and VAE decoding of Qwen-Image 2.1."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from diffusers import QwenImage21Pipeline
+from diffusers.image_processor import VaeImageProcessor
+
+from giornata.wire.models import ModelCard
+from giornata_prepost.families.pipeline import MODE, GeneratingImages
+from giornata_prepost.families.protocol import Tensors
+from giornata_prepost.families.qwen_image_21.processor import TextProcessor
+from giornata_prepost.images.geometry import Size
+
+
+class Qwen21Images(GeneratingImages):
+    """`QwenImage21Pipeline`, which makes pictures of text. Edits are prepared as `QwenImageInpaintPipeline` does."""
+
+    kind = QwenImage21Pipeline
+
+    def __init__(self, folder: Path, card: ModelCard, device: torch.device, dtype: torch.dtype) -> None:
+        super().__init__(folder, card, device, dtype)
+        self.pipeline.mask_processor = VaeImageProcessor(
+            vae_scale_factor=card.vae_scale_factor,
+            do_normalize=False,
+            do_binarize=True,
+            do_convert_grayscale=True,
+        )
+
+    @classmethod
+    def _loaded(cls, folder: Path) -> dict[str, Any]:
+        return {"processor": TextProcessor.of(folder / "processor")}
+
+    def _prompt(self, prompt: str, size: Size) -> Tensors:  # noqa: ARG002 - protocol
+        """`prompt_embeds` (text_tokens, dim) of the prompt's own tokens: there is no padding."""
+        embeds, _, _ = self.pipeline.encode_prompt(prompt, device=self.device)
+        return {"prompt_embeds": embeds[0]}
+
+    def _picture_mode(self, how: str, strength: float) -> str:  # noqa: ARG002 - protocol
+        """The pipeline takes the modes of its pictures' posteriors."""
+        return MODE
+
+    def text_tokens(self, text: Tensors) -> int:  # noqa: ARG002 - protocol
+        """None: all text is the prefix."""
+        return 0
+
+    def prefix_tokens(self, text: Tensors, clean: int) -> int:  # noqa: ARG002 - protocol
+        """All text."""
+        return text["prompt_embeds"].shape[0]

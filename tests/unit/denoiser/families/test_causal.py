@@ -1,0 +1,277 @@
+"""Block-causal families: a row's prefix is computed once, and every step equals diffusers' with its cache."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from diffusers.models.transformers.transformer_qwenimage21 import QwenImage21KVCache
+from torch import Tensor
+from torch.nn import functional
+
+from giornata.packed.region import region
+from giornata.planning.costs import Shape
+from giornata.wire.values import Mode
+from giornata_denoiser.engine.assembly import Assembly, assemble, place
+from giornata_denoiser.engine.weighing import Budget, joining_work, row_bytes, step_bytes
+from giornata_denoiser.families.driven.batch import DrivenBatch, Prepared
+from giornata_denoiser.families.protocol import ModelFamily
+from giornata_denoiser.families.rows import build_row
+from giornata_denoiser.rows.row import RecordingSpec, Row
+from giornata_denoiser.rows.stored import EXACT as AS_COMPUTED
+from giornata_denoiser.rows.template import Form, Recording
+from tests.fakes import tiny_driven
+from tests.fakes.tiny_flux import Spec
+from tests.unit.denoiser.engine.edits import engine, finished
+
+EXACT = 1e-5
+KLEIN, QWEN = "flux2-klein-kv", "qwen-image-2.1"
+REFERENCES: Mapping[str, tuple[tuple[tuple[int, int], ...], ...]] = {
+    KLEIN: (((3, 2), (2, 5)), (), ((6, 4),)),
+    QWEN: ((), (), ()),
+}
+"""Of each of `SPECS`, beside the edit's own picture."""
+SPECS = (
+    Spec("first", grid=(4, 4), text_tokens=5, steps=4, seed=1),
+    Spec("second", grid=(2, 6), text_tokens=9, steps=3, seed=2),
+    Spec("third", grid=(6, 2), text_tokens=33, steps=2, seed=3),
+)
+Call = Callable[[Row, Tensor, int, Any], tuple[Tensor, Any]]
+
+
+def rows_of(name: str) -> list[Row]:
+    """Rows that differ in size, prompt, steps and references; nothing of them is kept."""
+    of = tiny_driven.family(name)
+    rows = [tiny_driven.row(of, spec, of_row) for spec, of_row in zip(SPECS, REFERENCES[name], strict=True)]
+    return [
+        replace(row, conditioning={**row.conditioning, "mask": torch.ones_like(row.latent)}) for row in rows
+    ]
+
+
+def _klein(row: Row, latent: Tensor, step: int, cache: Any) -> tuple[Tensor, Any]:
+    """A call of the pipeline: references are in the first one alone."""
+    picture = functional.pad(torch.cartesian_prod(*(torch.arange(float(s)) for s in row.grid)), (1, 1))
+    prompt: Any = row.prompts[0]
+    text = prompt.embeds[None]
+    told: dict[str, Any] = {
+        "encoder_hidden_states": text,
+        "timestep": row.track.times[step : step + 1].to(latent.dtype) / 1000,
+        "txt_ids": functional.pad(torch.arange(float(text.shape[1]))[:, None], (3, 0)),
+        "return_dict": False,
+    }
+    model = tiny_driven.unhooked(KLEIN)
+    if cache is not None:
+        out = model(latent[None], img_ids=picture, kv_cache=cache, kv_cache_mode="cached", **told)[0]
+        return out[0], cache
+    clean, ids = tiny_driven.references(row)
+    both = torch.cat((clean, latent[None]), dim=1)
+    told |= {"img_ids": torch.cat((ids, picture)), "num_ref_tokens": clean.shape[1]}
+    out, cache = model(both, kv_cache_mode="extract", **told)
+    return out[0], cache
+
+
+def _qwen(row: Row, latent: Tensor, step: int, cache: Any) -> tuple[Tensor, Any]:
+    """A call of the pipeline, whose pictures have whole slots of four tokens."""
+    prompt: Any = row.prompts[0]
+    text = prompt.embeds[None]
+    model = tiny_driven.unhooked(QWEN)
+    mode = "extract" if cache is None else "cached"
+    cache = cache or QwenImage21KVCache(len(model.transformer_blocks))
+    slots = torch.arange(text.shape[1] + len(latent) // 4)[None] >= text.shape[1]
+    out = model(
+        latent[None],
+        encoder_hidden_states=text,
+        timestep=row.track.times[step : step + 1].to(latent.dtype) / 1000,
+        img_shapes=[[(1, *row.grid)]],
+        img_mask=slots,
+        kv_cache=cache,
+        kv_cache_mode=mode,
+        return_dict=False,
+    )[0]
+    return out[0, -len(latent) :], cache
+
+
+CALLS: Mapping[str, Call] = {KLEIN: _klein, QWEN: _qwen}
+
+
+def diffused(name: str, row: Row) -> tuple[Tensor, Any]:
+    """The final latent by the pipeline's loop over its transformer, and the cache that the first step filled."""
+    latent, cache = row.latent, None
+    with torch.no_grad():
+        for step in range(row.steps):
+            velocity, cache = CALLS[name](row, latent, step, cache)
+            now, after = row.track.levels[step : step + 2].double()
+            latent = latent + (after - now) * velocity
+    return latent, cache
+
+
+def distance(mine: Tensor, theirs: Tensor) -> float:
+    return float((mine - theirs).abs().max() / theirs.abs().max())
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_rows_of_one_batch_equal_diffusers_steps_with_its_cache(name: str) -> None:
+    made = engine(tiny_driven.family(name))
+    rows = rows_of(name)
+    made.batch.submit(rows)
+    ends = finished(made)
+    for row in rows:
+        assert distance(ends[row.key.job_id].latent, diffused(name, row)[0]) <= EXACT
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_prefix_is_what_diffusers_keeps_of_its_first_step(name: str) -> None:
+    of, row = tiny_driven.family(name), rows_of(name)[0]
+    with torch.no_grad():
+        kept = _prepared(place(row, of).sequences[0].prepared).prefix
+    _, cache = diffused(name, row)
+    layers = (
+        [(each.k, each.v) for each in cache.layer_caches]
+        if name == QWEN
+        else [(each.k_ref, each.v_ref) for each in (*cache.double_block_caches, *cache.single_block_caches)]
+    )
+    assert len(kept) == len(layers) == of.depth
+    for mine, (key, value) in zip(kept, layers, strict=True):
+        assert len(mine.key) == row.prefix[0]
+        assert distance(mine.key, key[0]) <= EXACT
+        assert distance(mine.value, value[0]) <= EXACT
+
+
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("form", list(Form))
+def test_a_masked_row_attends_to_its_prefix(name: str, form: Form) -> None:
+    """With what its own run in full left of the picture outside, it ends as in full."""
+    of, row = tiny_driven.family(name), rows_of(name)[0]
+    mask = torch.zeros_like(row.latent)
+    mask[[1, 5, 6]] = 1.0
+    row = replace(row, conditioning={**row.conditioning, "mask": mask})
+    row = replace(row, latent=torch.lerp(row.conditioning["image_latents"], row.latent, mask))
+    made = engine(of)
+    made.batch.submit([replace(row, records=RecordingSpec(frozenset({form}), AS_COMPUTED))])
+    whole = finished(made)["first"]
+    found = region(mask.amax(dim=1).view(row.grid) > 0)
+    assert found is not None
+    template = Recording("itself", row.grid, whole.entries)
+    made.batch.submit([replace(row, region=found, template=template), *rows_of(name)[1:]])
+    assert distance(finished(made)["first"].latent, whole.latent) <= EXACT
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_each_block_attends_to_its_own_prefix(name: str) -> None:
+    """Otherwise the tests above would prove nothing."""
+    of, row = tiny_driven.family(name), rows_of(name)[0]
+    with torch.no_grad():
+        assembly = assemble(of, [row])
+        right = _predicted(of, assembly, row)
+        for block in range(of.depth):
+            for part in ("key", "value"):
+                wrong = _predicted(of, _with_wrong(assembly, block, part), row)
+                assert distance(wrong, right) > 100 * EXACT
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_prefix_is_made_once_and_again_where_a_row_goes_on(name: str) -> None:
+    of, row = tiny_driven.family(name), rows_of(name)[0]
+    network: Any = of.network
+    with mock.patch.object(network, "_prefilled", wraps=network._prefilled) as prefilled:
+        made = engine(of)
+        made.batch.submit([row])
+        whole = finished(made)["first"]
+        assert prefilled.call_count == 1
+        assert made.plan() == ()
+        assert not made._placed, "it leaves with its row"
+        made.batch.submit([row])
+        for _ in range(2):
+            made.step()
+        moved = made.batch.running[0].export()
+        other = engine(of)
+        other.batch.submit([_resumed(of, row, moved)])
+        ended = finished(other)["first"]
+        assert prefilled.call_count == 3
+    assert distance(ended.latent, whole.latent) <= EXACT, "it travels in float32"
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_row_counts_its_prefix(name: str) -> None:
+    """In memory as long as it runs, in pairs in each step, and as a sequence of its own in its first step."""
+    of, row = tiny_driven.family(name), rows_of(name)[0]
+    (prefix,) = row.prefix
+    assert prefix == (5 if name == QWEN else 16 + 6 + 10)
+    text = 0 if name == QWEN else 5
+    assert row.shapes == (Shape(text, 16, 16, prefix=prefix),)
+    assert row.shapes[0].work(Mode.FULL).pairs == (text + 16) * (prefix + text + 16)
+    assert row.joining == (Shape(0, prefix, prefix),)
+    assert joining_work(row, of.depth).tokens == of.depth * prefix
+    begun = row.advanced(row.latent)
+    assert joining_work(begun, of.depth).tokens == 0
+    with torch.no_grad():
+        kept = _prepared(place(row, of).sequences[0].prepared).prefix
+    held = sum(each.key.nbytes + each.value.nbytes for each in kept)
+    assert row_bytes(row, of, None) - row_bytes(replace(row, prefix=()), of, None) == held
+    budget = Budget(activation_bytes=1000.0)
+    many = replace(row, prefix=(10_000,))
+    grown = step_bytes([many], budget, of) - row_bytes(many, of, None)
+    assert grown == 1000.0 * 10_000, "a prefix larger than the step itself"
+
+
+def test_work_of_a_first_step_has_the_prefix() -> None:
+    of, row = tiny_driven.family(QWEN), rows_of(QWEN)[2]
+    made = engine(of)
+    made.batch.submit([row])
+    samples = [report.sample for report in iter(made.step, None)]
+    first, second = (sample for sample in samples if sample is not None)
+    assert (first.image_tokens, second.image_tokens) == (12 + 33, 12)
+    assert (first.sequences, second.sequences) == (2, 1)
+
+
+def test_a_generation_of_klein_without_references_has_no_prefix() -> None:
+    of, row = tiny_driven.family(KLEIN), rows_of(KLEIN)[1]
+    assert of.network.references.grids(row.grid, (), generated=True) == ()
+    assert of.network.prefix_tokens(row.prompts[0], ()) == 0
+    assert row.beside == (row.grid,), "an edit has its own picture"
+
+
+def _prepared(made: object) -> Prepared:
+    assert isinstance(made, Prepared)
+    return made
+
+
+def _predicted(of: ModelFamily, assembly: Assembly, row: Row) -> Tensor:
+    return of.network.predict(assembly.batch, row.latent, assembly.conditioning, [0])
+
+
+def _with_wrong(assembly: Assembly, block: int, part: str) -> Assembly:
+    """One block's keys or values in another order."""
+    batch = assembly.batch
+    assert isinstance(batch, DrivenBatch)
+    (made,) = batch.prepared
+    kept = list(made.prefix)
+    kept[block] = replace(kept[block], **{part: getattr(kept[block], part).flip(0)})
+    return replace(assembly, batch=replace(batch, prepared=(made._replace(prefix=tuple(kept)),)))
+
+
+def _resumed(of: ModelFamily, row: Row, moved: Any) -> Row:
+    """The row as another denoiser builds it."""
+    prompt: Any = row.prompts[0]
+    return build_row(
+        of,
+        row.key,
+        grid=row.grid,
+        track=row.track,
+        text=prompt.tensors,
+        conditioning=row.conditioning,
+        guidance_scale=1.0,
+        resume=moved,
+        references=_references(row),
+    )
+
+
+def _references(row: Row) -> list[Tensor]:
+    given = row.beside[1:]
+    sizes = [height * width for height, width in given]
+    parts = torch.split(row.conditioning["references"], sizes) if given else ()
+    return [part.view(*grid, -1) for part, grid in zip(parts, given, strict=True)]
