@@ -20,7 +20,8 @@ from giornata.bus.connection import RefusedError, barrier
 from giornata.deadlines import Deadline
 from giornata.nats_users import password_file
 from giornata.probe import is_ready
-from giornata.records import Records, TemplateRecords
+from giornata.records import Records
+from giornata.tenant_records import TemplateRecords
 from giornata.wire import codec, stores, subjects
 from giornata.wire.cells import in_cell
 from giornata.wire.errors import NotPermitted, ServiceUnavailable

@@ -24,17 +24,15 @@ from giornata.nats_users import (
 )
 from giornata.wire import subjects
 from giornata.wire.events import EventKind
+from giornata.wire.nats_config import cluster_config, has_anonymous, users_config
 from giornata.wire.permissions import (
     RELOADER,
     Rights,
     User,
     application_user,
-    cluster_config,
-    has_anonymous,
     inbox,
     rights,
     user_in,
-    users_config,
 )
 from giornata.wire.workers import ServiceName
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from giornata.blobs import BlobStore
 from giornata.bus import streams
 from giornata.bus.bus import Bus
-from giornata.records import TemplateRecords
+from giornata.tenant_records import TemplateRecords
 from giornata.wire.errors import InputLost, ResultExpired
 from giornata.wire.events import DoneEvent
 from giornata.wire.fleet import InstanceReport

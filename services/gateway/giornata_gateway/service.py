@@ -12,8 +12,8 @@ import structlog
 from giornata.blobs import BlobStore
 from giornata.bus.bus import Bus
 from giornata.bus.telemetry import publish, state_of, telemetry
-from giornata.records import TemplateRecords
 from giornata.retries import just_made
+from giornata.tenant_records import TemplateRecords
 from giornata.wire import subjects
 from giornata.wire.cells import anywhere
 from giornata.wire.events import DoneEvent, EventKind
