@@ -1,6 +1,7 @@
 """Prepost's endpoints, and its telemetry.
 
-Pictures go through the process pool, LoRAs through one of their own. The model works in one thread, one encoding or decoding at a time.
+Pictures go through the process pool, LoRAs through one of their own. The model works in one thread, one encoding or
+decoding at a time.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Where the work runs: files in pools of processes, the model in one thread. The event loop stays free.
 
-The processes read untrusted files, each with a limit on time; those that decode pictures have no torch. A file that keeps a decoder busy
-costs one process, which is replaced, and one task, which gets an error. A file that crashes a decoder costs two
-processes: a process may also die of another cause, so its work gets one more try.
+The processes read untrusted files, each with a limit on time; those that decode pictures have no torch. A file that
+keeps one busy costs one process, which is replaced, and one task, which gets an error. A file that crashes one costs
+two processes: a process may also die of another cause, so its work gets one more try.
 """
 
 from __future__ import annotations
@@ -70,8 +70,9 @@ class WorkPool(ABC):
         `limit_s` is the time for the work itself; waiting for a free process is not counted.
 
         Raises:
-            GiornataError: raised by the function, with every field intact; or :meth:`late`, it took longer than `limit_s`, and its process was ended; or :meth:`deadly`, its
-                process died, and died again at a second try. A retry elsewhere would end another process.
+            GiornataError: raised by the function, with every field intact. Or it took longer than `limit_s` and its
+                process was ended (:meth:`late`), or its process died twice (:meth:`deadly`): a retry elsewhere would
+                end another one.
             InternalError: it failed unexpectedly (logged), or no process can be started.
         """
         try:

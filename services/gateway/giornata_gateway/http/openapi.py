@@ -14,6 +14,7 @@ from giornata import __version__
 from giornata.wire.errors import BY_CODE
 from giornata_gateway.http.errors import HTTP_ERRORS
 from giornata_gateway.http.routes import ROUTES, Body, EventStream, Json, Reply, Route
+from giornata_gateway.intake.rules.forms import LoraForm
 from giornata_gateway.intake.rules.idempotency import HEADER, MAX_CHARACTERS
 from giornata_gateway.views.answers import ErrorAnswer
 
@@ -46,6 +47,7 @@ EVENTS_TEXT: Final = (
 )
 BINARY: Final = {"type": "string", "contentMediaType": "application/octet-stream"}
 IMAGE: Final = {**BINARY, "description": "The picture: PNG, JPEG or WebP. `image[]` is accepted too."}
+LORA: Final = {**BINARY, "description": "A file of safetensors: see the page on LoRAs for what is accepted."}
 MASK: Final = {**BINARY, "description": "What to repaint; see `mask_mode`."}
 
 
@@ -169,6 +171,9 @@ def _schemas() -> Json:
     schemas: Json = schema["$defs"]
     for form in forms:
         told = schemas[form.__name__]
+        if form is LoraForm:
+            told["properties"]["file"], told["required"] = LORA, ["file"]
+            continue
         told["properties"]["image"] = IMAGE
         if "template_id" in form.model_fields:
             told["properties"]["mask"] = MASK

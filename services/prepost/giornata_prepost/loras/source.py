@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from diffusers.utils import (
     convert_state_dict_to_diffusers,
@@ -39,6 +39,10 @@ _FAILURES: Final = (
     AttributeError,
 )
 """What diffusers' converters raise where a file is not as they expect."""
+
+
+Naming: TypeAlias = Callable[[dict[str, str]], dict[str, str]]
+"""Converts the keys of a dictionary, whatever its values."""
 
 
 class Factors(NamedTuple):
@@ -166,9 +170,7 @@ def _of_part(named: Mapping[str, Any], part: str) -> dict[str, Any]:
     return {name.removeprefix(prefix): value for name, value in named.items() if name.startswith(prefix)}
 
 
-def _renamed(
-    tensors: dict[str, Tensor], names: Callable[[dict[str, str]], dict[str, str]]
-) -> dict[str, tuple[str, Tensor]]:
+def _renamed(tensors: dict[str, Tensor], names: Naming) -> dict[str, tuple[str, Tensor]]:
     """By its name in PEFT's style: the name before, and the tensor. Converters look at names alone."""
     if not tensors:
         return {}
@@ -182,7 +184,7 @@ def _network_names(names: dict[str, str]) -> dict[str, str]:
     return converted
 
 
-def _text_names(encoder: nn.Module) -> Callable[[dict[str, str]], dict[str, str]]:
+def _text_names(encoder: nn.Module) -> Naming:
     """As diffusers' loader of text encoders: the encoder tells whether modules lie below `text_model`."""
 
     def convert(names: dict[str, str]) -> dict[str, str]:
