@@ -39,7 +39,7 @@ from giornata.wire.loras import (
     StoredFile,
     UploadPiece,
 )
-from tests.integration.lora_store.conftest import Store, canonical, lora
+from tests.integration.lora_bench import Store, canonical, lora
 from tests.patience import HUNG_MS, HUNG_S
 
 
@@ -185,7 +185,7 @@ BAD: dict[str, tuple[bytes, str, str]] = {
         "'x' is given twice",
     ),
     "no lora": (
-        _header(b"{%s,%s}" % (X, X)) + bytes(4),
+        _header(b"{%s}" % X) + bytes(4),
         "lora_not_supported",
         "x",
     ),

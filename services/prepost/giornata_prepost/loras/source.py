@@ -12,11 +12,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from diffusers.utils import (
-    convert_state_dict_to_diffusers,
-    convert_state_dict_to_peft,
-    convert_unet_state_dict_to_peft,
-)
+from diffusers.utils import convert_state_dict_to_peft, convert_unet_state_dict_to_peft
+from diffusers.utils.state_dict_utils import StateDictType
 from torch import Tensor, nn
 
 from giornata.wire.errors import GiornataError, LoraMismatch, LoraNotSupported
@@ -185,10 +182,13 @@ def _network_names(names: dict[str, str]) -> dict[str, str]:
 
 
 def _text_names(encoder: nn.Module) -> Naming:
-    """As diffusers' loader of text encoders: the encoder tells whether modules lie below `text_model`."""
+    """As diffusers' loader of text encoders: the encoder tells whether modules lie below `text_model`.
+
+    diffusers guesses the style by output projections, which a file may lack; the oldest style's names hold all others.
+    """
 
     def convert(names: dict[str, str]) -> dict[str, str]:
-        converted = convert_state_dict_to_peft(convert_state_dict_to_diffusers(names))
+        converted = convert_state_dict_to_peft(names, original_type=StateDictType.DIFFUSERS_OLD)
         if hasattr(encoder, "text_model"):
             return dict(converted)
         return {name.removeprefix("text_model."): old for name, old in converted.items()}
