@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import secrets
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -45,7 +46,7 @@ async def upload(
 ) -> tuple[int, dict[str, Any]]:
     form = aiohttp.FormData(default_to_multipart=True)
     if data is not None:
-        form.add_field("file", data, filename="rims.safetensors")
+        form.add_field("file", io.BytesIO(data), filename="rims.safetensors")
     for name, value in fields.items():
         form.add_field(name, value)
     async with stage.http.post("/v1/loras", data=form, headers=headers) as response:

@@ -9,8 +9,10 @@ import pickle
 import secrets
 import struct
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
+from pydantic import BaseModel
 
 from giornata.deadlines import Deadline
 from giornata.lora_transfer import pieces, sending
@@ -42,6 +44,8 @@ from giornata.wire.loras import (
 from tests.integration.lora_bench import Store, canonical, lora
 from tests.patience import HUNG_MS, HUNG_S
 
+M = TypeVar("M", bound=BaseModel)
+
 
 def tenant() -> str:
     """One that no other test has."""
@@ -52,14 +56,9 @@ def file_of(data: bytes) -> StoredFile:
     return StoredFile(sha256=hashlib.sha256(data).hexdigest(), size_bytes=len(data))
 
 
-async def call(bench: Store, verb: subjects.LoraVerb, request: object, reply: type) -> object:
-    return await bench.bus.call(
-        subjects.lora(verb),
-        request,
-        reply,
-        Deadline.after_ms(HUNG_MS),
-        limit_bytes=2 << 20,  # type: ignore[arg-type]  # any of them
-    )
+async def call(bench: Store, verb: subjects.LoraVerb, request: BaseModel, reply: type[M]) -> M:
+    deadline = Deadline.after_ms(HUNG_MS)
+    return await bench.bus.call(subjects.lora(verb), request, reply, deadline, limit_bytes=2 << 20)
 
 
 async def test_an_upload_becomes_a_lora_with_a_canonical_file(bench: Store) -> None:
@@ -101,12 +100,10 @@ async def test_a_restart_in_the_middle_loses_nothing_that_was_acknowledged(bench
     async with bench.instance():
         assert (await bench.records.get(owner, begin.upload_id)).state is LoraState.UPLOADING
         again = await call(bench, "begin", begin, Received)
-        assert isinstance(again, Received)
         assert again.size_bytes == half
         rest = piece.model_copy(update={"offset": half, "data": data[half:]})
         for _ in range(2):  # the connection may ask twice
             told = await call(bench, "piece", rest, Received)
-            assert isinstance(told, Received)
             assert told.size_bytes == len(data)
         finish = FinishUpload(
             upload_id=begin.upload_id,
@@ -117,7 +114,6 @@ async def test_a_restart_in_the_middle_loses_nothing_that_was_acknowledged(bench
         )
         for _ in range(2):
             made = await call(bench, "finish", finish, LoraRecord)
-            assert isinstance(made, LoraRecord)
         assert (await bench.settled(made)).state is LoraState.READY
 
 
