@@ -302,6 +302,7 @@ MESSAGES: list[BaseModel] = [
         models=(CARD,),
         worker=WORKER,
         queue=QueueState(jobs=1, rows=2, steps=8, wait_ms=1500.0),
+        loras=LoraCounters(stored_bytes=6, limit_bytes=2048, uploads=2, finished=1, ready=1, read_bytes=6),
         answering=("inspect job_1", "finish job_2 0"),
     ),
     BeginUpload(upload_id="upload_1", tenant="default", remaining_ms=900),
@@ -316,14 +317,6 @@ MESSAGES: list[BaseModel] = [
     FilePiece(data=b"xyz"),
     RemoveLora(lora_id="lora_1", tenant="default", remaining_ms=900),
     NormaliseLora(lora=LORA, remaining_ms=900),
-    ServiceState(
-        service=ServiceName.LORA_STORE,
-        instance="l1",
-        host="h",
-        version="0.1.0",
-        ready=True,
-        loras=LoraCounters(stored_bytes=6, limit_bytes=2048, uploads=2, finished=1, ready=1, read_bytes=6),
-    ),
     ErrorBody(
         code="mask_empty",
         message="nothing",
