@@ -30,15 +30,14 @@ from giornata.api_keys import KeysFile, KeysFileError, parse
 from giornata.nats_reload import reload_servers
 from giornata.wire.cells import MAIN, CellName
 from giornata.wire.errors import GiornataError
-from giornata.wire.permissions import (
+from giornata.wire.nats_config import (
     CLUSTER_PORT,
-    RELOADER,
     ROUTES_USER,
-    User,
     cluster_config,
     has_anonymous,
     users_config,
 )
+from giornata.wire.permissions import RELOADER, User
 from giornata.wire.workers import ServiceName
 
 USERS_CONF: Final = Path("server", "users.conf")
@@ -124,7 +123,7 @@ def _alone(folder: Path) -> Iterator[None]:
 
 
 def write_cluster(folder: Path, listen: str, hosts: Sequence[str], name: str = CLUSTER_CONF) -> None:
-    """Write ``server/<name>``; other arguments: see :func:`giornata.wire.permissions.cluster_config`."""
+    """Write ``server/<name>``; other arguments: see :func:`giornata.wire.nats_config.cluster_config`."""
     password = _password(folder / "server" / ROUTES_USER)
     _write(folder / "server" / name, cluster_config(listen, hosts, password))
 

@@ -1,4 +1,4 @@
-"""Records in JetStream's key-value buckets: jobs, registered templates, jobs that were given up."""
+"""Records in JetStream's key-value buckets: jobs, and jobs that were given up."""
 
 from __future__ import annotations
 
@@ -19,12 +19,11 @@ from pydantic import BaseModel
 from giornata.bus.streams import LINGER_S
 from giornata.deadlines import Deadline
 from giornata.retries import error_code, repeated, written
-from giornata.wire import codec, subjects
+from giornata.wire import codec
 from giornata.wire.cells import MAIN
-from giornata.wire.errors import GiornataError, InternalError, JobNotFound, StoreFull, TemplateNotFound
+from giornata.wire.errors import GiornataError, InternalError, JobNotFound, StoreFull
 from giornata.wire.jobs import JobRecord
-from giornata.wire.stores import QUARANTINE, RECORDS, TEMPLATES, own_name
-from giornata.wire.templates import TemplateRecord
+from giornata.wire.stores import QUARANTINE, RECORDS, own_name
 
 R = TypeVar("R", bound=BaseModel)
 
@@ -248,55 +247,3 @@ class Quarantine(RecordBucket[JobRecord]):
 
 def _job_id(record: JobRecord) -> str:
     return record.job.job_id
-
-
-class TemplateRecords:
-    """The bucket of registered templates, by tenant and id, or TemplateNotFound. Make it with :meth:`open`."""
-
-    def __init__(self, records: RecordBucket[TemplateRecord]) -> None:
-        self._records = records
-
-    @classmethod
-    async def open(cls, jetstream: JetStreamContext) -> TemplateRecords:
-        """The bucket of a connection."""
-        bucket = await jetstream.key_value(TEMPLATES)
-        return cls(
-            RecordBucket(jetstream, TEMPLATES, bucket, TemplateRecord, _template_key, TemplateNotFound)
-        )
-
-    async def get(self, tenant: str, template_id: str) -> TemplateRecord:
-        """A tenant's template."""
-        return await self._records.get(_key(tenant, template_id))
-
-    async def create(self, record: TemplateRecord) -> bool:
-        """Write the first revision; False if the template has a record already."""
-        return await self._records.create(record) is not None
-
-    async def change(self, tenant: str, template_id: str, change: Change[TemplateRecord]) -> TemplateRecord:
-        """Change a record as in every bucket."""
-        return await self._records.change(_key(tenant, template_id), change)
-
-    async def delete(self, record: TemplateRecord) -> None:
-        """Forget the record; a record that is not there is no error."""
-        await self._records.delete(_template_key(record))
-
-    async def all_of(self, tenant: str) -> list[TemplateRecord]:
-        """Every template of a tenant, in no order."""
-        return await self._records.matching(f"{subjects.token(tenant)}.*")
-
-    async def until(
-        self, tenant: str, template_id: str, condition: Callable[[TemplateRecord], bool], deadline: Deadline
-    ) -> TemplateRecord:
-        """The record as soon as `condition` holds for it, or as it stands at the deadline."""
-        return await self._records.until(_key(tenant, template_id), condition, deadline)
-
-
-def _template_key(record: TemplateRecord) -> str:
-    return _key(record.tenant, record.template_id)
-
-
-def _key(tenant: str, template_id: str) -> str:
-    try:
-        return f"{subjects.token(tenant)}.{subjects.token(template_id)}"
-    except ValueError as error:
-        raise TemplateNotFound(received=template_id) from error

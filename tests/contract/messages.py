@@ -19,6 +19,24 @@ from giornata.wire.jobs import (
     RowState,
     TemplateUse,
 )
+from giornata.wire.loras import (
+    BeginUpload,
+    Canonical,
+    DropUpload,
+    FilePiece,
+    FinishUpload,
+    KeepUpload,
+    LoraCounters,
+    LoraRecord,
+    LoraState,
+    LoraStyle,
+    NormaliseLora,
+    ReadFile,
+    Received,
+    RemoveLora,
+    StoredFile,
+    UploadPiece,
+)
 from giornata.wire.messages import (
     Accepted,
     AdapterRequest,
@@ -107,6 +125,23 @@ INSPECTION = Inspection(
     crop=(8, 4, 48, 40),
 )
 ENCODING = Encoding(text=REF, text_tokens=48, padding_tokens=40, rows=(REF,), empty_text=REF)
+STORED = StoredFile(sha256="ab", size_bytes=6)
+LORA = LoraRecord(
+    lora_id="lora_1",
+    tenant="default",
+    created_s=1,
+    state=LoraState.READY,
+    model="tiny",
+    name="rims",
+    received_bytes=6,
+    source=STORED,
+    style=LoraStyle.KOHYA,
+    rank=4,
+    canonical=Canonical(file=STORED, model_digest="dd", rank=4, modules=2, text_modules=1),
+    worker="l1",
+    worked_s=2,
+    shared_path="tiny/rims.safetensors",
+)
 ROW = RowRecord(index=0, seed=7, resume=RowState(step=2, latents=REF), template=TemplateUse.HIT)
 CARD = ModelCard(
     name="tiny",
@@ -270,8 +305,21 @@ MESSAGES: list[BaseModel] = [
         models=(CARD,),
         worker=WORKER,
         queue=QueueState(jobs=1, rows=2, steps=8, wait_ms=1500.0),
+        loras=LoraCounters(stored_bytes=6, limit_bytes=2048, uploads=2, finished=1, ready=1, read_bytes=6),
         answering=("inspect job_1", "finish job_2 0"),
     ),
+    BeginUpload(upload_id="upload_1", tenant="default", remaining_ms=900),
+    UploadPiece(upload_id="upload_1", tenant="default", offset=3, data=b"xyz", remaining_ms=900),
+    Received(size_bytes=6, limit_bytes=2048),
+    FinishUpload(
+        upload_id="upload_1", tenant="default", model="tiny", name="rims", file=STORED, remaining_ms=900
+    ),
+    KeepUpload(upload_id="upload_1", file=STORED, remaining_ms=900),
+    DropUpload(upload_id="upload_1", tenant="default", remaining_ms=900),
+    ReadFile(sha256="ab", offset=3, size_bytes=3, remaining_ms=900),
+    FilePiece(data=b"xyz"),
+    RemoveLora(lora_id="lora_1", tenant="default", remaining_ms=900),
+    NormaliseLora(lora=LORA, remaining_ms=900),
     ErrorBody(
         code="mask_empty",
         message="nothing",

@@ -16,7 +16,8 @@ from giornata.blobs import RedisBlobs
 from giornata.bus.bus import Bus, Endpoint
 from giornata.deadlines import Deadline
 from giornata.fleet import Fleet
-from giornata.records import Records, TemplateRecords
+from giornata.records import Records
+from giornata.tenant_records import TemplateRecords
 from giornata.wire import codec, subjects, templates
 from giornata.wire.errors import DeadlineExceeded, GiornataError, JobCancelled, JobNotFound
 from giornata.wire.events import DoneEvent, EventKind, PreviewEvent, StateEvent, StepEvent

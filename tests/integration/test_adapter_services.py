@@ -1,4 +1,4 @@
-"""ControlNet and LoRA store as processes on a real NATS server: found, ready, refusing clearly, drained."""
+"""ControlNet and LoRA store as processes on a real NATS server: found, ready, answering clearly, drained."""
 
 from __future__ import annotations
 
@@ -8,23 +8,36 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
+from pydantic import BaseModel
 
 from giornata import __version__
 from giornata.bus import bus
 from giornata.config import new_instance
 from giornata.deadlines import Deadline
 from giornata.wire import subjects
-from giornata.wire.errors import MalformedMessage, NotSupported, ServiceUnavailable
+from giornata.wire.errors import (
+    GiornataError,
+    LoraNotFound,
+    MalformedMessage,
+    NotSupported,
+    ServiceUnavailable,
+)
 from giornata.wire.jobs import BlobRef
+from giornata.wire.loras import ReadFile
 from giornata.wire.messages import Accepted, AdapterRequest, CancelRows
 from giornata.wire.workers import ServiceName, ServiceState
 from tests.patience import HUNG_MS, HUNG_S
 
 SERVICES = {
     ServiceName.CONTROLNET: ("giornata_controlnet", subjects.controlnet("residuals")),
-    ServiceName.LORA_STORE: ("giornata_lora_store", subjects.lora("load")),
+    ServiceName.LORA_STORE: ("giornata_lora_store", subjects.lora("read")),
+}
+REFUSALS: dict[ServiceName, tuple[type[GiornataError], str]] = {
+    ServiceName.CONTROLNET: (NotSupported, "canny"),
+    ServiceName.LORA_STORE: (LoraNotFound, "0" * 64),
 }
 
 
@@ -46,13 +59,15 @@ class Running:
                 pass
         return state
 
-    async def ask(self, adapter: str = "canny") -> Accepted:
-        request = AdapterRequest(adapter=adapter, remaining_ms=HUNG_MS)
+    async def ask(self) -> BaseModel:
+        request: BaseModel = AdapterRequest(adapter="canny", remaining_ms=HUNG_MS)
+        if self.name is ServiceName.LORA_STORE:
+            request = ReadFile(sha256="0" * 64, offset=0, size_bytes=1, remaining_ms=HUNG_MS)
         return await self.bus.call(self.subject, request, Accepted, Deadline.after_ms(HUNG_MS))
 
 
 @pytest.fixture(params=list(SERVICES))
-async def service(request: pytest.FixtureRequest, nats_url: str) -> AsyncIterator[Running]:
+async def service(request: pytest.FixtureRequest, nats_url: str, tmp_path: Path) -> AsyncIterator[Running]:
     module, subject = SERVICES[request.param]
     instance = new_instance(request.param)
     states: asyncio.Queue[ServiceState] = asyncio.Queue()
@@ -62,7 +77,7 @@ async def service(request: pytest.FixtureRequest, nats_url: str) -> AsyncIterato
         await stack.enter_async_context(connected.listen(telemetry, ServiceState, states.put_nowait))
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", module, "--instance", instance),
-            env={**os.environ, "GIORNATA_NATS_URL": nats_url},
+            env={**os.environ, "GIORNATA_NATS_URL": nats_url, "GIORNATA_LORA_FOLDER": str(tmp_path)},
             stderr=asyncio.subprocess.DEVNULL,
         )
         try:
@@ -80,18 +95,17 @@ async def service(request: pytest.FixtureRequest, nats_url: str) -> AsyncIterato
 
 
 async def test_the_refusal_reaches_the_caller_as_the_same_error(service: Running) -> None:
-    with pytest.raises(NotSupported) as raised:
-        await service.ask("canny")
-    assert raised.value.field == "adapter"
-    assert raised.value.received == "canny"
-    assert "yet" in raised.value.message
+    kind, received = REFUSALS[service.name]
+    with pytest.raises(kind) as raised:
+        await service.ask()
+    assert raised.value.received == received
 
 
 async def test_another_message_is_named_malformed_and_does_no_harm(service: Running) -> None:
     wrong = CancelRows(job_id="job", attempt=1)
-    with pytest.raises(MalformedMessage, match="adapter"):
+    with pytest.raises(MalformedMessage, match="Field required"):
         await service.bus.call(service.subject, wrong, BlobRef, Deadline.after_ms(HUNG_MS))
-    with pytest.raises(NotSupported):
+    with pytest.raises(REFUSALS[service.name][0]):
         await service.ask()
 
 

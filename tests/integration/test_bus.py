@@ -24,7 +24,7 @@ from giornata.wire.workers import ServiceName
 from tests.integration.conftest import NatsServer
 from tests.patience import HUNG_MS, HUNG_S
 
-SUBJECT = subjects.lora("test")
+SUBJECT = subjects.controlnet("test")
 
 
 @pytest.fixture
@@ -281,7 +281,7 @@ async def test_leaving_without_a_server_ends_soon_and_quietly(private_nats: Nats
         asyncio.timeout(HUNG_S),
         buses.connect(private_nats.url, "test") as bus,
         bus.answer(endpoint(handler)),
-        bus.serve("test", Endpoint(subjects.lora("other"), CancelRows, handler), instance="i"),
+        bus.serve("test", Endpoint(subjects.controlnet("other"), CancelRows, handler), instance="i"),
         bus.listen("giornata.cancel.*", CancelRows, lambda _: None),
     ):
         private_nats.kill()

@@ -20,7 +20,8 @@ from giornata.bus.connection import RefusedError, barrier
 from giornata.deadlines import Deadline
 from giornata.nats_users import password_file
 from giornata.probe import is_ready
-from giornata.records import Records, TemplateRecords
+from giornata.records import Records
+from giornata.tenant_records import TemplateRecords
 from giornata.wire import codec, stores, subjects
 from giornata.wire.cells import in_cell
 from giornata.wire.errors import NotPermitted, ServiceUnavailable
@@ -58,7 +59,14 @@ PUBLISHERS: dict[str, set[User]] = {
     subjects.worker("w", "record"): {ROUTER},
     subjects.worker("w", "prefetch"): {ROUTER},
     subjects.controlnet("residuals"): set(),
-    subjects.lora("load"): set(),
+    subjects.lora("begin"): {GATEWAY, PREPOST},
+    subjects.lora("finish"): {GATEWAY},
+    subjects.lora("remove"): {GATEWAY},
+    subjects.lora("keep"): {PREPOST},
+    subjects.lora("read"): {PREPOST},
+    subjects.prepost("adapter", "m"): {ROUTER, LORA_STORE},
+    "$KV.giornata-loras.t.id": {LORA_STORE},
+    "$JS.API.STREAM.MSG.GET.KV_giornata-loras": {GATEWAY, LORA_STORE},
     subjects.event("g", "j", EventKind.STATE): {ROUTER},
     subjects.event("g", "j", EventKind.DONE): {ROUTER},
     subjects.event("g", "j", EventKind.STEP): {DENOISER},
@@ -72,7 +80,7 @@ PUBLISHERS: dict[str, set[User]] = {
     "$JS.API.STREAM.MSG.GET.KV_giornata-quarantine": {OPERATOR},
     "$JS.API.STREAM.MSG.GET.KV_giornata-jobs": KEEPERS,
     "$JS.API.STREAM.CREATE.KV_giornata-jobs": {ROUTER, DENOISER},
-    "$JS.API.STREAM.CREATE.KV_giornata-templates": KEEPERS,
+    "$JS.API.STREAM.CREATE.KV_giornata-templates": KEEPERS | {LORA_STORE},
     "$JS.API.STREAM.NAMES": {GATEWAY},
     in_cell(subjects.SUBMIT, "b"): {GATEWAY},
     in_cell(subjects.cancel("j"), "b"): {GATEWAY},
@@ -93,7 +101,8 @@ PUBLISHERS: dict[str, set[User]] = {
     "$JS.API.CONSUMER.CREATE.KV_giornata-jobs": set(),
     "$SRV.PING": {OBSERVER},
     "_INBOX.a.b": {GATEWAY},
-    "_INBOX_gateway.a.b": {ROUTER},
+    "_INBOX_gateway.a.b": {ROUTER, LORA_STORE},
+    "_INBOX_lora-store.a.b": {PREPOST},
     "_INBOX_router.a.b": {PREPOST, DENOISER},
     "anything": set(),
 }
@@ -117,7 +126,7 @@ SUBSCRIBERS: dict[str, set[User]] = {
     subjects.worker("w", "run"): {DENOISER},
     subjects.prepost("encode", "m"): {PREPOST},
     subjects.controlnet("residuals"): {CONTROLNET},
-    subjects.lora("load"): {LORA_STORE},
+    subjects.lora("piece"): {LORA_STORE},
     "$SRV.PING": {GATEWAY, PREPOST, CONTROLNET, LORA_STORE},
     "$KV.giornata-jobs.>": set(),
     "_INBOX.>": {APPLICATION},

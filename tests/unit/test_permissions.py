@@ -24,17 +24,15 @@ from giornata.nats_users import (
 )
 from giornata.wire import subjects
 from giornata.wire.events import EventKind
+from giornata.wire.nats_config import cluster_config, has_anonymous, users_config
 from giornata.wire.permissions import (
     RELOADER,
     Rights,
     User,
     application_user,
-    cluster_config,
-    has_anonymous,
     inbox,
     rights,
     user_in,
-    users_config,
 )
 from giornata.wire.workers import ServiceName
 
@@ -60,7 +58,7 @@ def one_of_each() -> dict[str, str]:
     functions: dict[str, Callable[..., str]] = {
         name: function
         for name, function in inspect.getmembers(subjects, inspect.isfunction)
-        if name not in {"token", "is_inbox", "get_args"} and "_of" not in name
+        if name not in {"token", "is_inbox", "get_args", "lora"} and "_of" not in name
     }
     found = {
         name: function(*("x" for _ in inspect.signature(function).parameters))
@@ -68,6 +66,7 @@ def one_of_each() -> dict[str, str]:
     }
     found |= {f"event_{kind}": subjects.event("g", "j", kind) for kind in EventKind}
     found |= {f"worker_{verb}": subjects.worker("x", verb) for verb in get_args(subjects.WorkerVerb)}
+    found |= {f"lora_{verb}": subjects.lora(verb) for verb in get_args(subjects.LoraVerb)}
     del found["event"], found["worker"]
     constants = ("EDIT", "EDIT_CANCEL", "SUBMIT", "TEMPLATE", "TEMPLATE_REMOVED", "FLEET", "SUMMARY")
     return found | {name: getattr(subjects, name) for name in constants}
@@ -89,8 +88,9 @@ def test_every_subject_has_somebody_who_tells(name: str, subject: str) -> None:
     if name == "telemetry":
         subject = subjects.telemetry(ServiceName.ROUTER, "r")
     publishers = {user for user in User if may(rights(user).publish, subject)}
-    unasked = name in {"controlnet", "lora"}  # adapters come later
-    assert len(publishers) == (0 if unasked else 1), publishers
+    unasked = name == "controlnet"  # it comes later
+    sends_files = {"lora_begin", "lora_piece", "lora_drop"}  # gateway and prepost
+    assert len(publishers) == (0 if unasked else 2 if name in sends_files else 1), publishers
 
 
 def test_every_service_tells_of_itself_and_of_nobody_else() -> None:
@@ -110,6 +110,11 @@ def test_answers_go_only_to_those_who_may_ask() -> None:
         (user, asker) for user in User for asker in User if may(rights(user).publish, f"{inbox(asker)}.a.b")
     }
     asked = {(User.GATEWAY, User.APPLICATION), (User.ROUTER, User.GATEWAY)}
+    asked |= {
+        (User.LORA_STORE, User.GATEWAY),
+        (User.LORA_STORE, User.PREPOST),
+        (User.PREPOST, User.LORA_STORE),
+    }
     asked |= {(worker, User.ROUTER) for worker in (User.PREPOST, User.DENOISER)}
     micro = (User.GATEWAY, User.PREPOST, User.CONTROLNET, User.LORA_STORE)
     assert answers == asked | {(service, User.OBSERVER) for service in micro}

@@ -21,8 +21,9 @@ from giornata.blobs import BlobStore
 from giornata.bus import telemetry
 from giornata.bus.bus import Bus, Endpoint
 from giornata.planning.costing import CostModel, Profile
-from giornata.records import Records, TemplateRecords
+from giornata.records import Records
 from giornata.retries import just_made
+from giornata.tenant_records import TemplateRecords
 from giornata.wire import subjects
 from giornata.wire.cells import in_cell
 from giornata.wire.errors import InternalError

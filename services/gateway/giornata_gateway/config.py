@@ -114,6 +114,15 @@ class GatewayConfig(ServiceConfig):
         le=100_000,
         description="Registered templates of one tenant; one more gets 409 until one is deleted or expires.",
     )
+    max_loras: int = Field(
+        1000, ge=0, le=100_000, description="LoRAs of one tenant, uploads among them; one more gets 409."
+    )
+    lora_receive_s: float = Field(
+        3600.0,
+        gt=0,
+        le=86400,
+        description="Longest time allowed for sending a LoRA, at the pace of other bodies.",
+    )
     heartbeat_s: float = Field(
         15.0, gt=0, le=300, description="Pause between comments on a quiet event stream."
     )

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from giornata.blobs import BlobStore
 from giornata.bus import streams
 from giornata.bus.bus import Bus
-from giornata.records import TemplateRecords
+from giornata.tenant_records import LoraRecords, TemplateRecords
 from giornata.wire.errors import InputLost, ResultExpired
 from giornata.wire.events import DoneEvent
 from giornata.wire.fleet import InstanceReport
@@ -25,6 +25,7 @@ from giornata_gateway.intake.limits import Memory, Places, Stay
 from giornata_gateway.intake.quotas import Quotas
 from giornata_gateway.intake.rules.tenants import DEFAULT_TENANT, Tenant, tenant_of
 from giornata_gateway.jobs.ledger import JobEnds, JobLedger
+from giornata_gateway.jobs.loras import Loras
 from giornata_gateway.jobs.preparation import EditOrder, Preparation, Prepared
 from giornata_gateway.jobs.registration import Registration
 from giornata_gateway.jobs.submission import AwaitedJob, Submission
@@ -67,6 +68,7 @@ class Gateway:
         *,
         records: CellRecords,
         templates: TemplateRecords,
+        loras: LoraRecords,
         fleet: FleetListener,
         keys: KeyFile | None,
         tasks: asyncio.TaskGroup,
@@ -90,6 +92,7 @@ class Gateway:
             config, bus, fleet, self.ledger, self.preparation, self.ends, tasks, self.quotas.leave
         )
         self.registration = Registration(config, bus, blobs, templates, fleet, tasks)
+        self.loras = Loras(config, bus, loras, fleet)
 
     def tenant(self, key: str | None) -> Tenant:
         """The tenant that asks with `key`, as :func:`tenant_of` finds it."""

@@ -119,6 +119,29 @@ def router_metrics(states: Iterable[ServiceState]) -> Iterator[Metric]:
     yield from (jobs, rows, unreadable, r2, residual)
 
 
+def lora_metrics(states: Iterable[ServiceState]) -> Iterator[Metric]:
+    """What each LoRA store keeps and does."""
+    used = _gauge("lora_store_bytes", "Bytes of all files in the store's folder.", "instance")
+    limit = _gauge("lora_store_limit_bytes", "Bytes from which on no upload begins.", "instance")
+    waiting = _gauge("lora_validating", "LoRAs that wait for prepost, or are with it.", "instance")
+    uploads = _counter("lora_uploads", "Uploads that began or became a LoRA.", "instance", "stage")
+    ended = _counter("lora_validations", "Validations that ended.", "instance", "outcome")
+    read = _counter("lora_read_bytes", "Bytes given out.", "instance")
+    for state in states:
+        if (told := state.loras) is None:
+            continue
+        instance = [state.instance]
+        used.add_metric(instance, told.stored_bytes)
+        limit.add_metric(instance, told.limit_bytes)
+        waiting.add_metric(instance, told.validating)
+        uploads.add_metric([*instance, "begun"], told.uploads)
+        uploads.add_metric([*instance, "finished"], told.finished)
+        ended.add_metric([*instance, "ready"], told.ready)
+        ended.add_metric([*instance, "failed"], told.failed)
+        read.add_metric(instance, told.read_bytes)
+    yield from (used, limit, waiting, uploads, ended, read)
+
+
 def store_metrics(states: Iterable[ServiceState]) -> Iterator[Metric]:
     """How full JetStream's streams are, as the active router has read it."""
     used = _gauge("store_bytes", "Bytes in a stream.", "store")
@@ -200,3 +223,4 @@ class _Fleet(CollectorRegistry):
         yield from template_metrics(states)
         yield from router_metrics(states)
         yield from store_metrics(states)
+        yield from lora_metrics(states)

@@ -12,8 +12,8 @@ import structlog
 from giornata.blobs import BlobStore
 from giornata.bus.bus import Bus
 from giornata.bus.telemetry import publish, state_of, telemetry
-from giornata.records import TemplateRecords
 from giornata.retries import just_made
+from giornata.tenant_records import LoraRecords, TemplateRecords
 from giornata.wire import subjects
 from giornata.wire.cells import anywhere
 from giornata.wire.events import DoneEvent, EventKind
@@ -41,13 +41,22 @@ async def serve(config: GatewayConfig, bus: Bus, blobs: BlobStore, stop: asyncio
     fleet = FleetListener(bridged_s)
     records = CellRecords(bus, fleet.cells)
     templates = await just_made(partial(TemplateRecords.open, bus.jetstream))
+    loras = await just_made(partial(LoraRecords.open, bus.jetstream))
     async with AsyncExitStack() as stack:
         tasks = await stack.enter_async_context(asyncio.TaskGroup())
         for summaries in anywhere(subjects.SUMMARY):
             await stack.enter_async_context(bus.listen(summaries, FleetSummary, fleet.hear))
         await records.look()
         gateway = Gateway(
-            config, bus, blobs, records=records, templates=templates, fleet=fleet, keys=keys, tasks=tasks
+            config,
+            bus,
+            blobs,
+            records=records,
+            templates=templates,
+            loras=loras,
+            fleet=fleet,
+            keys=keys,
+            tasks=tasks,
         )
         done = subjects.events_of_gateway(config.instance, EventKind.DONE)
         async with _catching_up(gateway), bus.listen(done, DoneEvent, gateway.ends.hear):

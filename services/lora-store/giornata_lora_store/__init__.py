@@ -1,1 +1,4 @@
-"""The LoRA store: brings adapters from where they are kept to the denoisers that need them."""
+"""The LoRA store: keeps adapters on disk, checks what they are, and gives them to the services that need them.
+
+`rules` decides, `files` and `header_reading` touch the disk, `intake` answers, `validation` has prepost normalise.
+"""

@@ -16,6 +16,10 @@ class PrepostConfig(ModelConfig):
     image_timeout_s: float = Field(
         10.0, gt=0, le=600, description="Time that one picture may take in such a process."
     )
+    lora_timeout_s: float = Field(
+        120.0, gt=0, le=3600, description="Time that reading one LoRA may take in a process of its own."
+    )
+    lora_file_bytes: int = Field(2 << 30, ge=1 << 10, description="Largest file of a LoRA.")
     max_pixels: int = Field(
         40_000_000, ge=1024, le=178_956_970, description="Most pixels of an image, a mask or an output."
     )

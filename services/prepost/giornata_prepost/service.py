@@ -1,6 +1,7 @@
-"""Prepost's four endpoints, and its telemetry.
+"""Prepost's endpoints, and its telemetry.
 
-Pictures go through the process pool. The model works in one thread, one encoding or decoding at a time.
+Pictures go through the process pool, LoRAs through one of their own. The model works in one thread, one encoding or
+decoding at a time.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from giornata.wire import subjects
 from giornata.wire.cells import in_cell
 from giornata.wire.errors import InputLost, ServiceUnavailable
 from giornata.wire.jobs import BlobRef, Encoding, Inspection, Job
+from giornata.wire.loras import NormaliseLora
 from giornata.wire.messages import (
     EncodeRequest,
     FinishReply,
@@ -50,6 +52,8 @@ from giornata_prepost.images.geometry import Box, Size
 from giornata_prepost.images.pictures import Pixels
 from giornata_prepost.images.references import prepare
 from giornata_prepost.images.stages import Inspected, PixelLimits, finish, inspect, inspect_template
+from giornata_prepost.loras.normaliser import Normaliser
+from giornata_prepost.loras.work import LoraPool
 from giornata_prepost.work import ImagePool, ModelThread, Precedence
 
 Q = TypeVar("Q", bound=Question)
@@ -85,14 +89,18 @@ class Prepost:
         Raises:
             Failed: the model does not work.
         """
+        loras = LoraPool()
+        normaliser = Normaliser(bus, loras, self._model.card, self._config)
         endpoints = (
             Endpoint(self._subject("inspect"), InspectRequest, self._until_cut_off(self.inspect)),
             Endpoint(self._subject("encode"), EncodeRequest, self._until_cut_off(self.encode)),
             Endpoint(self._subject("finish"), FinishRequest, self._until_cut_off(self.finish)),
             Endpoint(self._subject("template"), TemplateRequest, self._until_cut_off(self.template)),
+            Endpoint(self._subject("adapter"), NormaliseLora, self._until_cut_off(normaliser.answer)),
         )
         async with AsyncExitStack() as stack:
             stack.callback(self._thread.close)
+            await stack.enter_async_context(loras)
             await self._thread.timed(Precedence.BEGIN, rehearse, self._model)
             await stack.enter_async_context(bus.serve("prepost", *endpoints, instance=self._config.instance))
             await stack.enter_async_context(telemetry(bus, self._config.telemetry_hz, self._state))

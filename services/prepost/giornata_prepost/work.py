@@ -1,8 +1,8 @@
-"""Where the work runs: pictures in a pool of processes, the model in one thread. The event loop stays free.
+"""Where the work runs: files in pools of processes, the model in one thread. The event loop stays free.
 
-The processes decode untrusted files, each with a limit on time, and without torch. A file that keeps a decoder busy
-costs one process, which is replaced, and one task, which gets an error. A file that crashes a decoder costs two
-processes: a process may also die of another cause, so its work gets one more try.
+The processes read untrusted files, each with a limit on time; those that decode pictures have no torch. A file that
+keeps one busy costs one process, which is replaced, and one task, which gets an error. A file that crashes one costs
+two processes: a process may also die of another cause, so its work gets one more try.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import multiprocessing
 import os
 import time
 import traceback
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -36,12 +37,12 @@ class WorkFailed(Exception):
     """An unexpected exception in a pool process, as the text of its traceback: any text survives pickling."""
 
 
-class ImagePool:
-    """Runs module-level functions in processes of its own.
+class WorkPool(ABC):
+    """Runs module-level functions in processes of its own, which start with the first one.
 
-    Used from one event loop; ``async with`` starts and ends the processes. A process is forked from a small server
-    (start method `forkserver`), so it holds nothing of this process's memory. It imports the ``__main__`` module: that
-    module must not import torch at its top.
+    Used from one event loop; leaving ``async with`` ends the processes. A process is forked from a small server (start
+    method `forkserver`), so it holds nothing of this process's memory. It imports the ``__main__`` module: that module
+    must not import torch at its top.
     """
 
     def __init__(self, processes: int) -> None:
@@ -54,7 +55,6 @@ class ImagePool:
         self._running: set[Future[Any]] = set()
 
     async def __aenter__(self) -> Self:
-        await self.timed(os.getpid, limit_s=60.0)  # it returns when the processes are up
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -70,10 +70,9 @@ class ImagePool:
         `limit_s` is the time for the work itself; waiting for a free process is not counted.
 
         Raises:
-            GiornataError: raised by the function, with every field intact.
-            ImageTimeout: it took longer than `limit_s`; its process was ended.
-            ImageUnreadable: its process died, and died again at a second try. A retry elsewhere would end another
-                process.
+            GiornataError: raised by the function, with every field intact. Or it took longer than `limit_s` and its
+                process was ended (:meth:`late`), or its process died twice (:meth:`deadly`): a retry elsewhere would
+                end another one.
             InternalError: it failed unexpectedly (logged), or no process can be started.
         """
         try:
@@ -81,17 +80,17 @@ class ImagePool:
                 return await self._submit(function, args, limit_s)
             except (BrokenProcessPool, ProcessExpired) as error:
                 # An idle process that is killed from outside ends a whole pebble pool, a busy one its task.
-                _log.warning("image_work_again", function=function.__name__, error=str(error))
+                _log.warning("work_again", function=function.__name__, error=str(error))
                 return await self._submit(function, args, limit_s)
         except TimeoutError as error:
-            raise ImageTimeout(received=f"more than {limit_s:g} s") from error
+            raise self.late(limit_s) from error
         except ProcessExpired as error:
-            _log.error("image_process_died", function=function.__name__, exit_code=error.exitcode)
-            raise ImageUnreadable("Working on the image ends the process that does it.") from error
+            _log.error("process_died", function=function.__name__, exit_code=error.exitcode)
+            raise self.deadly() from error
         except BrokenProcessPool as error:
-            raise InternalError("The image processes cannot be started.") from error
+            raise InternalError("The processes for files cannot be started.") from error
         except WorkFailed as error:
-            _log.error("image_work_failed", function=function.__name__, traceback=str(error))
+            _log.error("work_failed", function=function.__name__, traceback=str(error))
             raise InternalError from error
 
     async def _submit(
@@ -99,7 +98,7 @@ class ImagePool:
     ) -> tuple[Result, float]:
         if not self._pool.active:
             broken, self._pool = self._pool, self._new_pool()
-            _log.warning("image_pool_replaced")
+            _log.warning("pool_replaced")
             await _end(broken)
         future: Future[tuple[Result, float]] = self._pool.schedule(
             _guarded, args=(function, *args), timeout=limit_s
@@ -109,6 +108,30 @@ class ImagePool:
             return await asyncio.wrap_future(future)
         finally:
             self._running.discard(future)
+
+    @abstractmethod
+    def late(self, limit_s: float) -> GiornataError:
+        """The error of work that takes longer than `limit_s`."""
+
+    @abstractmethod
+    def deadly(self) -> GiornataError:
+        """The error of work that ends its process."""
+
+
+class ImagePool(WorkPool):
+    """Works on pictures. All processes are up on entering."""
+
+    async def __aenter__(self) -> Self:
+        await self.timed(os.getpid, limit_s=60.0)  # it returns when the processes are up
+        return self
+
+    def late(self, limit_s: float) -> GiornataError:
+        """The picture costs too much."""
+        return ImageTimeout(received=f"more than {limit_s:g} s")
+
+    def deadly(self) -> GiornataError:
+        """The picture's bytes crash a decoder."""
+        return ImageUnreadable("Working on the image ends the process that does it.")
 
 
 class Precedence(IntEnum):

@@ -7,8 +7,8 @@ from functools import partial
 import structlog
 
 from giornata.deadlines import Deadline
-from giornata.records import TemplateRecords
 from giornata.scheduling.demand import Demand, RowShape
+from giornata.tenant_records import TemplateRecords
 from giornata.wire import templates
 from giornata.wire.errors import DeadlineExceeded, InternalError, Overloaded, ServiceUnavailable
 from giornata.wire.messages import RecordRequest, RunAnswer, TemplateRequest

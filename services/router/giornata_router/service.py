@@ -20,12 +20,13 @@ from giornata.bus.bus import Bus, Endpoint
 from giornata.bus.listening import keep_looking
 from giornata.bus.telemetry import state_of, telemetry
 from giornata.fleet import ListeningClock
-from giornata.records import Quarantine, Records, TemplateRecords
+from giornata.records import Quarantine, Records
 from giornata.retries import just_made
 from giornata.scheduling.line import Line
 from giornata.scheduling.placement import Patience, Placement
 from giornata.scheduling.policies import PolicyName
 from giornata.scheduling.scheduler import SCHEDULERS
+from giornata.tenant_records import TemplateRecords
 from giornata.wire import subjects
 from giornata.wire.cells import MAIN, in_cell
 from giornata.wire.events import DenoisedEvent, EventKind

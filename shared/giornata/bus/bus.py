@@ -101,7 +101,15 @@ class Bus:
         headers = None if message_id is None else {Header.MSG_ID.value: message_id}
         await self.client.publish(subject, codec.encode(message), headers=headers)
 
-    async def call(self, subject: str, request: BaseModel, reply: type[M], deadline: Deadline) -> M:
+    async def call(
+        self,
+        subject: str,
+        request: BaseModel,
+        reply: type[M],
+        deadline: Deadline,
+        *,
+        limit_bytes: int = codec.MAX_CONTROL_BYTES,
+    ) -> M:
         """Ask and wait for the answer until `deadline`; ask again if the connection was lost meanwhile.
 
         So a request may arrive twice: its handler is idempotent.
@@ -109,12 +117,12 @@ class Bus:
         Raises:
             ServiceUnavailable: no service listens on the subject, or there is no connection.
             NotPermitted: our NATS user may not ask there.
-            PayloadTooLarge: the request is larger than a control message may be, or than the server accepts.
+            PayloadTooLarge: the request is larger than `limit_bytes`, or than the server accepts.
             DeadlineExceeded: no answer in time.
             GiornataError: what the other side raised, as the same class.
         """
         deadline.check()
-        data = codec.encode(request)
+        data = codec.encode(request, limit_bytes=limit_bytes)
         try:
             message = await self._request(subject, data, deadline)
         except nats.errors.NoRespondersError as error:

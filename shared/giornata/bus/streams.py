@@ -27,6 +27,8 @@ LEASE_TTL_S: Final = 3.0
 """The life of a router's lease, by the routers' own clocks; no server's clock ends it."""
 TEMPLATES_TTL_S: Final = 31 * 24 * 3600
 """Of an unused one; gateways may be configured for a shorter life."""
+LORAS_TTL_S: Final = 0
+"""Never: a LoRA is kept until it is deleted."""
 BUCKET_TTL_S: Final = {
     stores.RECORDS: 24 * 3600,  # at the least, see records_ttl_s
     stores.QUARANTINE: 7 * 24 * 3600,
@@ -98,7 +100,7 @@ async def ensure(
 async def ensure_shared(
     jetstream: JetStreamContext, *, replicas: int, events_ttl_s: float, store_bytes: int = stores.STORE_BYTES
 ) -> None:
-    """Create what all cells share, as :func:`ensure`: the event stream and the bucket of templates."""
+    """Create what all cells share, as :func:`ensure`: the event stream, the buckets of templates and of LoRAs."""
     limits = stores.limits(store_bytes)
     events = StreamConfig(
         name=stores.EVENTS,
@@ -111,11 +113,10 @@ async def ensure_shared(
     )
     with _told_of_no_room(events, store_bytes):
         await _made(partial(jetstream.add_stream, events))
-    size = limits[stores.bucket_stream(stores.TEMPLATES)]
-    templates = KeyValueConfig(
-        stores.TEMPLATES, ttl=TEMPLATES_TTL_S, history=1, max_bytes=size, replicas=replicas
-    )
-    await _ensure_bucket(jetstream, templates, store_bytes)
+    for bucket, ttl_s in ((stores.TEMPLATES, TEMPLATES_TTL_S), (stores.LORAS, LORAS_TTL_S)):
+        size = limits[stores.bucket_stream(bucket)]
+        config = KeyValueConfig(bucket, ttl=ttl_s, history=1, max_bytes=size, replicas=replicas)
+        await _ensure_bucket(jetstream, config, store_bytes)
 
 
 async def _ensure_bucket(jetstream: JetStreamContext, config: KeyValueConfig, store_bytes: int) -> None:

@@ -14,72 +14,10 @@ same class on the other side (:func:`from_body`).
 
 from __future__ import annotations
 
-from typing import ClassVar
-
-from giornata.wire.values import Recorded
-
-MESSAGE_CHARS = 2000
-VALUE_CHARS = 200
-"""Texts are cut to these lengths, so that every error fits into a message and into the job's record."""
-
-
-class ErrorBody(Recorded):
-    """An error as it travels: over NATS, into the job record, and as the body of an HTTP answer."""
-
-    code: str
-    message: str
-    field: str | None = None
-    received: str | None = None
-    accepted: str | None = None
-    retry_after_s: float | None = None
-
-
-class GiornataError(Exception):
-    """Something went wrong."""
-
-    code: ClassVar[str] = "error"
-    status: ClassVar[int] = 500
-    retryable: ClassVar[bool] = False
-    """Whether the router may try the same work again, elsewhere or later."""
-
-    def __init_subclass__(
-        cls, code: str, status: int | None = None, *, retryable: bool | None = None
-    ) -> None:
-        cls.code = code
-        cls.status = cls.status if status is None else status
-        cls.retryable = cls.retryable if retryable is None else retryable
-
-    def __init__(
-        self,
-        message: str | None = None,
-        *,
-        field: str | None = None,
-        received: object = None,
-        accepted: str | None = None,
-        retry_after_s: float | None = None,
-    ) -> None:
-        self.message = (message or type(self).__doc__ or "").strip()[:MESSAGE_CHARS]
-        self.field = None if field is None else field[:VALUE_CHARS]
-        self.received = None if received is None else str(received)[:VALUE_CHARS]
-        self.accepted = None if accepted is None else accepted[:MESSAGE_CHARS]
-        self.retry_after_s = retry_after_s
-        super().__init__(self.message)
-
-    def __str__(self) -> str:
-        parts = [self.message]
-        if self.received is not None:
-            parts.append(f"Received: {self.received}.")
-        if self.accepted is not None:
-            parts.append(f"Accepted: {self.accepted}.")
-        return " ".join(parts)
-
-    def __reduce__(self) -> tuple[object, ...]:
-        """Cross the boundary of the image processes with every field intact."""
-        return from_body, (self.body(),)
-
-    def body(self) -> ErrorBody:
-        """The error as it travels."""
-        return ErrorBody.model_validate({**vars(self), "code": self.code})
+from giornata.wire.error_root import BY_CODE as BY_CODE  # noqa: PLC0414 - it is imported from here
+from giornata.wire.error_root import ErrorBody as ErrorBody  # noqa: PLC0414 - it is imported from here
+from giornata.wire.error_root import GiornataError as GiornataError  # noqa: PLC0414 - it is imported from here
+from giornata.wire.error_root import from_body as from_body  # noqa: PLC0414 - it is imported from here
 
 
 class BadRequest(GiornataError, code="bad_request", status=400):
@@ -166,6 +104,10 @@ class TemplateNotFound(BadRequest, code="template_not_found", status=404):
     """There is no template with this id."""
 
 
+class LoraNotFound(BadRequest, code="lora_not_found", status=404):
+    """There is no LoRA with this id."""
+
+
 class ResultExpired(BadRequest, code="result_expired", status=410):
     """The result was kept for its time and is gone."""
 
@@ -180,6 +122,30 @@ class JobCancelled(BadRequest, code="job_cancelled", status=409):
 
 class TemplateLimit(BadRequest, code="template_limit", status=409):
     """The tenant has as many registered templates as it may have."""
+
+
+class LoraLimit(BadRequest, code="lora_limit", status=409):
+    """The tenant has as many LoRAs as it may have."""
+
+
+class LoraUnreadable(BadRequest, code="lora_unreadable"):
+    """The file is not whole safetensors."""
+
+
+class LoraNotSupported(BadRequest, code="lora_not_supported"):
+    """The file holds something else than a LoRA of a known form."""
+
+
+class LoraTooLarge(BadRequest, code="lora_too_large", status=413):
+    """The LoRA is larger than this server accepts."""
+
+
+class LoraMismatch(BadRequest, code="lora_mismatch"):
+    """The LoRA does not fit the model."""
+
+
+class LoraNotFinite(BadRequest, code="lora_not_finite"):
+    """The LoRA has values that are not finite."""
 
 
 class IdempotencyKeyReused(BadRequest, code="idempotency_key_reused", status=422):
@@ -230,6 +196,10 @@ class BlobStoreFull(Overloaded, code="blob_store_full"):
     """The blob store is full; try again when results have expired."""
 
 
+class LoraStoreFull(Overloaded, code="lora_store_full"):
+    """The LoRA store has no room for another file; try again when LoRAs were deleted."""
+
+
 class StoreFull(Overloaded, code="store_full"):
     """There is no room for another record; try again when records of ended edits have expired."""
 
@@ -276,19 +246,3 @@ class InternalError(Failed, code="internal_error", retryable=True):
 
 class NotPermitted(Failed, code="not_permitted"):
     """The NATS server does not let this user do that."""
-
-
-def _leaves(root: type[GiornataError]) -> dict[str, type[GiornataError]]:
-    found = {root.code: root}
-    for child in root.__subclasses__():
-        found |= _leaves(child)
-    return found
-
-
-BY_CODE: dict[str, type[GiornataError]] = _leaves(GiornataError)
-
-
-def from_body(body: ErrorBody) -> GiornataError:
-    """Raise-able error from its travelling form; a code of a newer version becomes :class:`Failed`."""
-    fields = body.known()
-    return BY_CODE.get(fields.pop("code"), Failed)(**fields)

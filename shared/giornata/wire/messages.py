@@ -6,6 +6,7 @@ from enum import StrEnum
 from typing import Final, NamedTuple
 
 from giornata.wire.jobs import BlobRef, Encoding, Inspection, Job, Priority, RowRecord
+from giornata.wire.loras import NormaliseLora
 from giornata.wire.requests import EditParameters, GenerationParameters, OutputFormat
 from giornata.wire.templates import TemplateInputs, TemplateRecord
 from giornata.wire.values import Wire
@@ -131,7 +132,7 @@ class TemplateRequest(Wire):
     remaining_ms: int
 
 
-Question = InspectRequest | EncodeRequest | FinishRequest | TemplateRequest
+Question = InspectRequest | EncodeRequest | FinishRequest | TemplateRequest | NormaliseLora
 """The questions to prepost."""
 
 
@@ -146,6 +147,8 @@ def question(request: Question) -> str:
             return f"finish {request.job.job_id} {request.index}"
         case TemplateRequest():
             return f"template {request.template.template_id}"
+        case NormaliseLora():
+            return f"adapter {request.lora.lora_id}"
 
 
 class RecordRequest(Wire):
@@ -173,7 +176,7 @@ class RemoveTemplate(Wire):
 
 
 class AdapterRequest(Wire):
-    """Any request to the ControlNet service or the LoRA store."""
+    """Any request to the ControlNet service."""
 
     adapter: str
     remaining_ms: int

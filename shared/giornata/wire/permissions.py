@@ -1,4 +1,4 @@
-"""What each user of the NATS servers may publish and subscribe, and the server's configuration that says so. Pure.
+"""What each user of the NATS servers may publish and subscribe. Pure.
 
 Every service has a user, and so has every application; observers and operators have one each. A user's inboxes have a
 prefix of their own, so that no user reads another's answers. A service may publish answers below the prefixes of its
@@ -7,7 +7,6 @@ askers only.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from typing import Final, NamedTuple
@@ -18,9 +17,6 @@ from giornata.wire.cells import MAIN, anywhere
 from giornata.wire.events import EventKind
 
 API: Final = "$JS.API"
-ROUTES_USER: Final = "routes"
-"""The user with which the servers of a cluster let each other in."""
-CLUSTER_PORT: Final = 6222
 RELOADER: Final = "reloader"
 """Has the servers read their configuration again; the one user of their system account."""
 APPLICATIONS: Final = "app"
@@ -120,10 +116,25 @@ def _follows(stream: str) -> tuple[str, ...]:
     )
 
 
+def _reads(bucket: str) -> tuple[str, ...]:
+    """The rights to open a bucket, to read its keys, and to follow one."""
+    stream = stores.bucket_stream(bucket)
+    return f"{API}.STREAM.INFO.{stream}", f"{API}.STREAM.MSG.GET.{stream}", *_follows(stream)
+
+
+def _lora(*verbs: subjects.LoraVerb) -> tuple[str, ...]:
+    return tuple(map(subjects.lora, verbs))
+
+
 def _stateless(service: User, endpoints: str, *askers: User) -> Rights:
     """A micro service that keeps nothing in JetStream; its health check hears its own telemetry."""
     told = subjects.telemetry_of(service)
     return Rights((told, *_answers(*askers, User.OBSERVER)), (*anywhere(endpoints), told, *_micro(service)))
+
+
+def _and(granted: Rights, *publish: str) -> Rights:
+    """`granted`, and these subjects to publish."""
+    return granted._replace(publish=(*granted.publish, *publish))
 
 
 _NEEDS: Final[Mapping[User, Rights]] = {
@@ -138,8 +149,10 @@ _NEEDS: Final[Mapping[User, Rights]] = {
             subjects.telemetry_of(User.GATEWAY),
             *_answers(User.APPLICATION, User.OBSERVER),
             f"{subjects.INBOX}_{APPLICATIONS}.>",
+            *_lora("begin", "piece", "finish", "drop", "remove"),
             *_keeps(stores.TEMPLATES),
             *_follows(stores.bucket_stream(stores.TEMPLATES)),
+            *_reads(stores.LORAS),
             *_follows(stores.EVENTS),
             f"{API}.STREAM.NAMES",
             f"{API}.STREAM.INFO.{stores.EVENTS}",
@@ -195,9 +208,17 @@ _NEEDS: Final[Mapping[User, Rights]] = {
             subjects.telemetry_of(User.DENOISER),
         ),
     ),
-    User.PREPOST: _stateless(User.PREPOST, subjects.ALL_PREPOST, User.ROUTER),
+    User.PREPOST: _and(
+        _stateless(User.PREPOST, subjects.ALL_PREPOST, User.ROUTER, User.LORA_STORE),
+        *_lora("begin", "piece", "keep", "drop", "read"),
+    ),
     User.CONTROLNET: _stateless(User.CONTROLNET, subjects.ALL_CONTROLNET),
-    User.LORA_STORE: _stateless(User.LORA_STORE, subjects.ALL_LORA),
+    User.LORA_STORE: _and(
+        _stateless(User.LORA_STORE, subjects.ALL_LORA, User.GATEWAY, User.PREPOST),
+        *anywhere(subjects.ALL_ADAPTER),
+        *_keeps(stores.LORAS),
+        *(f"{API}.STREAM.CREATE.{stream}" for stream in stores.SHARED_STREAMS),
+    ),
     User.APPLICATION: Rights((subjects.EDIT, subjects.GENERATE, subjects.EDIT_CANCEL), ()),
     User.OBSERVER: Rights(("$SRV.>",), (subjects.ALL_TELEMETRY,)),
     User.OPERATOR: Rights((), ()),
@@ -230,66 +251,3 @@ _KEEPS: Final[Mapping[User, Callable[[str], tuple[str, ...]]]] = {
     ),
 }
 """What a user needs of JetStream to keep the jobs of a cell."""
-
-
-_RELOADS: Final = Rights(
-    ("$SYS.REQ.SERVER.PING", "$SYS.REQ.SERVER.*.RELOAD"), (f"{subjects.INBOX}_{RELOADER}.>",)
-)
-
-
-def users_config(
-    passwords: Mapping[str, str],
-    reloader: str,
-    *,
-    anonymous: User | None = None,
-    cells: Sequence[str] = (MAIN,),
-) -> str:
-    """The users, their passwords and rights in a NATS server's configuration.
-
-    Args:
-        passwords: by user; a password may be its bcrypt hash.
-        reloader: password of the user RELOADER.
-        anonymous: whom clients without a password are; None refuses them.
-        cells: of the deployment.
-    """
-    lines = ",\n    ".join(
-        _login(user, password, rights(user, cells)) for user, password in passwords.items()
-    )
-    text = (
-        f"authorization {{\n  users: [\n    {lines}\n  ]\n}}\n"
-        f'accounts {{ "$SYS": {{ users: [{_login(RELOADER, reloader, _RELOADS)}] }} }}\n'
-    )
-    return text if anonymous is None else text + _no_auth(anonymous)
-
-
-def has_anonymous(config: str) -> bool:
-    """Whether a configuration of :func:`users_config` lets clients in without a password."""
-    return config.endswith(_no_auth(User.APPLICATION))
-
-
-def _login(user: str, password: str, granted: Rights) -> str:
-    allowed = {name: {"allow": listed} for name, listed in granted._asdict().items()}
-    return json.dumps({"user": user, "password": password, "permissions": allowed})
-
-
-def _no_auth(user: User) -> str:
-    return f"no_auth_user: {json.dumps(user)}\n"
-
-
-def cluster_config(listen: str, hosts: Sequence[str], password: str) -> str:
-    """The part of the configuration that joins servers to a cluster; it holds the servers' password.
-
-    Args:
-        listen: address and port for the other servers.
-        hosts: ``host:port`` of every server's `listen`; a server's own among them does no harm.
-        password: the same for all servers; letters and digits only, since it stands in an address.
-    """
-    routes = [f"nats://{ROUTES_USER}:{password}@{host}" for host in hosts]
-    return (
-        "cluster {\n"
-        '  name: "giornata"\n'
-        f"  listen: {json.dumps(listen)}\n"
-        f"  authorization {{ user: {json.dumps(ROUTES_USER)}, password: {json.dumps(password)} }}\n"
-        f"  routes: {json.dumps(routes)}\n"
-        "}\n"
-    )

@@ -17,8 +17,9 @@ EVENTS: Final = "GIORNATA_EVENTS"
 """Events of all jobs, captured from core publishes, for replay."""
 RECORDS: Final = "giornata-jobs"
 TEMPLATES: Final = "giornata-templates"
+LORAS: Final = "giornata-loras"
 QUARANTINE: Final = "giornata-quarantine"
-"""Key-value buckets of job records, registered templates, and jobs that were given up as their workers were lost."""
+"""Key-value buckets of job records, registered templates, LoRAs, and jobs given up as their workers were lost."""
 LEASES: Final = "giornata-leases"
 """Key-value bucket of the lease that makes one router active; its revisions are the routers' epochs."""
 
@@ -40,7 +41,7 @@ def cell_of(name: str, first: str) -> str | None:
     return name.removeprefix(f"{first}-") if name.startswith(f"{first}-") else None
 
 
-SHARED_STREAMS: Final = (EVENTS, bucket_stream(TEMPLATES))
+SHARED_STREAMS: Final = (EVENTS, bucket_stream(TEMPLATES), bucket_stream(LORAS))
 """What all cells share."""
 
 
@@ -59,12 +60,14 @@ LEAST_STORE_BYTES: Final = 16 << 20
 LEASE_BYTES: Final = 1 << 20
 EVENTS_BYTES: Final = 256 << 20
 """In memory. Beyond it the oldest events go. Previews have a share per job: see `PreviewEvent`."""
-_SIXTEENTHS: Final = {
-    bucket_stream(RECORDS): 12,
-    JOBS: 2,
+_SHARES: Final = {
+    bucket_stream(RECORDS): 24,
+    JOBS: 4,
     bucket_stream(TEMPLATES): 1,
-    bucket_stream(QUARANTINE): 1,
+    bucket_stream(LORAS): 1,
+    bucket_stream(QUARANTINE): 2,
 }
+"""In thirty-seconds of the store."""
 
 
 def limits(store_bytes: int, cell: str = MAIN) -> dict[str, int]:
@@ -72,8 +75,8 @@ def limits(store_bytes: int, cell: str = MAIN) -> dict[str, int]:
 
     A server keeps this room free for each stream, so that a full one stops no other: above all not the lease.
     """
-    sixteenth = (store_bytes - LEASE_BYTES) // 16
-    shares = {stream: sixteenth * share for stream, share in _SIXTEENTHS.items()}
+    part = (store_bytes - LEASE_BYTES) // sum(_SHARES.values())
+    shares = {stream: part * share for stream, share in _SHARES.items()}
     most = {**shares, bucket_stream(LEASES): LEASE_BYTES, EVENTS: EVENTS_BYTES}
     return {name if name in SHARED_STREAMS else own_name(name, cell): size for name, size in most.items()}
 

@@ -37,10 +37,15 @@ ALL_JOBS = "giornata.jobs.*"
 ALL_PREPOST = "giornata.prepost.*.*"
 ALL_CONTROLNET = "giornata.controlnet.*"
 ALL_LORA = "giornata.lora.*"
+ALL_ADAPTER = "giornata.prepost.adapter.*"
+"""Have the canonical file of a LoRA made (prepost of its model)."""
 WorkerVerb = Literal["run", "cancel", "record", "prefetch"]
 ALL_WORKERS = tuple(f"giornata.worker.*.{verb}" for verb in get_args(WorkerVerb))
 INBOX = "_INBOX"
 """Prefix of an application's inboxes; a service's inboxes begin with it, an underscore and the service's name."""
+
+LoraVerb = Literal["begin", "piece", "finish", "keep", "drop", "read", "remove"]
+"""What the LoRA store is asked: to take a file in pieces, to make a LoRA of it or keep it alone, to give it back."""
 
 _ID = re.compile(r"[A-Za-z0-9_-]{1,96}\Z")
 
@@ -58,7 +63,7 @@ def token(value: str) -> str:
 
 
 def prepost(verb: str, model: str) -> str:
-    """Micro endpoint of any prepost instance that has `model`; verbs: inspect, encode, finish, template.
+    """Micro endpoint of any prepost instance that has `model`; verbs: inspect, encode, finish, template, adapter.
 
     A dot in the model's name (FLUX.1) becomes an underscore; the digest in a job tells such models apart.
     """
@@ -70,9 +75,9 @@ def controlnet(verb: str) -> str:
     return f"giornata.controlnet.{token(verb)}"
 
 
-def lora(verb: str) -> str:
-    """Micro endpoint of any LoRA store instance."""
-    return f"giornata.lora.{token(verb)}"
+def lora(verb: LoraVerb) -> str:
+    """Micro endpoint of any LoRA store instance; all of them share one folder."""
+    return f"giornata.lora.{verb}"
 
 
 def cancel(job: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 
 from giornata.wire.cells import MAIN
+from giornata.wire.loras import LoraCounters
 from giornata.wire.models import ModelCard
 from giornata.wire.values import Mode, Wire
 
@@ -248,5 +249,7 @@ class ServiceState(Wire):
     queue: QueueState | None = None
     stores: tuple[StoreRoom, ...] | None = None
     """Every stream with a limit, as the active router has read it; None from others, and before it has."""
+    loras: LoraCounters | None = None
+    """A LoRA store's."""
     answering: tuple[str, ...] | None = None
     """Questions that a prepost works on (:func:`giornata.wire.messages.question`); None: the version does not tell."""

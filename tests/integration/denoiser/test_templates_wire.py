@@ -11,7 +11,7 @@ import pytest
 
 from giornata.deadlines import Deadline
 from giornata.planning.batch import PlannerName
-from giornata.records import TemplateRecords
+from giornata.tenant_records import TemplateRecords
 from giornata.wire import subjects, templates
 from giornata.wire.messages import (
     PrefetchTemplate,

@@ -12,7 +12,8 @@ from giornata.bus import bus as buses
 from giornata.bus import streams
 from giornata.bus.bus import Bus
 from giornata.deadlines import Deadline
-from giornata.records import Records, TemplateRecords
+from giornata.records import Records
+from giornata.tenant_records import TemplateRecords
 from giornata.wire import subjects
 from giornata.wire.errors import ImageUnreadable, ServiceUnavailable, TemplateNotFound
 from giornata.wire.jobs import JobState

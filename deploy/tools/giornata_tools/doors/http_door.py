@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from pathlib import Path
 from typing import Any, Final
 
 import aiohttp
@@ -76,6 +77,28 @@ class HttpClient:
         """
         with _told_as_refused(self._url):
             async with self._session.get(self._url + path) as answer:
+                await _check(answer)
+                return _OBJECT.validate_json(await answer.read())
+
+    async def send_file(self, path: str, file: Path, fields: Mapping[str, str]) -> dict[str, Any]:
+        """JSON object of ``POST path`` with a form of `fields` and the `file`, which is read as it is sent.
+
+        Raises:
+            Refused: the gateway refuses, or does not answer.
+        """
+        form = aiohttp.FormData(default_to_multipart=True)
+        for name, value in fields.items():
+            form.add_field(name, value)
+        with _told_as_refused(self._url), file.open("rb") as data:
+            form.add_field("file", data, filename=file.name)
+            async with self._session.post(self._url + path, data=form) as answer:
+                await _check(answer)
+                return _OBJECT.validate_json(await answer.read())
+
+    async def delete(self, path: str) -> dict[str, Any]:
+        """JSON object of ``DELETE path``; raises as :meth:`read`."""
+        with _told_as_refused(self._url):
+            async with self._session.delete(self._url + path) as answer:
                 await _check(answer)
                 return _OBJECT.validate_json(await answer.read())
 

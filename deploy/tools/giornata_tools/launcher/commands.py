@@ -46,6 +46,7 @@ def environment(
     }
     shared = {f"{ENV_PREFIX}NATS_STORE_BYTES": str(STORE_BYTES // len(plan.cells))}
     return {
+        f"{ENV_PREFIX}LORA_FOLDER": str(plan.state / "loras"),
         **(shared if len(plan.cells) > 1 else {}),
         **base,
         **dict.fromkeys(threads, str(plan.torch_threads)),

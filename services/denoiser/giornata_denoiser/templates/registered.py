@@ -8,7 +8,8 @@ import nats.errors
 import structlog
 
 from giornata import retries
-from giornata.records import Change, TemplateRecords
+from giornata.records import Change
+from giornata.tenant_records import TemplateRecords
 from giornata.wire import templates
 from giornata.wire.errors import GiornataError, TemplateNotFound
 

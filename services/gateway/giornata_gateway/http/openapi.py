@@ -15,6 +15,7 @@ from giornata.wire.errors import BY_CODE
 from giornata.wire.references import MAX_REFERENCES, REFERENCE
 from giornata_gateway.http.errors import HTTP_ERRORS
 from giornata_gateway.http.routes import ROUTES, Body, EventStream, Json, Reply, Route
+from giornata_gateway.intake.rules.forms import LoraForm
 from giornata_gateway.intake.rules.idempotency import HEADER, MAX_CHARACTERS
 from giornata_gateway.views.answers import ErrorAnswer
 
@@ -47,6 +48,7 @@ EVENTS_TEXT: Final = (
 )
 BINARY: Final = {"type": "string", "contentMediaType": "application/octet-stream"}
 IMAGE: Final = {**BINARY, "description": "The picture: PNG, JPEG or WebP. `image[]` is accepted too."}
+LORA: Final = {**BINARY, "description": "A file of safetensors: see the page on LoRAs for what is accepted."}
 MASK: Final = {**BINARY, "description": "What to repaint; see `mask_mode`."}
 LOOKED_AT: Final = (
     "Other pictures that the model looks at, in their order; `GET /v1/models` tells how many a model takes"
@@ -186,6 +188,9 @@ def _schemas() -> Json:
     schemas: Json = schema["$defs"]
     for form in forms:
         told = schemas[form.__name__]
+        if form is LoraForm:
+            told["properties"]["file"], told["required"] = LORA, ["file"]
+            continue
         told["properties"]["image"] = IMAGE
         if "template_id" in form.model_fields:
             told["properties"] |= {"mask": MASK, REFERENCE: REFERENCES}

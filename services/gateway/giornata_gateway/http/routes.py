@@ -12,13 +12,14 @@ from pydantic import BaseModel
 from giornata.wire.errors import BY_CODE, IdempotencyKeyReused, InternalError, ResultExpired
 from giornata.wire.fleet import FleetView
 from giornata.wire.models import Task
-from giornata_gateway.http import jobs, status, templates
+from giornata_gateway.http import jobs, loras, status, templates
 from giornata_gateway.http.errors import GATEWAY, JOB_ID, TENANT, Handler
 from giornata_gateway.intake.rules.forms import (
     EditForm,
     GenerationForm,
     GenerationJobForm,
     JobForm,
+    LoraForm,
     TemplateForm,
 )
 from giornata_gateway.intake.rules.tenants import bearer, check_site
@@ -32,6 +33,7 @@ from giornata_gateway.views.jobs import (
     PartialImageEvent,
     ProgressEvent,
 )
+from giornata_gateway.views.loras import LoraDeleted, LoraList, LoraView
 from giornata_gateway.views.templates import TemplateDeleted, TemplateList, TemplateView
 
 GET, POST, DELETE = hdrs.METH_GET, hdrs.METH_POST, hdrs.METH_DELETE
@@ -78,7 +80,7 @@ class Route:
     parameters: tuple[Json, ...] = ()
     """Query and header parameters as the document tells them; the path tells its own."""
     form: type[BaseModel] | None = None
-    """The fields of a multipart form that asks for pictures."""
+    """The fields of a multipart form, beside its files."""
     json_form: type[BaseModel] | None = None
     """The fields of a JSON object that asks for pictures."""
     repeatable: bool = False
@@ -153,6 +155,10 @@ WAIT: Final = _parameter("wait_ms", _whole(0, templates.MAX_WAIT_MS, 0)) | {
     "description": "Reply once it is recorded or could not be, at the latest after so many milliseconds."
 }
 
+SETTLED: Final = WAIT | {
+    "description": "Reply once it is ready or has failed, at the latest after so many milliseconds."
+}
+
 ROUTES: Final = (
     Route(
         POST, "/v1/images/edits", jobs.edit, "edit", "Edit a picture and wait for it.",
@@ -207,6 +213,22 @@ ROUTES: Final = (
     Route(
         DELETE, "/v1/templates/{template_id}", templates.delete, "deleteTemplate", "Forget a template.",
         {200: Reply("Forgotten.", {JSON: TemplateDeleted})}, (401, 403, 404, 503),
+    ),
+    Route(
+        POST, "/v1/loras", loras.upload, "uploadLora", "Upload a LoRA for a model.",
+        {202: Reply("Its file is whole and is checked; Location names it.", {JSON: LoraView})}, ONCE, form=LoraForm,
+    ),
+    Route(
+        GET, "/v1/loras", loras.listed, "listLoras", "The LoRAs that the tenant may use, and its uploads.",
+        {200: Reply("The newest first.", {JSON: LoraList})}, (400, 401, 503), (LIMIT, _parameter("after", TEXT)),
+    ),
+    Route(
+        GET, "/v1/loras/{lora_id}", loras.status, "getLora", "How far a LoRA is.",
+        {200: Reply("Its state.", {JSON: LoraView})}, (400, 401, 404, 429, 503), (SETTLED,),
+    ),
+    Route(
+        DELETE, "/v1/loras/{lora_id}", loras.delete, "deleteLora", "Forget a LoRA or stop an upload.",
+        {200: Reply("Forgotten.", {JSON: LoraDeleted})}, (401, 403, 404, 503),
     ),
     Route(
         GET, "/v1/models", status.models, "listModels", "Served models.",

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 from typing import Any, Final
 
 from aiohttp import BodyPartReader, MultipartReader, web
@@ -17,6 +16,7 @@ from giornata.wire.errors import BadRequest, InvalidField, PayloadTooLarge, Requ
 from giornata.wire.references import REFERENCE, check_count
 from giornata_gateway.config import GatewayConfig
 from giornata_gateway.http.errors import GATEWAY
+from giornata_gateway.http.pace import Pace
 from giornata_gateway.intake.limits import Grow
 from giornata_gateway.intake.rules.forms import FILES, LISTED, Upload, check_filled, once_each
 
@@ -47,9 +47,9 @@ async def read_upload(request: web.Request, grow: Grow) -> Upload:
     if request.content_type != "multipart/form-data":
         sent = request.headers.get("Content-Type", "no Content-Type")
         raise BadRequest("The body is not a form with files.", received=sent, accepted="multipart/form-data")
-    _check_plain(request)
+    check_plain(request)
     if (request.content_length or 0) > config.max_request_bytes:
-        raise _too_large("The request", config.max_request_bytes)
+        raise too_large("The request", config.max_request_bytes)
     grow(BUFFER_BYTES)
     try:
         async with asyncio.timeout(config.receive_s) as limit:
@@ -58,7 +58,7 @@ async def read_upload(request: web.Request, grow: Grow) -> Upload:
         accepted = f"{config.receive_s:g} s, and at least {config.receive_bytes_per_s} bytes a second"
         raise RequestTimeout(LATE, accepted=accepted) from error
     except MALFORMED as error:
-        raise _malformed(str(error)) from error
+        raise malformed(str(error)) from error
 
 
 async def read_json(request: web.Request, grow: Grow) -> dict[str, object]:
@@ -73,7 +73,7 @@ async def read_json(request: web.Request, grow: Grow) -> dict[str, object]:
     if request.content_type != "application/json":
         sent = request.headers.get("Content-Type", "no Content-Type")
         raise BadRequest("The body is not a JSON object.", received=sent, accepted="application/json")
-    _check_plain(request)
+    check_plain(request)
     grow(BUFFER_BYTES)
     data = bytearray()
     try:
@@ -82,7 +82,7 @@ async def read_json(request: web.Request, grow: Grow) -> dict[str, object]:
                 grow(JSON_COPIES * len(chunk))
                 data += chunk
                 if len(data) > config.max_request_bytes:
-                    raise _too_large("The request", config.max_request_bytes)
+                    raise too_large("The request", config.max_request_bytes)
     except TimeoutError as error:
         raise RequestTimeout(LATE, accepted=f"{config.receive_s:g} s") from error
     except web.RequestPayloadError as error:
@@ -101,7 +101,7 @@ async def read_json(request: web.Request, grow: Grow) -> dict[str, object]:
         raise BadRequest("No field has so long a name.", received=received, accepted=accepted)
     written = sum(len(value) for name, value in told.items() if name != REFERENCE and isinstance(value, str))
     if written > (limit := JSON_FIELDS * config.max_field_bytes):
-        raise _too_large("The request without its pictures", limit)
+        raise too_large("The request without its pictures", limit)
     return {name: value for name, value in told.items() if value is not None}
 
 
@@ -113,21 +113,18 @@ def _no_number(name: str) -> Any:
     raise ValueError(f"{name} is no number of JSON")
 
 
-def _check_plain(request: web.Request) -> None:
+def check_plain(request: web.Request) -> None:
+    """Raise BadRequest where the body of a request is compressed."""
     encoding = request.headers.get("Content-Encoding", "identity")
     if encoding != "identity":
         raise BadRequest("The body is compressed.", received=encoding, accepted="no Content-Encoding")
 
 
 class _Reading:
-    """One request being read; `limit` moves with what has come, up to where it is set."""
+    """One request being read."""
 
     def __init__(self, config: GatewayConfig, grow: Grow, limit: asyncio.Timeout) -> None:
-        self._config, self._grow, self._limit = config, grow, limit
-        self._latest_s = limit.when() or math.inf
-        self._first_s = asyncio.get_running_loop().time() + config.head_s
-        self._total = 0
-        self._go_on()
+        self._config, self._grow, self._pace = config, grow, Pace(config, limit)
         self._fields: list[tuple[str, str]] = []
         self._files: dict[str, bytes] = {}
         self._references: list[bytes] = []
@@ -141,9 +138,9 @@ class _Reading:
                     "The request has too many parts.", accepted=f"{self._config.max_parts} parts"
                 )
             if not isinstance(part, BodyPartReader) or not part.name:
-                raise _malformed("a part without a name")
+                raise malformed("a part without a name")
             if len(part.name) > NAME_CHARACTERS:
-                raise _malformed(f"a part whose name has {len(part.name)} characters")
+                raise malformed(f"a part whose name has {len(part.name)} characters")
             await self._take(part, part.name)
         pictures = self._files.get("image"), self._files.get("mask"), tuple(self._references)
         return Upload(tuple(self._fields), *pictures)
@@ -186,25 +183,21 @@ class _Reading:
         while chunk := await part.read_chunk(65536):
             self._grow(len(chunk))
             data += chunk
-            self._total += len(chunk)
-            self._go_on()
+            self._pace.come(len(chunk))
             if len(data) > limit:
-                raise _too_large(f"The part {name}", limit, name)
-            if self._total > self._config.max_request_bytes:
-                raise _too_large("The request", self._config.max_request_bytes)
+                raise too_large(f"The part {name}", limit, name)
+            if self._pace.total_bytes > self._config.max_request_bytes:
+                raise too_large("The request", self._config.max_request_bytes)
         return bytes(data)
 
-    def _go_on(self) -> None:
-        """Allow the time that what has come takes at the slowest pace."""
-        paced_s = self._first_s + self._total / self._config.receive_bytes_per_s
-        self._limit.reschedule(min(self._latest_s, paced_s))
 
-
-def _too_large(what: str, limit: int, field: str | None = None) -> PayloadTooLarge:
+def too_large(what: str, limit: int, field: str | None = None) -> PayloadTooLarge:
+    """The error of what has more than `limit` bytes."""
     return PayloadTooLarge(f"{what} is too large.", field=field, accepted=f"at most {limit} bytes")
 
 
-def _malformed(received: str) -> BadRequest:
+def malformed(received: str) -> BadRequest:
+    """The error of a body that is no multipart form."""
     return BadRequest(
         "The multipart body is malformed or ends early.", received=received, accepted="multipart/form-data"
     )

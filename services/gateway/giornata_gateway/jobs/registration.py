@@ -12,7 +12,7 @@ from giornata import retries
 from giornata.blobs import BlobStore, refer
 from giornata.bus.bus import Bus
 from giornata.deadlines import Deadline
-from giornata.records import TemplateRecords
+from giornata.tenant_records import TemplateRecords
 from giornata.wire import subjects, templates
 from giornata.wire.cells import in_cell
 from giornata.wire.errors import ServiceUnavailable, TemplateLimit, TemplateNotFound

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from giornata.wire.errors import InvalidField
 from giornata.wire.templates import TemplateRecord, TemplateState
 from giornata_gateway.views.answers import ErrorDetail, View, error_detail
+from giornata_gateway.views.pages import page_of
 
 
 class TemplateView(View):
@@ -67,16 +67,5 @@ def template_view(record: TemplateRecord) -> TemplateView:
 
 def template_list(records: Sequence[TemplateRecord], limit: int, after: str | None) -> TemplateList:
     """A page of the sorted `records`, from the one that follows the template `after`; InvalidField without it."""
-    names = [record.template_id for record in records]
-    if after is not None and after not in names:
-        raise InvalidField(
-            "There is no such template to go on after.",
-            field="after",
-            received=after,
-            accepted="the id of a template",
-        )
-    first = 0 if after is None else names.index(after) + 1
-    page = records[first : first + limit]
-    return TemplateList(
-        data=[template_view(record) for record in page], has_more=first + limit < len(records)
-    )
+    page, has_more = page_of(records, lambda record: record.template_id, limit, after)
+    return TemplateList(data=[template_view(record) for record in page], has_more=has_more)

@@ -22,6 +22,7 @@ from giornata.wire.models import Task
 from giornata.wire.references import MAX_REFERENCES, REFERENCE, reference_name
 from giornata.wire.requests import EditParameters, GenerationParameters, ModelName, OutputSize, asked
 
+LoraName = Annotated[str, StringConstraints(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f]+$")]
 TemplateId = Annotated[str, StringConstraints(min_length=1, max_length=96)]
 
 
@@ -113,6 +114,15 @@ class TemplateForm(BaseModel):
 
     model: ModelName | None = Field(None, description=EditParameters.model_fields["model"].description)
     size: OutputSize = Field("auto", description=EditParameters.model_fields["size"].description)
+
+
+class LoraForm(BaseModel):
+    """Fields of ``POST /v1/loras``; they come before the file or after it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    model: ModelName | None = Field(None, description=EditParameters.model_fields["model"].description)
+    name: LoraName | None = Field(None, description="What its owner calls it; default: the file's name.")
 
 
 FILES = {

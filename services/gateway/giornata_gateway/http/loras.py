@@ -1,0 +1,59 @@
+"""``/v1/loras``: adapters that are uploaded once and named by edits."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from aiohttp import web
+
+from giornata.deadlines import Deadline
+from giornata.wire.loras import PIECE_BYTES
+from giornata_gateway.http.errors import GATEWAY, TENANT, json_answer
+from giornata_gateway.http.lora_uploads import receive_lora
+from giornata_gateway.http.requests import check_query, number_of
+from giornata_gateway.http.templates import DEFAULT_PAGE, MAX_PAGE, MAX_WAIT_MS
+from giornata_gateway.http.uploads import BUFFER_BYTES
+from giornata_gateway.views.loras import LoraDeleted, lora_list, lora_view
+
+HELD_BYTES: Final = BUFFER_BYTES + 3 * PIECE_BYTES
+"""What an upload holds: a piece that fills, one on its way, and its message."""
+
+
+async def upload(request: web.Request) -> web.Response:
+    """Take a LoRA: 202 with its state and its Location, once its file is whole and its header accepted."""
+    gateway, tenant = request.app[GATEWAY], request[TENANT].name
+    gateway.places.check()
+    with gateway.uploads.growing() as grow:
+        grow(HELD_BYTES)
+        await gateway.loras.check_room(tenant)
+        record = await receive_lora(request)
+    location = f"{gateway.config.public_url}/v1/loras/{record.lora_id}"
+    return json_answer(lora_view(record), status=202, headers={"Location": location})
+
+
+async def status(request: web.Request) -> web.Response:
+    """How far a LoRA is; with `wait_ms`, once it is ready or has failed, at the latest after that time."""
+    gateway, tenant, name = request.app[GATEWAY], request[TENANT].name, request.match_info["lora_id"]
+    check_query(request.query, "wait_ms")
+    wait_ms = number_of(request.query, "wait_ms", 0, MAX_WAIT_MS)
+    record = None
+    if wait_ms:
+        with gateway.watchers.held():
+            settled = gateway.loras.settled(tenant, name, Deadline.after_ms(wait_ms))
+            record = await gateway.departure.before(settled)
+    return json_answer(lora_view(record or await gateway.loras.get(tenant, name)))
+
+
+async def listed(request: web.Request) -> web.Response:
+    """The LoRAs that the tenant may use, page by page, the newest first."""
+    check_query(request.query, "limit", "after")
+    limit = number_of(request.query, "limit", DEFAULT_PAGE, MAX_PAGE, least=1)
+    records = await request.app[GATEWAY].loras.of(request[TENANT].name)
+    return json_answer(lora_list(records, limit, request.query.get("after")))
+
+
+async def delete(request: web.Request) -> web.Response:
+    """Forget a LoRA of the tenant's own."""
+    name = request.match_info["lora_id"]
+    await request.app[GATEWAY].loras.delete(request[TENANT].name, name)
+    return json_answer(LoraDeleted(id=name))

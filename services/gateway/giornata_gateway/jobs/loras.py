@@ -1,0 +1,63 @@
+"""The tenants' LoRAs: read from their records, changed by the LoRA store alone."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Final
+
+from giornata.bus.bus import Bus
+from giornata.deadlines import Deadline
+from giornata.tenant_records import LoraRecords
+from giornata.wire import subjects
+from giornata.wire.errors import LoraLimit, LoraNotFound
+from giornata.wire.loras import EVERYONE, LoraRecord, LoraState, RemoveLora
+from giornata_gateway.config import GatewayConfig
+from giornata_gateway.fleet import FleetListener
+from giornata_gateway.views.catalog import choose_card
+
+ANSWER_MS: Final = 10_000
+
+
+@dataclass(frozen=True)
+class Loras:
+    """What tenants see of the LoRA store: their own LoRAs, and those that are shared with all."""
+
+    config: GatewayConfig
+    bus: Bus
+    records: LoraRecords
+    fleet: FleetListener
+
+    def model(self, name: str | None) -> str:
+        """The model that a LoRA is for; ModelNotFound where none of this name is served, or several without one."""
+        return choose_card(self.fleet.cards(), name, self.fleet.missing()).name
+
+    async def check_room(self, tenant: str) -> None:
+        """Raise LoraLimit where the tenant has no room for another LoRA; uploads at once may exceed it."""
+        own, most = await self.records.all_of(tenant), self.config.max_loras
+        if len(own) >= most:
+            raise LoraLimit(received=f"{len(own) + 1} LoRAs", accepted=f"at most {most}; delete one")
+
+    async def get(self, tenant: str, lora_id: str) -> LoraRecord:
+        """A LoRA that the tenant may use; LoraNotFound, too, where it is another tenant's."""
+        try:
+            return await self.records.get(tenant, lora_id)
+        except LoraNotFound:
+            return await self.records.get(EVERYONE, lora_id)
+
+    async def settled(self, tenant: str, lora_id: str, deadline: Deadline) -> LoraRecord:
+        """The LoRA of :meth:`get` once it is ready or has failed, or as it is at the deadline."""
+        record = await self.get(tenant, lora_id)
+        return await self.records.until(record.tenant, lora_id, lambda now: now.state.settled, deadline)
+
+    async def of(self, tenant: str) -> list[LoraRecord]:
+        """The LoRAs that a tenant may use, and its uploads, the newest first."""
+        own, shared = await asyncio.gather(self.records.all_of(tenant), self.records.all_of(EVERYONE))
+        usable = [record for record in shared if record.state is LoraState.READY]
+        return sorted([*own, *usable], key=lambda record: (record.created_s, record.lora_id), reverse=True)
+
+    async def delete(self, tenant: str, lora_id: str) -> None:
+        """Forget a tenant's own LoRA or upload; edits that have begun end as before."""
+        await self.records.get(tenant, lora_id)
+        request = RemoveLora(lora_id=lora_id, tenant=tenant, remaining_ms=ANSWER_MS)
+        await self.bus.call(subjects.lora("remove"), request, LoraRecord, Deadline.after_ms(ANSWER_MS))

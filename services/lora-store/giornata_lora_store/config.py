@@ -1,0 +1,47 @@
+"""The LoRA store's configuration."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import Field
+
+from giornata.config import CellConfig
+
+
+class LoraStoreConfig(CellConfig):
+    """Configuration of the LoRA store."""
+
+    lora_folder: Path = Field(
+        description="Folder of the LoRAs' files, made if need be. All LoRA stores of a deployment have the same one."
+    )
+    lora_shared_folder: Path | None = Field(
+        None,
+        description="Folder with LoRAs for all tenants, as MODEL/NAME.safetensors; it is only read. Default none.",
+    )
+    lora_scan_s: float = Field(
+        30.0,
+        ge=0.1,
+        le=86400,
+        description="Pause between two looks into that folder, and at what is left undone.",
+    )
+    lora_file_bytes: int = Field(2 << 30, ge=1 << 10, description="Largest file of a LoRA.")
+    lora_folder_bytes: int = Field(
+        100 << 30, ge=1 << 20, description="Bytes of all files from which on no further upload begins."
+    )
+    lora_header_bytes: int = Field(
+        16 << 20, ge=1 << 10, le=100 << 20, description="Largest header of a LoRA."
+    )
+    lora_tensors: int = Field(20_000, ge=1, le=1_000_000, description="Most tensors of a LoRA.")
+    lora_rank: int = Field(512, ge=1, le=65536, description="Largest rank of a LoRA.")
+    lora_kept_s: float = Field(
+        3600.0,
+        ge=0,
+        description="How long the files of a deleted LoRA stay after their last use: edits that have begun need them.",
+    )
+    lora_upload_s: float = Field(
+        3600.0, ge=1, description="After so long without a piece an upload is given up."
+    )
+    lora_validation_s: float = Field(
+        300.0, ge=1, le=3600, description="Time that prepost may take to make the canonical file of a LoRA."
+    )

@@ -1,0 +1,69 @@
+"""The header of a file of safetensors, read without torch and without its tensors."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+from typing import Any, Final
+
+from safetensors import SafetensorError, safe_open
+
+from giornata.wire.errors import LoraTooLarge, LoraUnreadable
+from giornata_lora_store.rules.headers import Tensor
+
+LENGTH: Final = struct.Struct("<Q")
+ACCEPTED: Final = "a whole file of safetensors"
+
+
+def read_header(path: Path, limit_bytes: int) -> dict[str, Tensor]:
+    """Name, dtype and shape of every tensor in a file.
+
+    The library checks that tensors do not overlap, leave no hole and fill the file. It takes the last of two tensors
+    with one name, so names are checked here.
+
+    Raises:
+        LoraUnreadable: it is no file of safetensors, or not a whole one.
+        LoraTooLarge: its header is larger than `limit_bytes`.
+    """
+    _check_names(path, limit_bytes)
+    try:
+        with safe_open(path, framework="numpy") as file:
+            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 - it is no dictionary
+            return {name: Tensor(one.get_dtype(), tuple(one.get_shape())) for name, one in slices.items()}
+    except SafetensorError as error:
+        raise LoraUnreadable(received=str(error), accepted=ACCEPTED) from error
+
+
+def _check_names(path: Path, limit_bytes: int) -> None:
+    with path.open("rb") as file:
+        head = file.read(LENGTH.size)
+        if len(head) < LENGTH.size:
+            raise LoraUnreadable(received=f"{len(head)} bytes", accepted=ACCEPTED)
+        (size_bytes,) = LENGTH.unpack(head)
+        left = path.stat().st_size - LENGTH.size
+        if size_bytes > left:
+            received = f"a header of {size_bytes} bytes in {left} bytes"
+            raise LoraUnreadable(
+                "The file is not whole safetensors; maybe it is another format, such as a pickle.",
+                received=received,
+                accepted=ACCEPTED,
+            )
+        if size_bytes > limit_bytes:
+            raise LoraTooLarge(
+                "The header is too large.", received=f"{size_bytes} bytes", accepted=f"at most {limit_bytes}"
+            )
+        text = file.read(size_bytes)
+    try:
+        json.loads(text, object_pairs_hook=_once_each)
+    except (ValueError, RecursionError) as error:
+        raise LoraUnreadable(received=str(error), accepted=ACCEPTED) from error
+
+
+def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"the name {twice!r} is given twice")
+    return found

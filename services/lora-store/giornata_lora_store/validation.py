@@ -1,0 +1,154 @@
+"""LoRAs on their way from a whole source to a canonical file: who works on which, and what becomes of it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+from typing import Final
+
+import structlog
+
+from giornata.bus.bus import Bus
+from giornata.deadlines import Deadline
+from giornata.tenant_records import LoraRecords
+from giornata.wire import subjects
+from giornata.wire.cells import in_cell
+from giornata.wire.errors import DeadlineExceeded, GiornataError, LoraNotFound
+from giornata.wire.loras import Canonical, LoraRecord, LoraState, NormaliseLora
+
+AT_ONCE: Final = 2
+"""LoRAs that an instance has with prepost at a time."""
+RENEWED_S: Final = 5.0
+LOST_S: Final = 20.0
+"""How often an instance says that it works on a LoRA, and after how long without that another one takes it over."""
+
+log = structlog.get_logger(__name__)
+
+
+class Validation:
+    """The LoRAs that this instance knows to be unfinished. Used from one event loop; run :meth:`run` once."""
+
+    def __init__(self, bus: Bus, records: LoraRecords, *, instance: str, cell: str, limit_s: float) -> None:
+        self._bus, self._records, self._instance = bus, records, instance
+        self._cell, self._limit_s = cell, limit_s
+        self._pending: set[tuple[str, str]] = set()
+        """Tenants and ids."""
+        self._waiting: set[tuple[str, str]] = set()
+        self._queue: asyncio.Queue[tuple[str, str]] = asyncio.Queue()
+        """Those of them whose turn comes, in order."""
+        self.ready = 0
+        self.failed = 0
+
+    @property
+    def pending(self) -> int:
+        """LoRAs that are not settled, as far as this instance knows."""
+        return len(self._pending)
+
+    def add(self, record: LoraRecord) -> None:
+        """Validate a LoRA soon."""
+        self._enqueue((record.tenant, record.lora_id))
+
+    async def run(self, pause_s: float) -> None:
+        """Validate what is added; what no prepost has answered is tried again after `pause_s`. It never returns."""
+        async with asyncio.TaskGroup() as tasks:
+            for number in range(AT_ONCE):
+                tasks.create_task(self._work(), name=f"validation-{number}")
+            while True:
+                await asyncio.sleep(pause_s)
+                for key in self._pending:
+                    self._enqueue(key)
+
+    def _enqueue(self, key: tuple[str, str]) -> None:
+        self._pending.add(key)
+        if key not in self._waiting:
+            self._waiting.add(key)
+            self._queue.put_nowait(key)
+
+    async def _work(self) -> None:
+        while True:
+            key = await self._queue.get()
+            try:
+                if await self._settled(*key):
+                    self._pending.discard(key)
+            except Exception as error:  # noqa: BLE001 - the task's edge: logged, and tried again
+                log.warning("lora_validation_again", lora=key[1], error=repr(error))
+            finally:
+                self._waiting.discard(key)
+
+    async def _settled(self, tenant: str, lora_id: str) -> bool:
+        """Validate one LoRA, unless another instance does. Whether nothing is left to do for it."""
+        claim = partial(_claimed, instance=self._instance, now_s=time.time())
+        try:
+            record = await self._records.change(tenant, lora_id, claim)
+            if record.state is LoraState.VALIDATING and record.worker == self._instance:
+                async with self._working(record):
+                    record = await self._settle(record)
+        except LoraNotFound:  # it was deleted
+            return True
+        return record.state is not LoraState.VALIDATING
+
+    async def _settle(self, record: LoraRecord) -> LoraRecord:
+        try:
+            canonical = await self._normalised(record)
+        except GiornataError as error:
+            if error.retryable or isinstance(error, DeadlineExceeded):
+                log.info("lora_waits_for_prepost", lora=record.lora_id, model=record.model, error=str(error))
+                return await self._records.change(record.tenant, record.lora_id, _released)
+            self.failed += 1
+            log.info("lora_failed", lora=record.lora_id, code=error.code, error=str(error))
+            news = {"state": LoraState.FAILED, "error": error.body()}
+        else:
+            self.ready += 1
+            log.info("lora_ready", lora=record.lora_id, rank=canonical.rank, modules=canonical.modules)
+            news = {"state": LoraState.READY, "canonical": canonical, "error": None}
+        return await self._records.change(
+            record.tenant,
+            record.lora_id,
+            lambda now: now.model_copy(update=news) if now.state is LoraState.VALIDATING else None,
+        )
+
+    async def _normalised(self, record: LoraRecord) -> Canonical:
+        deadline = Deadline.after_ms(self._limit_s * 1000)
+        subject = in_cell(subjects.prepost("adapter", record.model or ""), self._cell)
+        request = NormaliseLora(lora=record, remaining_ms=deadline.remaining_ms())
+        return await self._bus.call(subject, request, Canonical, deadline)
+
+    @asynccontextmanager
+    async def _working(self, record: LoraRecord) -> AsyncIterator[None]:
+        """Say every few seconds that this instance works on a LoRA."""
+
+        async def renew() -> None:
+            while True:
+                await asyncio.sleep(RENEWED_S)
+                with suppress(LoraNotFound):
+                    await self._records.change(record.tenant, record.lora_id, _worked)
+
+        async with asyncio.TaskGroup() as tasks:
+            task = tasks.create_task(renew(), name=f"renew-{record.lora_id}")
+            try:
+                yield
+            finally:
+                task.cancel()
+
+
+def _claimed(record: LoraRecord, instance: str, now_s: float) -> LoraRecord | None:
+    """The record with `instance` at work on it; None where another one is, or nothing is left to do."""
+    held = record.worker not in {None, instance} and now_s - record.worked_s < LOST_S
+    if record.state is not LoraState.VALIDATING or held:
+        return None
+    return record.model_copy(update={"worker": instance, "worked_s": int(now_s)})
+
+
+def _worked(record: LoraRecord) -> LoraRecord | None:
+    """The record with the present time, so that no other instance takes it over."""
+    if record.state is not LoraState.VALIDATING:
+        return None
+    return record.model_copy(update={"worked_s": int(time.time())})
+
+
+def _released(record: LoraRecord) -> LoraRecord | None:
+    """The record with no instance at work on it."""
+    return record.model_copy(update={"worker": None}) if record.state is LoraState.VALIDATING else None

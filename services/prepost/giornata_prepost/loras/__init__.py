@@ -1,0 +1,1 @@
+"""Canonical files of LoRAs: read as diffusers reads them, checked against the modules of a checkpoint, written anew."""

@@ -1,0 +1,65 @@
+"""Prepost's answer to `adapter`: the source comes from the LoRA store, the canonical file goes there."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import structlog
+
+from giornata.bus.bus import Bus
+from giornata.checkpoints import checkpoint_folder
+from giornata.lora_transfer import pieces, sending
+from giornata.wire.errors import MalformedMessage
+from giornata.wire.loras import PIECE_BYTES, Canonical, LoraRecord, NormaliseLora, StoredFile
+from giornata.wire.models import ModelCard
+from giornata_prepost.config import PrepostConfig
+from giornata_prepost.loras.work import LoraPool, normalised
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True)
+class Normaliser:
+    """LoRAs for the checkpoint of a configuration, one at a time."""
+
+    bus: Bus
+    pool: LoraPool
+    card: ModelCard
+    config: PrepostConfig
+    _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    async def answer(self, request: NormaliseLora) -> Canonical:
+        """Make the canonical file of a LoRA; raises why there is none."""
+        lora = request.lora
+        if lora.source is None or lora.model != self.card.name:
+            raise MalformedMessage(received=lora.model, accepted=f"a whole LoRA for {self.card.name}")
+        async with self._turn:
+            with tempfile.TemporaryDirectory(prefix="giornata-lora-") as folder:
+                return await self._made(lora, lora.source, Path(folder))
+
+    async def _made(self, lora: LoraRecord, source: StoredFile, folder: Path) -> Canonical:
+        read, written = folder / "source", folder / "canonical"
+        with read.open("wb") as file:
+            async for piece in pieces(self.bus, source, self.config.lora_file_bytes):
+                await asyncio.to_thread(file.write, piece)
+        checkpoint = await asyncio.to_thread(checkpoint_folder, self.config.model)
+        told = {"model": self.card.name, "model_digest": self.card.digest, "source_sha256": source.sha256}
+        made, compute_ms = await self.pool.timed(
+            normalised, read, written, checkpoint, told, limit_s=self.config.lora_timeout_s
+        )
+        async with sending(self.bus) as upload:
+            with written.open("rb") as file:
+                while data := await asyncio.to_thread(file.read, PIECE_BYTES):
+                    await upload.write(data)
+            kept = await upload.keep()
+        log.info("lora_normalised", lora=lora.lora_id, modules=made.modules, compute_ms=round(compute_ms))
+        return Canonical(
+            file=kept,
+            model_digest=self.card.digest,
+            rank=made.rank,
+            modules=made.modules,
+            text_modules=made.text_modules,
+        )

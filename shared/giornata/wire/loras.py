@@ -1,0 +1,204 @@
+"""LoRAs: their records, and the questions to the LoRA store and to prepost.
+
+A LoRA is a file of low-rank factors for the modules of one model. Its file as it was sent is the *source*; prepost
+makes one *canonical* file of it. Both are named by their sha-256. A record lies in JetStream's key-value store under
+its tenant's name, and only the LoRA store writes it. Its times are Unix times, since it outlives processes.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Final
+
+from giornata.wire.errors import ErrorBody
+from giornata.wire.templates import digest_of
+from giornata.wire.values import Recorded, Wire
+
+EVERYONE: Final = "=everyone"
+"""Stands for the tenant of LoRAs that an operator's folder shares with all; no tenant can have this name."""
+PIECE_BYTES: Final = 1 << 20
+"""Most bytes of a file in one message. Pieces are acknowledged one by one."""
+MESSAGE_BYTES: Final = PIECE_BYTES + 4096
+"""Most bytes of a message with a piece."""
+
+
+class LoraState(StrEnum):
+    """The progress of a LoRA."""
+
+    UPLOADING = "uploading"
+    """Pieces of the source arrive. The record has the upload's id."""
+    VALIDATING = "validating"
+    """The source is whole. It is checked, and prepost makes the canonical file."""
+    READY = "ready"
+    FAILED = "failed"
+
+    @property
+    def settled(self) -> bool:
+        """Whether nothing more happens to the LoRA by itself."""
+        return self in {LoraState.READY, LoraState.FAILED}
+
+
+class LoraStyle(StrEnum):
+    """Whose names the tensors of a source have."""
+
+    DIFFUSERS = "diffusers"
+    PEFT = "peft"
+    KOHYA = "kohya"
+    XLABS = "xlabs"
+    ORIGINAL = "original"
+    """Modules are named as in the original checkpoint (`diffusion_model.…`), which ComfyUI and ai-toolkit write."""
+
+
+class StoredFile(Recorded):
+    """A file in the LoRA store."""
+
+    sha256: str
+    size_bytes: int
+
+
+class Canonical(Recorded):
+    """What prepost made of a source."""
+
+    file: StoredFile
+    model_digest: str
+    """Of the checkpoint whose modules it was checked against."""
+    rank: int
+    """The largest of any module."""
+    modules: int
+    """Modules of the denoising network that it changes."""
+    text_modules: int = 0
+    """Modules of text encoders that it changes."""
+
+
+class LoraRecord(Recorded):
+    """The truth about a LoRA, or about an upload."""
+
+    lora_id: str
+    tenant: str
+    created_s: int
+    state: LoraState
+    model: str | None = None
+    """None while it is uploaded."""
+    name: str | None = None
+    """What its owner calls it."""
+    received_bytes: int = 0
+    """Acknowledged bytes of an upload, as told every few seconds."""
+    source: StoredFile | None = None
+    style: LoraStyle | None = None
+    rank: int | None = None
+    """The largest of any module in the source."""
+    canonical: Canonical | None = None
+    error: ErrorBody | None = None
+    worker: str | None = None
+    """The LoRA store that validates it, or did so last."""
+    worked_s: int = 0
+    """When an instance last said that it works on the upload or the validation."""
+    shared_path: str | None = None
+    """Path in the shared folder; None for a LoRA that was uploaded."""
+
+
+class LoraCounters(Wire):
+    """Telemetry of a LoRA store."""
+
+    stored_bytes: int
+    """Of all files, as counted lately."""
+    limit_bytes: int
+    uploads: int = 0
+    """Uploads in which a piece came here since the start, and finished ones."""
+    finished: int = 0
+    validating: int = 0
+    """LoRAs that wait for prepost, or are with it."""
+    ready: int = 0
+    failed: int = 0
+    """Validations that ended here since the start."""
+    read_bytes: int = 0
+    """Bytes given out since the start."""
+
+
+def lora_id(tenant: str, model: str, sha256: str) -> str:
+    """The id of a LoRA: the same for the same file and model."""
+    return f"lora_{digest_of(tenant, model, sha256)}"
+
+
+class BeginUpload(Wire):
+    """gateway or prepost → LoRA store: a file comes in pieces. Idempotent on the id, which the sender draws."""
+
+    upload_id: str
+    tenant: str | None = None
+    """Whose LoRA it becomes. None: prepost keeps a canonical file, and there is no record."""
+    remaining_ms: int
+
+
+class UploadPiece(Wire):
+    """The bytes of an upload from `offset` on, at most :data:`PIECE_BYTES`. The same piece may come again."""
+
+    upload_id: str
+    tenant: str | None = None
+    offset: int
+    data: bytes
+    remaining_ms: int
+
+
+class Received(Wire):
+    """LoRA store → sender: so many bytes, from the first one on, are kept whatever process ends."""
+
+    size_bytes: int
+    limit_bytes: int
+    """Most bytes of the whole file."""
+
+
+class FinishUpload(Wire):
+    """gateway → LoRA store: the upload is whole, and becomes a LoRA of a model. Answered by its :class:`LoraRecord`."""
+
+    upload_id: str
+    tenant: str
+    model: str
+    name: str | None = None
+    file: StoredFile
+    remaining_ms: int
+
+
+class KeepUpload(Wire):
+    """prepost → LoRA store: the upload is whole, and is kept by its digest. Answered by the :class:`StoredFile`."""
+
+    upload_id: str
+    file: StoredFile
+    remaining_ms: int
+
+
+class DropUpload(Wire):
+    """gateway or prepost → LoRA store: the upload will not go on. Answered by what was :class:`Received`."""
+
+    upload_id: str
+    tenant: str | None = None
+    remaining_ms: int
+
+
+class ReadFile(Wire):
+    """prepost → LoRA store: the bytes of a file from `offset` on. Answered by a :class:`FilePiece`."""
+
+    sha256: str
+    offset: int
+    size_bytes: int
+    remaining_ms: int
+
+
+class FilePiece(Wire):
+    """Bytes of a file; fewer than asked for at its end."""
+
+    data: bytes
+
+
+class RemoveLora(Wire):
+    """gateway → LoRA store: forget a LoRA. Answered by its last :class:`LoraRecord`."""
+
+    lora_id: str
+    tenant: str
+    remaining_ms: int
+
+
+class NormaliseLora(Wire):
+    """LoRA store → prepost: make the canonical file of a source. Answered by :class:`Canonical`."""
+
+    lora: LoraRecord
+    remaining_ms: int

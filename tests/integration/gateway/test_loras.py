@@ -1,0 +1,134 @@
+"""``/v1/loras`` between a real NATS server and a real LoRA store; prepost's answer is scripted."""
+
+from __future__ import annotations
+
+import io
+import secrets
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from giornata.bus.bus import Endpoint
+from giornata.wire import subjects
+from giornata.wire.loras import NormaliseLora
+from tests.fakes.key_files import write_keys
+from tests.integration.gateway_fakes import Stage, open_stage
+from tests.integration.lora_bench import canonical, lora, open_bench
+
+ALICE = {"Authorization": "Bearer sk-alice-123"}
+BOB = {"Authorization": "Bearer sk-robert-12"}
+
+
+@pytest.fixture
+async def doors(nats_url: str, redis_url: str, tmp_path: Path) -> AsyncIterator[Stage]:
+    """A gateway with the keys of two tenants, two LoRAs each, and a store."""
+    alice, bob = (f"{name}-{secrets.token_hex(4)}" for name in ("alice", "bob"))
+    keys = write_keys(tmp_path, {"sk-alice-123": alice, "sk-robert-12": bob})
+
+    async def normalise(request: NormaliseLora) -> Any:
+        return canonical(request)
+
+    prepost = Endpoint(subjects.prepost("adapter", "tiny"), NormaliseLora, normalise)
+    async with (
+        open_bench(nats_url, tmp_path) as bench,
+        bench.bus.serve("prepost", prepost, instance="tiny"),
+        bench.instance(lora_file_bytes=4 << 20),
+        open_stage(nats_url, redis_url, tmp_path, api_keys_file=keys, max_loras=2) as stage,
+    ):
+        yield stage
+
+
+async def upload(
+    stage: Stage, data: bytes | None, headers: dict[str, str] = ALICE, /, **fields: str
+) -> tuple[int, dict[str, Any]]:
+    form = aiohttp.FormData(default_to_multipart=True)
+    if data is not None:
+        form.add_field("file", io.BytesIO(data), filename="rims.safetensors")
+    for name, value in fields.items():
+        form.add_field(name, value)
+    async with stage.http.post("/v1/loras", data=form, headers=headers) as response:
+        return response.status, await response.json()
+
+
+async def ask(
+    stage: Stage, method: str, path: str, headers: dict[str, str] = ALICE
+) -> tuple[int, dict[str, Any]]:
+    async with stage.http.request(method, f"/v1/loras{path}", headers=headers) as response:
+        return response.status, await response.json()
+
+
+async def test_a_lora_is_uploaded_awaited_listed_and_deleted(doors: Stage) -> None:
+    status, told = await upload(doors, lora(20), model="tiny", name="dark rims")
+    assert (status, told["object"], told["model"], told["name"]) == (202, "lora", "tiny", "dark rims")
+    status, ready = await ask(doors, "GET", f"/{told['id']}?wait_ms=60000")
+    assert (status, ready["state"], ready["style"], ready["rank"], ready["modules"]) == (
+        200,
+        "ready",
+        "diffusers",
+        4,
+        1,
+    )
+    assert not ready["shared"]
+    _, second = await upload(doors, lora(21))
+    assert second["name"] == "rims"
+    _, page = await ask(doors, "GET", "?limit=1")
+    assert (len(page["data"]), page["has_more"]) == (1, True)
+    _, rest = await ask(doors, "GET", f"?limit=1&after={page['data'][0]['id']}")
+    assert {page["data"][0]["id"], rest["data"][0]["id"]} == {told["id"], second["id"]}
+    assert not rest["has_more"]
+    status, error = await upload(doors, lora(22))
+    assert (status, error["error"]["code"]) == (409, "lora_limit")
+    assert await ask(doors, "DELETE", f"/{told['id']}") == (
+        200,
+        {"id": told["id"], "object": "lora", "deleted": True},
+    )
+    status, error = await ask(doors, "GET", f"/{told['id']}")
+    assert (status, error["error"]["code"]) == (404, "lora_not_found")
+
+
+async def test_a_file_of_several_pieces_arrives_whole(doors: Stage) -> None:
+    data = lora(23, rank=500) + b""
+    big = lora(24, rank=16_000)
+    assert len(big) > 2 << 20
+    status, told = await upload(doors, data)
+    assert (status, told["bytes"]) == (202, len(data))
+    status, error = await upload(doors, big)  # whole, and then its rank is seen
+    assert (status, error["error"]["code"]) == (413, "lora_too_large")
+    status, error = await upload(doors, bytes(5 << 20))  # cut off on the way
+    assert (status, error["error"]["code"]) == (413, "lora_too_large")
+    _, page = await ask(doors, "GET", "")
+    assert [one["id"] for one in page["data"]] == [told["id"]]
+
+
+async def test_a_tenant_neither_sees_nor_deletes_anothers(doors: Stage) -> None:
+    _, told = await upload(doors, lora(25))
+    for method in ("GET", "DELETE"):
+        status, error = await ask(doors, method, f"/{told['id']}", BOB)
+        assert (status, error["error"]["code"]) == (404, "lora_not_found")
+    assert (await ask(doors, "GET", "", BOB))[1]["data"] == []
+    _, other = await upload(doors, lora(25), BOB)
+    assert other["id"] != told["id"]
+    assert (await ask(doors, "GET", f"/{told['id']}"))[0] == 200
+    async with doors.http.get("/v1/loras") as response:
+        assert response.status == 401
+
+
+@pytest.mark.parametrize(
+    ("data", "fields", "status", "code"),
+    [
+        (b"junk", {}, 400, "lora_unreadable"),
+        (None, {"model": "tiny"}, 400, "invalid_field"),
+        (lora(26), {"model": "nobody"}, 404, "model_not_found"),
+        (lora(26), {"alpha": "1"}, 400, "unknown_field"),
+        (lora(26), {"name": "a\nb"}, 400, "invalid_field"),
+    ],
+)
+async def test_what_cannot_be_a_lora_is_refused_with_a_code(
+    doors: Stage, data: bytes | None, fields: dict[str, str], status: int, code: str
+) -> None:
+    answered, error = await upload(doors, data, **fields)
+    assert (answered, error["error"]["code"]) == (status, code)
+    assert (await ask(doors, "GET", ""))[1]["data"] == []

@@ -1,0 +1,305 @@
+"""The LoRA store on a real NATS server: uploads, restarts, tenants, deletion, the shared folder."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import pickle
+import secrets
+import struct
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+from pydantic import BaseModel
+
+from giornata.deadlines import Deadline
+from giornata.lora_transfer import pieces, sending
+from giornata.wire import subjects
+from giornata.wire.errors import (
+    GiornataError,
+    InvalidField,
+    LoraMismatch,
+    LoraNotFound,
+    LoraTooLarge,
+    LoraUnreadable,
+    MalformedMessage,
+    ServiceUnavailable,
+)
+from giornata.wire.loras import (
+    EVERYONE,
+    PIECE_BYTES,
+    BeginUpload,
+    FinishUpload,
+    LoraRecord,
+    LoraState,
+    LoraStyle,
+    NormaliseLora,
+    Received,
+    RemoveLora,
+    StoredFile,
+    UploadPiece,
+)
+from tests.integration.lora_bench import Store, canonical, lora
+from tests.patience import HUNG_MS, HUNG_S
+
+M = TypeVar("M", bound=BaseModel)
+
+
+def tenant() -> str:
+    """One that no other test has."""
+    return f"tenant-{secrets.token_hex(4)}"
+
+
+def file_of(data: bytes) -> StoredFile:
+    return StoredFile(sha256=hashlib.sha256(data).hexdigest(), size_bytes=len(data))
+
+
+async def call(bench: Store, verb: subjects.LoraVerb, request: BaseModel, reply: type[M]) -> M:
+    deadline = Deadline.after_ms(HUNG_MS)
+    return await bench.bus.call(subjects.lora(verb), request, reply, deadline, limit_bytes=2 << 20)
+
+
+async def test_an_upload_becomes_a_lora_with_a_canonical_file(bench: Store) -> None:
+    data, owner = lora(), tenant()
+    async with bench.instance():
+        sent = await bench.send(data, owner, "rims")
+        ready = await bench.settled(sent)
+        assert (ready.state, ready.style, ready.rank, ready.name) == ("ready", LoraStyle.DIFFUSERS, 4, "rims")
+        assert ready.source == file_of(data)
+        assert ready.canonical == canonical(await bench.asked.get())
+        found = b"".join([piece async for piece in pieces(bench.bus, file_of(data), 1 << 20)])
+        assert found == data
+        assert [record.lora_id for record in await bench.records.all_of(owner)] == [ready.lora_id]
+
+
+async def test_the_same_file_is_the_same_lora_also_at_once_and_another_tenants_is_not(bench: Store) -> None:
+    data, owner, other = lora(1), tenant(), tenant()
+    async with bench.instance(), bench.instance():
+        one, two = await asyncio.gather(bench.send(data, owner), bench.send(data, owner))
+        again = await bench.send(data, owner)
+        assert one.lora_id == two.lora_id == again.lora_id
+        assert (await bench.send(data, other)).lora_id != one.lora_id
+        assert len(await bench.records.all_of(owner)) == 1
+        await bench.settled(one)
+    assert [path.name for path in (bench.folder / "files").iterdir()] == [file_of(data).sha256]
+    assert not list((bench.folder / "uploads").iterdir())
+
+
+async def test_a_restart_in_the_middle_loses_nothing_that_was_acknowledged(bench: Store) -> None:
+    data, owner = lora(2), tenant()
+    half = len(data) // 2
+    begin = BeginUpload(upload_id=f"upload_{secrets.token_hex(4)}", tenant=owner, remaining_ms=HUNG_MS)
+    piece = UploadPiece(
+        upload_id=begin.upload_id, tenant=owner, offset=0, data=data[:half], remaining_ms=HUNG_MS
+    )
+    async with bench.instance():
+        await call(bench, "begin", begin, Received)
+        await call(bench, "piece", piece, Received)
+    async with bench.instance():
+        assert (await bench.records.get(owner, begin.upload_id)).state is LoraState.UPLOADING
+        again = await call(bench, "begin", begin, Received)
+        assert again.size_bytes == half
+        rest = piece.model_copy(update={"offset": half, "data": data[half:]})
+        for _ in range(2):  # the connection may ask twice
+            told = await call(bench, "piece", rest, Received)
+            assert told.size_bytes == len(data)
+        finish = FinishUpload(
+            upload_id=begin.upload_id,
+            tenant=owner,
+            model=bench.model,
+            file=file_of(data),
+            remaining_ms=HUNG_MS,
+        )
+        for _ in range(2):
+            made = await call(bench, "finish", finish, LoraRecord)
+        assert (await bench.settled(made)).state is LoraState.READY
+
+
+async def test_a_sender_waits_for_a_store_that_is_restarted(bench: Store) -> None:
+    data, owner = lora(3, rank=64), tenant()
+    async with bench.instance():
+        upload = sending(bench.bus, owner)
+        sent = await upload.__aenter__()
+        await sent.write(data)
+    finishing = asyncio.create_task(sent.finish(owner, bench.model, None))
+    await asyncio.sleep(0.2)  # no store answers now
+    async with bench.instance():
+        async with asyncio.timeout(HUNG_S):
+            assert (await bench.settled(await finishing)).state is LoraState.READY
+
+
+async def test_pieces_follow_each_other_and_are_what_was_announced(bench: Store) -> None:
+    begin = BeginUpload(upload_id=f"upload_{secrets.token_hex(4)}", remaining_ms=HUNG_MS)
+    piece = UploadPiece(upload_id=begin.upload_id, offset=5, data=b"x", remaining_ms=HUNG_MS)
+    async with bench.instance(lora_file_bytes=2048):
+        with pytest.raises(LoraNotFound):
+            await call(bench, "piece", piece, Received)
+        await call(bench, "begin", begin, Received)
+        with pytest.raises(MalformedMessage, match="at most 0"):
+            await call(bench, "piece", piece, Received)
+        with pytest.raises(LoraTooLarge, match="2048"):
+            await call(bench, "piece", piece.model_copy(update={"offset": 0, "data": bytes(4096)}), Received)
+        with pytest.raises(MalformedMessage, match="too large"):
+            await call(
+                bench,
+                "piece",
+                piece.model_copy(update={"offset": 0, "data": bytes(PIECE_BYTES + 1)}),
+                Received,
+            )
+        with pytest.raises(MalformedMessage, match="id must match"):
+            await call(bench, "begin", begin.model_copy(update={"upload_id": "../x"}), Received)
+        await call(bench, "piece", piece.model_copy(update={"offset": 0}), Received)
+        finish = FinishUpload(
+            upload_id=begin.upload_id,
+            tenant=tenant(),
+            model=bench.model,
+            file=file_of(b"y"),
+            remaining_ms=HUNG_MS,
+        )
+        with pytest.raises(InvalidField, match="not the one that was sent"):
+            await call(bench, "finish", finish, LoraRecord)
+
+
+def _header(text: bytes, claim: int | None = None) -> bytes:
+    return struct.pack("<Q", len(text) if claim is None else claim) + text
+
+
+X = b'"x":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}'
+BAD: dict[str, tuple[bytes, str, str]] = {
+    "empty": (b"", "lora_unreadable", "0 bytes"),
+    "truncated": (lora()[:-7], "lora_unreadable", "safetensors"),
+    "trailing bytes": (lora() + b"x", "lora_unreadable", "safetensors"),
+    "a pickle": (pickle.dumps({"x": [1.0] * 9}), "lora_unreadable", "another format, such as a pickle"),
+    "no json": (_header(b"{nonsense"), "lora_unreadable", "safetensors"),
+    "a huge header": (_header(b" " * 70_000), "lora_too_large", "header"),
+    "a header of terabytes": (_header(b"{}", 1 << 42), "lora_unreadable", "header of 4398046511104 bytes"),
+    "a name twice": (
+        _header(b"{%s,%s}" % (X, X)) + bytes(4),
+        "lora_unreadable",
+        "'x' is given twice",
+    ),
+    "no lora": (
+        _header(b"{%s}" % X) + bytes(4),
+        "lora_not_supported",
+        "x",
+    ),
+    "a rank over the limit": (lora(rank=33), "lora_too_large", "rank 33"),
+}
+
+
+@pytest.mark.parametrize("kind", BAD)
+async def test_a_bad_file_is_refused_at_the_door_and_leaves_nothing(bench: Store, kind: str) -> None:
+    data, code, said = BAD[kind]
+    owner = tenant()
+    async with bench.instance(lora_rank=32, lora_header_bytes=65_536):
+        with pytest.raises(GiornataError) as raised:
+            await bench.send(data, owner)
+        assert raised.value.code == code
+        assert said in str(raised.value)
+        assert await bench.records.all_of(owner) == []
+    assert not [path for part in ("files", "uploads") for path in (bench.folder / part).iterdir()]
+
+
+async def test_what_prepost_says_is_why_it_failed_and_sending_it_again_tries_again(bench: Store) -> None:
+    def refused(_: NormaliseLora) -> object:
+        raise LoraMismatch(received="double_blocks", accepted="modules of a UNet")
+
+    bench.answer = refused  # type: ignore[assignment]  # it raises
+    data, owner = lora(4), tenant()
+    async with bench.instance():
+        failed = await bench.settled(await bench.send(data, owner))
+        assert failed.state is LoraState.FAILED
+        assert failed.error is not None
+        assert (failed.error.code, failed.error.received) == ("lora_mismatch", "double_blocks")
+        bench.answer = canonical
+        assert (await bench.settled(await bench.send(data, owner))).state is LoraState.READY
+
+
+async def test_it_waits_for_prepost_and_another_instance_takes_over(bench: Store) -> None:
+    def away(_: NormaliseLora) -> object:
+        raise ServiceUnavailable("shutting down")
+
+    bench.answer = away  # type: ignore[assignment]  # it raises
+    async with bench.instance():
+        sent = await bench.send(lora(5), tenant())
+        async with asyncio.timeout(HUNG_S):
+            for _ in range(2):
+                await bench.asked.get()
+        assert (await bench.records.get(sent.tenant, sent.lora_id)).state is LoraState.VALIDATING
+    bench.answer = canonical
+    async with bench.instance():
+        assert (await bench.settled(sent)).state is LoraState.READY
+
+
+async def test_a_tenant_can_neither_see_nor_remove_anothers(bench: Store) -> None:
+    async with bench.instance():
+        sent = await bench.send(lora(6), tenant())
+        stranger = RemoveLora(lora_id=sent.lora_id, tenant=tenant(), remaining_ms=HUNG_MS)
+        with pytest.raises(LoraNotFound):
+            await call(bench, "remove", stranger, LoraRecord)
+        with pytest.raises(LoraNotFound):
+            await bench.records.get(stranger.tenant, sent.lora_id)
+        assert (await bench.settled(sent)).state is LoraState.READY
+
+
+async def test_a_removed_loras_file_stays_for_edits_that_have_begun_and_then_goes(bench: Store) -> None:
+    data = lora(7)
+    async with bench.instance():
+        sent = await bench.settled(await bench.send(data, tenant()))
+        remove = RemoveLora(lora_id=sent.lora_id, tenant=sent.tenant, remaining_ms=HUNG_MS)
+        await call(bench, "remove", remove, LoraRecord)
+        with pytest.raises(LoraNotFound):
+            await bench.records.get(sent.tenant, sent.lora_id)
+        assert b"".join([piece async for piece in pieces(bench.bus, file_of(data), 1 << 20)]) == data
+    async with bench.instance():  # it was used just now
+        assert (bench.folder / "files" / file_of(data).sha256).exists()
+    os.utime(bench.folder / "files" / file_of(data).sha256, (1, 1))
+    async with bench.instance():
+        assert not (bench.folder / "files" / file_of(data).sha256).exists()
+
+
+async def test_a_file_that_was_changed_on_disk_is_not_taken_for_the_lora(bench: Store) -> None:
+    data = lora(8)
+    async with bench.instance():
+        await bench.send(data, tenant())
+        path = bench.folder / "files" / file_of(data).sha256
+        path.write_bytes(data[:-1] + b"\0")
+        with pytest.raises(LoraUnreadable, match="damaged"):
+            assert [piece async for piece in pieces(bench.bus, file_of(data), 1 << 20)]
+        with pytest.raises(LoraTooLarge):
+            assert [piece async for piece in pieces(bench.bus, file_of(data), 16)]
+
+
+async def _shared(bench: Store, count: int) -> list[LoraRecord]:
+    """The shared LoRAs of this test's model, once there are `count` settled ones."""
+    async with asyncio.timeout(HUNG_S), bench.records.bucket._watching(f"{EVERYONE}.*") as changes:
+        async for _ in changes:
+            found = [one for one in await bench.records.all_of(EVERYONE) if one.model == bench.model]
+            if len(found) == count and all(one.state.settled for one in found):
+                return found
+    raise AssertionError("the watcher ended")
+
+
+async def test_the_shared_folder_is_read_and_nothing_outside_it(bench: Store, tmp_path: Path) -> None:
+    shared, secret = tmp_path / "shared", tmp_path / "secret.safetensors"
+    folder = shared / bench.model
+    folder.mkdir(parents=True)
+    secret.write_bytes(lora(9))
+    (folder / "link.safetensors").symlink_to(secret)
+    (shared / "linked").symlink_to(tmp_path)
+    (folder / "..safetensors").write_bytes(lora(10))
+    (folder / "strange name.safetensors").write_bytes(lora(11))
+    (folder / "good.safetensors").write_bytes(lora(12))
+    (folder / "bad.safetensors").write_bytes(b"junk")
+    async with bench.instance(lora_shared_folder=shared):
+        good, bad = sorted(await _shared(bench, 2), key=lambda one: str(one.name), reverse=True)
+        assert (good.name, good.state, good.source) == ("good", "ready", file_of(lora(12)))
+        assert bad.error is not None
+        assert (bad.name, bad.state, bad.error.code) == ("bad", "failed", "lora_unreadable")
+        (folder / "bad.safetensors").unlink()
+        await _shared(bench, 1)
+    (folder / "good.safetensors").unlink()
+    async with bench.instance(lora_shared_folder=shared):
+        await _shared(bench, 0)

@@ -1,0 +1,117 @@
+"""LoRAs as PEFT and diffusers make them, and what diffusers makes of a file: the oracle of canonical files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import diffusers
+import torch
+from peft import LoraConfig
+from peft.utils import get_peft_model_state_dict
+from safetensors import safe_open
+from torch import Tensor, nn
+
+FILE: Final = "pytorch_lora_weights.safetensors"
+TARGETS: Final = {
+    "transformer": r".*\.(to_q|to_k|to_out\.0|proj_out|linear|to_qkv|add_k_proj)",
+    "unet": r".*\.(to_q|to_out\.0|proj_in|conv1|time_emb_proj|net\.2)",
+    "text_encoder": r".*\.(q_proj|v_proj|out_proj|fc1)",
+}
+"""Modules that get factors, by kind of part."""
+ANOTHER: Final = {"transformer": "to_k", "unet": "to_q", "text_encoder": "v_proj"}
+"""Those of them that have an alpha of their own."""
+
+
+def opened(folder: Path) -> Any:
+    """diffusers' pipeline of a checkpoint, float32."""
+    index = json.loads((folder / "model_index.json").read_text())
+    return getattr(diffusers, index["_class_name"]).from_pretrained(folder, dtype=torch.float32)
+
+
+def network_of(pipeline: Any) -> str:
+    return "unet" if hasattr(pipeline, "unet") else "transformer"
+
+
+def texts_of(pipeline: Any) -> list[str]:
+    names = [name for name in pipeline._lora_loadable_modules if name.startswith("text_encoder")]
+    return [name for name in names if "CLIP" in type(getattr(pipeline, name, None)).__name__]
+
+
+def saved(folder: Path, target: Path, *, rank: int = 4, alpha: int = 2, told: bool = True) -> Path:
+    """A LoRA of network and text encoders, by PEFT and the pipeline's own saver; random factors.
+
+    `told`: PEFT's configuration is in the file's metadata. Returns the file.
+    """
+    torch.manual_seed(0)
+    pipeline = opened(folder)
+    layers: dict[str, Any] = {}
+    for part in (network_of(pipeline), *texts_of(pipeline)):
+        model = getattr(pipeline, part)
+        kind = "text_encoder" if part.startswith("text") else part
+        config = LoraConfig(
+            r=rank,
+            lora_alpha=alpha,
+            target_modules=TARGETS[kind],
+            init_lora_weights="gaussian",
+            alpha_pattern={ANOTHER[kind]: 3.0},
+        )
+        model.add_adapter(config)
+        with torch.no_grad():
+            for name, weight in model.named_parameters():
+                if "lora_B" in name:
+                    weight.normal_()
+        layers[f"{part}_lora_layers"] = get_peft_model_state_dict(model)
+        if told:
+            layers[f"{part}_lora_adapter_metadata"] = config.to_dict()  # type: ignore[no-untyped-call]  # PEFT annotates it in part
+    pipeline.save_lora_weights(target, **layers)
+    return target / FILE
+
+
+def fused(folder: Path, file: Path) -> dict[str, Tensor]:
+    """What diffusers adds to each weight when it loads and fuses a LoRA; text encoders' names begin with theirs."""
+    pipeline = opened(folder)
+    before = {name: weight.clone() for name, weight in _weights(pipeline).items()}
+    pipeline.load_lora_weights(file.parent, weight_name=file.name)
+    pipeline.fuse_lora(components=[network_of(pipeline), *texts_of(pipeline)])
+    pipeline.unload_lora_weights()
+    changes = {name: weight - before[name] for name, weight in _weights(pipeline).items()}
+    return {name: change for name, change in changes.items() if change.abs().max() > 0}
+
+
+def _weights(pipeline: Any) -> dict[str, Tensor]:
+    network = network_of(pipeline)
+    parts: Mapping[str, nn.Module] = {
+        "": getattr(pipeline, network),
+        **{f"{name}.": getattr(pipeline, name) for name in texts_of(pipeline)},
+    }
+    return {
+        prefix + name: weight.detach()
+        for prefix, model in parts.items()
+        for name, weight in model.state_dict().items()
+        if name.endswith(".weight")
+    }
+
+
+def products(file: Path) -> dict[str, Tensor]:
+    """By the weight's name: the change that a canonical file means."""
+    with safe_open(file, framework="pt") as opened_file:
+        tensors = {name: opened_file.get_tensor(name).float() for name in opened_file.keys()}  # noqa: SIM118 - it is no dictionary
+    return {
+        f"{path}.weight": torch.einsum(
+            "or,ri->oi", tensors[f"{path}.up"].flatten(1), down.flatten(1)
+        ).reshape(tensors[f"{path}.up"].shape[0], *down.shape[1:])
+        for path, down in (
+            (name.removesuffix(".down"), t) for name, t in tensors.items() if name.endswith(".down")
+        )
+    }
+
+
+def check_equal(canonical: Path, folder: Path, source: Path) -> None:
+    """Assert that a canonical file changes what diffusers changes, as much."""
+    wanted, found = fused(folder, source), products(canonical)
+    assert found.keys() == wanted.keys()
+    for name, change in wanted.items():
+        assert torch.allclose(found[name], change, rtol=1e-4, atol=1e-5), name

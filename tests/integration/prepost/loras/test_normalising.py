@@ -1,0 +1,219 @@
+"""Canonical files against diffusers: what it adds to each weight when it loads and fuses the same source."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from giornata.families import Family
+from giornata.wire.errors import GiornataError, LoraMismatch, LoraNotFinite, LoraNotSupported, LoraUnreadable
+from giornata_prepost.loras.normalising import normalise
+from tests.integration.prepost.loras import oracle
+
+WIDE = 3072
+Checkpoint = Callable[[Family], Path]
+FAMILIES = [family for family in Family if not family.endswith("-inpaint") or family is Family.FLUX_INPAINT]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_it_changes_each_weight_as_diffusers_does(
+    family: Family, tiny_checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    folder = tiny_checkpoint(family)
+    source = oracle.saved(folder, tmp_path)
+    made = normalise(source, tmp_path / "canonical", folder, {"model": "tiny"})
+    oracle.check_equal(tmp_path / "canonical", folder, source)
+    assert made.rank == 4
+    assert made.modules > 0
+
+
+def _module_factors(model: torch.nn.Module, wanted: str, rank: int = 4) -> dict[str, tuple[Tensor, Tensor]]:
+    """Random factors for the modules whose paths match."""
+    found = {}
+    for path, module in model.named_modules():
+        if re.fullmatch(wanted, path) and hasattr(module, "weight"):
+            out, into, *sides = module.weight.shape
+            found[path] = torch.randn(rank, into, *sides), torch.randn(out, rank, *(1 for _ in sides))
+    return found
+
+
+@pytest.mark.parametrize("family", [Family.SD, Family.SDXL])
+def test_a_kohya_file_of_a_unet_means_what_diffusers_takes_it_for(
+    family: Family, tiny_checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    folder = tiny_checkpoint(family)
+    pipeline = oracle.opened(folder)
+    torch.manual_seed(1)
+    tensors: dict[str, Tensor] = {}
+    parts = [("lora_unet_", pipeline.unet, r".*attentions.*(to_q|to_out\.0|ff\.net\.0\.proj|proj_in)")]
+    texts = ("lora_te_",) if family is Family.SD else ("lora_te1_", "lora_te2_")
+    for prefix, name in zip(texts, oracle.texts_of(pipeline), strict=True):
+        parts.append((prefix, getattr(pipeline, name), r".*(q_proj|out_proj|fc1)"))
+    for number, (prefix, model, wanted) in enumerate(parts):
+        for path, (down, up) in _module_factors(model, wanted).items():
+            whole = path if prefix == "lora_unet_" or path.startswith("text_model") else f"text_model.{path}"
+            name = prefix + whole.replace(".", "_")
+            tensors |= {f"{name}.lora_down.weight": down, f"{name}.lora_up.weight": up}
+            tensors[f"{name}.alpha"] = torch.tensor(float(1 + number))
+    save_file(tensors, tmp_path / "kohya.safetensors")
+    normalise(tmp_path / "kohya.safetensors", tmp_path / "canonical", folder, {})
+    oracle.check_equal(tmp_path / "canonical", folder, tmp_path / "kohya.safetensors")
+
+
+@pytest.fixture(scope="session")
+def wide_flux(tiny_checkpoint: Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Flux as wide as the published one, without weights: diffusers' converters for it know this width alone."""
+    folder = tmp_path_factory.mktemp("wide-flux")
+    tiny = tiny_checkpoint(Family.FLUX_INPAINT)
+    shutil.copy(tiny / "model_index.json", folder)
+    shutil.copytree(
+        tiny / "text_encoder", folder / "text_encoder", ignore=shutil.ignore_patterns("*.safetensors")
+    )
+    config = json.loads((tiny / "transformer" / "config.json").read_text())
+    config |= {"num_attention_heads": 24, "attention_head_dim": 128, "num_layers": 1, "num_single_layers": 1}
+    (folder / "transformer").mkdir()
+    (folder / "transformer" / "config.json").write_text(json.dumps(config | {"axes_dims_rope": [16, 56, 56]}))
+    return folder
+
+
+def test_a_kohya_file_of_flux_is_split_by_modules_and_scaled(wide_flux: Path, tmp_path: Path) -> None:
+    torch.manual_seed(2)
+    down, up = torch.randn(4, WIDE), torch.randn(3 * WIDE, 4)
+    name = "lora_unet_double_blocks_0_img_attn_qkv"
+    tensors = {
+        f"{name}.lora_down.weight": down,
+        f"{name}.lora_up.weight": up,
+        f"{name}.alpha": torch.tensor(3.0),
+    }
+    save_file(tensors, tmp_path / "kohya.safetensors")
+    made = normalise(tmp_path / "kohya.safetensors", tmp_path / "canonical", wide_flux, {})
+    assert (made.modules, made.rank) == (3, 4)
+    found = oracle.products(tmp_path / "canonical")
+    for part, rows in zip(("to_q", "to_k", "to_v"), torch.split(up, WIDE), strict=True):
+        change = found[f"transformer_blocks.0.attn.{part}.weight"]
+        assert torch.allclose(change, 3 / 4 * rows @ down, rtol=1e-4, atol=1e-5)
+
+
+def test_an_xlabs_file_has_no_alpha(wide_flux: Path, tmp_path: Path) -> None:
+    torch.manual_seed(3)
+    down, up = torch.randn(4, WIDE), torch.randn(WIDE, 4)
+    name = "double_blocks.0.processor.proj_lora1"
+    save_file({f"{name}.down.weight": down, f"{name}.up.weight": up}, tmp_path / "xlabs.safetensors")
+    normalise(tmp_path / "xlabs.safetensors", tmp_path / "canonical", wide_flux, {})
+    found = oracle.products(tmp_path / "canonical")
+    assert found.keys() == {"transformer_blocks.0.attn.to_out.0.weight"}
+    assert torch.allclose(found["transformer_blocks.0.attn.to_out.0.weight"], up @ down, rtol=1e-4, atol=1e-5)
+
+
+def test_pefts_own_names_have_no_network_before_them(tiny_checkpoint: Checkpoint, tmp_path: Path) -> None:
+    folder = tiny_checkpoint(Family.FLUX_INPAINT)
+    module = "transformer_blocks.0.attn.to_q"
+    for prefix in ("", "base_model.model."):
+        wide = oracle.opened(folder).transformer.get_submodule(module).weight.shape
+        tensors = {
+            f"{prefix}{module}.lora_A.weight": torch.ones(4, wide[1]),
+            f"{prefix}{module}.lora_B.weight": torch.ones(wide[0], 4),
+        }
+        save_file(tensors, tmp_path / "peft.safetensors")
+        normalise(tmp_path / "peft.safetensors", tmp_path / "canonical", folder, {})
+        change = oracle.products(tmp_path / "canonical")[f"{module}.weight"]
+        assert torch.equal(change, torch.full(wide, 4.0))
+
+
+def test_the_file_is_ordered_by_block_and_the_same_every_time(
+    tiny_checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    folder = tiny_checkpoint(Family.SDXL)
+    source = oracle.saved(folder, tmp_path)
+    told = {"model": "tiny", "source_sha256": "s"}
+    for name in ("one", "two"):
+        normalise(source, tmp_path / name, folder, told)
+    data = (tmp_path / "one").read_bytes()
+    assert data == (tmp_path / "two").read_bytes()
+    header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+    facts = header.pop("__metadata__")
+    assert (facts["form"], facts["model"], facts["rank"]) == ("giornata-lora-1", "tiny", "4")
+    assert facts["text_encoders"] == "text_encoder,text_encoder_2"
+    names = sorted(header, key=lambda name: header[name]["data_offsets"])
+    blocks = [key for key, _ in itertools.groupby(name.partition(".")[0] for name in names)]
+    assert blocks == ["down_blocks", "mid_block", "up_blocks", "text_encoder", "text_encoder_2"]
+    assert [name.rpartition(".")[2] for name in names[:2]] == ["down", "up"]
+
+
+def _bad(folder: Path) -> dict[str, tuple[dict[str, Tensor], type[GiornataError], str]]:
+    module = "transformer.transformer_blocks.0.attn.to_q"
+    out, into = oracle.opened(folder).transformer.transformer_blocks[0].attn.to_q.weight.shape
+    whole = {f"{module}.lora_A.weight": torch.ones(4, into), f"{module}.lora_B.weight": torch.ones(out, 4)}
+
+    def with_down(down: Tensor) -> dict[str, Tensor]:
+        return whole | {f"{module}.lora_A.weight": down}
+
+    other = "unet.down_blocks.0.attentions.0.transformer_blocks.0.attn1.to_q"
+    lost = "transformer.nowhere.to_q"
+    return {
+        "not a number": (with_down(torch.full((4, into), math.nan)), LoraNotFinite, module),
+        "infinite": (with_down(torch.full((4, into), math.inf)), LoraNotFinite, module),
+        "another shape": (with_down(torch.ones(4, into + 8)), LoraMismatch, "to_q: "),
+        "a module that is not there": (
+            whole | {f"{lost}.lora_A.weight": torch.ones(4, 8), f"{lost}.lora_B.weight": torch.ones(8, 4)},
+            LoraMismatch,
+            "nowhere",
+        ),
+        "another base": (
+            {f"{other}.lora_A.weight": torch.ones(4, 8), f"{other}.lora_B.weight": torch.ones(8, 4)},
+            LoraMismatch,
+            "unet.down_blocks",
+        ),
+        "another base by kohya": (
+            {
+                "lora_unet_input_blocks_1_1_proj_in.lora_down.weight": torch.ones(4, 8),
+                "lora_unet_input_blocks_1_1_proj_in.lora_up.weight": torch.ones(8, 4),
+            },
+            LoraMismatch,
+            "FluxInpaintPipeline",
+        ),
+        "half a module": (
+            {name: tensor for name, tensor in whole.items() if "lora_A" in name},
+            LoraNotSupported,
+            "one factor",
+        ),
+    }
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "not a number",
+        "infinite",
+        "another shape",
+        "a module that is not there",
+        "another base",
+        "another base by kohya",
+        "half a module",
+    ],
+)
+def test_what_does_not_fit_is_refused_by_name(kind: str, tiny_checkpoint: Checkpoint, tmp_path: Path) -> None:
+    folder = tiny_checkpoint(Family.FLUX_INPAINT)
+    tensors, error, said = _bad(folder)[kind]
+    save_file(tensors, tmp_path / "bad.safetensors")
+    with pytest.raises(error) as raised:
+        normalise(tmp_path / "bad.safetensors", tmp_path / "canonical", folder, {})
+    assert said in str(raised.value)
+    assert not (tmp_path / "canonical").exists()
+
+
+def test_a_pickle_is_never_opened(tiny_checkpoint: Checkpoint, tmp_path: Path) -> None:
+    source = tmp_path / "pickle.safetensors"
+    torch.save({"x": torch.ones(1)}, source)
+    with pytest.raises(LoraUnreadable):
+        normalise(source, tmp_path / "canonical", tiny_checkpoint(Family.FLUX_INPAINT), {})

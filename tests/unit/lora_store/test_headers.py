@@ -1,0 +1,147 @@
+"""Which headers are LoRAs: styles by their names, and everything else refused by name."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from giornata.wire.errors import LoraNotSupported, LoraTooLarge
+from giornata.wire.loras import LoraStyle
+from giornata_lora_store.rules.headers import DTYPES, Limits, Tensor, recognised
+from giornata_lora_store.rules.shared_paths import shared_path
+
+LIMITS = Limits(rank=64, tensors=100)
+STYLES = {
+    LoraStyle.DIFFUSERS: ("transformer.blocks.0.attn.to_q.lora_A.weight", ".lora_B.weight"),
+    LoraStyle.PEFT: ("transformer_blocks.0.attn.to_q.lora_A.default.weight", ".lora_B.default.weight"),
+    LoraStyle.KOHYA: ("lora_unet_double_blocks_0_img_attn_qkv.lora_down.weight", ".lora_up.weight"),
+    LoraStyle.XLABS: ("double_blocks.0.processor.qkv_lora1.down.weight", ".up.weight"),
+    LoraStyle.ORIGINAL: ("diffusion_model.layers.0.attention.to_q.lora_A.weight", ".lora_B.weight"),
+}
+
+
+NAMES = ["unet.a.lora_A.weight", "unet.a.lora_B.weight", "unet.a.alpha"]
+
+
+def pair(down: str, up: str, rank: int = 4, dtype: str = "BF16") -> dict[str, Tensor]:
+    stem = down
+    for end in (
+        ".lora_A.default.weight",
+        ".lora_A.weight",
+        ".lora_down.weight",
+        ".lora.down.weight",
+        ".down.weight",
+    ):
+        stem = stem.removesuffix(end) if stem == down else stem
+    return {down: Tensor(dtype, (rank, 16)), stem + up: Tensor(dtype, (24, rank))}
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_a_style_is_told_by_its_names(style: LoraStyle) -> None:
+    found = recognised(pair(*STYLES[style]), LIMITS)
+    assert (found.style, found.rank, found.modules) == (style, 4, 1)
+
+
+def test_diffusers_older_names_and_alphas_are_known() -> None:
+    old = pair("unet.up_blocks.0.attn1.to_q.lora.down.weight", ".lora.up.weight")
+    alpha = {"unet.up_blocks.0.attn1.to_q.alpha": Tensor("F32", ())}
+    assert recognised(old | alpha, LIMITS).style is LoraStyle.DIFFUSERS
+    two = {f"double_blocks.0.processor.qkv_lora{i}.{side}.weight": Tensor("F32", shape)
+           for i in (1, 2) for side, shape in (("down", (4, 8)), ("up", (24, 4)))}  # fmt: skip
+    assert recognised(two, LIMITS).modules == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("lora_unet_x.dora_scale", "DoRA"),
+        ("transformer.x.lora_magnitude_vector", "DoRA"),
+        ("lora_unet_x.lokr_w1", "LoKr"),
+        ("lora_unet_x.hada_w1_a", "LoHa"),
+        ("lora_unet_x.lora_mid.weight", "middle factor"),
+        ("transformer.x.lora_B.bias", "biases"),
+        ("lora_unet_x.diff", "whole differences"),
+        ("clip_l", "textual inversion"),
+        ("transformer.x.weight", "no factor"),
+        ("../../etc/passwd", "name that no module has"),
+        ("lora_unet_stray.alpha", "belongs to no module"),
+    ],
+)
+def test_what_is_no_plain_lora_is_refused_by_name(name: str, said: str) -> None:
+    tensors = pair(*STYLES[LoraStyle.DIFFUSERS]) | {name: Tensor("F32", (1,))}
+    with pytest.raises(LoraNotSupported, match=said) as raised:
+        recognised(tensors, LIMITS)
+    assert raised.value.code == "lora_not_supported"
+    assert raised.value.received is not None
+    assert name.removesuffix(".alpha") in raised.value.received
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"down": None}, "one factor and not two"),
+        ({"down": Tensor("F32", (5, 16))}, "different ranks"),
+        ({"down": Tensor("I64", (4, 16))}, "dtype"),
+        ({"down": Tensor("F32", (4,))}, "no matrix"),
+        ({"down": Tensor("F32", (4, 0))}, "no matrix"),
+        ({"alpha": Tensor("F32", (3,))}, "not one number"),
+        ({"alpha": Tensor("I64", ())}, "dtype"),
+    ],
+)
+def test_factors_that_do_not_fit_are_refused(changes: dict[str, Tensor | None], said: str) -> None:
+    names = {"down": "unet.a.lora_A.weight", "up": "unet.a.lora_B.weight", "alpha": "unet.a.alpha"}
+    whole = {"down": Tensor("F32", (4, 16)), "up": Tensor("F32", (24, 4)), "alpha": Tensor("F32", ())}
+    tensors = {names[name]: tensor for name, tensor in (whole | changes).items() if tensor is not None}
+    with pytest.raises(LoraNotSupported, match=said):
+        recognised(tensors, LIMITS)
+
+
+def test_rank_and_number_have_limits() -> None:
+    with pytest.raises(LoraTooLarge, match="rank 65"):
+        recognised(pair(*STYLES[LoraStyle.PEFT], rank=65), LIMITS)
+    with pytest.raises(LoraTooLarge, match="101 tensors"):
+        recognised({f"x{i}": Tensor("F32", (1,)) for i in range(101)}, LIMITS)
+    with pytest.raises(LoraNotSupported, match="no factors"):
+        recognised({}, LIMITS)
+
+
+@given(
+    st.dictionaries(
+        st.text("abAB_.loradownupweight0", min_size=1, max_size=40)
+        | st.sampled_from(["unet.a.lora_A.weight", "a.alpha"]),
+        st.builds(
+            Tensor, st.sampled_from([*DTYPES, "I64"]), st.lists(st.integers(0, 8), max_size=4).map(tuple)
+        ),
+        max_size=8,
+    )
+)
+def test_any_header_is_a_lora_or_refused_with_a_code(tensors: dict[str, Tensor]) -> None:
+    try:
+        found = recognised(tensors, LIMITS)
+    except (LoraNotSupported, LoraTooLarge):
+        return
+    assert 0 < found.rank <= LIMITS.rank
+    assert all(tensor.dtype in {*DTYPES, "F64"} for tensor in tensors.values())
+
+
+@pytest.mark.parametrize(
+    ("folder", "file"),
+    [
+        ("..", "x.safetensors"),
+        ("m", "../x.safetensors"),
+        ("m", ".safetensors"),
+        ("m", "x.ckpt"),
+        ("m/n", "x.safetensors"),
+        ("m", "x\n.safetensors"),
+        (".hidden", "x.safetensors"),
+    ],
+)
+def test_names_that_lead_elsewhere_are_no_shared_paths(folder: str, file: str) -> None:
+    assert shared_path(folder, file) is None
+
+
+def test_a_shared_path_names_model_and_lora() -> None:
+    found = shared_path("FLUX.1-dev", "outlined_v2.safetensors")
+    assert found is not None
+    assert (found.model, found.name) == ("FLUX.1-dev", "outlined_v2")
