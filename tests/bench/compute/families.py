@@ -108,7 +108,6 @@ FAMILIES: Final[Mapping[str, Measured]] = {
         {
             **HEADS,
             "num_layers": 4,
-            "dual_attention_layers": (0, 1),
             "qk_norm": "rms_norm",
             "joint_attention_dim": 256,
             "pooled_projection_dim": 128,

@@ -8,7 +8,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from giornata.packed.region import region
+from giornata.packed.region import beside, region
 from giornata.scheduling.batch import RowKey
 from giornata.tensors import PROMPT_MASK
 from giornata_denoiser.families.protocol import ModelFamily
@@ -69,7 +69,7 @@ class Rows:
             return self._edited(edit, self._noise(edit), picture)
         noise = shared_noise(self._noise(edit), where)
         made = self._edited(edit, noise, picture)
-        return replace(made, region=where, keeps_padding=self.padding_tokens > 0)
+        return replace(made, region=beside(where, made.companions), keeps_padding=self.padding_tokens > 0)
 
     def computed(self, edit: Edit) -> int:
         """Tokens of its picture that are computed with reuse, the halo's among them."""
