@@ -50,7 +50,7 @@ def options_of(arguments: Sequence[str] | None = None) -> SimpleNamespace:
             padding_option(),
             family_option(),
             option("--ratios", type=Several(float), default=list(RATIOS), help="of the mask"),
-            option("--forms", type=Several(click.Choice(list(Form))), default=list(Form)),
+            option("--forms", type=Several(click.Choice([*map(str, Form)])), default=[*map(str, Form)]),
             option("--halo", type=int, default=DEFAULT.halo),
             option("--bits", type=int, default=DEFAULT.bits),
         ],

@@ -12,6 +12,7 @@ import click
 import torch
 
 from giornata_denoiser.families.protocol import ModelFamily
+from giornata_denoiser.memory import keep_freed
 from tests.bench.compute import families
 from tests.bench.compute.models import SHAPES, flux
 from tests.bench.compute.rows import Rows
@@ -70,6 +71,8 @@ def opened(options: SimpleNamespace) -> ModelFamily:
     """The network that the flags name."""
     torch.set_num_threads(options.threads)
     device = torch.device(options.device)
+    if device.type == "cpu":
+        keep_freed()  # as a denoiser does
     dtype = fastest(device) if options.dtype == AUTO else getattr(torch, options.dtype)
     name = vars(options).get("family", FLUX)
     if name != FLUX:
