@@ -18,8 +18,8 @@ OPTIONS: Final[Mapping[int, int]] = {
 def keep_freed() -> bool:
     """Keep freed memory for the next allocation; whether the C library can. For processes that compute on a processor.
 
-    By default glibc gives every tensor above 32 MiB back to the kernel. The next one is then made of pages that the kernel
-    clears at first touch, which takes a batch of UNet rows a tenth of its step. Before the first thread starts.
+    By default glibc gives every tensor above 32 MiB back to the kernel. The next one is then made of pages that the
+    kernel clears at first touch, which takes a batch of UNet rows a tenth of its step. Before the first thread starts.
     """
     if not sys.platform.startswith("linux"):
         return False
