@@ -31,7 +31,7 @@ from giornata.planning.costing import Profile, fit
 from giornata.planning.costs import COMPUTE, LOAD, StepCosts
 from giornata.scheduling.demand import Pace
 from giornata.wire.workers import CostFit, WorkerCosts
-from giornata_tools.simulation.jobs import PictureSetting
+from giornata_tools.simulation.jobs import MODEL, PictureSetting
 
 FIGURES: Final[Mapping[str, Any]] = json.loads(
     Path(__file__).with_name("published.json").read_text(encoding="utf-8")
@@ -62,6 +62,8 @@ class Machine:
     blocks: int
     """Blocks of the transformer; all `costs` but the base of a step are costs of one block."""
     device: str = "machine"
+    model: str = MODEL
+    """That it serves."""
     rows: int = 8
     tokens: int = 1 << 40
     step_limit_ms: float = math.inf
