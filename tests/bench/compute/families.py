@@ -212,7 +212,7 @@ def family(
     name: str, *, published: bool = False, dtype: torch.dtype = torch.float32, device: torch.device
 ) -> ModelFamily:
     """The family over such a module."""
-    network = FAMILIES[name].network(module(name, published=published, dtype=dtype, device=device))
+    network: Any = FAMILIES[name].network(module(name, published=published, dtype=dtype, device=device))
     unet = FAMILIES[name].module is UNet2DConditionModel
     schedule = DiscreteTime(DISCRETE) if unet else FlowMatching(SCHEDULER, shifted_always)
     return ModelFamily(network.text, schedule, network)

@@ -62,8 +62,6 @@ class Machine:
     blocks: int
     """Blocks of the transformer; all `costs` but the base of a step are costs of one block."""
     device: str = "machine"
-    model: str = MODEL
-    """That it serves."""
     rows: int = 8
     tokens: int = 1 << 40
     step_limit_ms: float = math.inf
@@ -75,6 +73,8 @@ class Machine:
     busy: tuple[tuple[float, float], ...] = ()
     """From when until when, in seconds, no step begins."""
     storage: Storage = field(default_factory=Storage)
+    model: str = MODEL
+    """That it serves."""
 
     @property
     def pace(self) -> Pace:
