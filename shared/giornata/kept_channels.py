@@ -74,7 +74,8 @@ def _down(tile: int, network: Config) -> Iterator[_Part]:
                 yield _transformer(width, side, _depth(depths[level], layer))
             before = width
         if level + 1 < len(widths):
-            yield _Part(convolved=_border(side) * width)
+            # The last row and column: with a stride of 2 nothing else is read.
+            yield _Part(convolved=(2 * side - 1) * width)
             side //= 2
 
 
@@ -100,8 +101,9 @@ def _up(tile: int, network: Config) -> Iterator[_Part]:
                 yield _transformer(width, side, _depth(depths[level], layer))
             before = width
         if level + 1 < len(widths):
-            side *= 2
+            # Each cell is repeated as 2x2 and kept once.
             yield _Part(convolved=_border(side) * width)
+            side *= 2
 
 
 def _resnet(before: int, width: int, side: int) -> _Part:

@@ -15,9 +15,8 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any, Final
 
+import click
 import torch
-from diffusers import FlowMatchEulerDiscreteScheduler
-from torch import Tensor
 
 from giornata.packed.uses import Taken, Use
 from giornata_denoiser.blocks.slabs import Slabs
@@ -25,15 +24,21 @@ from giornata_denoiser.engine.assembly import assemble
 from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.engine.loading import device_for
 from giornata_denoiser.rows.row import Row
-from tests.bench.compute import engines
+from tests.bench.compute import engines, families
+from tests.bench.compute.diffusers_steps import DiffusersStep
 from tests.bench.compute.models import described, transformer_of
 from tests.bench.compute.rows import Rows
-from tests.bench.reporting.options import clock_of, rows_of, shared, wait_for
+from tests.bench.reporting.options import FLUX, clock_of, family_option, rows_of, shared, wait_for
 from tests.bench.reporting.report import write
 from tests.bench.systems.workload import Edit, edits
-from tests.fakes.tiny_flux import SCHEDULER
 from tests.flags import Several, option, parsed
 
+MASKED: Final = "masked"
+BATCHES: Final = ("in full", MASKED)
+EQUAL: Final = {torch.float32: 1e-4}
+"""Largest difference of predictions, relative to the largest value."""
+ROUGHLY: Final = 2e-2
+"""The same in half precision."""
 WARM_UP: Final = 2
 """Steps: the first assembles the batch."""
 
@@ -44,7 +49,9 @@ def options_of(arguments: Sequence[str] | None = None) -> SimpleNamespace:
         __doc__,
         [
             *shared(tokens=256, text=32, repeats=20),
+            family_option(),
             option("--rows", type=Several(int), default=[1, 8], help="of a batch"),
+            option("--batches", type=Several(click.Choice(BATCHES)), default=list(BATCHES)),
             option("--steps", type=int, default=28, help="of every row"),
         ],
         arguments,
@@ -59,8 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     lines: list[dict[str, Any]] = []
     for count in options.rows:
         mix = edits(count, {options.steps: 1.0}, templates=2, seed=options.seed)
-        lines.append(_line("in full", count, rows, options, mix, reuse=False))
-        lines.append(_line("masked", count, rows, options, mix, reuse=True))
+        lines += [_line(name, count, rows, options, mix, reuse=name == MASKED) for name in options.batches]
     write("engine_share", lines, workload={**vars(options), "model": described(rows.family)})
 
 
@@ -68,7 +74,7 @@ def _line(
     name: str, count: int, rows: Rows, options: SimpleNamespace, mix: Sequence[Edit], *, reuse: bool
 ) -> dict[str, Any]:
     batch = [rows.row(edit, reuse=reuse) for edit in mix]
-    alone = _forward_alone(rows, batch) if reuse else _diffusers_step(rows, batch)
+    alone = _forward_alone(rows, batch) if reuse else _diffusers_step(rows, batch, mix, options)
     ours, theirs = _in_turns(rows, options, batch, alone)
     ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
     return {
@@ -134,48 +140,25 @@ def _forward_alone(rows: Rows, batch: Sequence[Row]) -> Callable[[], object]:
     return lambda: family.network.predict(assembly.batch, latents, assembly.conditioning, steps, uses=uses)
 
 
-def _diffusers_step(rows: Rows, batch: Sequence[Row]) -> Callable[[], object]:
-    """One step of `FluxInpaintPipeline`'s loop over the batch: transformer, scheduler, and the blend after it."""
-    family, side = rows.family, rows.side
-    transformer = transformer_of(family)
-    scheduler = FlowMatchEulerDiscreteScheduler(**SCHEDULER)
-    sigmas = batch[0].track.levels
-    scheduler.set_timesteps(sigmas=sigmas[:-1].tolist(), mu=0.5, device=family.device)
-
-    def stacked(name: str) -> Tensor:
-        return torch.stack([row.conditioning[name] for row in batch]).to(family.device)
-
-    def text(name: str) -> Tensor:
-        parts = [rows.text(index % 2)[name] for index in range(len(batch))]
-        return torch.stack(parts).to(family.device, family.dtype)
-
-    latents = torch.stack([row.latent for row in batch]).to(family.device)
-    picture, noise, mask = stacked("image_latents"), stacked("noise"), stacked("mask")
-    embeds, pooled = text("prompt_embeds"), text("pooled_prompt_embeds")
-    guidance = torch.full((len(batch),), 3.5, device=family.device, dtype=torch.float32)
-    image_ids = torch.zeros(side, side, 3, device=family.device, dtype=family.dtype)
-    image_ids[..., 1] += torch.arange(side, device=family.device)[:, None]
-    image_ids[..., 2] += torch.arange(side, device=family.device)[None, :]
-    text_ids = torch.zeros(embeds.shape[1], 3, device=family.device, dtype=family.dtype)
-    time, then = scheduler.timesteps[0], scheduler.timesteps[1:2]
-
-    def step() -> None:
-        velocity = transformer(
-            hidden_states=latents,
-            timestep=time.expand(len(latents)).to(latents.dtype) / 1000,
-            guidance=guidance,
-            pooled_projections=pooled,
-            encoder_hidden_states=embeds,
-            txt_ids=text_ids,
-            img_ids=image_ids.reshape(-1, 3),
-            return_dict=False,
-        )[0]
-        scheduler._step_index = 0
-        moved = scheduler.step(velocity, time, latents, return_dict=False)[0]
-        outside = scheduler.scale_noise(picture, then, noise)
-        torch.add((1 - mask) * outside, mask * moved)
-
-    return step
+def _diffusers_step(
+    rows: Rows, batch: Sequence[Row], mix: Sequence[Edit], options: SimpleNamespace
+) -> DiffusersStep:
+    """One step of the family's own pipeline; it must predict what the engine's forward predicts."""
+    family = rows.family
+    if options.family == FLUX:
+        module = transformer_of(family)
+    else:
+        module = families.module(options.family, dtype=family.dtype, device=family.device)
+    theirs = DiffusersStep(options.family, module, family, batch, [rows.text(edit.template) for edit in mix])
+    assembly = assemble(family, batch)
+    latents = torch.cat([row.latent for row in batch]).to(family.device)
+    ours = family.network.predict(assembly.batch, latents, assembly.conditioning, [0] * len(batch))
+    predicted = theirs.predicted()
+    off = float((ours - predicted).abs().max() / predicted.abs().max())
+    equal = EQUAL.get(family.dtype, ROUGHLY)
+    if off > equal:
+        raise ValueError(f"the engine's prediction is {off:.1e} off diffusers' own; equal is {equal:.0e}")
+    return theirs
 
 
 if __name__ == "__main__":

@@ -1,10 +1,9 @@
 """One step with reuse beside one in full: the engine's step alone, one row, its slabs on the device.
 
 ``python -m tests.bench.step_time`` prints the ratio full ÷ masked for several mask ratios and both forms, beside the
-limit (T + L) / (T - P + M): T text tokens, P of them padding that is kept, L image tokens, M computed ones, halo
-included. The limit of `hidden` is by
-operations, since it projects the tokens outside again. Baseline and ours take turns.
-The real shape: ``--model real --device cuda``.
+limit by operations. Where keys and values are taken that is (T + L) / (T - P + M): T text tokens, P of them padding
+that is kept, L tokens of the picture and its companions, M computed ones, halo included. `hidden` projects the tokens
+outside again. Baseline and ours take turns. The real shape: ``--model real --device cuda``.
 """
 
 from __future__ import annotations
@@ -15,10 +14,11 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, Final
 
+import click
 import torch
 
 from giornata.packed.uses import Taken, Use
-from giornata.planning.costs import Shape
+from giornata.planning.specs import taking_modes
 from giornata.wire.values import Mode
 from giornata_denoiser.blocks.own import OwnKeysValues, OwnRecorder, own_bits
 from giornata_denoiser.blocks.recording import EntryRecorder
@@ -26,15 +26,16 @@ from giornata_denoiser.blocks.slabs import Slabs
 from giornata_denoiser.engine.assembly import assemble
 from giornata_denoiser.engine.loading import device_for
 from giornata_denoiser.engine.stepping import denoise_step
+from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.rows.row import RecordingSpec, Row
 from giornata_denoiser.rows.template import Form, Recording
 from tests.bench.compute.models import described
 from tests.bench.compute.rows import Rows
 from tests.bench.compute.setting import DEFAULT, Setting
-from tests.bench.reporting.options import clock_of, padding_option, rows_of, shared, wait_for
+from tests.bench.reporting.options import clock_of, family_option, padding_option, rows_of, shared, wait_for
 from tests.bench.reporting.report import write
-from tests.bench.systems.workload import Edit, operation_limit, token_limit
-from tests.flags import option, parsed
+from tests.bench.systems.workload import Edit, operation_limit
+from tests.flags import Several, option, parsed
 
 RATIOS: Final = (0.05, 0.11, 0.2, 0.35, 0.5)
 FULL: Final = ("full", 1.0)
@@ -47,6 +48,9 @@ def options_of(arguments: Sequence[str] | None = None) -> SimpleNamespace:
         [
             *shared(tokens=1024, text=128, repeats=5),
             padding_option(),
+            family_option(),
+            option("--ratios", type=Several(float), default=list(RATIOS), help="of the mask"),
+            option("--forms", type=Several(click.Choice([*map(str, Form)])), default=[*map(str, Form)]),
             option("--halo", type=int, default=DEFAULT.halo),
             option("--bits", type=int, default=DEFAULT.bits),
         ],
@@ -66,14 +70,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
     steps: dict[tuple[str, float], Callable[[], object]] = {
         FULL: lambda: denoise_step(family, assembly, [whole])
     }
-    for form in Form:
+    kept = {form: Mode(form) for form in map(Form, options.forms) if Mode(form) in taking_modes(family.specs)}
+    masked = {ratio: rows.masked(_edit(ratio)) for ratio in options.ratios}
+    for form in kept:
         recorder = EntryRecorder(whole.level, family.depth, RecordingSpec(frozenset({form}), options.bits))
         denoise_step(family, assembly, [whole], [Use(recorder=recorder)])
         template = Recording(form, whole.grid, (recorder.entry(),))
-        for ratio in RATIOS:
-            steps[str(form), ratio] = _prepared(rows, replace(rows.masked(_edit(ratio)), template=template))
+        for ratio, row in masked.items():
+            steps[str(form), ratio] = _prepared(rows, replace(row, template=template))
     times = _measured(steps, options.repeats, family.device, clock_of(options))
-    lines = [_line(rows, form, ratio, times) for form in Form for ratio in RATIOS]
+    lines = [
+        _line(family, form, mode, ratio, row, times)
+        for form, mode in kept.items()
+        for ratio, row in masked.items()
+    ]
     workload = {
         **vars(options),
         "model": described(family),
@@ -124,16 +134,17 @@ def _measured(
 
 
 def _line(
-    rows: Rows, form: Form, ratio: float, times: dict[tuple[str, float], list[float]]
+    family: ModelFamily,
+    form: Form,
+    mode: Mode,
+    ratio: float,
+    row: Row,
+    times: dict[tuple[str, float], list[float]],
 ) -> dict[str, Any]:
-    full, ours = times[FULL], times[form, ratio]
-    computed = rows.computed(_edit(ratio))
+    full, ours = times[FULL], times[str(form), ratio]
     ratios = [a / b for a, b in zip(full, ours, strict=True)]
-    text = rows.text_tokens - rows.padding_tokens
-    limit = token_limit(rows.text_tokens, rows.tokens, [computed], rows.padding_tokens)
-    if form is Form.HIDDEN:
-        shape = Shape(rows.text_tokens, rows.tokens, computed, padding=rows.padding_tokens)
-        limit = operation_limit(rows.family.specs, shape, Mode.HIDDEN)
+    (shape,) = row.shaped(padding_kept=True)
+    limit = operation_limit(family.specs, shape, mode)
     return {
         "form": form,
         "mask": ratio,
@@ -141,8 +152,8 @@ def _line(
         "spread": f"{min(ratios):.2f}-{max(ratios):.2f}",
         "limit": round(limit, 3),
         "of the limit": round(statistics.median(ratios) / limit, 3),
-        "computed": computed,
-        "text share": round(text / (text + computed), 3),
+        "computed": shape.computed,
+        "text share": round(shape.live_text / (shape.live_text + shape.computed), 3),
         "full ms": round(statistics.median(full), 1),
         "masked ms": round(statistics.median(ours), 1),
     }

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import click
 import torch
+from torch import Tensor
 
 from giornata.packed.region import Region, region
 from giornata.packed.uses import Taken, Use
@@ -22,6 +23,7 @@ from giornata.planning.costs import Shape
 from giornata.planning.specs import BlockSpec
 from giornata.wire.values import Mode
 from giornata_denoiser.families.unet.checkpoints import UnetFill, UnetInpaint
+from giornata_denoiser.memory import keep_freed
 from tests.bench.compute.unets import MASKS, SHAPES, network, touched_tiles
 from tests.bench.reporting.options import clock_of
 from tests.bench.reporting.report import write
@@ -32,7 +34,7 @@ from tests.flags import Several, option, parsed
 
 Network = UnetInpaint | UnetFill
 RATIOS: Final = (0.11, 0.2)
-Step = Callable[[], object]
+Step = Callable[[], Tensor]
 
 
 def options_of(arguments: Sequence[str] | None = None) -> SimpleNamespace:
@@ -54,6 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, print, write ``out/bench/unet_step.json``."""
     options = options_of(arguments)
     torch.set_num_threads(options.threads)
+    keep_freed()  # as a denoiser does
     lines = [line for name in options.shapes for line in _lines(name, options)]
     write("unet_step", lines, workload=vars(options))
 
@@ -61,18 +64,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _lines(name: str, options: SimpleNamespace) -> list[dict[str, Any]]:
     made, side = network(name)
     picture, everything = tiny_unet.picture(made, (side, side), words=77), Everything()
-    full = _forward(made, [picture], [None])
-    _forward(made, [picture], [None], [Use(recorder=everything)])()
+    full = forward(made, [picture], [None])
+    forward(made, [picture], [None], [Use(recorder=everything)])()
     where = {
         (shape, ratio): region(touched_tiles(mask(side * made.side, ratio), made.side))
         for shape, mask in MASKS.items()
         for ratio in RATIOS
     }
-    taking = {key: _taking(made, everything, place) for key, place in where.items() if place is not None}
+    taking = {key: taking(made, everything, place) for key, place in where.items() if place is not None}
     steps: dict[object, Step] = {"full": full}
     for key, use in taking.items():
-        steps[key] = _forward(made, [picture], [where[key]], [use])
-    steps["together"] = _forward(
+        steps[key] = forward(made, [picture], [where[key]], [use])
+    steps["together"] = forward(
         made, [picture] * len(taking), [where[key] for key in taking], list(taking.values())
     )
     times = _measured(steps, options)
@@ -101,7 +104,7 @@ def _line(
     }
 
 
-def _taking(made: Network, everything: Everything, place: Region) -> Use:
+def taking(made: Network, everything: Everything, place: Region) -> Use:
     """What a row takes, gathered once as an engine's slabs are."""
     source = Recorded(everything, place, room=True)
     return Use(Taken((Mode.KV,) * len(made.blocks), Gathered(source)))
@@ -116,9 +119,10 @@ class Gathered:
         self.part = cache(of.part)
 
 
-def _forward(
+def forward(
     made: Network, pictures: Sequence[Picture], where: Sequence[Region | None], uses: Sequence[Use] = ()
 ) -> Step:
+    """A forward over these pictures, each computed where `where` says."""
     batch = made.assemble(
         [tiny_unet.inputs(made, one, place) for one, place in zip(pictures, where, strict=True)]
     )

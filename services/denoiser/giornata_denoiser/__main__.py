@@ -16,6 +16,7 @@ from giornata.wire.workers import ServiceName
 from giornata_denoiser.checkpoint import Checkpoint, open_checkpoint
 from giornata_denoiser.config import DenoiserConfig
 from giornata_denoiser.engine.rehearsal import rehearse
+from giornata_denoiser.memory import keep_freed
 from giornata_denoiser.profiling.calibration import calibrate
 from giornata_denoiser.profiling.profiles import read_profile
 from giornata_denoiser.service import Denoiser
@@ -23,6 +24,8 @@ from giornata_denoiser.service import Denoiser
 
 async def serve(config: DenoiserConfig, stop: asyncio.Event) -> None:
     """Open NATS, blobs and the model; denoise until `stop`."""
+    if config.torch_device().type == "cpu":
+        keep_freed()
     async with (
         bus.connect_as(ServiceName.DENOISER, config) as connected,
         open_blobs(config.blobs_url, config.handover_folder, config.handover_mb) as blobs,
@@ -39,8 +42,7 @@ async def serve(config: DenoiserConfig, stop: asyncio.Event) -> None:
         await asyncio.to_thread(rehearse, checkpoint)
         profile = await asyncio.to_thread(profile_of, config, checkpoint)
         costs = CostModel.of(profile)
-        denoiser = Denoiser(config, connected, blobs, records, checkpoint, profile=profile, costs=costs)
-        await denoiser.run(stop)
+        await Denoiser(config, connected, blobs, records, checkpoint, profile=profile, costs=costs).run(stop)
 
 
 def profile_of(config: DenoiserConfig, checkpoint: Checkpoint) -> Profile:

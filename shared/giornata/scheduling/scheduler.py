@@ -5,6 +5,7 @@ Rows are placed one by one, so that the pictures of one job are computed side by
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -76,7 +77,7 @@ class InTurn:
         if not any(placement.has_room(Demand(*model, (ROW,))) for model in line.models):
             return Decision()  # nearly every message of a worker ends here while many jobs wait
         with placement.trial() as count:
-            made = _Deciding(self, placement, count, now)
+            made = _Deciding(self, placement, count, now, len(line.models))
             for entry in line.order(now):
                 if not made.serve(entry):
                     break
@@ -92,9 +93,11 @@ class _Deciding:
     placement: Placement
     count: Callable[[str, str, Demand], None]
     now: float
+    models: int
+    """That jobs wait for."""
     placed: list[Placed] = field(default_factory=list)
-    choosy: int = 0
-    """Jobs that wait although there is room."""
+    choosy: Counter[str] = field(default_factory=Counter)
+    """Jobs of each model that wait although there is room; a model with :data:`MAX_CHOOSY` is asked no more."""
     excluded: set[str] = field(default_factory=set)
     """Workers that are kept free."""
     left: dict[str, Key] = field(default_factory=dict)
@@ -105,6 +108,8 @@ class _Deciding:
     def serve(self, entry: QueuedRows) -> bool:
         """Place as many of the rows as can be; False when no other job is to be asked."""
         model, rest, given = entry.demand.model_digest, entry, dict[str, list[int]]()
+        if self.choosy[model] >= MAX_CHOOSY:
+            return True
         passes, goes_on = self.left.get(model), True
         while True:
             whole = rest.asked(self.now)
@@ -127,10 +132,10 @@ class _Deciding:
 
     def _wait(self, entry: QueuedRows, asked: Demand) -> bool:
         """Let `entry` wait; False when no other job is to be asked."""
-        if self.placement.has_room(asked, self.excluded):
-            self.choosy += 1
-            return self.choosy < MAX_CHOOSY
         model = asked.model_digest
+        if self.placement.has_room(asked, self.excluded):
+            self.choosy[model] += 1
+            return sum(count >= MAX_CHOOSY for count in self.choosy.values()) < self.models
         if not asked.alone:
             self.too_many[model] = asked.rows
         if self.left.setdefault(model, entry.key) == entry.key and entry.passed >= MAX_PASSED:

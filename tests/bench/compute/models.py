@@ -12,6 +12,7 @@ from diffusers.models.transformers.transformer_flux import FluxTransformer2DMode
 from giornata_denoiser.families.flux.checkpoints import FluxInpaint
 from giornata_denoiser.families.flux.transformer import PackedFlux
 from giornata_denoiser.families.protocol import ModelFamily
+from giornata_denoiser.families.unet.network import TiledUnet
 from tests.fakes import tiny_flux
 
 LATENT_CHANNELS: Final = 16
@@ -78,9 +79,13 @@ def transformer_of(family: ModelFamily) -> Any:
 
 def described(family: ModelFamily) -> str:
     """For JSON."""
-    transformer = transformer_of(family)
-    config = transformer.config
-    count = sum(weight.numel() for weight in transformer.parameters())
+    network: Any = family.network
+    module = network.unet if isinstance(network, TiledUnet) else network.transformer
+    count = sum(weight.numel() for weight in module.parameters())
+    if not isinstance(network, PackedFlux):
+        where = f"{str(family.dtype).removeprefix('torch.')} on {family.device.type}"
+        return f"{type(module).__name__} of {count / 1e6:.0f} M random weights, {where}"
+    config = module.config
     width = config.num_attention_heads * config.attention_head_dim
     return (
         f"Flux of {count / 1e6:.0f} M random weights, {config.num_layers} double and {config.num_single_layers} "

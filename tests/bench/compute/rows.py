@@ -8,7 +8,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from giornata.packed.region import region
+from giornata.packed.region import beside, region
 from giornata.scheduling.batch import RowKey
 from giornata.tensors import PROMPT_MASK
 from giornata_denoiser.families.protocol import ModelFamily
@@ -16,7 +16,6 @@ from giornata_denoiser.families.rows import build_row, text_shapes
 from giornata_denoiser.rows.row import RecordingSpec, Row
 from giornata_denoiser.rows.template import Recording, shared_noise, template_noise
 from tests.bench.compute import engines
-from tests.bench.compute.models import CHANNELS
 from tests.bench.compute.setting import DEFAULT, Setting
 from tests.bench.systems.workload import Edit, square
 from tests.fakes.masks import grown
@@ -48,6 +47,11 @@ class Rows:
         """Of a picture."""
         return self.side * self.side
 
+    @property
+    def channels(self) -> int:
+        """Of a token of the latent."""
+        return self.family.network.conditioning["noise"]
+
     def row(self, edit: Edit, *, reuse: bool, picture: Tensor | None = None) -> Row:
         """The row of `edit`: in full, or its region alone beside its template.
 
@@ -65,7 +69,7 @@ class Rows:
             return self._edited(edit, self._noise(edit), picture)
         noise = shared_noise(self._noise(edit), where)
         made = self._edited(edit, noise, picture)
-        return replace(made, region=where, keeps_padding=self.padding_tokens > 0)
+        return replace(made, region=beside(where, made.companions), keeps_padding=self.padding_tokens > 0)
 
     def computed(self, edit: Edit) -> int:
         """Tokens of its picture that are computed with reuse, the halo's among them."""
@@ -73,17 +77,19 @@ class Rows:
         return self.tokens if where is None else len(where.computed)
 
     def _noise(self, edit: Edit) -> Tensor:
-        return torch.randn(self.tokens, CHANNELS, generator=torch.Generator().manual_seed(edit.index + 1))
+        return torch.randn(
+            self.tokens, self.channels, generator=torch.Generator().manual_seed(edit.index + 1)
+        )
 
     def _edited(self, edit: Edit, noise: Tensor, picture: Tensor | None) -> Row:
         latents = self.picture(edit.template) if picture is None else picture
-        mask = square(edit, self.side).view(-1, 1).expand(-1, CHANNELS).float()
+        mask = square(edit, self.side).view(-1, 1).expand(-1, self.channels).float()
         return self._built(edit.index, edit.steps, edit.template, latents, noise, mask)
 
     def _template(self, index: int) -> Recording:
         setting = self.setting
-        noise = template_noise(self.tokens, CHANNELS)
-        mask = torch.zeros(self.tokens, CHANNELS)
+        noise = template_noise(self.tokens, self.channels)
+        mask = torch.zeros(self.tokens, self.channels)
         row = self._built(-1, setting.levels, index, self.picture(index), noise, mask)
         recording = RecordingSpec(frozenset({setting.form}), setting.bits)
         with engines.engine_with(self.family) as engine:
@@ -100,7 +106,7 @@ class Rows:
         return {**text, PROMPT_MASK: (torch.arange(self.text_tokens) < live).to(torch.uint8)}
 
     def _picture(self, index: int) -> Tensor:
-        return torch.randn(self.tokens, CHANNELS, generator=torch.Generator().manual_seed(-index - 1))
+        return torch.randn(self.tokens, self.channels, generator=torch.Generator().manual_seed(-index - 1))
 
     def _built(
         self, index: int, steps: int, template: int, latents: Tensor, noise: Tensor, mask: Tensor

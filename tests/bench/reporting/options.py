@@ -12,11 +12,14 @@ import click
 import torch
 
 from giornata_denoiser.families.protocol import ModelFamily
+from giornata_denoiser.memory import keep_freed
+from tests.bench.compute import families
 from tests.bench.compute.models import SHAPES, flux
 from tests.bench.compute.rows import Rows
 from tests.flags import option
 
 AUTO = "auto"
+FLUX = "flux"
 
 
 def shared(
@@ -51,16 +54,29 @@ def shared(
     ]
 
 
+def family_option() -> click.Option:
+    """For benchmarks of any family."""
+    names = [FLUX, *families.FAMILIES]
+    return option(
+        "--family", type=click.Choice(names), default=FLUX, help="others than Flux are mid-size; see --model"
+    )
+
+
 def clock_of(options: SimpleNamespace) -> Callable[[], float]:
     """Seconds, as the flags ask for them."""
     return time.process_time if options.processor_time else time.perf_counter
 
 
 def opened(options: SimpleNamespace) -> ModelFamily:
-    """The transformer that the flags name."""
+    """The network that the flags name."""
     torch.set_num_threads(options.threads)
     device = torch.device(options.device)
+    if device.type == "cpu":
+        keep_freed()  # as a denoiser does
     dtype = fastest(device) if options.dtype == AUTO else getattr(torch, options.dtype)
+    name = vars(options).get("family", FLUX)
+    if name != FLUX:
+        return families.family(name, dtype=dtype, device=device)
     return flux(SHAPES[options.model], dtype, device)
 
 

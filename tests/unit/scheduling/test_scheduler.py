@@ -136,3 +136,20 @@ def test_nothing_is_waited_for_where_only_a_worker_can_help() -> None:
     cell = Cell(request_level, [2])
     cell.join("batch", priority=Priority.BATCH)
     assert cell.decide() == Decision()
+
+
+def test_choosy_jobs_of_a_model_hold_up_no_other_model() -> None:
+    """More jobs of one model wait for a better worker than are asked; the other model's worker is free."""
+    cell = Cell(lambda able, demand: able[0] if demand.model != MODEL else None, [0])
+    (card,) = TOLD.models
+    worker = WorkerState(capacity_rows=2, capacity_tokens=999)
+    told = {
+        "instance": "w1",
+        "worker": worker,
+        "models": (card.model_copy(update={"name": "other", "digest": "1"}),),
+    }
+    cell.placement.observe(TOLD.model_copy(update=told), 0.0)
+    for number in range(MAX_CHOOSY + 1):
+        cell.join(f"j{number}")
+    cell.join("other", replace(DEMAND, model="other", model_digest="1"))
+    assert cell.served() == [("other", "w1", 1)]

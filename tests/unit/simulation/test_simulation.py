@@ -20,7 +20,7 @@ from giornata.scheduling.policies import PolicyName
 from giornata.wire.values import Mode
 from giornata_tools.loadgen.distributions import arrival_times
 from giornata_tools.loadgen.outcomes import percentile
-from giornata_tools.simulation.jobs import DIGEST, MODEL, SimulatedJob
+from giornata_tools.simulation.jobs import DIGEST, MODEL, SimulatedJob, digest_of
 from giornata_tools.simulation.machines import FLUX_PICTURE, Machine, Storage, flashps_flux, h800_flux
 from giornata_tools.simulation.results import SimulatedRun, summary
 from giornata_tools.simulation.simulator import BASELINES, Binding, RunOptions, Simulation, Stages
@@ -343,3 +343,17 @@ def test_a_run_of_one_kind_of_jobs_leaves_out_the_others() -> None:
     run = simulated([job(0, 0.0), job(1, 0.0, shape(), shape())])
     assert [ended.job.job_id for ended in run.of_rows(2).ended] == ["j1"]
     assert run.of_rows(2).workers == run.workers
+
+
+def test_a_model_waits_for_no_other_models_queue() -> None:
+    """The first model's worker has four times too much to do; the second one's jobs end as they do alone."""
+    machines = (MACHINE, replace(MACHINE, model="other"))
+    many = [job(number, 0.01 * number) for number in range(100)]
+    of_other = [job(200 + number, 0.4 * number) for number in range(5)]
+    of_other = [
+        replace(one, demand=replace(one.demand, model="other", model_digest=digest_of("other")))
+        for one in of_other
+    ]
+    beside = ends(simulated(sorted(many + of_other, key=lambda one: one.at_s), machines))
+    alone = ends(simulated(of_other, machines))
+    assert {name: beside[name] for name in alone} == pytest.approx(alone)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -13,6 +14,11 @@ from giornata_tools.loadgen.workload import Request
 MODEL = "simulated"
 DIGEST = "0" * 64
 DEFAULT_STEPS = 30
+
+
+def digest_of(model: str) -> str:
+    """The digest that a simulated model of this name has."""
+    return DIGEST if model == MODEL else hashlib.sha256(model.encode()).hexdigest()
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ from giornata.planning.costing import Profile, fit
 from giornata.planning.costs import COMPUTE, LOAD, StepCosts
 from giornata.scheduling.demand import Pace
 from giornata.wire.workers import CostFit, WorkerCosts
-from giornata_tools.simulation.jobs import PictureSetting
+from giornata_tools.simulation.jobs import MODEL, PictureSetting
 
 FIGURES: Final[Mapping[str, Any]] = json.loads(
     Path(__file__).with_name("published.json").read_text(encoding="utf-8")
@@ -73,6 +73,8 @@ class Machine:
     busy: tuple[tuple[float, float], ...] = ()
     """From when until when, in seconds, no step begins."""
     storage: Storage = field(default_factory=Storage)
+    model: str = MODEL
+    """That it serves."""
 
     @property
     def pace(self) -> Pace:

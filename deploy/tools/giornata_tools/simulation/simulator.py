@@ -17,7 +17,7 @@ from giornata.scheduling.policies import POLICIES, Policy, PolicyName
 from giornata.scheduling.scheduler import LOOKED_AT, Decision, InTurn, Placed, Scheduler
 from giornata.wire.models import ModelCard
 from giornata.wire.workers import ServiceName, ServiceState
-from giornata_tools.simulation.jobs import DIGEST, MODEL, Piece, SimulatedJob
+from giornata_tools.simulation.jobs import DIGEST, MODEL, Piece, SimulatedJob, digest_of
 from giornata_tools.simulation.machines import Machine
 from giornata_tools.simulation.processors import Clock, Processors, Servers
 from giornata_tools.simulation.results import EndedJob, Moment, SimulatedRun
@@ -183,6 +183,10 @@ class Simulation:
             for number, machine in enumerate(machines)
             for name in [f"w{number:04d}"]
         }
+        self._models = {
+            name: (CARD.model_copy(update={"name": machine.model, "digest": digest_of(machine.model)}),)
+            for name, machine in zip(self._workers, machines, strict=True)
+        }
         self._carried = {job.job_id: _CarriedHere(job, job.demand.rows) for job in jobs}
         self._arrived = 0
         self._ended: list[EndedJob] = []
@@ -285,7 +289,8 @@ class Simulation:
         state = worker.state(now)
         if state is None:
             return False
-        self._placement.observe(TOLD.model_copy(update={"instance": worker.name, "worker": state}), now)
+        told = {"instance": worker.name, "worker": state, "models": self._models[worker.name]}
+        self._placement.observe(TOLD.model_copy(update=told), now)
         return True
 
     def _look(self, now: float) -> None:

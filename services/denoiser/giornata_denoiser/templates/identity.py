@@ -21,7 +21,7 @@ from giornata_denoiser.rows.stored import BITS, bits_of, stored_bytes
 from giornata_denoiser.rows.template import FILE_BYTES, Form
 from giornata_denoiser.rows.track import Track
 
-RECORDER: Final = 1
+RECORDER: Final = 2
 """Version of what template runs record; nothing is taken from recordings of another version."""
 ANYWHERE: Final = 1.0
 SAME: Final = 1e-4

@@ -26,9 +26,9 @@ def moments(tiles: Tensor, groups: int) -> Tensor:
 
 
 def keep_border(recorder: ActivationRecorder, leaf: Leaf, tiles: Tensor) -> None:
-    """Keep the border cells of a convolution's input, (tiles, side, side, channels)."""
+    """Keep what the tiles around read of a convolution's input, (tiles, side, side, channels)."""
     if leaf.block is not None:
-        cells = tiles.flatten(1, 2).index_select(1, border_cells(leaf.side, tiles.device))
+        cells = tiles.flatten(1, 2).index_select(1, border_cells(leaf.reading, tiles.device))
         recorder.part(leaf.block, BORDER, cells.flatten(1))
 
 

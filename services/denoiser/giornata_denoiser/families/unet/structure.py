@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Final
 
 from torch import nn
 
 from giornata.planning.specs import BORDER, MOMENTS, BlockSpec
+from giornata_denoiser.families.unet.tiling import Reading
 
 TEXT_TOKENS: Final = 77
 """CLIP's; the operations of a block count so many."""
@@ -47,6 +48,13 @@ class Leaf:
     module: Any
     side: int
     """Cells a side of a tile where it reads."""
+    doubled: bool = False
+    """Whether it is a convolution behind an upsampling, which repeats each cell as 2x2."""
+
+    @property
+    def reading(self) -> Reading:
+        """Of a convolution."""
+        return Reading(self.side, self.module.stride[0], self.doubled)
 
     @property
     def cells(self) -> int:
@@ -132,12 +140,13 @@ class _Walk:
         for block in transformer.transformer_blocks:
             self.attention(block, side)
 
-    def convolution(self, module: nn.Conv2d, side: int) -> None:
+    def convolution(self, module: nn.Conv2d, side: int, *, doubled: bool = False) -> None:
         """One that reads `side` cells a side of a tile."""
-        border = max(1, 4 * (side - 1))
-        outputs = (side // module.stride[0]) ** 2
-        parts = {BORDER: border * module.in_channels}
-        self.convolutions.append(self._leaf(module, side, parts, weights(module) * outputs))
+        stride: int = module.stride[0]
+        kept, _ = Reading(side, stride, doubled).border()
+        parts, outputs = {BORDER: len(kept) * module.in_channels}, (side // stride) ** 2
+        leaf = self._leaf(module, side, parts, weights(module) * outputs)
+        self.convolutions.append(replace(leaf, doubled=doubled))
 
     def norm(self, module: nn.GroupNorm, side: int) -> None:
         """A mean and a sum of squares for each group."""
@@ -208,7 +217,7 @@ def structure(unet: Any, side: int) -> Structure:
         _levels(walk, block, side)
         for sampler in block.upsamplers or ():
             side *= 2
-            walk.convolution(sampler.conv, side)
+            walk.convolution(sampler.conv, side, doubled=True)
     walk.norm(unet.conv_norm_out, side)
     walk.convolution(unet.conv_out, side)
     return Structure(

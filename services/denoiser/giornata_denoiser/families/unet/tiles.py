@@ -63,20 +63,20 @@ class TilePass:
 
     def _convolved(self, leaf: Leaf, tiles: Tensor) -> Tensor:
         module, channels = leaf.module, tiles.shape[3]
-        stride: int = module.stride[0]
-        windows = self._tiling.windows(leaf.side, stride)
+        reading = leaf.reading
+        windows = self._tiling.windows(reading)
         around = [
             self._border(leaf, sequence, channels).index_select(0, ring)
             for sequence, ring in enumerate(windows.rings)
             if ring is not None
         ]
         cells = torch.cat((tiles.reshape(-1, channels), *around, tiles.new_zeros(1, channels)))
-        side = leaf.side // stride
+        side = leaf.side // reading.stride
         if leaf.side < WHOLE:
-            out = _products(cells, self._tiling.neighbours(leaf.side, stride), module)
+            out = _products(cells, self._tiling.neighbours(reading), module)
             return out.view(-1, side, side, module.out_channels).permute(0, 3, 1, 2)
         read = cells.index_select(0, windows.index.view(-1)).view(*windows.index.shape, channels)
-        return F.conv2d(read.permute(0, 3, 1, 2), module.weight, module.bias, stride)
+        return F.conv2d(read.permute(0, 3, 1, 2), module.weight, module.bias, reading.stride)
 
     def norm(self, leaf: Leaf, hidden: Tensor) -> Tensor:
         """Statistics of the whole picture: of computed tiles as they are, of the others as they are taken."""
@@ -143,10 +143,10 @@ class TilePass:
         return [(sequence, self._tiling.tiles.bounds[sequence]) for sequence in self._recorders]
 
     def _border(self, leaf: Leaf, sequence: int, channels: int) -> Tensor:
-        """(outside * border_cells, channels): the border cells of a sequence's outside tiles."""
+        """(outside * kept, channels): what is kept of the borders of a sequence's outside tiles."""
         if leaf.block is None:
             cells = self._around[sequence].permute(0, 2, 3, 1).flatten(1, 2)
-            return cells.index_select(1, border_cells(leaf.side, cells.device)).flatten(0, 1)
+            return cells.index_select(1, border_cells(leaf.reading, cells.device)).flatten(0, 1)
         return self._sources[sequence].part(leaf.block, BORDER).view(-1, channels)
 
     def _outside(self, taken: Outside | Pages, like: Tensor) -> Outside:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,12 +19,38 @@ from giornata.packed.packing import Segments
 from giornata.packed.region import Region
 
 
+class Reading(NamedTuple):
+    """How a 3x3 convolution reads tiles."""
+
+    side: int
+    """Cells a side of a tile."""
+    stride: int = 1
+    doubled: bool = False
+    """Whether its input is of half the resolution, each cell of it repeated as 2x2."""
+
+    def border(self) -> tuple[Tensor, Tensor]:
+        """What the tiles around a tile read of it, as few cells as that takes.
+
+        Returns:
+            (kept,) int64: these cells, row-major. (side², ) int64: by cell, which of them it is equal to; -1 for a cell
+            that is not read.
+        """
+        cell = torch.arange(self.side)
+        # A stride of 2 reads nothing behind a tile: of each tile its last row and column.
+        edge = (cell == self.side - 1) | ((cell == 0) & (self.stride == 1))
+        read = edge[:, None] | edge[None, :]
+        first = cell - cell % 2 if self.doubled else cell
+        equal_to = (first[:, None] * self.side + first[None, :]).flatten()
+        kept, place = torch.unique(equal_to[read.flatten()], return_inverse=True)
+        places = torch.full((self.side**2,), -1)
+        places[read.flatten()] = place
+        return kept, places
+
+
 @lru_cache(maxsize=32)
-def border_cells(side: int, device: torch.device) -> Tensor:
-    """(cells,) int64: the cells at the border of a tile of so many cells a side, row-major."""
-    cell = torch.arange(side)
-    edge = (cell == 0) | (cell == side - 1)
-    return (edge[:, None] | edge[None, :]).flatten().nonzero().squeeze(1).to(device)
+def border_cells(reading: Reading, device: torch.device) -> Tensor:
+    """(kept,) int64: the cells of a tile that are kept for those around it; see :meth:`Reading.border`."""
+    return reading.border()[0].to(device)
 
 
 def cut(cells: Tensor, grid: tuple[int, int]) -> Tensor:
@@ -65,7 +92,7 @@ class Windows:
     index: Tensor
     """(tiles, size, size): each tile with its border."""
     rings: tuple[Tensor | None, ...]
-    """By sequence, (ring,): which of the border cells of its outside tiles are read, (outside * border_cells) in order;
+    """By sequence, (ring,): which of the kept cells of its outside tiles are read, (outside * kept) in order;
     None where it computes all tiles."""
 
     def neighbours(self, stride: int) -> Tensor:
@@ -88,9 +115,9 @@ class Tiling:
     regions: tuple[Region | None, ...]
     """What of it is computed; None for all of it."""
     device: torch.device
-    _windows: dict[tuple[int, int], Windows] = field(default_factory=dict, init=False)
+    _windows: dict[Reading, Windows] = field(default_factory=dict, init=False)
     _cells: dict[int, Segments] = field(default_factory=dict, init=False)
-    _neighbours: dict[tuple[int, int], Tensor] = field(default_factory=dict, init=False)
+    _neighbours: dict[Reading, Tensor] = field(default_factory=dict, init=False)
 
     @cached_property
     def tiles(self) -> Segments:
@@ -113,25 +140,22 @@ class Tiling:
         tiles = [[rows * columns] for rows, columns in self.grids]
         return torch.tensor(tiles, dtype=torch.float64).to(self.device)
 
-    def windows(self, side: int, stride: int) -> Windows:
-        """What a 3x3 convolution of this stride reads where a tile has `side` cells a side; kept with the batch."""
-        key = side, stride
-        if key not in self._windows:
-            self._windows[key] = self._made(side, stride)
-        return self._windows[key]
+    def windows(self, reading: Reading) -> Windows:
+        """What a 3x3 convolution reads; kept with the batch."""
+        if reading not in self._windows:
+            self._windows[reading] = self._made(reading)
+        return self._windows[reading]
 
-    def neighbours(self, side: int, stride: int) -> Tensor:
+    def neighbours(self, reading: Reading) -> Tensor:
         """The same by output cell: (tiles * outputs * 9,) int64, see :meth:`Windows.neighbours`."""
-        key = side, stride
-        if key not in self._neighbours:
-            self._neighbours[key] = self.windows(side, stride).neighbours(stride).flatten()
-        return self._neighbours[key]
+        if reading not in self._neighbours:
+            made = self.windows(reading).neighbours(reading.stride)
+            self._neighbours[reading] = made.flatten()
+        return self._neighbours[reading]
 
-    def _made(self, side: int, stride: int) -> Windows:
-        size = side + (2 if stride == 1 else 1)  # a stride of 2 reads nothing behind a tile
-        parts = [
-            _window(grid, region, side, size) for grid, region in zip(self.grids, self.regions, strict=True)
-        ]
+    def _made(self, reading: Reading) -> Windows:
+        parts = [_window(*of, reading) for of in zip(self.grids, self.regions, strict=True)]
+        side = reading.side
         bounds = self.cells(side * side).bounds
         ring_start = bounds[-1][1]
         zero = ring_start + sum(len(ring) for _, ring in parts)
@@ -148,13 +172,14 @@ class Tiling:
         return Windows(torch.cat(indices).to(self.device), rings)
 
 
-def _window(grid: tuple[int, int], region: Region | None, side: int, size: int) -> tuple[Tensor, Tensor]:
+def _window(grid: tuple[int, int], region: Region | None, reading: Reading) -> tuple[Tensor, Tensor]:
     """One sequence's windows, (tiles, size, size), and its ring, (ring,).
 
     An index below the number of its own cells is one of them; from there on it is one of the ring, and -1 is beyond the
     picture.
     """
-    rows, columns = grid
+    (rows, columns), side = grid, reading.side
+    size = side + (2 if reading.stride == 1 else 1)
     cells = side * side
     here = None if region is None else region.on(torch.device("cpu"))
     computed = torch.arange(rows * columns) if here is None else here.computed
@@ -162,10 +187,8 @@ def _window(grid: tuple[int, int], region: Region | None, side: int, size: int) 
     values = torch.empty(rows * columns, cells, dtype=torch.int64)
     values[computed] = own
     if here is not None:
-        border = border_cells(side, torch.device("cpu"))
-        of_tile = torch.full((cells,), -1)
-        of_tile[border] = torch.arange(len(border))
-        outside = torch.arange(len(here.outside)).unsqueeze(1) * len(border) + of_tile
+        kept, places = reading.border()
+        outside = torch.arange(len(here.outside)).unsqueeze(1) * len(kept) + places
         values[here.outside] = -2 - outside
     maps = torch.full((rows * side + 2, columns * side + 2), -1)
     maps[1:-1, 1:-1] = values.view(rows, columns, side, side).transpose(1, 2).reshape(rows * side, -1)
