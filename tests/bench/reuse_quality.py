@@ -108,10 +108,13 @@ class Comparison:
 
     def _rows(self, requests: Sequence[Request], switches: Setting) -> list[Row]:
         model = self._model
-        rows = [model.edit(request, switches.halo) for request in requests]
         rows = [
-            replace(row, region=model.region(row, switches.halo), keeps_padding=switches.keeps_padding)
-            for row in rows
+            replace(
+                model.edit(request, switches.halo),
+                region=model.region(request, switches.halo),
+                keeps_padding=switches.keeps_padding,
+            )
+            for request in requests
         ]
         if switches.renewed_every:
             return [replace(row, renewed_every=switches.renewed_every) for row in rows]

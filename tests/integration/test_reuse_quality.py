@@ -43,7 +43,7 @@ def inside(model: BenchModel, requests: list[Request], setting: Setting) -> list
     reusing = [
         replace(
             row,
-            region=model.region(row, setting.halo),
+            region=model.region(request, setting.halo),
             template=None if setting.renewed_every else model.template(request, recording, setting.levels),
             renewed_every=setting.renewed_every,
             keeps_padding=setting.keeps_padding,
