@@ -12,7 +12,6 @@ from giornata_denoiser.engine.sources import ReuseOptions
 from giornata_denoiser.families.flux import transformer
 from giornata_denoiser.rows.row import RecordingSpec
 from giornata_denoiser.templates.identity import LEVELS_TOGETHER
-from giornata_tools.checkout import MODELS
 from giornata_tools.quality import cases, metrics
 from tests.bench.compute.bench_model import BenchModel, Request, box_of
 from tests.bench.compute.setting import DEFAULT, Setting
@@ -87,7 +86,7 @@ def test_padding_may_be_kept_and_other_text_may_not(
 
 def test_a_hit_of_a_unet_gives_the_picture_of_full_computation(requests: list[Request]) -> None:
     """Guided, by the checkpoint's own sampler; with fewer noise levels recorded it is further away."""
-    unet = BenchModel(MODELS / "yardstick", steps=UNET_STEPS)
+    unet = BenchModel(MODEL.parent / "yardstick", steps=UNET_STEPS)
     hits, far = (inside(unet, requests, replace(DEFAULT, levels=levels)) for levels in (LEVELS_TOGETHER, 2))
     assert min(hits) > UNET_LEAST
     assert np.mean(hits) > np.mean(far)

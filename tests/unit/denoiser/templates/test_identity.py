@@ -88,7 +88,7 @@ def test_what_a_recording_follows_from_is_in_its_name() -> None:
 
 
 def test_networks_whose_blocks_are_taken_together_record_more_levels() -> None:
-    of_unet = SimpleNamespace(specs=(replace(SPEC, together=True),))
+    of_unet: Any = SimpleNamespace(specs=(replace(SPEC, together=True),))
     default, few = config(), config(template_levels=3)
     assert [levels_of(default, CHECKPOINT.family), levels_of(default, of_unet)] == [LEVELS, LEVELS_TOGETHER]
     assert [levels_of(few, CHECKPOINT.family), levels_of(few, of_unet)] == [3, 3]
