@@ -154,7 +154,6 @@ _SD: Final = Kind(
     mask_latents=1,
     token_latents=8,
     samplers=DISCRETE_TIME,
-    reuses=False,
     network_size=True,
     network="unet",
     tokenizer="tokenizer",

@@ -110,8 +110,8 @@ def _reuse(model: BenchModel, requests: Sequence[Request]) -> dict[str, Any]:
     templates = [model.template(request, recording, DEFAULT.levels) for request in requests]
     full = [model.edit(request, DEFAULT.halo) for request in requests]
     masked = [
-        replace(row, region=model.region(row, DEFAULT.halo), template=template)
-        for row, template in zip(full, templates, strict=True)
+        replace(row, region=model.region(request, DEFAULT.halo), template=template)
+        for request, row, template in zip(requests, full, templates, strict=True)
     ]
     device = model.family.device
     slow, slow_s = _timed(lambda: model.run(full), device)

@@ -9,19 +9,23 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
+import click
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from giornata.planning.specs import together
+from giornata.wire.samplers import Sampler
 from giornata_denoiser.config import DenoiserConfig
 from giornata_denoiser.engine.sources import ReuseOptions
 from giornata_denoiser.rows.row import RecordingSpec, Row
 from giornata_denoiser.rows.template import Form, Recording
+from giornata_denoiser.templates.identity import form_of, levels_of
 from giornata_prepost.images.pictures import Pixels
 from giornata_tools.loadgen.drawing import svg
 from giornata_tools.quality import metrics
@@ -37,7 +41,7 @@ STEPS: Final = 20
 STRICT: Final = 0
 """Recorded noise levels: those of the edit's own steps."""
 BITS: Final = (0, 8, 4)
-LEVELS: Final = (4, 8, 16, STRICT)
+LEVELS: Final = (4, 6, 8, 12, 16, STRICT)
 HALOS: Final = (0, 1, 2)
 RENEWALS: Final = (2, 3, 4, 5, 7, 10)
 """One step in so many is computed in full where there is no template."""
@@ -46,26 +50,37 @@ ANYWHERE, SAME = 1.0, 1e-4
 """Tolerances of noise levels."""
 
 
-def axes() -> Iterator[Setting]:
+def axes(default: Setting) -> Iterator[Setting]:
     """The default, and every switch by itself."""
     for keeps_padding in (False, True):
-        yield from (Setting(teacher=teacher, keeps_padding=keeps_padding) for teacher in Teacher)
-    yield Setting(corrected=False)
-    yield Setting(form=Form.HIDDEN)
-    yield from (Setting(bits=bits) for bits in BITS)
-    yield from (Setting(levels=levels) for levels in LEVELS)
-    yield from (Setting(halo=halo) for halo in HALOS)
-    yield Setting(bits=0, levels=STRICT)
-    yield Setting(bits=8, levels=4)
-    yield from (Setting(halo=halo, corrected=False) for halo in HALOS)
-    yield from (Setting(renewed_every=every) for every in RENEWALS)
-    yield Setting(renewed_every=KEPT_FOR, keeps_padding=True)
+        yield from (replace(default, teacher=teacher, keeps_padding=keeps_padding) for teacher in Teacher)
+    yield replace(default, corrected=False)
+    yield replace(default, form=Form.HIDDEN)
+    yield from (replace(default, bits=bits) for bits in BITS)
+    yield from (replace(default, levels=levels) for levels in LEVELS)
+    yield from (replace(default, halo=halo) for halo in HALOS)
+    yield replace(default, bits=0, levels=STRICT)
+    yield replace(default, bits=8, levels=4)
+    yield from (replace(default, halo=halo, corrected=False) for halo in HALOS)
+    yield from (replace(default, renewed_every=every) for every in RENEWALS)
+    yield replace(default, renewed_every=KEPT_FOR, keeps_padding=True)
 
 
 def product() -> Iterator[Setting]:
     """Everything combined with everything, corrected."""
     for form, bits, levels, halo in itertools.product(Form, BITS, LEVELS, HALOS):
         yield Setting(form, bits, levels, halo)
+
+
+def possible(settings: Iterable[Setting], model: BenchModel) -> list[Setting]:
+    """Each once, in order of their recordings, without what the network does not tell apart.
+
+    Where blocks have no use for their inputs there is one form, and prompts without padding have none to keep.
+    """
+    one_form = form_of(DenoiserConfig(model="any", template_form=Form.HIDDEN), model.family) is Form.KV
+    pads = not together(model.family.specs)
+    kept = (s for s in settings if not (one_form and s.form is Form.HIDDEN) and (pads or not s.keeps_padding))
+    return sorted(dict.fromkeys(kept), key=_order)
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,10 +123,13 @@ class Comparison:
 
     def _rows(self, requests: Sequence[Request], switches: Setting) -> list[Row]:
         model = self._model
-        rows = [model.edit(request, switches.halo) for request in requests]
         rows = [
-            replace(row, region=model.region(row, switches.halo), keeps_padding=switches.keeps_padding)
-            for row in rows
+            replace(
+                model.edit(request, switches.halo),
+                region=model.region(request, switches.halo),
+                keeps_padding=switches.keeps_padding,
+            )
+            for request in requests
         ]
         if switches.renewed_every:
             return [replace(row, renewed_every=switches.renewed_every) for row in rows]
@@ -204,7 +222,10 @@ def main() -> None:
             option("--limit", type=int, default=12, help="held-out edits"),
             option("--side", type=int, default=256, help="of the pictures: 128 or 256"),
             option("--all", is_flag=True, help="every combination, not one switch at a time"),
-            option("--guidance", type=float, default=30.0),
+            option("--guidance", type=float, help="scale; default the checkpoint's own"),
+            option(
+                "--sampler", type=click.Choice(list(Sampler)), help="of edits; default the checkpoint's own"
+            ),
             option("--steps", type=int, default=STEPS),
             option("--inpaint", is_flag=True, help="as a text-to-image model inpaints, which sees no mask"),
         ],
@@ -212,17 +233,23 @@ def main() -> None:
     torch.set_num_threads(2)
     requests = held_out(options.side, options.limit)
     how = {"steps": options.steps, "guidance": options.guidance}
-    inpaints = options.inpaint and InpaintModel(options.model, **how, like=requests[0])
-    model = inpaints or BenchModel(options.model, **how)
+    model: BenchModel
+    if options.inpaint:
+        model = InpaintModel(options.model, **how, like=requests[0])
+    else:
+        sampler = None if options.sampler is None else Sampler(options.sampler)
+        model = BenchModel(options.model, **how, sampler=sampler)
     comparison = Comparison(model, requests)
     rows = []
-    for switches in sorted(dict.fromkeys(product() if options.all else axes()), key=_order):
+    default = Setting(levels=levels_of(DenoiserConfig(model="any"), model.family))
+    for switches in possible(product() if options.all else axes(default), model):
         rows.append(comparison.row(switches))
         print(rows[-1], flush=True)
-    workload = {"edits": len(requests), "side": options.side, "inpaint": options.inpaint, **how}
+    workload = {"edits": len(requests), "side": options.side, "inpaint": options.inpaint}
+    workload |= {"steps": model.steps, "guidance": model.guidance, "sampler": model.sampler}
     path = write("reuse_quality", rows, workload=workload)
     picture = path.with_suffix(".svg")
-    picture.write_text(svg(pareto(rows)), encoding="utf-8")
+    picture.write_text(svg(pareto([row for row in rows if row["form"] in set(Form)])), encoding="utf-8")
     print(f"written to {picture}")
 
 

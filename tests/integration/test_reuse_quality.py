@@ -12,6 +12,7 @@ from giornata.packed.region import united
 from giornata_denoiser.engine.sources import ReuseOptions
 from giornata_denoiser.families.flux import transformer
 from giornata_denoiser.rows.row import RecordingSpec
+from giornata_denoiser.templates.identity import LEVELS_TOGETHER
 from giornata_tools.quality import cases, metrics
 from tests.bench.compute.bench_model import BenchModel, Request, box_of
 from tests.bench.compute.setting import DEFAULT, Setting
@@ -21,6 +22,8 @@ from tests.bench.reuse_quality import MODEL
 STEPS = 6
 EDITS = 2
 LEAST = 0.97
+UNET_STEPS = 8
+UNET_LEAST = 0.95
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +48,7 @@ def inside(model: BenchModel, requests: list[Request], setting: Setting) -> list
     reusing = [
         replace(
             row,
-            region=model.region(row, setting.halo),
+            region=model.region(request, setting.halo),
             template=None if setting.renewed_every else model.template(request, recording, setting.levels),
             renewed_every=setting.renewed_every,
             keeps_padding=setting.keeps_padding,
@@ -103,3 +106,11 @@ def test_padding_may_be_kept_and_other_text_may_not(
     assert min(kept) > LEAST
     monkeypatch.setattr(transformer, "padding_tokens", lambda mask: len(mask) - 1)
     assert np.mean(kept) > np.mean(inside(model, requests, replace(DEFAULT, keeps_padding=True)))
+
+
+def test_a_hit_of_a_unet_gives_the_picture_of_full_computation(requests: list[Request]) -> None:
+    """Guided, by the checkpoint's own sampler; with fewer noise levels recorded it is further away."""
+    unet = BenchModel(MODEL.parent / "yardstick", steps=UNET_STEPS)
+    hits, far = (inside(unet, requests, replace(DEFAULT, levels=levels)) for levels in (LEVELS_TOGETHER, 2))
+    assert min(hits) > UNET_LEAST
+    assert np.mean(hits) > np.mean(far)

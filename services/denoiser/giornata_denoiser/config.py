@@ -52,8 +52,11 @@ class DenoiserConfig(ModelConfig):
     template_bits: int = Field(
         4, description="Bits of recorded values: 8, 4, or 0 for those of the model's own dtype."
     )
-    template_levels: int = Field(
-        6, ge=1, le=200, description="Noise levels that are recorded; edits take the nearest one."
+    template_levels: int | None = Field(
+        None,
+        ge=1,
+        le=200,
+        description="Noise levels that are recorded; edits take the nearest one. Default 6, of UNets 12.",
     )
     template_memory_mb: int = Field(
         default_factory=lambda: memory_bytes() // HOST_SHARE >> 20,

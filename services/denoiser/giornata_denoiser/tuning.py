@@ -24,7 +24,7 @@ from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.engine.loading import Loaded, Loader, device_for
 from giornata_denoiser.engine.sources import ReuseOptions
 from giornata_denoiser.engine.weighing import Budget
-from giornata_denoiser.templates.identity import keeping
+from giornata_denoiser.templates.identity import keeping, levels_of
 from giornata_denoiser.trace import Trace
 
 SPARED: Final = 0.9
@@ -148,12 +148,13 @@ def _tell(config: DenoiserConfig, checkpoint: Checkpoint, memory: Memory) -> Non
     )
     side = card.native_size // card.pixel_multiple
     tokens = side * side + checkpoint.family.network.companions((side, side))
-    kept, _ = keeping(config, checkpoint.family, tokens, config.template_levels)
-    if kept.levels < config.template_levels or kept.first_block:
+    levels = levels_of(config, checkpoint.family)
+    kept, _ = keeping(config, checkpoint.family, tokens, levels)
+    if kept.levels < levels or kept.first_block:
         log.warning(
             "template_budget_small",
             picture=f"{card.native_size}x{card.native_size}",
-            levels=f"{kept.levels} of {config.template_levels}",
+            levels=f"{kept.levels} of {levels}",
             blocks=f"{depth - kept.first_block} of {depth}",
             remedy="raise GIORNATA_TEMPLATE_MEMORY_MB, or name a GIORNATA_TEMPLATE_FOLDER",
         )

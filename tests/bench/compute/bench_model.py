@@ -9,11 +9,15 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from giornata.model_cards import read_model_card
-from giornata.packed.region import Region, region
+from giornata.packed.region import Region, region_of
 from giornata.scheduling.batch import Capacity, RowKey
+from giornata.wire.requests import EditParameters
+from giornata.wire.resolution import cfg_scale
+from giornata.wire.samplers import Sampler
 from giornata_denoiser.checkpoint import Checkpoint, load
 from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.engine.loading import device_for
@@ -24,11 +28,10 @@ from giornata_denoiser.rows.row import RecordingSpec, Row
 from giornata_denoiser.rows.template import Recording, shared_noise, template_noise
 from giornata_prepost.checkpoint import FAMILIES
 from giornata_prepost.images.geometry import Size
-from giornata_prepost.images.masks import effective_alpha, model_mask
+from giornata_prepost.images.masks import compute_set, effective_alpha, model_mask
 from giornata_prepost.images.pictures import Pixels
 from giornata_tools.quality import cases
 from tests.bench.compute import engines
-from tests.fakes.masks import grown
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,14 +47,24 @@ class Request:
 
 
 class BenchModel:
-    """Encoders, autoencoder and transformer of one checkpoint folder, by default on the CPU in float32."""
+    """Encoders, autoencoder and network of one checkpoint folder, by default on the CPU in float32.
+
+    Args:
+        folder: the checkpoint.
+        steps: of edits.
+        guidance: scale of edits, embedded or classifier-free; None for the checkpoint's default.
+        sampler: of edits; None for the checkpoint's own.
+        device: of the network.
+        dtype: of all tensors.
+    """
 
     def __init__(
         self,
         folder: Path,
         *,
         steps: int,
-        guidance: float,
+        guidance: float | None = None,
+        sampler: Sampler | None = None,
         device: str = "cpu",
         dtype: torch.dtype = torch.float32,
     ) -> None:
@@ -59,7 +72,11 @@ class BenchModel:
         self.images = FAMILIES[card.family](folder, card, where, dtype)
         self.checkpoint: Checkpoint = load(folder, dtype=dtype, device=where)
         self.family = self.checkpoint.family
-        self.steps, self.guidance = steps, guidance
+        self.steps = steps
+        self.guidance = card.default_guidance_scale if guidance is None else guidance
+        self.sampler = sampler or self.family.schedule.default_sampler
+        asked = EditParameters(prompt="any", guidance_scale=self.guidance)
+        self._cfg_scale = cfg_scale(asked, card)
 
     def template(self, request: Request, recording: RecordingSpec, steps: int) -> Recording:
         """A run over the request's picture with an empty mask and an empty prompt, recorded at each of its steps."""
@@ -67,29 +84,41 @@ class BenchModel:
             request.image, np.zeros(request.mask.shape, np.uint8), [0], sampled=False
         )
         tensors = {**tensors, "noise": template_noise(*tensors["noise"].shape)}
-        row = self._row(request, self._text(request, ""), tensors, steps)
+        sampler = self.family.schedule.recorder
+        row = self._row(request, self._text(request, ""), tensors, steps, sampler)
         (done,) = self.run([replace(row, records=recording)])
         return Recording(request.name, row.grid, done.entries)
 
     def edit(self, request: Request, halo: int) -> Row:
         """A row that shares its template's noise outside of its region, which is not set: it computes everything."""
-        alpha = effective_alpha(request.mask, 0, 0.0)
-        height, width = request.mask.shape
-        holes = model_mask(alpha, Size(width, height)).astype(np.uint8) * np.uint8(255)
-        (tensors,) = self.images.encode_rows(request.image, holes, [request.seed], sampled=False)
-        row = self._row(request, self._text(request, request.prompt), tensors, self.steps)
-        where = self.region(row, halo)
-        if where is None:
-            return row
-        tensors = {**tensors, "noise": shared_noise(tensors["noise"], where)}
-        return self._row(request, self._text(request, request.prompt), tensors, self.steps)
+        (tensors,) = self.images.encode_rows(
+            request.image,
+            self._mask(request).astype(np.uint8) * np.uint8(255),
+            [request.seed],
+            sampled=False,
+            draws=self.sampler.stochastic,
+        )
+        where = self.region(request, halo)
+        if where is not None:
+            tensors = {**tensors, "noise": shared_noise(tensors["noise"], where)}
+        text = self._text(request, request.prompt)
+        if self._cfg_scale is not None:
+            text |= self.images.encode_unguided(None, Size.of(request.mask))
+        return self._row(request, text, tensors, self.steps, self.sampler)
 
-    def _text(self, request: Request, prompt: str) -> dict[str, torch.Tensor]:
+    def region(self, request: Request, halo: int) -> Region | None:
+        """The compute set of an edit, as its inspection tells it."""
+        found = compute_set(self._mask(request), halo, self.checkpoint.card.pixel_multiple)
+        return None if found is None else region_of(found)
+
+    def _mask(self, request: Request) -> NDArray[np.bool_]:
+        """(height, width): what the model is to repaint."""
+        return model_mask(
+            effective_alpha(request.mask, 0, 0.0), Size.of(request.mask), self.checkpoint.card.mask_grain
+        )
+
+    def _text(self, request: Request, prompt: str) -> dict[str, Tensor]:
         return self.images.encode_text(prompt, Size.of(request.mask))
-
-    def region(self, row: Row, halo: int) -> Region | None:
-        """The compute set of a row."""
-        return region(grown((row.conditioning["mask"].amax(dim=1) > 0).view(row.grid), halo))
 
     def run(self, rows: Iterable[Row], how: ReuseOptions | None = None) -> list[Row]:
         """The rows when they are done, in order."""
@@ -114,7 +143,14 @@ class BenchModel:
         device = device_for(self.family.device, engines.DEVICE_BYTES)
         return replace(how or ReuseOptions(), device=device)
 
-    def _row(self, request: Request, text: dict[str, Tensor], tensors: dict[str, Tensor], steps: int) -> Row:
+    def _row(
+        self,
+        request: Request,
+        text: dict[str, Tensor],
+        tensors: dict[str, Tensor],
+        steps: int,
+        sampler: Sampler,
+    ) -> Row:
         multiple = self.checkpoint.card.pixel_multiple
         height, width = (side // multiple for side in request.mask.shape)
         return build_row(
@@ -122,11 +158,12 @@ class BenchModel:
             RowKey(request.name, 1, 0),
             grid=(height, width),
             track=self.family.schedule.track(
-                sampler=self.family.schedule.default_sampler, steps=steps, strength=1.0, cells=height * width
+                sampler=sampler, steps=steps, strength=1.0, cells=height * width
             ),
             text=text,
             conditioning=tensors,
             guidance_scale=self.guidance,
+            true_cfg_scale=self._cfg_scale,
         )
 
 

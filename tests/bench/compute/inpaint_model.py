@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from giornata.wire.samplers import Sampler
 from giornata_denoiser.families.flux.checkpoints import FluxInpaint
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.rows.row import Row
@@ -34,7 +35,7 @@ class Unseeing(FluxInpaint):
 class InpaintModel(BenchModel):
     """:class:`BenchModel` over such a transformer; all of its pictures are of one size."""
 
-    def __init__(self, folder: Path, *, steps: int, guidance: float, like: Request) -> None:
+    def __init__(self, folder: Path, *, steps: int, guidance: float | None, like: Request) -> None:
         super().__init__(folder, steps=steps, guidance=guidance)
         network = Unseeing(transformer_of(self.family))
         everything = np.full(like.mask.shape, 255, np.uint8)
@@ -42,9 +43,16 @@ class InpaintModel(BenchModel):
         network.blank = tensors["masked_image_latents"]
         self.family = ModelFamily(network.text, self.family.schedule, network)
 
-    def _row(self, request: Request, text: dict[str, Tensor], tensors: dict[str, Tensor], steps: int) -> Row:
+    def _row(
+        self,
+        request: Request,
+        text: dict[str, Tensor],
+        tensors: dict[str, Tensor],
+        steps: int,
+        sampler: Sampler,
+    ) -> Row:
         """The mask by tokens: where one is touched, all of it is repainted."""
         latents = tensors["image_latents"]
         touched = (tensors["mask"].amax(dim=1, keepdim=True) > 0).to(latents.dtype)
         seen = {"noise": tensors["noise"], "image_latents": latents, "mask": touched.expand_as(latents)}
-        return super()._row(request, text, seen, steps)
+        return super()._row(request, text, seen, steps, sampler)

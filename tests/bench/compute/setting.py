@@ -9,10 +9,10 @@ from typing import Final
 from giornata.wire.requests import EditParameters
 from giornata_denoiser.config import DenoiserConfig, ReuseText
 from giornata_denoiser.rows.template import Form
+from giornata_denoiser.templates.identity import LEVELS
 
-FORM, BITS, LEVELS, CORRECTED = (
-    DenoiserConfig.model_fields[f"template_{name}"].default
-    for name in ("form", "bits", "levels", "correction")
+FORM, BITS, CORRECTED = (
+    DenoiserConfig.model_fields[f"template_{name}"].default for name in ("form", "bits", "correction")
 )
 KEEPS_PADDING: Final = DenoiserConfig.model_fields["reuse_text"].default is ReuseText.PADDING
 HALO: Final = EditParameters.model_fields["halo"].default
@@ -57,3 +57,4 @@ class Setting:
 
 
 DEFAULT: Final = Setting()
+"""Of transformers."""

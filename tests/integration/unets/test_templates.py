@@ -8,7 +8,9 @@ import pytest
 import torch
 
 from giornata.families import Family
+from giornata.wire.requests import Reuse
 from giornata.wire.samplers import Sampler
+from giornata_denoiser.templates.identity import LEVELS_TOGETHER
 from tests.integration.unets.served import Served
 from tests.integration.unets.worker import asked_of, worker
 
@@ -37,3 +39,23 @@ async def test_a_strict_edit_takes_from_the_recording_of_its_own_levels(
         assert each.latent.isfinite().all()
         noised = row.track.noised(row.conditioning["image_latents"], row.conditioning["noise"], each.step)
         torch.testing.assert_close(each.latent[1:], noised[1:])
+
+
+async def test_an_edit_reuses_unless_it_asks_not_to(served: Callable[[Family], Served]) -> None:
+    """By default: one recording serves every sampler and number of steps; each edit begins in full, and corrects it."""
+    async with worker(served(Family.SD_INPAINT)) as made:
+        first = await made.edited(await asked_of(made, Reuse.AUTO, num_inference_steps=3))
+        ancestral = {"num_inference_steps": 5, "sampler": Sampler.EULER_ANCESTRAL}
+        second = await made.edited(await asked_of(made, Reuse.AUTO, **ancestral))
+        off = await made.edited(await asked_of(made, Reuse.OFF, **ancestral))
+    for row in (*first, *second):
+        assert row.template is not None
+        assert len(row.template.entries) == LEVELS_TOGETHER
+        assert row.region is not None
+        assert row.computed_tokens == 1
+        assert row.latent.isfinite().all()
+    assert second[0].template is first[0].template
+    for edit in (first, second):
+        assert [row.taught for row in edit] == [True] + [False] * (len(edit) - 1)
+    assert off[-1].template is None
+    assert off[-1].computed_tokens == off[-1].image_tokens

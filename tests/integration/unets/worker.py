@@ -92,10 +92,10 @@ async def worker(of: Served) -> AsyncIterator[Worker]:
             runs.close()
 
 
-async def asked_of(made: Worker, **fields: Any) -> RunRequest:
+async def asked_of(made: Worker, reuse: Reuse = Reuse.STRICT, **fields: Any) -> RunRequest:
     """An edit of one tile, as gateway, prepost and router ask for it."""
     of = made.of
-    given = EditParameters(prompt="a red hat", reuse=Reuse.STRICT, halo=0, mask_blur=0, **fields)
+    given = EditParameters(prompt="a red hat", reuse=reuse, halo=0, mask_blur=0, **fields)
     parameters = resolve(given, of.card, 7)
     marked = np.zeros((SIZE.height, SIZE.width), np.uint8)
     marked[:20, :20] = 255
@@ -121,7 +121,7 @@ async def asked_of(made: Worker, **fields: Any) -> RunRequest:
         parameters=parameters,
         cfg_scale=cfg_scale(parameters, of.card),
         image=REF,
-        template_id="known",
+        template_id="known" if reuse is Reuse.STRICT else None,
         budget_ms=HUNG_MS,
         result_ttl_s=60,
     )

@@ -12,11 +12,13 @@ from torch import Tensor
 
 from giornata.packed.attention import Outside
 from giornata.packed.pages import Pages
+from giornata.planning.specs import together
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.rows.stored import EXACT, Stored, bits_of, store
 
-UNSEEN: Final = 3
-"""Most steps from one in full to the next where the network sees no mask; decision record 0029 has the measurements."""
+SHORT: Final = 3
+"""Most steps from one in full to the next where what a network makes of the picture changes quickly; decision records
+0029 and 0034 have the measurements."""
 OWN_BITS: Final = 8
 """Where rows learn no corrections, or exact ones."""
 
@@ -25,9 +27,10 @@ def renew_steps(configured: int, family: ModelFamily) -> int:
     """At most so many steps from one in full to the next; 0 computes all in full.
 
     A network that blends learns of the picture around the mask from its latent alone, which changes from step to step:
-    what it makes of it lasts for fewer steps.
+    what it makes of it lasts for fewer steps. So does what a UNet makes of it, whose blocks are taken together.
     """
-    return min(configured, UNSEEN) if family.network.blends else configured
+    short = family.network.blends or together(family.specs)
+    return min(configured, SHORT) if short else configured
 
 
 def own_bits(correction_bits: int | None) -> int:

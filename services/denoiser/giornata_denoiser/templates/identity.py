@@ -26,6 +26,10 @@ RECORDER: Final = 2
 ANYWHERE: Final = 1.0
 SAME: Final = 1e-4
 """Tolerances of noise levels."""
+LEVELS: Final = 6
+LEVELS_TOGETHER: Final = 12
+"""Recorded noise levels where none are configured: of transformers, and of networks whose blocks are taken together.
+The convolutions of those follow the noise level closely; decision record 0034 has the measurements."""
 
 
 @dataclass(frozen=True)
@@ -70,12 +74,12 @@ def wanted(
     tokens = inspection.tokens + checkpoint.family.network.companions(grid, inspection.reference_grids)
     strict = parameters is not None and parameters.reuse is Reuse.STRICT
     if parameters is not None and strict:
-        steps = parameters.num_inference_steps or config.template_levels
+        steps = parameters.num_inference_steps or levels_of(config, checkpoint.family)
         sampler = parameters.sampler or schedule.default_sampler
         track = levels(sampler=sampler, steps=steps, strength=parameters.strength or 1.0)
         kept, bits = keeping(config, checkpoint.family, tokens, track.steps, track.steps)
     else:
-        kept, bits = keeping(config, checkpoint.family, tokens, config.template_levels)
+        kept, bits = keeping(config, checkpoint.family, tokens, levels_of(config, checkpoint.family))
         track = levels(sampler=schedule.recorder, steps=kept.levels, strength=1.0)
     levels_kept = [round(level, 6) for level in track.levels.tolist()]
     guidance = checkpoint.card.embedded_guidance_scale
@@ -97,6 +101,12 @@ def wanted(
 def picture_of(recording_id: str) -> str:
     """The id of the picture of a recording."""
     return recording_id.partition("-")[0]
+
+
+def levels_of(config: DenoiserConfig, family: ModelFamily) -> int:
+    """Noise levels of a template run, as far as they fit: the configured number, or the family's own."""
+    own = LEVELS_TOGETHER if together(family.specs) else LEVELS
+    return own if config.template_levels is None else config.template_levels
 
 
 def form_of(config: DenoiserConfig, family: ModelFamily) -> Form:

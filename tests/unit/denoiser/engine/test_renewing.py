@@ -20,7 +20,7 @@ from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.rows.row import Row
 from giornata_denoiser.rows.stored import EXACT
 from giornata_denoiser.templates.lookup import Reusing
-from tests.fakes import tiny_flux
+from tests.fakes import tiny_flux, tiny_unet
 from tests.fakes.tiny_flux import Spec
 from tests.unit.denoiser.engine.edits import GRID, edit, engine, finished, template, where
 from tests.unit.denoiser.engine.test_masked import BLOCKS, DOUBLE, FLOAT32, recorded, reusing, step
@@ -189,6 +189,12 @@ def test_a_template_whose_loads_are_too_slow_is_left_for_ones_own() -> None:
 def test_a_network_that_sees_no_mask_renews_more_often(fill: bool, steps: list[int]) -> None:
     of = tiny_flux.family(fill=fill)
     assert [renew_steps(configured, of) for configured in (0, 2, 7)] == steps
+
+
+def test_a_unet_renews_more_often_even_where_it_sees_the_mask() -> None:
+    network = tiny_unet.network("sd", fill=True)
+    of = ModelFamily(network.text, OF.schedule, network)
+    assert [renew_steps(configured, of) for configured in (0, 2, 7)] == [0, 2, 3]
 
 
 @pytest.mark.parametrize("bits", [8, 4])

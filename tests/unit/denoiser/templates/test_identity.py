@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,7 +22,15 @@ from giornata_denoiser.families.sampling.flow_matching import FlowMatching, shif
 from giornata_denoiser.rows.stored import store
 from giornata_denoiser.rows.template import FILE_BYTES, Entry, Form, Kept, Recording
 from giornata_denoiser.templates import disk
-from giornata_denoiser.templates.identity import ANYWHERE, SAME, Wanted, wanted
+from giornata_denoiser.templates.identity import (
+    ANYWHERE,
+    LEVELS,
+    LEVELS_TOGETHER,
+    SAME,
+    Wanted,
+    levels_of,
+    wanted,
+)
 from tests.contract.messages import CARD, INSPECTION
 
 SPEC = BlockSpec(
@@ -76,6 +85,13 @@ def test_what_a_recording_follows_from_is_in_its_name() -> None:
     }
     assert len(names) == 5, "three levels over all of the noise are those of three steps"
     assert of(parameters=strict).tolerance == SAME
+
+
+def test_networks_whose_blocks_are_taken_together_record_more_levels() -> None:
+    of_unet: Any = SimpleNamespace(specs=(replace(SPEC, together=True),))
+    default, few = config(), config(template_levels=3)
+    assert [levels_of(default, CHECKPOINT.family), levels_of(default, of_unet)] == [LEVELS, LEVELS_TOGETHER]
+    assert [levels_of(few, CHECKPOINT.family), levels_of(few, of_unet)] == [3, 3]
 
 
 def test_all_recordings_of_a_picture_begin_alike_and_those_of_others_do_not() -> None:
