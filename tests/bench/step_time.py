@@ -18,7 +18,7 @@ from typing import Any, Final
 import torch
 
 from giornata.packed.uses import Taken, Use
-from giornata.planning.costs import Shape
+from giornata.planning.operations import Shape
 from giornata.wire.values import Mode
 from giornata_denoiser.blocks.own import OwnKeysValues, OwnRecorder, own_bits
 from giornata_denoiser.blocks.recording import EntryRecorder

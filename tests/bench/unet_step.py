@@ -18,8 +18,8 @@ import torch
 
 from giornata.packed.region import Region, region
 from giornata.packed.uses import Taken, Use
-from giornata.planning.costs import Shape
-from giornata.planning.specs import BlockSpec
+from giornata.planning.operations import Shape
+from giornata.wire.blocks import BlockSpec
 from giornata.wire.values import Mode
 from giornata_denoiser.families.unet.checkpoints import UnetFill, UnetInpaint
 from tests.bench.compute.unets import MASKS, SHAPES, network, touched_tiles

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Final
 
 from giornata.planning.costing import BatchCap, CostModel, Fit, Profile
-from giornata.planning.costs import COMPUTE, LOAD, Work
+from giornata.planning.costs import LOAD
+from giornata.planning.operations import COMPUTE, Work
 
 WEIGHTS: Final = (2.0, 0.1, 0.01, 0.002, 1e-6)
 LOAD_WEIGHTS: Final = (0.05, 1e-6)

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from giornata.packed.region import Rotary
-from giornata.planning.specs import BlockSpec
+from giornata.wire.blocks import BlockSpec
 from giornata_denoiser.families.driven.attention import JointAttention, SelfAttention
 from giornata_denoiser.families.driven.batch import Grid
 from giornata_denoiser.families.driven.forward import Site, Stream

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 from giornata.planning.batch import PlannerName
-from giornata.planning.costs import Shape, StepCosts, Work
+from giornata.planning.costs import StepCosts
+from giornata.planning.operations import Shape, Work
 from giornata.wire.values import Mode
 from giornata_denoiser.rows.template import Recording
 from tests.bench.compute.block_costs import Costs

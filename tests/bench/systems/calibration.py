@@ -23,7 +23,8 @@ import psutil
 from giornata.bus import bus
 from giornata.fleet import Fleet
 from giornata.planning.costing import Fit, fit
-from giornata.planning.costs import COMPUTE, StepCosts
+from giornata.planning.costs import StepCosts
+from giornata.planning.operations import COMPUTE
 from giornata.scheduling.estimates import work_of
 from giornata.wire import subjects
 from giornata.wire.permissions import User

@@ -13,8 +13,9 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from giornata.planning.costs import Shape
-from giornata.planning.specs import BlockSpec, mean_operations
+from giornata.planning.operations import Shape
+from giornata.planning.specs import mean_operations
+from giornata.wire.blocks import BlockSpec
 from giornata.wire.values import Mode
 from giornata_tools.loadgen import facts
 from giornata_tools.loadgen.distributions import Mix, at_percentile, chosen, zipf

@@ -9,7 +9,7 @@ import torch
 
 from giornata.families import Family
 from giornata.planning.costing import Profile
-from giornata.planning.costs import Work
+from giornata.planning.operations import Work
 from giornata.wire.errors import Failed
 from giornata.wire.values import Mode
 from giornata_denoiser.__main__ import profile_of

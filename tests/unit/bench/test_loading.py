@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from giornata.planning.batch import PlannerName
-from giornata.planning.costs import Shape, step_work
+from giornata.planning.operations import Shape, step_work
 from giornata.wire.values import Mode
 from tests.bench import loading
 from tests.bench.compute import loading_engine

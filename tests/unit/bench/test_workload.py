@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from giornata.planning.costs import Shape
-from giornata.planning.specs import BlockSpec
+from giornata.planning.operations import Shape
+from giornata.wire.blocks import BlockSpec
 from giornata.wire.values import Mode
 from giornata_tools.loadgen.distributions import at_percentile
 from tests.bench.systems.workload import (

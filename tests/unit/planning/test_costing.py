@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from giornata.planning.costing import EVERY, FEWEST, CostModel
-from giornata.planning.costs import StepCosts, Work
+from giornata.planning.costs import StepCosts
+from giornata.planning.operations import Work
 from tests.fakes.profiles import LOAD_WEIGHTS, PROFILE, WEIGHTS
 
 TRUE = StepCosts((4.0, 0.2, 0.03, 0.004, 2e-6), (0.1, 3e-6))

@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from giornata.planning.costs import Work
+from giornata.planning.operations import Work
 from giornata.scheduling.demand import RowShape
 from giornata.scheduling.estimates import TEACHERS, Estimates
 from giornata.wire.values import Mode

@@ -123,7 +123,10 @@ class SimWorker:
         self._samples: deque[StepSample] = deque(maxlen=SAMPLES)
         self._loads: list[LoadSample] = []
         self._told = WorkerState(
-            capacity_rows=machine.rows, capacity_tokens=machine.tokens, costs=machine.told
+            capacity_rows=machine.rows,
+            capacity_tokens=machine.tokens,
+            blocks=machine.operations.specs,
+            cost_model=machine.told,
         )
         self._changed = True
         self._pausing = False

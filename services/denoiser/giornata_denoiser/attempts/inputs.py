@@ -138,7 +138,7 @@ def _taking(row: Row, where: Region, how: Reusing, family: ModelFamily) -> Row:
     if (wider := known.nearest(recording.id, where, sequences)) is None:
         return taking
     widened = replace(taking, region=wider, corrections=())
-    if run_ms(widened, how.costs, family.depth) >= run_ms(taking, how.costs, family.depth):
+    if run_ms(widened, how.costs, family.operations) >= run_ms(taking, how.costs, family.operations):
         return taking
     found = known.widened(recording.id, wider, sequences)
     return taking if found is None else replace(widened, corrections=found)

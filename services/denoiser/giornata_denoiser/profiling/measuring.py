@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_iter
 
 from giornata.packed.region import Region, beside, region
 from giornata.packed.uses import Taken, Use, by_sequence
+from giornata.planning.operations import Operations
 from giornata.scheduling.batch import RowKey
 from giornata.wire.values import Mode
 from giornata_denoiser.blocks.device import Device
@@ -84,6 +85,11 @@ class Meter:
             torch.zeros,
         )
         return row.text_tokens
+
+    @property
+    def operations(self) -> Operations:
+        """What the family's blocks compute."""
+        return self._family.operations
 
     @property
     def companions(self) -> Companions:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from giornata.packed.region import Region
-from giornata.planning.costs import Shape
+from giornata.planning.operations import Shape
 from giornata.scheduling.batch import RowKey
 from giornata.wire.errors import RowPoisoned, SchemaMismatch
 from giornata_denoiser.rows.correction import Correction

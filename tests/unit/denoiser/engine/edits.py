@@ -11,7 +11,8 @@ from torch import Tensor
 from giornata.packed.attention import Outside
 from giornata.packed.region import Region, region
 from giornata.packed.uses import Taken, Use
-from giornata.planning.costs import StepCosts, Work
+from giornata.planning.costs import StepCosts
+from giornata.planning.operations import Work
 from giornata.scheduling.batch import Capacity
 from giornata.wire.values import Mode
 from giornata_denoiser.engine.engine import Engine

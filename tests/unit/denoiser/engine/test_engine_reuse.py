@@ -24,7 +24,7 @@ from giornata.planning.batch import (
     plan_batch,
 )
 from giornata.planning.blocks import Link
-from giornata.planning.costs import Work
+from giornata.planning.operations import Work
 from giornata.wire.values import Mode
 from giornata.wire.workers import StepSample
 from giornata_denoiser.blocks.slabs import Slabs

@@ -15,7 +15,7 @@ from giornata.packed.attention import Outside
 from giornata.packed.pages import Pages
 from giornata.packed.region import beside, region
 from giornata.packed.uses import Taken, Use
-from giornata.planning.costs import Shape
+from giornata.planning.operations import Shape
 from giornata.wire.values import Mode
 from giornata_denoiser.blocks.own import OwnKeysValues, OwnRecorder
 from giornata_denoiser.engine.assembly import assemble

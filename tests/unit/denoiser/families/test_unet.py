@@ -14,7 +14,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from giornata.packed.region import Region
 from giornata.packed.uses import Taken, Use
-from giornata.planning.specs import BORDER, MOMENTS, mean_operations
+from giornata.planning.specs import mean_operations
+from giornata.wire.blocks import BORDER, MOMENTS
 from giornata.wire.values import Mode
 from giornata_denoiser.families.unet.checkpoints import UnetFill, UnetInpaint
 from giornata_denoiser.families.unet.structure import TEXT_TOKENS

@@ -13,7 +13,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from giornata.planning.costs import COMPUTE, LOAD, StepCosts
+from giornata.planning.costs import LOAD, StepCosts
+from giornata.planning.operations import COMPUTE
 from giornata.wire.values import Mode
 from giornata_denoiser.blocks.device import Device
 from giornata_denoiser.checkpoint import Checkpoint

@@ -10,8 +10,8 @@ import pytest
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
 
-from giornata.planning.specs import BlockSpec
 from giornata.scheduling.repeats import RecordingRule
+from giornata.wire.blocks import BlockSpec
 from giornata.wire.requests import EditParameters, Reuse
 from giornata.wire.samplers import Sampler
 from giornata.wire.templates import picture_id

@@ -14,13 +14,13 @@ from giornata.packed import attention, elementwise
 from giornata.packed.region import Rotary
 from giornata.packed.tracing import UNTRACED, Lane, Tracing
 from giornata.packed.uses import Use
-from giornata.planning.specs import BlockSpec
+from giornata.planning.specs import grouped
+from giornata.wire.blocks import BlockSpec
 from giornata_denoiser.families.driven.attention import by_head
 from giornata_denoiser.families.driven.batch import DrivenBatch, Grid, Prepared, assembled
 from giornata_denoiser.families.driven.forward import Forward, Stream
 from giornata_denoiser.families.driven.hooks import Hooks
 from giornata_denoiser.families.driven.prompts import EMBEDS, DrivenPrompt, DrivenText
-from giornata_denoiser.families.driven.specs import counted
 from giornata_denoiser.families.protocol import SequenceInputs
 from giornata_denoiser.rows.row import Prompt
 
@@ -132,7 +132,7 @@ class DrivenNetwork(ABC):
     @property
     def blocks(self) -> tuple[BlockSpec, ...]:
         """See :attr:`giornata_denoiser.families.protocol.Network.blocks`."""
-        return counted(self.spec(block) for block in (*self.pairs, *self.singles))
+        return grouped(self.spec(block) for block in (*self.pairs, *self.singles))
 
     @property
     def conditioning(self) -> Mapping[str, int]:
