@@ -74,4 +74,4 @@ class DrivenFlux(DrivenNetwork):
         attn = block.attn
         keys = multiplications(attn.to_k, attn.to_v)
         rest = (block.proj_mlp, block.proj_out) if hasattr(block, "proj_mlp") else (attn.to_out, block.ff)
-        return spec(attn, token=keys + multiplications(attn.to_q, *rest), keys=keys)
+        return spec(attn, image=keys + multiplications(attn.to_q, *rest), keys=keys)

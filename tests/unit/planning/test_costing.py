@@ -12,7 +12,7 @@ from giornata.planning.costs import StepCosts
 from giornata.planning.operations import Work
 from tests.fakes.profiles import LOAD_WEIGHTS, PROFILE, WEIGHTS
 
-TRUE = StepCosts((4.0, 0.2, 0.03, 0.004, 2e-6), (0.1, 3e-6))
+TRUE = StepCosts((4.0, 0.2, 0.03, 2e-6, 0.0, 0.0), (0.1, 3e-6))
 """Another machine than the profile's."""
 
 

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from giornata.planning.costs import StepCosts
 from giornata.scheduling.demand import Demand, Pace, RowShape
 from giornata.wire.values import Mode
+from tests.fakes.networks import PLAIN_4
 
-COSTS = StepCosts((5.0, 0.1, 0.2, 0.05, 0.001))
-PACE = Pace(COSTS, blocks=4, renewed_every=7)
+COSTS = StepCosts((5.0, 0.1, 0.2, 0.001, 0.0, 0.0))
+PACE = Pace(COSTS, PLAIN_4, renewed_every=7)
 
 
 @given(steps=st.integers(1, 60), every=st.integers(1, 20), sequences=st.integers(1, 2))
@@ -67,7 +68,7 @@ def test_a_worker_that_keeps_padding_computes_it_in_steps_in_full(
 
 
 def test_what_saves_nothing_is_computed_in_full() -> None:
-    same = Pace(StepCosts((1.0, 0.0, 0.0, 0.0, 0.0)), renewed_every=7)
+    same = Pace(StepCosts((1.0, 0.0, 0.0, 0.0, 0.0, 0.0)), renewed_every=7)
     shape = RowShape(10, 100, 20, 14)
     assert shape.load(same, reuses=False, renewed_every=7) == shape.load(same, reuses=False)
     whole = RowShape(10, 100, 100, 14)

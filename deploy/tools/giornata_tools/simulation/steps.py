@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from giornata.planning.batch import BatchRow, plan_batch
 from giornata.planning.blocks import Link
 from giornata.planning.costs import SLABS, Loads, row_blocks
-from giornata.planning.operations import Shape
+from giornata.planning.operations import Operations, Shape, mean_amounts, step_work
 from giornata.scheduling.batch import RowKey
 from giornata.scheduling.demand import Pace, RowShape
 from giornata.wire.values import Mode

@@ -143,7 +143,7 @@ def preferred_modes(forms: frozenset[Form]) -> tuple[Mode, ...]:
 class Measured:
     """Costs at which loading is worth planning, and what it was told."""
 
-    costs = StepCosts((0.1, 0.0, 1e-2, 3e-3, 0.0), (0.0, 2e-6))
+    costs = StepCosts((0.1, 0.0, 1e-2, 0.0, 0.0, 0.0), (0.0, 2e-6))
 
     def __init__(self) -> None:
         self.steps: list[tuple[Work, float]] = []

@@ -209,5 +209,5 @@ def test_memory_is_measured_of_two_rows_too() -> None:
     meter = Meter(checkpoint, AS_COMPUTED)
     one = Mixture((RowSize(8, 8, 8, (Mode.FULL,) * of.depth),))
     two = Mixture(one.rows * 2)
-    alone, both = (activation_bytes(meter, steps, of.depth) for steps in ([one], [one, two]))
+    alone, both = (activation_bytes(meter, steps) for steps in ([one], [one, two]))
     assert both > 1.2 * alone

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
@@ -14,7 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from giornata.packed.region import Region
 from giornata.packed.uses import Taken, Use
-from giornata.planning.specs import mean_operations
+from giornata.planning.operations import Operations, Shape, step_work
 from giornata.wire.blocks import BORDER, MOMENTS
 from giornata.wire.values import Mode
 from giornata_denoiser.families.unet.checkpoints import UnetFill, UnetInpaint
@@ -209,11 +210,19 @@ def test_the_specs_count_what_a_forward_multiplies(shape: str) -> None:
     prompt = tiny_unet.inputs(of, row).prompt
     with FlopCounterMode(display=False) as beforehand, torch.inference_mode():
         of.prepare(prompt, row.times[:1])
-    token, outside, pairs = (len(of.blocks) * one for one in mean_operations(of.blocks))
-    tiles = len(row.latent)
-    assert outside == 0
-    wanted = counted.get_total_flops() - beforehand.get_total_flops()
-    assert token * tiles + pairs * tiles**2 == pytest.approx(wanted, rel=1e-9)
+    operations, tiles = Operations(of.blocks), len(row.latent)
+    work = step_work(operations, [Shape(0, tiles, tiles)], [(Mode.FULL,) * operations.blocks])
+    kinds = Counter[str]()
+    for name, flops in counted.get_flop_counts()["Global"].items():
+        kinds["convolution" if "conv" in str(name) else "attention" if "bmm" in str(name) else "linear"] += (
+            flops
+        )
+    linear = kinds["linear"] - beforehand.get_total_flops()
+    cells = [kernel_1x1(module) for module in model.modules()]
+    assert (2 * work.linear, 2 * work.convolution) == pytest.approx(
+        (linear + moved, kinds["convolution"] - moved)
+    )
+    assert 2 * work.attention == pytest.approx(kinds["attention"])
 
 
 def test_what_is_prepared_is_as_large_as_it_says() -> None:

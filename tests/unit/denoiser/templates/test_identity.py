@@ -25,10 +25,9 @@ from giornata_denoiser.templates.identity import ANYWHERE, SAME, Wanted, wanted
 from tests.contract.messages import CARD, INSPECTION
 
 SPEC = BlockSpec(
-    grain=1,
     heads=4,
     parts=dict.fromkeys(("key", "value", "hidden"), 192),
-    cell=12.0 * 192**2,
+    linear=12.0 * 192**2,
     outside=2.0 * 192**2,
     pair=2.0 * 192,
 )
