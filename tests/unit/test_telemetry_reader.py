@@ -51,9 +51,11 @@ def test_what_an_instance_repeats_stays_the_same_object() -> None:
     assert changed.worker is not None
     assert second.models[0] is first.models[0]
     assert second.worker.cost_model is first.worker.cost_model
-    assert second.worker.blocks is first.worker.blocks
+    assert first.worker.blocks is not None
+    assert second.worker.blocks is not None
+    assert second.worker.blocks[0] is first.worker.blocks[0]
     assert changed.worker.cost_model is first.worker.cost_model
-    assert changed.worker.blocks is not first.worker.blocks
+    assert changed.worker.blocks == plain(2)
 
 
 def test_a_message_that_cannot_be_read_is_named_and_changes_nothing() -> None:

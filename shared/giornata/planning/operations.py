@@ -133,9 +133,11 @@ class Operations:
 
 def step_work(operations: Operations, shapes: Sequence[Shape], modes: Sequence[Sequence[Mode]]) -> Work:
     """What a whole step computes; `modes` holds those of every shape's blocks."""
+    if not shapes:
+        return Work(calls=1)
     parts = [operations.of(shape, tuple(own)) for shape, own in zip(shapes, modes, strict=True)]
-    summed = np.sum(parts, 0).tolist() if parts else ()
-    return Work(operations.calls(shapes, modes), *summed)
+    _, *kinds = np.sum(parts, 0).tolist()
+    return Work(operations.calls(shapes, modes), len(shapes), *kinds)
 
 
 class Amounts(NamedTuple):

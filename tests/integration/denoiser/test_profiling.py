@@ -70,7 +70,9 @@ def test_a_profile_predicts_and_measures_what_it_has_not_seen(
 
 
 @pytest.mark.slow
-def test_predictions_never_shrink_with_what_is_computed(config: ProfilerConfig) -> None:
+def test_predictions_never_shrink_with_what_is_computed(
+    config: ProfilerConfig, checkpoint: Checkpoint
+) -> None:
     """On a busy machine steps of a tiny model may all seem alike."""
     costs = Profile.model_validate_json(config.out.read_bytes()).costs
     steps = [costs.step_ms(whole(checkpoint, tokens)) for tokens in (50, 100, 500, 2000)]

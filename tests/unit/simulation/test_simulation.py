@@ -163,7 +163,7 @@ def test_jumping_over_equal_steps_changes_nothing(drawn: list[tuple[int, list[Ro
         st.builds(
             Machine,
             st.just(COSTS),
-            st.just(1),
+            st.just(PLAIN),
             rows=st.integers(1, 5),
             slowness=st.sampled_from([1.0, 1.7]),
             noise=st.sampled_from([0.0, 0.3]),
