@@ -25,8 +25,8 @@ from giornata.wire.workers import ServiceName, ServiceState
 Report = Callable[[], ServiceState]
 
 RETOLD_S: Final = 5.0
-"""How often a worker tells its blocks and what it has recorded though that has not changed: for a router that has just started, and
-after a lost message. The list is always whole, so that the next one makes up for any that was lost.
+"""How often a worker tells its blocks and what it has recorded though neither has changed: for a router that has just
+started, and after a lost message. The list is always whole, so that the next one makes up for any that was lost.
 """
 
 log = structlog.get_logger(__name__)

@@ -80,7 +80,8 @@ class StepSample(Wire):
     attention_pairs: int
     """Sum over sequences of their computed tokens times all of their tokens, on average over blocks."""
     calls: int = 1
-    """Forwards of the network; this, `sequences` and the next four are what :data:`giornata.planning.operations.COMPUTE` counts."""
+    """Forwards of the network. This, `sequences` and the next four are the features of a step,
+    :data:`giornata.planning.operations.COMPUTE`."""
     linear: float = 0.0
     """Multiplications of linear layers, in all blocks; as in the next three, of all sequences together. 0 in all of
     them from versions that counted none."""

@@ -62,7 +62,7 @@ def outer(of: ModelFamily) -> tuple[int, int]:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_specs_count_what_cells_texts_and_pairs_multiply(name: str) -> None:
-    """Differences of pictures and of prompts, counted operation by operation; the rest is before and behind the blocks."""
+    """Differences of pictures and of prompts, counted operation by operation."""
     of = tiny_driven.family(name)
     before, behind = outer(of)
     blocks = (Mode.FULL,) * of.depth
