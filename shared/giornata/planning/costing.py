@@ -115,7 +115,7 @@ def determination(times: Array, residuals: Array) -> float:
 
 
 SCHEMA: Final = 2
-"""Of a profile. Those of schema 1 counted tokens and pairs, which one weight each cannot tell apart by kind."""
+"""Of a profile. Those of schema 1 counted tokens and pairs."""
 
 
 class BatchCap(BaseModel):

@@ -107,7 +107,11 @@ def activation_bytes(meter: Meter, steps: Iterable[Mixture]) -> float:
 
 
 def fitted(names: Sequence[str], samples: Sequence[Sample]) -> Fit:
-    """Over :data:`giornata.planning.operations.COMPUTE` or `giornata.planning.costs.LOAD`; ValueError where samples are fewer than features."""
+    """Over :data:`giornata.planning.operations.COMPUTE` or :data:`giornata.planning.costs.LOAD`.
+
+    Raises:
+        ValueError: samples are fewer than features.
+    """
     return fit(names, *_arrays(samples), relative=True)
 
 
