@@ -186,7 +186,7 @@ def test_a_sample_tells_what_is_expected_beyond_the_least_that_is_computed() -> 
         Measured.costs.compute[0],
         Measured.costs.step_ms(computed(of, Shape(5, 16, 4), Mode.KV)),
     )
-    free, dear = sampled(0.0), sampled(1.0)
+    free, dear = sampled(0.0), sampled(10.0)
     assert [sample.reusing_ms for sample in free] == pytest.approx([0.0, least_ms - base_ms])
     assert [sample.excess_ms for sample in free] == pytest.approx([0.0, 0.0])
     assert dear[1].reusing_ms == pytest.approx(least_ms - base_ms)
