@@ -179,7 +179,7 @@ def test_a_miss_renews_where_that_gains_something() -> None:
 
 
 def test_a_template_whose_loads_are_too_slow_is_left_for_ones_own() -> None:
-    slow = StepCosts((0.0, 0.0, 1.0, 0.0, 0.0, 0.0), (1e6, 1.0))
+    slow = StepCosts((0.0, 0.0, 1.0, 0.0, 0.0, 0.0), (1e12, 1.0))
     row = tiny_flux.row(OF, Spec(grid=GRID, steps=4))
     found = reused(row, where(), Reusing(1.0, template(OF), slow, 7), OF)
     assert (found.renewed_every, found.template, found.skipped) == (2, None, True)
