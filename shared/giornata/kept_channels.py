@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from giornata.components import Config
-from giornata.planning.specs import EXACT_BITS
+from giornata.wire.blocks import EXACT_BITS
 
 
 class KeptChannels(NamedTuple):

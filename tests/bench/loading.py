@@ -161,7 +161,7 @@ def _compared(
         plan_ms[name] = (time.perf_counter() - began) * 1e3
     predicted = {name: timeline(blocks, modes, link).finish_ms for name, modes in plans.items()}
     predicted[NAIVE] = sequential(blocks, plans[NAIVE], link)
-    weights = loading_engine.linear(costs, scene.row.shapes, rate)
+    weights = loading_engine.linear(costs, scene.rows.family.operations, scene.row.shapes, rate)
     carried_out: dict[str, list[Took]] = {name: [] for name in PLANNERS}
     engines: dict[str, list[Took]] = {str(name): [] for name in loading_engine.PLANNERS}
     for turn in range(options.repeats + 1):

@@ -32,6 +32,7 @@ from giornata.wire.workers import (
 )
 from tests.bench.reporting.report import Measured, measured, write
 from tests.fakes.fleet import CARD
+from tests.fakes.networks import plain
 from tests.flags import Several, option, parsed
 
 FLEETS: Final = (8, 100, 1000)
@@ -46,9 +47,9 @@ PAPER_US: Final = {8: 600}
 
 def fleet(workers: int, chance: random.Random) -> list[ServiceState]:
     """Busy workers: 3 to 7 of 8 places taken."""
-    fit = CostFit(weights=(3.0, 0.1, 0.01, 0.005, 1e-7), r2=1, residual_ms=1, samples=9, outliers=0)
+    fit = CostFit(weights=(3.0, 0.1, 0.01, 1e-7, 0.0, 0.0), r2=1, residual_ms=1, samples=9, outliers=0)
     load = CostFit(weights=(0.1, 1e-6), r2=1, residual_ms=1, samples=9, outliers=0)
-    costs = WorkerCosts(compute=fit, load=load, blocks=57, device="gpu")
+    costs = WorkerCosts(compute=fit, load=load, device="gpu")
     return [
         ServiceState(
             service=ServiceName.DENOISER,
@@ -61,7 +62,8 @@ def fleet(workers: int, chance: random.Random) -> list[ServiceState]:
                 capacity_rows=8,
                 capacity_tokens=1 << 20,
                 running=tuple(_row(worker, index, chance) for index in range(chance.randint(3, 7))),
-                costs=costs,
+                cost_model=costs,
+                blocks=plain(57),
                 resident={Tier.MEMORY: tuple(f"t{chance.randrange(TEMPLATES)}" for _ in range(64))},
             ),
         )

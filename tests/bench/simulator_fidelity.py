@@ -24,7 +24,7 @@ from typing import Any, Final
 import psutil
 
 from giornata.model_cards import read_model_card
-from giornata.planning.costs import COMPUTE
+from giornata.planning.operations import COMPUTE
 from giornata.scheduling.demand import Demand, RowShape
 from giornata.wire.models import ModelCard
 from giornata.wire.requests import EditParameters

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from giornata.packed.region import Region, region
 from giornata.packed.uses import Taken, Use
-from giornata.planning.costs import Shape
-from giornata.planning.specs import BlockSpec
+from giornata.planning.operations import Shape
+from giornata.wire.blocks import BlockSpec
 from giornata.wire.values import Mode
 from giornata_denoiser.families.unet.checkpoints import UnetFill, UnetInpaint
 from giornata_denoiser.memory import keep_freed

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pydantic import BaseModel
 
 from giornata.families import Family
+from giornata.wire.blocks import BlockSpec
 from giornata.wire.errors import ErrorBody
 from giornata.wire.events import DenoisedEvent, DoneEvent, PreviewEvent, StateEvent, StepEvent
 from giornata.wire.jobs import (
@@ -220,6 +221,11 @@ WORKER = WorkerState(
             text_tokens=48,
             projected_tokens=6,
             attention_pairs=3600,
+            calls=2,
+            linear=1.5e6,
+            attention=2.5e5,
+            convolution=5e5,
+            gathered=4096.0,
             loaded_bytes=4096,
             assemble_ms=0.25,
             step_ms=5.5,
@@ -228,9 +234,17 @@ WORKER = WorkerState(
             excess_ms=0.75,
         ),
     ),
-    costs=WorkerCosts(
+    blocks=(
+        BlockSpec(
+            heads=2, parts={"key": 64, "value": 64}, linear=12.0, text=12.0, outside=2.0, pair=2.0, count=3
+        ),
+        BlockSpec(
+            parts={"border": 28}, across=1.0, text_pair=2.0, convolution=9.0, gathered=36.0, together=True
+        ),
+    ),
+    cost_model=WorkerCosts(
         compute=CostFit(
-            weights=(1.0, 0.5, 0.25, 0.125, 0.0), r2=0.75, residual_ms=0.5, samples=9, outliers=1
+            weights=(1.0, 0.5, 0.25, 0.0, 0.0, 0.0), r2=0.75, residual_ms=0.5, samples=9, outliers=1
         ),
         load=CostFit(weights=(0.5, 0.0), r2=0.5, residual_ms=0.25, samples=3, outliers=0),
         keeps_padding=True,

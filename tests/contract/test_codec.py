@@ -8,6 +8,7 @@ import msgpack
 import pytest
 from pydantic import BaseModel
 
+from giornata.scheduling.estimates import work_of
 from giornata.wire import codec, events, messages
 from giornata.wire.errors import PayloadTooLarge, SchemaMismatch
 from giornata.wire.events import StepEvent
@@ -73,26 +74,37 @@ def test_a_job_from_before_weights_and_idempotency_keys_is_understood() -> None:
 
 def test_telemetry_from_before_cost_models_is_understood() -> None:
     state = codec.unpack(codec.encode(STATE))
-    del state["worker"]["costs"]
-    for newer in ("projected_tokens", "loaded_bytes", "predicted_ms", "reusing_ms", "excess_ms"):
+    del state["worker"]["cost_model"], state["worker"]["blocks"]
+    for newer in (
+        "projected_tokens",
+        "loaded_bytes",
+        "predicted_ms",
+        "reusing_ms",
+        "excess_ms",
+        "calls",
+        "linear",
+        "attention",
+        "gathered",
+    ):
         del state["worker"]["samples"][0][newer]
     worker = codec.decode(ServiceState, msgpack.packb(state)).worker
     assert worker is not None
-    assert worker.costs is None
+    assert worker.cost_model is None
     (sample,) = worker.samples
     assert (sample.projected_tokens, sample.loaded_bytes, sample.predicted_ms) == (0, 0, 0.0)
     assert (sample.reusing_ms, sample.excess_ms) == (0.0, 0.0)
+    assert work_of(sample).multiplications == 0.0
 
 
 def test_what_was_sent_before_padding_was_told_is_understood() -> None:
     encoding, state = codec.unpack(codec.encode(ENCODING)), codec.unpack(codec.encode(STATE))
     del encoding["padding_tokens"]
-    del state["worker"]["costs"]["keeps_padding"], state["worker"]["running"][0]["padding_tokens"]
+    del state["worker"]["cost_model"]["keeps_padding"], state["worker"]["running"][0]["padding_tokens"]
     assert codec.decode(Encoding, msgpack.packb(encoding)).padding_tokens == 0
     worker = codec.decode(ServiceState, msgpack.packb(state)).worker
     assert worker is not None
-    assert worker.costs is not None
-    assert (worker.costs.keeps_padding, worker.running[0].padding_tokens) == (False, 0)
+    assert worker.cost_model is not None
+    assert (worker.cost_model.keeps_padding, worker.running[0].padding_tokens) == (False, 0)
 
 
 def test_every_missing_or_wrong_field_is_named() -> None:

@@ -29,6 +29,7 @@ from giornata.wire.messages import (
 )
 from giornata.wire.workers import RowProgress, ServiceName, ServiceState, WorkerCosts, WorkerState
 from tests.fakes.fleet import CARD, REF
+from tests.fakes.networks import plain
 from tests.fakes.news import News
 
 
@@ -195,6 +196,7 @@ class FakeDenoiser:
                 capacity_tokens=10_000,
                 running=rows,
                 stepping_ms=self.stepping_ms,
-                costs=self._costs,
+                blocks=plain(1),
+                cost_model=self._costs,
             ),
         )

@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Final
 
 from giornata.planning.costing import BatchCap, CostModel, Fit, Profile
-from giornata.planning.costs import COMPUTE, LOAD, Work
+from giornata.planning.costs import LOAD
+from giornata.planning.operations import COMPUTE, Work
+from tests.fakes.networks import plain
 
-WEIGHTS: Final = (2.0, 0.1, 0.01, 0.002, 1e-6)
+WEIGHTS: Final = (2.0, 0.4, 1e-6, 2e-6, 0.0, 0.0)
 LOAD_WEIGHTS: Final = (0.05, 1e-6)
 
 
@@ -22,7 +24,7 @@ PROFILE: Final = Profile(
     dtype="float32",
     versions={"torch": "2"},
     measured_on="2026-11-21",
-    blocks=4,
+    blocks=plain(4),
     compute=record(COMPUTE, WEIGHTS),
     load=record(LOAD, LOAD_WEIGHTS),
     activation_bytes=4096.0,

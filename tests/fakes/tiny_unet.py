@@ -12,7 +12,7 @@ from torch import Tensor
 
 from giornata.packed.attention import Outside
 from giornata.packed.region import Region, region
-from giornata.planning.specs import BORDER, MOMENTS
+from giornata.wire.blocks import BORDER, MOMENTS
 from giornata_denoiser.families.protocol import SequenceInputs
 from giornata_denoiser.families.unet.checkpoints import UnetFill, UnetInpaint, network_of
 

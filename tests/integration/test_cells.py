@@ -36,7 +36,7 @@ from tests.patience import HUNG_S
 OTHER = "b"
 
 PLACES = 8
-SLOW = CostFit(weights=(1000.0, 0.0, 0.0, 0.0, 0.0), r2=1.0, residual_ms=0.0, samples=1, outliers=0)
+SLOW = CostFit(weights=(1000.0, 0.0, 0.0, 0.0, 0.0, 0.0), r2=1.0, residual_ms=0.0, samples=1, outliers=0)
 """A step of a second, as a denoiser tells it."""
 
 

@@ -10,6 +10,7 @@ from giornata.wire.errors import SchemaMismatch
 from giornata.wire.telemetry import TelemetryReader
 from giornata.wire.workers import CostFit, ServiceName, ServiceState, WorkerCosts, WorkerState
 from tests.fakes.fleet import CARD
+from tests.fakes.networks import plain
 
 FIT = CostFit(weights=(1.0, 2.0), r2=1, residual_ms=0, samples=1, outliers=0)
 
@@ -19,7 +20,8 @@ def told(instance: str = "d1", *, steps: int = 0, blocks: int = 1, version: str 
         capacity_rows=8,
         capacity_tokens=1024,
         steps_total=steps,
-        costs=WorkerCosts(compute=FIT, load=FIT, blocks=blocks),
+        cost_model=WorkerCosts(compute=FIT, load=FIT),
+        blocks=plain(blocks),
     )
     return codec.encode(
         ServiceState(
@@ -48,8 +50,12 @@ def test_what_an_instance_repeats_stays_the_same_object() -> None:
     assert second.worker is not None
     assert changed.worker is not None
     assert second.models[0] is first.models[0]
-    assert second.worker.costs is first.worker.costs
-    assert changed.worker.costs is not first.worker.costs
+    assert second.worker.cost_model is first.worker.cost_model
+    assert first.worker.blocks is not None
+    assert second.worker.blocks is not None
+    assert second.worker.blocks[0] is first.worker.blocks[0]
+    assert changed.worker.cost_model is first.worker.cost_model
+    assert changed.worker.blocks == plain(2)
 
 
 def test_a_message_that_cannot_be_read_is_named_and_changes_nothing() -> None:

@@ -41,8 +41,8 @@ def worker_metrics(reports: Iterable[InstanceReport]) -> Iterator[Metric]:
         running.add_metric([state.instance], report.running_rows)
         waiting.add_metric([state.instance], report.waiting_rows)
         steps.add_metric([state.instance], worker.steps_total)
-        if worker.costs is not None:
-            for of, one in (("compute", worker.costs.compute), ("load", worker.costs.load)):
+        if worker.cost_model is not None:
+            for of, one in (("compute", worker.cost_model.compute), ("load", worker.cost_model.load)):
                 r2.add_metric([state.instance, of], one.r2)
                 residual.add_metric([state.instance, of], one.residual_ms)
     yield from (running, waiting, steps, r2, residual)

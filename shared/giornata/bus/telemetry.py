@@ -20,13 +20,13 @@ from giornata.bus.connection import barrier
 from giornata.config import CellConfig, ServiceConfig
 from giornata.wire import subjects
 from giornata.wire.cells import in_cell
-from giornata.wire.workers import ServiceName, ServiceState, Tier
+from giornata.wire.workers import ServiceName, ServiceState
 
 Report = Callable[[], ServiceState]
 
 RETOLD_S: Final = 5.0
-"""How often a worker tells what it has recorded though that has not changed: for a router that has just started, and
-after a lost message. The list is always whole, so that the next one makes up for any that was lost.
+"""How often a worker tells its blocks and what it has recorded though neither has changed: for a router that has just
+started, and after a lost message. The list is always whole, so that the next one makes up for any that was lost.
 """
 
 log = structlog.get_logger(__name__)
@@ -36,7 +36,7 @@ class Sparing:
     """Leaves out of telemetry what was told lately and has not changed since: it is most of a worker's message."""
 
     def __init__(self) -> None:
-        self._told: dict[Tier, frozenset[str]] | None = None
+        self._told: tuple[object, ...] | None = None
         self._told_s = -math.inf
 
     def spared(self, state: ServiceState, now: float) -> ServiceState:
@@ -45,10 +45,12 @@ class Sparing:
         if worker is None or worker.resident is None:
             return state
         resident = {tier: frozenset(ids) for tier, ids in worker.resident.items()}
-        if resident != self._told or now - self._told_s >= RETOLD_S:
-            self._told, self._told_s = resident, now
+        telling = resident, worker.blocks
+        if telling != self._told or now - self._told_s >= RETOLD_S:
+            self._told, self._told_s = telling, now
             return state
-        return state.model_copy(update={"worker": worker.model_copy(update={"resident": None})})
+        spared = {"resident": None, "blocks": None}
+        return state.model_copy(update={"worker": worker.model_copy(update=spared)})
 
 
 def state_of(service: ServiceName, config: ServiceConfig, **told: Any) -> ServiceState:
@@ -67,8 +69,8 @@ def state_of(service: ServiceName, config: ServiceConfig, **told: Any) -> Servic
 async def telemetry(bus: Bus, hz: float, report: Report) -> AsyncIterator[None]:
     """Publish `report()` `hz` times a second while inside; on leaving, say that this instance is draining.
 
-    A failure is logged, and the next state is sent all the same: silence would mean death. What a worker has recorded
-    is sent when it changes, and every :data:`RETOLD_S`.
+    A failure is logged, and the next state is sent all the same: silence would mean death. A worker's blocks, and
+    what it has recorded, are sent when that changes, and every :data:`RETOLD_S`.
     """
     task = asyncio.create_task(_publish(bus, hz, report), name="telemetry")
     try:

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, model_validator
 from scipy.optimize import nnls
 
-from giornata.planning.costs import StepCosts, Work
+from giornata.planning.costs import StepCosts
+from giornata.planning.operations import Work
+from giornata.wire.blocks import BlockSpec
 from giornata.wire.workers import CostFit, WorkerCosts
 
 Array = NDArray[np.float64]
@@ -112,6 +114,10 @@ def determination(times: Array, residuals: Array) -> float:
     return 1 - missed / spread if spread > 0 else float(missed < 1e-9)
 
 
+SCHEMA: Final = 2
+"""Of a profile. Those of schema 1 counted tokens and pairs."""
+
+
 class BatchCap(BaseModel):
     """How many rows of one size are worth a step."""
 
@@ -128,7 +134,7 @@ class Profile(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
-    schema_version: int = 1
+    schema_version: int = SCHEMA
     model: str
     model_digest: str
     device: str
@@ -137,12 +143,23 @@ class Profile(BaseModel):
     versions: dict[str, str]
     measured_on: str
     """Date, ISO 8601."""
-    blocks: int
+    blocks: tuple[BlockSpec, ...]
+    """Equal ones counted, in the order of the first of each."""
     compute: Fit
     load: Fit
     activation_bytes: float
     """Peak memory of a step per token that it computes, weights and templates not counted."""
     caps: tuple[BatchCap, ...] = ()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _is_of_this_schema(cls, given: Any) -> Any:
+        received = given.get("schema_version", SCHEMA) if isinstance(given, dict) else SCHEMA
+        if received != SCHEMA:
+            raise ValueError(
+                f"received a profile of schema {received}, accepted is {SCHEMA}: its costs are of other features"
+            )
+        return given
 
     @property
     def costs(self) -> StepCosts:

@@ -1,28 +1,27 @@
 """What a step costs, from what its blocks compute and load; planner, admission and router share this model. Pure.
 
-Linear, as in FlashPS (EuroSys '26, section 4.4), but with attention's pairs and projections of their own, so that one
-set of weights serves every mixture of modes, masks and picture sizes.
+Linear, as in FlashPS (EuroSys '26, section 4.4), but in operations by kind, so that one set of weights serves every
+mixture of modes, masks and picture sizes.
 """
 
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from giornata.planning.blocks import Flags
+from giornata.planning.blocks import MODES, Flags
 from giornata.planning.columns import Columns
+from giornata.planning.operations import COMPUTE, Operations, Shape, Work, step_work
 from giornata.wire.values import Mode
 
+Array = NDArray[np.float64]
 Sizes = NDArray[np.int64]
-COMPUTE: Final = ("step", "sequences", "tokens", "projected", "pairs")
-"""Features of a step's computing, in the order of :attr:`Work.features`; `step` is 1."""
 LOAD: Final = ("slab", "bytes")
 """Features of one load; `slab` is 1."""
 SLABS: Final = 8
@@ -30,72 +29,6 @@ SLABS: Final = 8
 
 RENEWALS: Final = 3
 """How often a row without a template computes everything at the least; decision record 0029 has the measurements."""
-
-
-@dataclass(frozen=True)
-class Work:
-    """What is computed, summed over sequences, and over blocks for a whole step."""
-
-    sequences: float = 0.0
-    tokens: float = 0.0
-    """Text and image tokens whose queries, feed-forward and residuals are computed."""
-    projected: float = 0.0
-    """Tokens whose keys and values alone are projected, from a hidden state."""
-    pairs: float = 0.0
-    """Queries times keys."""
-
-    def __add__(self, other: Work) -> Work:
-        return Work(
-            self.sequences + other.sequences,
-            self.tokens + other.tokens,
-            self.projected + other.projected,
-            self.pairs + other.pairs,
-        )
-
-    def __mul__(self, times: float) -> Work:
-        return Work(self.sequences * times, self.tokens * times, self.projected * times, self.pairs * times)
-
-    @property
-    def features(self) -> tuple[float, ...]:
-        """The features of one step, in the order of :data:`COMPUTE`."""
-        return 1.0, self.sequences, self.tokens, self.projected, self.pairs
-
-
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """The tokens of one sequence."""
-
-    text: int
-    image: int
-    computed: int
-    """Image tokens of the compute set, or all."""
-    padding: int = field(default=0, kw_only=True)
-    """Of the text tokens, those of which keys and values are kept: they are attended to and not computed."""
-    prefix: int = field(default=0, kw_only=True)
-    """Tokens beside these that no step computes: they attend among themselves alone, and are attended to."""
-
-    def work(self, mode: Mode) -> Work:
-        """What one block computes."""
-        keys = self.prefix + self.text + self.image
-        own = self.live_text + (self.image if mode is Mode.FULL else self.computed)
-        projected = self.image - self.computed if mode is Mode.HIDDEN else 0
-        return Work(1.0, own, projected, own * keys)
-
-    @property
-    def live_text(self) -> int:
-        """Text tokens that are computed."""
-        return self.text - self.padding
-
-
-def step_work(shapes: Iterable[Shape], modes: Iterable[Sequence[Mode]]) -> Work:
-    """What a whole step computes; `modes` holds those of every shape's blocks."""
-    works = (_of_sequence(shape, tuple(chosen)) for shape, chosen in zip(shapes, modes, strict=True))
-    return sum(works, Work())
-
-
-@lru_cache(maxsize=4096)
-def _of_sequence(shape: Shape, modes: tuple[Mode, ...]) -> Work:
-    return sum((shape.work(mode) * count for mode, count in Counter(modes).items()), Work())
 
 
 @dataclass(frozen=True)
@@ -112,19 +45,17 @@ class StepCosts:
             )
 
     def step_ms(self, work: Work) -> float:
-        """Time of a step that computes `work` in all of its blocks together and waits for nothing."""
-        step, sequences, tokens, projected, pairs = self.compute
-        return (
-            step
-            + sequences * work.sequences
-            + tokens * work.tokens
-            + projected * work.projected
-            + pairs * work.pairs
-        )
+        """Time of a step that computes `work` and waits for nothing."""
+        return sum(weight * amount for weight, amount in zip(self.compute, work.features, strict=True))
 
-    def block_ms(self, work: Work) -> float:
-        """Time that a sequence adds to one block."""
-        return self.step_ms(work) - self.compute[0]
+    @property
+    def call_ms(self) -> float:
+        """Time of one forward beside what it computes."""
+        return self.compute[0]
+
+    def rates(self, operations: Operations) -> Array:
+        """(blocks, amounts) milliseconds of each of :meth:`giornata.planning.operations.Shape.amounts` in a block."""
+        return _rates(self.compute, operations)
 
     def load_ms(self, size_bytes: float) -> float:
         """Time of loading one slab."""
@@ -170,24 +101,33 @@ def slab_unit(loads: Iterable[Loads]) -> float:
 
 
 def row_blocks(
-    costs: StepCosts, shapes: Sequence[Shape], loads: Loads, unit_bytes: float, blocks: int
+    costs: StepCosts, operations: Operations, shapes: Sequence[Shape], loads: Loads, unit_bytes: float
 ) -> Columns:
-    """A row's blocks for the planner; a step has so many `blocks`, and `loads` are those of one step or of several.
+    """A row's blocks for the planner; `loads` are those of one step or of several.
 
     Loads are rounded up to whole slabs, of `unit_bytes` each.
     """
-    count = len(loads.kv_bytes)
-    times = [[costs.block_ms(work)] for work in _of_block(tuple(shapes))]
-    full, hidden, kv = np.repeat(np.array(times), count, axis=1)
+    count, blocks = len(loads.kv_bytes), operations.blocks
+    times = np.tile(_of_blocks(costs.compute, operations, tuple(shapes)), count // blocks)
+    full, hidden, kv = (times[MODES.index(mode)] for mode in (Mode.FULL, Mode.HIDDEN, Mode.KV))
     slabs = np.ceil(np.array((loads.hidden_bytes, loads.kv_bytes)) / (unit_bytes or 1.0))
     fresh = np.arange(count) % blocks == 0
     return Columns(full, hidden, kv, slabs[0], slabs[1], fresh, loads.hidden_kept, loads.kv_kept)
 
 
+@lru_cache(maxsize=64)
+def _rates(weights: tuple[float, ...], operations: Operations) -> Array:
+    """See :meth:`StepCosts.rates`."""
+    of_units: Array = np.einsum("f,bfa->ba", np.array(weights[1:]), operations.by_block)
+    return of_units
+
+
 @lru_cache(maxsize=1024)
-def _of_block(shapes: tuple[Shape, ...]) -> tuple[Work, ...]:
-    """What a row adds to one block in each mode."""
-    return tuple(sum((shape.work(mode) for shape in shapes), Work()) for mode in Mode)
+def _of_blocks(weights: tuple[float, ...], operations: Operations, shapes: tuple[Shape, ...]) -> Array:
+    """(modes, blocks) milliseconds that a row adds to each block in each of :data:`MODES`."""
+    amounts = np.array([[shape.amounts(mode) for mode in MODES] for shape in shapes]).sum(0)
+    added: Array = amounts @ _rates(weights, operations).T
+    return added
 
 
 def renewed_every(steps: int, most: int) -> int:
@@ -211,7 +151,11 @@ def renewed_later(number: int, steps: int, every: int) -> int:
 
 
 def worth_reusing(
-    costs: StepCosts, shapes: Sequence[Shape], modes: Sequence[Mode], bytes_a_step: float
+    costs: StepCosts,
+    operations: Operations,
+    shapes: Sequence[Shape],
+    modes: Sequence[Mode],
+    bytes_a_step: float,
 ) -> bool:
     """Whether a row's step with reuse ends earlier than in full, loads behind computing: below the crossover.
 
@@ -219,7 +163,7 @@ def worth_reusing(
     """
     whole = [replace(shape, padding=0) for shape in shapes]
     full, masked = (
-        costs.step_ms(step_work(of, [chosen] * len(of)))
+        costs.step_ms(step_work(operations, of, [chosen] * len(of)))
         for of, chosen in ((whole, (Mode.FULL,) * len(modes)), (shapes, modes))
     )
     return max(masked, costs.load_ms(bytes_a_step)) < full

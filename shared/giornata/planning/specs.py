@@ -1,64 +1,37 @@
-"""What a network's blocks are, told as data, and what a template keeps of them; its readers need no family. Pure."""
+"""What a template keeps of a network's blocks, from their specs; its readers need no family. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Final
 
+from giornata.wire.blocks import BlockSpec
 from giornata.wire.values import Mode
 
-BORDER: Final = "border"
-"""The part of a convolution: its input's cells at the borders of tokens, which their neighbours read."""
-MOMENTS: Final = "moments"
-"""The part of a group norm: mean and sum of squared differences of each token's groups; never quantised."""
-PARTS: Final[Mapping[Mode, tuple[str, ...]]] = {
-    Mode.FULL: (),
-    Mode.HIDDEN: ("hidden",),
-    Mode.KV: ("key", "value", BORDER, MOMENTS),
-}
-"""What a block in each mode takes from a recording, as far as a block of its kind has it."""
-EXACT_BITS: Final = 32
-"""Of what is never quantised, at the least: it is kept as it was computed."""
 LEAST_LEVELS: Final = 4
 """Below this many recorded noise levels the picture suffers."""
 
 
-@dataclass(frozen=True)
-class BlockSpec:
-    """A block, or `count` equal neighbours. The multiplications are those of one block and one sequence."""
-
-    grain: int
-    """Finest cells a side of one of its cells: 1 for every block of a transformer, whose cells are tokens."""
-    heads: int
-    """Heads of its attention; 0 for none."""
-    parts: Mapping[str, int]
-    """Channels a cell of each part that a recording keeps; :data:`PARTS` names them."""
-    cell: float
-    """Multiplications of a computed cell, its attention's pairs not counted; a text token of a joint block takes as
-    many."""
-    outside: float
-    """Multiplications of a cell whose keys and values are projected, and nothing else."""
-    pair: float
-    """Multiplications of a pair of query and key."""
-    count: int = 1
-    together: bool = False
-    """Whether all such blocks of a network take from a recording, or none: a UNet's, which know no outside cells."""
-
-    def channels(self, modes: Iterable[Mode]) -> int:
-        """Channels a cell of all that a recording for these modes keeps of one block."""
-        return sum(self.parts.get(part, 0) for mode in modes for part in PARTS[mode])
-
-    def cell_bits(self, modes: Iterable[Mode], bits: int) -> int:
-        """Bits a cell of what :meth:`channels` counts, in so many `bits` a value; :data:`MOMENTS` stay exact."""
-        kept = [part for mode in modes for part in PARTS[mode]]
-        exact = max(bits, EXACT_BITS)
-        return sum(self.parts.get(part, 0) * (exact if part == MOMENTS else bits) for part in kept)
-
-
 def each(specs: Iterable[BlockSpec]) -> tuple[BlockSpec, ...]:
     """The spec of every block, in order; each counts one."""
-    return tuple(replace(spec, count=1) for spec in specs for _ in range(spec.count))
+    return tuple(spec.model_copy(update={"count": 1}) for spec in specs for _ in range(spec.count))
+
+
+def grouped(specs: Iterable[BlockSpec]) -> tuple[BlockSpec, ...]:
+    """Equal blocks as one spec that counts them, in the order in which the first of each comes."""
+    found: list[BlockSpec] = []
+    for one in specs:
+        place = next((index for index, other in enumerate(found) if _alike(other, one)), None)
+        if place is None:
+            found.append(one)
+        else:
+            found[place] = one.model_copy(update={"count": found[place].count + one.count})
+    return tuple(found)
+
+
+def _alike(one: BlockSpec, other: BlockSpec) -> bool:
+    return one.model_copy(update={"count": other.count}) == other
 
 
 def together(specs: Iterable[BlockSpec]) -> bool:
@@ -77,16 +50,6 @@ def recording_bytes(specs: Sequence[BlockSpec], modes: Collection[Mode], cells: 
     `cells` are those of the picture at the finest grain, and values have so many `bits`.
     """
     return sum(spec.count * (cells // spec.grain**2) * spec.cell_bits(modes, bits) // 8 for spec in specs)
-
-
-def mean_operations(specs: Sequence[BlockSpec]) -> tuple[float, float, float]:
-    """Multiplications and additions of the mean block: of a computed cell, a projected one, and a pair."""
-    blocks = sum(spec.count for spec in specs)
-    cell, outside, pair = (
-        2.0 * sum(spec.count * one for spec, one in zip(specs, column, strict=True)) / blocks
-        for column in zip(*((spec.cell, spec.outside, spec.pair) for spec in specs), strict=True)
-    )
-    return cell, outside, pair
 
 
 @dataclass(frozen=True)

@@ -4,23 +4,29 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import cached_property
+from operator import mul
 from typing import Final
 
-from giornata.planning.costs import Shape, StepCosts, renewed_every
+from giornata.planning.costs import StepCosts, renewed_every
+from giornata.planning.operations import Operations, Shape
 from giornata.scheduling.backlog import RowLoad
+from giornata.wire.blocks import BlockSpec
 from giornata.wire.values import Mode
 
-UNIT: Final = StepCosts((0.0, 0.0, 1.0, 0.0, 0.0))
-"""A millisecond a token: for workers that have told nothing; they are then compared by the tokens that they compute."""
+TOKENS: Final = Operations([BlockSpec(linear=1.0, text=1.0)])
+"""Of a network that nothing is known of: one operation a computed token."""
+UNIT: Final = StepCosts((0.0, 0.0, 1.0, 0.0, 0.0, 0.0))
+"""A millisecond an operation: workers that have told nothing are compared by the tokens that they compute."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Pace:
     """What steps cost on one worker."""
 
     costs: StepCosts = UNIT
-    blocks: int = 1
-    """Blocks of the transformer; all costs but the base of a step are costs of one block."""
+    operations: Operations = TOKENS
+    """What the blocks of the network compute."""
     reused: Mode = Mode.KV
     """How rows take from templates there."""
     renewed_every: int = 0
@@ -34,12 +40,27 @@ class Pace:
 
     @property
     def base_ms(self) -> float:
-        """Time of a step without any row."""
-        return self.slowness * self.costs.compute[0]
+        """Time of a forward without any row, and so of a step."""
+        return self.slowness * self.costs.call_ms
+
+    @property
+    def whole_ms(self) -> float:
+        """Time that a step in full of a row that reuses takes beyond the row's own: 0, or that of another forward.
+
+        Where blocks are taken together, rows in full are not computed with rows that take.
+        """
+        return self.base_ms if self.operations.together else 0.0
+
+    @cached_property
+    def _rates(self) -> tuple[float, ...]:
+        """Milliseconds of each of :meth:`Shape.amounts` in all blocks."""
+        rates: list[float] = (self.slowness * self.costs.rates(self.operations).sum(0)).tolist()
+        return tuple(rates)
 
     def row_ms(self, shape: RowShape, mode: Mode) -> float:
         """Time that a row adds to a step."""
-        return self.slowness * self.costs.block_ms(shape.work(mode)) * shape.sequences * self.blocks
+        added: float = sum(map(mul, self._rates, shape.amounts(mode)))
+        return shape.sequences * added
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +99,11 @@ class RowShape(Shape):
         masked = self.sequences * (unpadded.live_text + self.computed)
         if not reuses:  # steps in full are spread over the others
             share = self._renewals(renewed_every)
-            masked_ms += share * (full_ms - masked_ms)
+            masked_ms += share * (full_ms + pace.whole_ms - masked_ms)
             masked += round(share * (tokens - masked))
         if self.begun:
             return RowLoad(self.steps, masked_ms, tokens=masked)
-        first_ms = joining_ms + full_ms - masked_ms
+        first_ms = joining_ms + full_ms + pace.whole_ms - masked_ms
         return RowLoad(self.steps, masked_ms, first_ms, masked, prefix + tokens - masked)
 
     @property

@@ -15,8 +15,9 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from giornata.planning.costing import CostModel
-from giornata.planning.costs import Work
+from giornata.planning.operations import Operations, Work
 from giornata.scheduling.demand import Pace
+from giornata.wire.blocks import BlockSpec
 from giornata.wire.values import Mode
 from giornata.wire.workers import KindCosts, StepSample, Tier, WorkerCosts, WorkerState
 
@@ -55,7 +56,7 @@ class UnitTime:
 @dataclass(slots=True)
 class _Worker:
     kind: _Kind
-    blocks: int
+    operations: Operations
     reused: Mode
     renewed_every: int
     keeps_padding: bool
@@ -72,20 +73,25 @@ class Estimates:
     def __init__(self) -> None:
         self._kinds: dict[tuple[str, str], _Kind] = {}
         """By a model's digest and a device."""
+        self._networks: dict[str, tuple[tuple[BlockSpec, ...], Operations]] = {}
+        """By a model's digest: the blocks that its workers tell, and what these compute."""
         self._workers: dict[str, _Worker] = {}
 
     def observe(self, instance: str, model_digest: str, shown: WorkerState) -> None:
-        """Take in a worker's telemetry; without a cost model it holds nothing that can be used."""
-        costs = shown.costs
-        if costs is None:
+        """Take in a worker's telemetry.
+
+        Without a cost model, or before any worker has told the model's blocks, it holds nothing that can be used.
+        """
+        operations, costs = self._network(model_digest, shown.blocks), shown.cost_model
+        if costs is None or operations is None:
             return
         kind = self._kinds.get((model_digest, costs.device))
         if kind is None:
             kind = self._kinds[model_digest, costs.device] = _Kind(costs)
         worker = self._workers.get(instance)
-        if worker is None or worker.kind is not kind:
+        if worker is None or worker.kind is not kind or worker.operations is not operations:
             self.forget(instance)
-            worker = _Worker(kind, costs.blocks, costs.reused, costs.renewed_every, costs.keeps_padding)
+            worker = _Worker(kind, operations, costs.reused, costs.renewed_every, costs.keeps_padding)
             self._workers[instance] = worker
             kind.workers += 1
         for sample in shown.samples:
@@ -94,7 +100,7 @@ class Estimates:
             if sample.reusing_ms:
                 worker.excess.observe(sample.reusing_ms, sample.excess_ms)
             if sample.waited_ms == 0:  # else part of it was waiting for loads
-                worker.slowness = kind.step(sample, costs.blocks, worker.slowness)
+                worker.slowness = kind.step(sample, worker.slowness)
         for load in shown.loads:
             if load.tier is Tier.MEMORY:
                 kind.steps.observe_load(load.size_bytes, load.load_ms)
@@ -106,6 +112,13 @@ class Estimates:
         gone = self._workers.pop(instance, None)
         if gone is not None:
             gone.kind.workers -= 1
+
+    def _network(self, model_digest: str, told: tuple[BlockSpec, ...] | None) -> Operations | None:
+        """What the blocks of a model compute, as they are told now or were before; None before."""
+        known = self._networks.get(model_digest)
+        if told and (known is None or (told is not known[0] and told != known[0])):
+            known = self._networks[model_digest] = told, Operations(told)
+        return None if known is None else known[1]
 
     def pace(self, instance: str) -> Pace:
         """The pace of a worker; the same object for workers of one kind that are equally slow."""
@@ -140,13 +153,13 @@ class _Kind:
         """How many there are of the kind."""
         self._untaught = 0
         """Steps since the regression took one in."""
-        self._paces: dict[tuple[int, Mode, int, bool, float, float], Pace] = {}
+        self._paces: dict[tuple[Operations, Mode, int, bool, float, float], Pace] = {}
         """With the present costs."""
 
     def pace(self, worker: _Worker, loading: float) -> Pace:
         """The same object for the same values, until costs are refitted."""
         costs = self.steps.costs
-        lasting = worker.blocks, worker.reused, worker.renewed_every, worker.keeps_padding
+        lasting = worker.operations, worker.reused, worker.renewed_every, worker.keeps_padding
         key = *lasting, worker.told, loading
         pace = self._paces.get(key)
         if pace is None or pace.costs is not costs:
@@ -154,9 +167,9 @@ class _Kind:
             pace = self._paces[key] = Pace(costs, *key)
         return pace
 
-    def step(self, sample: StepSample, blocks: int, slowness: float) -> float:
+    def step(self, sample: StepSample, slowness: float) -> float:
         """Take in a step; return how slow its worker is after it."""
-        work = work_of(sample, blocks)
+        work = work_of(sample)
         ratio = sample.step_ms / max(1e-6, self.steps.costs.step_ms(work))
         self._untaught += 1
         if self._untaught * TEACHERS >= self.workers:
@@ -166,10 +179,16 @@ class _Kind:
         return slowness + SMOOTHING * (bounded - slowness)
 
 
-def work_of(sample: StepSample, blocks: int) -> Work:
-    """What a step computed in all blocks; its sample tells means over them."""
-    tokens = sample.image_tokens + sample.text_tokens
-    return Work(sample.sequences, tokens, sample.projected_tokens, sample.attention_pairs) * blocks
+def work_of(sample: StepSample) -> Work:
+    """What a step computed, as its sample tells."""
+    return Work(
+        sample.calls,
+        sample.sequences,
+        sample.linear,
+        sample.attention,
+        sample.convolution,
+        sample.gathered,
+    )
 
 
 class StageEstimates:

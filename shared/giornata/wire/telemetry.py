@@ -9,31 +9,36 @@ from giornata.wire.workers import ServiceState
 
 KEPT: Final = 8192
 """Instances of which the last message is kept; beyond it, all are forgotten and told again."""
+OF_STATE: Final = ("models",)
+OF_WORKER: Final = ("cost_model", "blocks")
+"""What an instance repeats, and its worker."""
 
 
 class TelemetryReader:
-    """Decodes states; models and costs that an instance repeats are not validated again, and stay the same objects."""
+    """Decodes states; what an instance repeats is not validated again, and stays the same object."""
 
     def __init__(self) -> None:
-        self._told: dict[str, tuple[Any, Any, ServiceState]] = {}
-        """Models and costs as they came, and the state, of each instance."""
+        self._told: dict[str, dict[str, tuple[Any, Any]]] = {}
+        """By instance and path: a part as it came last, and as it was read."""
 
     def read(self, data: bytes) -> ServiceState:
         """The state in a message; raises as :func:`giornata.wire.codec.decode`."""
         fields = codec.fields_of(ServiceState, data)
-        worker = fields.get("worker")
+        worker, name = fields.get("worker"), fields.get("instance")
         of_worker: dict[str, Any] = worker if isinstance(worker, dict) else {}
-        models, costs = fields.get("models"), of_worker.get("costs")
-        name = fields.get("instance")
-        before = self._told.get(name) if isinstance(name, str) else None
-        if before is not None:
-            told_models, told_costs, told = before
-            if models is not None and models == told_models:
-                fields["models"] = told.models
-            if costs is not None and costs == told_costs and told.worker is not None:
-                of_worker["costs"] = told.worker.costs
+        told = self._told.get(name, {}) if isinstance(name, str) else {}
+        came = {
+            part: whole[part]
+            for whole, parts in ((fields, OF_STATE), (of_worker, OF_WORKER))
+            for part in parts
+            if whole.get(part) is not None
+        }
+        for part, value in came.items():
+            if part in told and told[part][0] == value:
+                (fields if part in OF_STATE else of_worker)[part] = told[part][1]
         state = codec.validated(ServiceState, fields)
         if len(self._told) >= KEPT:
             self._told.clear()
-        self._told[state.instance] = models, costs, state
+        read = {part: getattr(state if part in OF_STATE else state.worker, part) for part in came}
+        self._told[state.instance] = told | {part: (came[part], read[part]) for part in came}
         return state

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
+from giornata.wire.blocks import BlockSpec
 from giornata.wire.cells import MAIN
 from giornata.wire.loras import LoraCounters
 from giornata.wire.models import ModelCard
@@ -67,7 +68,7 @@ class RowProgress(Wire):
 class StepSample(Wire):
     """One engine step: what it computed and how long it took. The router fits its regressions to these.
 
-    Tokens and pairs are means over the transformer's blocks, of all sequences together.
+    Tokens and pairs are means over the network's blocks, of all sequences together.
     """
 
     rows: int
@@ -81,6 +82,16 @@ class StepSample(Wire):
     """Tokens whose keys and values are projected again, on average over blocks."""
     attention_pairs: int
     """Sum over sequences of their computed tokens times all of their tokens, on average over blocks."""
+    calls: int = 1
+    """Forwards of the network. This, `sequences` and the next four are the features of a step,
+    :data:`giornata.planning.operations.COMPUTE`."""
+    linear: float = 0.0
+    """Multiplications of linear layers, in all blocks; as in the next three, of all sequences together. 0 in all of
+    them from versions that counted none."""
+    attention: float = 0.0
+    convolution: float = 0.0
+    gathered: float = 0.0
+    """Values that tiles gather from their neighbours."""
     loaded_bytes: int = 0
     """Bytes of recordings that were loaded while the step ran or waited."""
     assemble_ms: float
@@ -125,9 +136,7 @@ class WorkerCosts(Wire):
 
     compute: CostFit
     load: CostFit
-    """One weight for each of :data:`giornata.planning.costs.COMPUTE` and :data:`giornata.planning.costs.LOAD`."""
-    blocks: int = 1
-    """Blocks of the transformer. Each weight is one block's, except that of the step itself."""
+    """One weight for each of :data:`giornata.planning.operations.COMPUTE` and :data:`giornata.planning.costs.LOAD`."""
     device: str = ""
     """Torch's name of it; workers of one model and device share regressions at the router."""
     reused: Mode = Mode.KV
@@ -184,8 +193,11 @@ class WorkerState(Wire):
     """Steps since the last telemetry, at most 16."""
     loads: tuple[LoadSample, ...] = ()
     """Loads since the last telemetry, at most 16."""
-    costs: WorkerCosts | None = None
-    """None if the worker has no cost model."""
+    cost_model: WorkerCosts | None = None
+    """None if the worker has no cost model, or one that an older version counts by tokens."""
+    blocks: tuple[BlockSpec, ...] | None = None
+    """The blocks of its network, equal ones counted, in the order of the first of each. None: as the worker, or another
+    one of its model, told last; telemetry has them every few seconds, as `resident`."""
 
 
 class KindCosts(Wire):

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from giornata.packed.region import Rotary
-from giornata.planning.specs import BlockSpec
+from giornata.wire.blocks import BlockSpec
 from giornata_denoiser.families.driven.attention import JointAttention, SelfAttention
 from giornata_denoiser.families.driven.forward import Site, Stream
 from giornata_denoiser.families.driven.network import TRAIN_TIMESTEPS, DrivenNetwork
@@ -74,4 +74,4 @@ class DrivenFlux(DrivenNetwork):
         attn = block.attn
         keys = multiplications(attn.to_k, attn.to_v)
         rest = (block.proj_mlp, block.proj_out) if hasattr(block, "proj_mlp") else (attn.to_out, block.ff)
-        return spec(attn, token=keys + multiplications(attn.to_q, *rest), keys=keys)
+        return spec(attn, image=keys + multiplications(attn.to_q, *rest), keys=keys)

@@ -39,7 +39,7 @@ LAYOUT_REPEATS = 60
 STEPS = 4
 MASKED_STEPS = 2 * DEFAULT.levels
 """Of edits that reuse: every entry serves two of them."""
-COSTS: Final = StepCosts((0.0, 0.0, 1.0, 0.3, 0.0), (0.0, 5e-4))
+COSTS: Final = StepCosts((0.0, 0.0, 1.0, 0.0, 0.0, 0.0), (0.0, 5e-4))
 """Loading takes about as long as computing, so that the planner has to choose."""
 
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 from giornata.planning.batch import PlannerName
-from giornata.planning.costs import Shape, StepCosts, Work
+from giornata.planning.costs import StepCosts
+from giornata.planning.operations import Operations, Shape, Work, step_work
 from giornata.wire.values import Mode
 from giornata_denoiser.rows.template import Recording
 from tests.bench.compute.block_costs import Costs
@@ -41,23 +42,25 @@ class Took(NamedTuple):
     """The sum of what the engine said of its steps."""
 
 
-def linear(costs: Costs, shapes: Sequence[Shape], rate_bytes_s: float) -> StepCosts:
-    """The weights by which a mean block of these sequences takes what was measured, in each mode.
+def linear(costs: Costs, operations: Operations, shapes: Sequence[Shape], rate_bytes_s: float) -> StepCosts:
+    """The weights by which the blocks of these sequences take on average what was measured, in each mode.
 
-    Attention's pairs grow as tokens do in rows of one size, and are in what a token takes. What a sequence takes beside
-    it may be below 0, where half the tokens take less than half the time.
+    What projections take beyond keys and values is linear, what a step in full takes beyond that is attention. What is
+    left for a sequence may be below 0, where half the tokens take less than half the time.
 
     Args:
         costs: of the row, as they were measured.
+        operations: of the network.
         shapes: of its sequences.
         rate_bytes_s: of the loader.
     """
-    full, hidden, kv = (sum((shape.work(mode) for shape in shapes), Work()) for mode in Mode)
-    full_ms, hidden_ms, kv_ms = (costs.mean_ms(mode) for mode in Mode)
-    token_ms = (full_ms - kv_ms) / (full.tokens - kv.tokens)
-    projected_ms = (hidden_ms - kv_ms) / hidden.projected
-    sequence_ms = (kv_ms - token_ms * kv.tokens) / kv.sequences
-    compute = (costs.around_ms, sequence_ms, token_ms, projected_ms, 0.0)
+    blocks = operations.blocks
+    full, hidden, kv = (step_work(operations, shapes, [(mode,) * blocks] * len(shapes)) for mode in Mode)
+    full_ms, hidden_ms, kv_ms = (blocks * costs.mean_ms(mode) for mode in Mode)
+    linear_ms = (hidden_ms - kv_ms) / (hidden.linear - kv.linear)
+    attention_ms = (full_ms - kv_ms - linear_ms * (full.linear - kv.linear)) / (full.attention - kv.attention)
+    sequence_ms = (kv_ms - linear_ms * kv.linear - attention_ms * kv.attention) / kv.sequences
+    compute = (costs.around_ms, sequence_ms, linear_ms, attention_ms, 0.0, 0.0)
     return StepCosts(compute, (0.0, 1e3 / rate_bytes_s))
 
 

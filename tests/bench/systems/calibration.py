@@ -23,7 +23,8 @@ import psutil
 from giornata.bus import bus
 from giornata.fleet import Fleet
 from giornata.planning.costing import Fit, fit
-from giornata.planning.costs import COMPUTE, StepCosts
+from giornata.planning.costs import StepCosts
+from giornata.planning.operations import COMPUTE, Operations
 from giornata.scheduling.estimates import work_of
 from giornata.wire import subjects
 from giornata.wire.permissions import User
@@ -55,7 +56,8 @@ class Heard:
     samples: list[StepSample] = field(default_factory=list)
     rows: dict[str, RowProgress] = field(default_factory=dict)
     """The latest of each job."""
-    blocks: int = 0
+    operations: Operations | None = None
+    """Of the network; None until a denoiser has told."""
     capacity: tuple[int, int] = (0, 0)
     """Rows, tokens."""
 
@@ -66,11 +68,12 @@ class Heard:
 
     def hear(self, state: ServiceState) -> None:
         """Take in one telemetry message."""
-        if state.worker is None or state.worker.costs is None:
+        if state.worker is None or state.worker.cost_model is None:
             return
         self.samples += state.worker.samples
         self.rows |= {row.job_id: row for row in (*state.worker.waiting, *state.worker.running)}
-        self.blocks = state.worker.costs.blocks
+        if state.worker.blocks is not None:
+            self.operations = Operations(state.worker.blocks)
         self.capacity = state.worker.capacity_rows, state.worker.capacity_tokens
 
 
@@ -221,9 +224,9 @@ def _relay_s(stack: Stack) -> float:
     return sum(process.cpu_times().user + process.cpu_times().system for process in processes)
 
 
-def steps(samples: Sequence[StepSample], blocks: int) -> tuple[Fit, float]:
+def steps(samples: Sequence[StepSample]) -> tuple[Fit, float]:
     """What steps cost, all together what was measured, and by how much equal ones differ."""
-    features = np.array([work_of(sample, blocks).features for sample in samples])
+    features = np.array([work_of(sample).features for sample in samples])
     times = np.array([sample.step_ms for sample in samples])
     found = fit(COMPUTE, features, times, relative=True)
     scale = float(times.sum() / (features @ np.array(found.weights)).sum())
@@ -231,8 +234,8 @@ def steps(samples: Sequence[StepSample], blocks: int) -> tuple[Fit, float]:
     return found, float(np.std(times / (features @ np.array(found.weights))))
 
 
-def _slowness(samples: Sequence[StepSample], known: Fit, blocks: int) -> float:
-    works = (work_of(sample, blocks) for sample in samples)
+def _slowness(samples: Sequence[StepSample], known: Fit) -> float:
+    works = (work_of(sample) for sample in samples)
     return sum(sample.step_ms for sample in samples) / sum(StepCosts(known.weights).step_ms(w) for w in works)
 
 
@@ -254,9 +257,11 @@ def calibrated(
         templates: that denoisers have.
         rest: while nobody edits.
     """
-    compute, noise = steps([sample for told in rounds for sample in told.samples], heard.blocks)
+    compute, noise = steps([sample for told in rounds for sample in told.samples])
     rows, tokens = heard.capacity
-    machine = Machine(StepCosts(compute.weights), heard.blocks, rows=rows, tokens=tokens, noise=noise)
+    if heard.operations is None:
+        raise RuntimeError("no denoiser has told its blocks")
+    machine = Machine(StepCosts(compute.weights), heard.operations, rows=rows, tokens=tokens, noise=noise)
     alone = [edit for told in rounds for edit in told.alone]
     stages = Stages(
         statistics.fmean(edit.encode_ms for edit in alone),
@@ -265,7 +270,7 @@ def calibrated(
         relay_ms=statistics.fmean(told.relay_ms for told in rounds),
     )
     cores = max(1.0, (os.cpu_count() or 1) - rest.all)
-    first, last = (_slowness(rounds[place].samples, compute, heard.blocks) for place in (0, -1))
+    first, last = (_slowness(rounds[place].samples, compute) for place in (0, -1))
     known = Calibration(compute, machine, stages, cores, last / first)
     quiet = replace(known, machine=replace(machine, noise=0.0))
     longer_ms = [

@@ -39,13 +39,13 @@ from giornata.wire.workers import (
 )
 from tests.fakes.denoiser import FakeDenoiser
 from tests.fakes.fleet import CARD, FakePrepost
+from tests.fakes.networks import plain
 from tests.flags import option, parsed
 
 IDS: Final = tuple(digest_of("template", number) for number in range(970))
 COSTS: Final = WorkerCosts(
-    compute=CostFit(weights=(3.0, 0.1, 0.01, 0.005, 1e-7), r2=1, residual_ms=1, samples=9, outliers=0),
+    compute=CostFit(weights=(3.0, 0.1, 0.01, 1e-7, 0.0, 0.0), r2=1, residual_ms=1, samples=9, outliers=0),
     load=CostFit(weights=(0.1, 1e-6), r2=1, residual_ms=1, samples=9, outliers=0),
-    blocks=57,
     device="gpu",
 )
 STEPS: Final = 30
@@ -85,7 +85,8 @@ class BusyWorker:
             templates=TemplateCounters(hits_memory=told),
             resident=resident,
             samples=tuple(self._samples(rows)),
-            costs=COSTS,
+            cost_model=COSTS,
+            blocks=plain(57),
         )
         return ServiceState(
             service=ServiceName.DENOISER,
@@ -120,6 +121,8 @@ class BusyWorker:
                 image_tokens=computed,
                 text_tokens=512 * count,
                 attention_pairs=computed * 4608,
+                linear=57.0 * (computed + 512 * count),
+                attention=57.0 * computed * 4608,
                 assemble_ms=0.3,
                 step_ms=self._chance.uniform(55, 65),
                 predicted_ms=60.0,

@@ -13,8 +13,8 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from giornata.planning.costs import Shape
-from giornata.planning.specs import BlockSpec, mean_operations
+from giornata.planning.operations import Operations, Shape, step_work
+from giornata.wire.blocks import BlockSpec
 from giornata.wire.values import Mode
 from giornata_tools.loadgen import facts
 from giornata_tools.loadgen.distributions import Mix, at_percentile, chosen, zipf
@@ -110,13 +110,12 @@ def square(edit: Edit, side: int) -> Tensor:
 
 def operation_limit(specs: Sequence[BlockSpec], shape: Shape, mode: Mode) -> float:
     """What steps in `mode` can gain at most by their multiplications, projections of outside tokens among them."""
-    cell, outside, pair = mean_operations(specs)
+    operations = Operations(specs)
 
-    def operations(of: Shape, how: Mode) -> float:
-        work = of.work(how)
-        return cell * work.tokens + outside * work.projected + pair * work.pairs
+    def multiplied(of: Shape, how: Mode) -> float:
+        return step_work(operations, [of], [(how,) * operations.blocks]).multiplications
 
-    return operations(replace(shape, padding=0), Mode.FULL) / operations(shape, mode)
+    return multiplied(replace(shape, padding=0), Mode.FULL) / multiplied(shape, mode)
 
 
 def token_limit(text: int, tokens: int, computed: Sequence[int], padding: int = 0) -> float:

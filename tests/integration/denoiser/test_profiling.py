@@ -9,7 +9,7 @@ import torch
 
 from giornata.families import Family
 from giornata.planning.costing import Profile
-from giornata.planning.costs import Work
+from giornata.planning.operations import Shape, Work, step_work
 from giornata.wire.errors import Failed
 from giornata.wire.values import Mode
 from giornata_denoiser.__main__ import profile_of
@@ -19,6 +19,12 @@ from giornata_denoiser.profiling.__main__ import ProfilerConfig, run
 from giornata_denoiser.profiling.measuring import Meter
 from giornata_denoiser.profiling.mixtures import Mixture, RowSize
 from giornata_tools.model.random.build import build
+
+
+def whole(checkpoint: Checkpoint, tokens: int) -> Work:
+    """A step of one row in full."""
+    blocks = checkpoint.family.depth
+    return step_work(checkpoint.family.operations, [Shape(0, tokens, tokens)], [(Mode.FULL,) * blocks])
 
 
 @pytest.fixture(scope="module")
@@ -53,17 +59,23 @@ def test_a_profile_predicts_and_measures_what_it_has_not_seen(
         Mixture((RowSize(10, 11, 20, (mode,) * blocks, ratio),) * 2)
         for mode, ratio in ((Mode.FULL, 1.0), (Mode.KV, 0.2))
     )
-    assert 0 < profile.costs.step_ms(masked.work) <= profile.costs.step_ms(full.work)
+
+    def took(mixture: Mixture) -> float:
+        return profile.costs.step_ms(mixture.work(checkpoint.family.operations))
+
+    assert 0 < took(masked) <= took(full)
     meter = Meter(checkpoint, 8)
     assert all(meter.step_ms(mixture) > 0 for mixture in (full, masked))
     assert config.out.with_suffix(".svg").read_text().rstrip().endswith("</svg>")
 
 
 @pytest.mark.slow
-def test_predictions_never_shrink_with_what_is_computed(config: ProfilerConfig) -> None:
+def test_predictions_never_shrink_with_what_is_computed(
+    config: ProfilerConfig, checkpoint: Checkpoint
+) -> None:
     """On a busy machine steps of a tiny model may all seem alike."""
     costs = Profile.model_validate_json(config.out.read_bytes()).costs
-    steps = [costs.step_ms(Work(4, 4 * tokens, 0, 4 * tokens**2)) for tokens in (50, 100, 500, 2000)]
+    steps = [costs.step_ms(whole(checkpoint, tokens)) for tokens in (50, 100, 500, 2000)]
     assert steps == sorted(steps)
     assert steps[0] > 0
     assert costs.load_ms(10**6) >= costs.load_ms(10**4) > 0
@@ -82,6 +94,6 @@ def test_without_one_it_measures_a_few_steps(checkpoint: Checkpoint) -> None:
     profile = profile_of(DenoiserConfig(model="tiny"), checkpoint)
     assert profile.model_digest == checkpoint.card.digest
     assert min(profile.costs.compute) >= 0
-    small, large = (profile.costs.step_ms(Work(4, 4 * tokens, 0, 4 * tokens**2)) for tokens in (100, 2000))
+    small, large = (profile.costs.step_ms(whole(checkpoint, tokens)) for tokens in (100, 2000))
     assert 0 < small <= large
     assert profile.costs.load_ms(10**6) > 0

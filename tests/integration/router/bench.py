@@ -35,7 +35,7 @@ from tests.fakes.denoiser import FakeDenoiser
 from tests.fakes.fleet import CARD, FakePrepost
 from tests.patience import HUNG_MS, HUNG_S
 
-FIT = CostFit(weights=(0.0, 0.0, 0.1, 0.0, 0.0), r2=1.0, residual_ms=0.0, samples=1, outliers=0)
+FIT = CostFit(weights=(0.0, 0.0, 0.1, 0.0, 0.0, 0.0), r2=1.0, residual_ms=0.0, samples=1, outliers=0)
 COSTS = WorkerCosts(compute=FIT, load=FIT.model_copy(update={"weights": (0.0, 0.0)}), device="cpu")
 IMAGE = BlobRef(key="image", size_bytes=1, sha256="0" * 64)
 

@@ -85,7 +85,7 @@ async def worker(of: Served) -> AsyncIterator[Worker]:
         async with asyncio.TaskGroup() as tasks:
             given: dict[str, Any] = {"registrations": registrations, "tasks": tasks}
             runs = Runs(config, of.checkpoint, blobs, store, engine=running, **given)
-            costs = StepCosts((0.1, 0.0, 1.0, 0.0, 0.0))  # computing costs, loading nothing
+            costs = StepCosts((0.1, 0.0, 1.0, 0.0, 0.0, 0.0))  # computing costs, loading nothing
             lookup = Lookup(config, of.checkpoint, store, runs=runs, costs=lambda: costs, **given)
             made.append(Worker(of, running, runs, lookup, blobs))
             yield made[0]

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from giornata.planning.batch import PlannerName
-from giornata.planning.costs import Shape, step_work
+from giornata.planning.operations import Shape, step_work
 from giornata.wire.values import Mode
 from tests.bench import loading
 from tests.bench.compute import loading_engine
@@ -16,6 +16,7 @@ from tests.bench.compute.block_costs import Costs
 from tests.bench.compute.loading_run import Scene
 from tests.bench.compute.models import TINY, flux
 from tests.bench.compute.rows import Rows
+from tests.fakes.networks import PLAIN_4
 
 BLOCKS, STEPS = 4, 2
 COSTS = Costs({Mode.FULL: (9.0, 11.0) * 2, Mode.HIDDEN: (4.0,) * 4, Mode.KV: (3.0,) * 4}, around_ms=2.0)
@@ -31,9 +32,9 @@ def scene() -> Scene:
 
 @pytest.mark.parametrize("shapes", [(Shape(5, 36, 9),), (Shape(5, 36, 9), Shape(7, 36, 9))])
 def test_the_weights_are_those_that_were_measured(shapes: tuple[Shape, ...]) -> None:
-    weights = loading_engine.linear(COSTS, shapes, rate_bytes_s=2000.0)
+    weights = loading_engine.linear(COSTS, PLAIN_4, shapes, rate_bytes_s=2000.0)
     for mode, block_ms in ((Mode.FULL, 10.0), (Mode.HIDDEN, 4.0), (Mode.KV, 3.0)):
-        work = step_work(shapes, [(mode,) * BLOCKS] * len(shapes))
+        work = step_work(PLAIN_4, shapes, [(mode,) * BLOCKS] * len(shapes))
         assert weights.step_ms(work) == pytest.approx(2.0 + BLOCKS * block_ms)
     assert weights.load_ms(4000) == pytest.approx(2000)
 
@@ -41,7 +42,7 @@ def test_the_weights_are_those_that_were_measured(shapes: tuple[Shape, ...]) -> 
 @pytest.mark.parametrize("planner", loading_engine.PLANNERS)
 def test_the_engine_says_what_its_steps_take(scene: Scene, planner: PlannerName) -> None:
     """Where loading takes no time, every planner but one takes everything from the cache."""
-    weights = loading_engine.linear(COSTS, scene.row.shapes, rate_bytes_s=1e12)
+    weights = loading_engine.linear(COSTS, scene.rows.family.operations, scene.row.shapes, rate_bytes_s=1e12)
     took = loading_engine.picture(scene, planner, weights, rate_bytes_s=1e12)
     block_ms = 10.0 if planner is PlannerName.FULL else 3.0
     assert took.predicted_ms == pytest.approx(STEPS * (2.0 + BLOCKS * block_ms), rel=1e-3)

@@ -17,7 +17,7 @@ from giornata_gateway.metrics import Metrics
 
 
 def state(instance: str, costs: WorkerCosts | None) -> ServiceState:
-    worker = WorkerState(capacity_rows=8, capacity_tokens=4096, costs=costs)
+    worker = WorkerState(capacity_rows=8, capacity_tokens=4096, cost_model=costs)
     return ServiceState(
         service=ServiceName.DENOISER, instance=instance, host="h", version="1", ready=True, worker=worker
     )
@@ -25,7 +25,7 @@ def state(instance: str, costs: WorkerCosts | None) -> ServiceState:
 
 def test_every_worker_with_a_cost_model_tells_how_good_it_is() -> None:
     costs = WorkerCosts(
-        compute=CostFit(weights=(1.0,) * 5, r2=0.98, residual_ms=0.5, samples=9, outliers=0),
+        compute=CostFit(weights=(1.0,) * 6, r2=0.98, residual_ms=0.5, samples=9, outliers=0),
         load=CostFit(weights=(1.0,) * 2, r2=0.75, residual_ms=0.25, samples=9, outliers=0),
     )
     reports = [InstanceReport(state=state("d1", costs)), InstanceReport(state=state("d2", None))]
@@ -41,7 +41,7 @@ def test_every_worker_with_a_cost_model_tells_how_good_it_is() -> None:
 
 
 def test_what_the_active_router_has_learnt_is_shown() -> None:
-    fit = CostFit(weights=(1.0, 0, 0, 0, 0), r2=0.97, residual_ms=2.5, samples=9, outliers=0)
+    fit = CostFit(weights=(1.0, 0, 0, 0, 0.0, 0.0), r2=0.97, residual_ms=2.5, samples=9, outliers=0)
     costs = KindCosts(model_digest="d", device="H", compute=fit, load=fit)
     queue = QueueState(jobs=3, rows=5, steps=7, costs=(costs,))
     state = ServiceState(

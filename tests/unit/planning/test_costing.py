@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from giornata.planning.costing import EVERY, FEWEST, CostModel
-from giornata.planning.costs import StepCosts, Work
+from giornata.planning.costs import StepCosts
+from giornata.planning.operations import Work
 from tests.fakes.profiles import LOAD_WEIGHTS, PROFILE, WEIGHTS
 
-TRUE = StepCosts((4.0, 0.2, 0.03, 0.004, 2e-6), (0.1, 3e-6))
+TRUE = StepCosts((4.0, 0.2, 0.03, 2e-6, 0.0, 0.0), (0.1, 3e-6))
 """Another machine than the profile's."""
 
 
@@ -94,7 +95,7 @@ def test_until_there_are_enough_samples_the_profile_tells_how_good_it_is() -> No
 
 
 def test_a_step_of_no_work_and_no_weight_is_taken() -> None:
-    free = PROFILE.model_copy(update={"compute": PROFILE.compute.model_copy(update={"weights": (0.0,) * 5})})
+    free = PROFILE.model_copy(update={"compute": PROFILE.compute.model_copy(update={"weights": (0.0,) * 6})})
     model = CostModel.of(free)
     for _ in range(4 * EVERY):
         model.observe_step(Work(4, 400, 0, 40_000), 8.0)

@@ -28,6 +28,7 @@ from giornata.wire.workers import (
     WorkerCosts,
 )
 from giornata_router.dispatch import Dispatch, NoReport
+from tests.fakes.networks import plain
 from tests.unit.scheduling.test_placement import DEMAND, SHAPE, row, worker
 
 LARGE = replace(DEMAND, shapes=(SHAPE,) * 4, together=True)
@@ -271,11 +272,14 @@ async def test_the_worker_that_reads_the_template_is_given_unless_it_has_become_
 
 def reading(name: str) -> ServiceState:
     """A worker that has a template on disk; reading it takes a tenth of an edit's time."""
-    fit = CostFit(weights=(8.0, 0.0, 1.0, 0.0, 0.0), r2=1, residual_ms=0, samples=9, outliers=0)
+    fit = CostFit(weights=(8.0, 0.0, 1.0, 0.0, 0.0, 0.0), r2=1, residual_ms=0, samples=9, outliers=0)
     state = worker(name)
     assert state.worker is not None
     told = {
-        "costs": WorkerCosts(compute=fit, load=fit.model_copy(update={"weights": (0.0, 0.0)}), device="cpu"),
+        "blocks": plain(1),
+        "cost_model": WorkerCosts(
+            compute=fit, load=fit.model_copy(update={"weights": (0.0, 0.0)}), device="cpu"
+        ),
         "loads": (LoadSample(tier=Tier.DISK, size_bytes=1000, load_ms=16.0),),
         "resident": {Tier.DISK: ("t",)},
         "templates": TemplateCounters(disk_bytes=1000),

@@ -17,6 +17,7 @@ from giornata.wire.workers import CostFit, QueueState, ServiceState, WorkerCosts
 from giornata_router.rules.forecasting import Forecasting
 from tests.contract.messages import JOB
 from tests.fakes.fleet import CARD
+from tests.fakes.networks import plain
 from tests.unit.scheduling.test_placement import DEMAND, worker
 
 STEPS = 10
@@ -47,11 +48,13 @@ def job(
 
 
 def known(state: ServiceState) -> ServiceState:
-    fit = CostFit(weights=(0.0, 0.0, 10.0, 0.0, 0.0), r2=1, residual_ms=0, samples=9, outliers=0)
+    fit = CostFit(weights=(0.0, 0.0, 10.0, 0.0, 0.0, 0.0), r2=1, residual_ms=0, samples=9, outliers=0)
     load = CostFit(weights=(0.0, 0.0), r2=1, residual_ms=0, samples=9, outliers=0)
     assert state.worker is not None
     costs = WorkerCosts(compute=fit, load=load, device="cpu")
-    return state.model_copy(update={"worker": state.worker.model_copy(update={"costs": costs})})
+    return state.model_copy(
+        update={"worker": state.worker.model_copy(update={"blocks": plain(1), "cost_model": costs})}
+    )
 
 
 def forecasting(*states: ServiceState, max_wait_s: float = 1e9) -> tuple[Forecasting, Placement, Line]:

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from giornata.planning.costs import StepCosts
 from giornata.scheduling.demand import Demand, Pace, RowShape
 from giornata.wire.values import Mode
+from tests.fakes.networks import PLAIN_4
 
-COSTS = StepCosts((5.0, 0.1, 0.2, 0.05, 0.001))
-PACE = Pace(COSTS, blocks=4, renewed_every=7)
+COSTS = StepCosts((5.0, 0.1, 0.2, 0.001, 0.0, 0.0))
+PACE = Pace(COSTS, PLAIN_4, renewed_every=7)
 
 
 @given(steps=st.integers(1, 60), every=st.integers(1, 20), sequences=st.integers(1, 2))
@@ -77,14 +78,14 @@ def test_a_prefix_is_computed_in_the_first_step_and_attended_to_in_each(
     assert load.work_ms == pytest.approx(joining + sum(PACE.row_ms(shape, mode) for mode in modes))
     assert load.tokens + load.first_tokens == sequences * (110 + prefix)
     without = replace(shape, prefix=0)
-    pairs = shape.work(Mode.FULL).pairs - without.work(Mode.FULL).pairs
+    pairs = shape.pairs(Mode.FULL) - without.pairs(Mode.FULL)
     assert pairs == 110 * prefix
     begun = replace(shape, begun=True).load(PACE, reuses=reuses)
     assert (begun.first_ms, begun.first_tokens) == (0.0, 0)
 
 
 def test_what_saves_nothing_is_computed_in_full() -> None:
-    same = Pace(StepCosts((1.0, 0.0, 0.0, 0.0, 0.0)), renewed_every=7)
+    same = Pace(StepCosts((1.0, 0.0, 0.0, 0.0, 0.0, 0.0)), renewed_every=7)
     shape = RowShape(10, 100, 20, 14)
     assert shape.load(same, reuses=False, renewed_every=7) == shape.load(same, reuses=False)
     whole = RowShape(10, 100, 100, 14)

@@ -8,14 +8,15 @@ from random import Random
 
 import pytest
 
-from giornata.planning.costs import Work
-from giornata.scheduling.demand import RowShape
-from giornata.scheduling.estimates import TEACHERS, Estimates
+from giornata.planning.operations import Work
+from giornata.scheduling.demand import UNIT, RowShape
+from giornata.scheduling.estimates import TEACHERS, Estimates, work_of
 from giornata.wire.values import Mode
 from giornata.wire.workers import CostFit, LoadSample, StepSample, Tier, WorkerCosts, WorkerState
+from tests.fakes.networks import plain
 
 BLOCKS = 10
-TRUE = (4.0, 0.0, 0.02, 0.005, 1e-6)
+TRUE = (4.0, 0.0, 0.02, 1e-6, 0.0, 0.0)
 
 
 def seeded(seed: int) -> Random:
@@ -25,14 +26,19 @@ def seeded(seed: int) -> Random:
 def costs(weights: tuple[float, ...] = TRUE, device: str = "gpu") -> WorkerCosts:
     fit = CostFit(weights=weights, r2=0.9, residual_ms=1.0, samples=0, outliers=0)
     load = CostFit(weights=(0.1, 1e-6), r2=0.9, residual_ms=0.1, samples=0, outliers=0)
-    return WorkerCosts(compute=fit, load=load, blocks=BLOCKS, device=device)
+    return WorkerCosts(compute=fit, load=load, device=device)
 
 
 def shown(
     told: WorkerCosts | None, samples: Sequence[StepSample] = (), loads: Sequence[LoadSample] = ()
 ) -> WorkerState:
     return WorkerState(
-        capacity_rows=8, capacity_tokens=4096, costs=told, samples=tuple(samples), loads=tuple(loads)
+        capacity_rows=8,
+        capacity_tokens=4096,
+        blocks=plain(BLOCKS),
+        cost_model=told,
+        samples=tuple(samples),
+        loads=tuple(loads),
     )
 
 
@@ -42,7 +48,7 @@ def sample(
     rows = rng.randint(1, 8)
     computed = sum(rng.randint(50, 500) for _ in range(rows))
     pairs = computed * 600
-    work = Work(rows, computed + 64 * rows, 0, pairs) * BLOCKS
+    work = Work(1, rows, BLOCKS * (computed + 64 * rows), BLOCKS * pairs)
     ms = slowness * sum(w * f for w, f in zip(weights, work.features, strict=True))
     return StepSample(
         rows=rows,
@@ -50,6 +56,8 @@ def sample(
         image_tokens=computed,
         text_tokens=64 * rows,
         attention_pairs=pairs,
+        linear=work.linear,
+        attention=work.attention,
         assemble_ms=0.1,
         step_ms=ms + waited_ms,
         waited_ms=waited_ms,
@@ -58,13 +66,12 @@ def sample(
 
 def predicted(estimates: Estimates, instance: str, one: StepSample) -> float:
     pace = estimates.pace(instance)
-    work = Work(one.sequences, one.image_tokens + one.text_tokens, 0, one.attention_pairs) * BLOCKS
-    return pace.slowness * pace.costs.step_ms(work)
+    return pace.slowness * pace.costs.step_ms(work_of(one))
 
 
 def test_a_profile_that_is_wrong_is_mended_by_what_steps_took() -> None:
     rng, estimates = seeded(1), Estimates()
-    wrong = (1.0, 0.0, 0.05, 0.005, 1e-6)
+    wrong = (1.0, 0.0, 0.05, 1e-6, 0.0, 0.0)
     for _ in range(60):
         estimates.observe("d1", "m", shown(costs(wrong), [sample(rng, TRUE) for _ in range(8)]))
     one = sample(rng, TRUE)
@@ -138,11 +145,11 @@ def test_one_page_fault_changes_little() -> None:
 def test_devices_and_models_are_apart_and_who_tells_nothing_is_compared_by_tokens() -> None:
     estimates = Estimates()
     estimates.observe("a", "m", shown(costs(device="gpu")))
-    estimates.observe("b", "m", shown(costs((*TRUE[:2], 1.0, 1.0, 1.0), device="cpu")))
+    estimates.observe("b", "m", shown(costs((*TRUE[:2], 1.0, 1.0, 0.0, 0.0), device="cpu")))
     estimates.observe("c", "m", shown(None))
     assert estimates.pace("a").costs.compute == TRUE
     assert estimates.pace("b").costs.compute[2] == 1.0
-    assert estimates.pace("c").costs.compute == (0.0, 0.0, 1.0, 0.0, 0.0)
+    assert estimates.pace("c").costs.compute == UNIT.compute
     assert {(k.model_digest, k.device) for k in estimates.kinds()} == {("m", "gpu"), ("m", "cpu")}
     estimates.forget("a")
     assert estimates.pace("a") is estimates.pace("c")
@@ -187,3 +194,27 @@ def learnt(estimates: Estimates) -> int:
     """Steps that the only regression has taken in until its last refit."""
     [kind] = estimates._kinds.values()
     return kind.steps._compute._online.samples + kind.steps._compute._online.outliers
+
+
+def test_a_worker_is_known_by_the_blocks_that_another_one_of_its_model_has_told() -> None:
+    estimates = Estimates()
+    silent = shown(costs()).model_copy(update={"blocks": None})
+    estimates.observe("a", "m", silent)
+    assert estimates.pace("a").costs is UNIT
+    estimates.observe("b", "m", shown(costs()))
+    estimates.observe("a", "m", silent)
+    assert estimates.pace("a") is estimates.pace("b")
+    estimates.observe("a", "other", silent)
+    assert estimates.pace("a").operations is estimates.pace("b").operations, (
+        "as it was before it told of another"
+    )
+
+
+def test_what_a_network_computes_follows_from_the_blocks_that_are_told() -> None:
+    """The same weights, and a network of twice the operations."""
+    estimates, shape = Estimates(), RowShape(text=64, image=1000, computed=200, steps=5)
+    estimates.observe("a", "m", shown(costs()))
+    estimates.observe("b", "twice", shown(costs()).model_copy(update={"blocks": plain(2 * BLOCKS)}))
+    once, twice = (estimates.pace(name).row_ms(shape, Mode.KV) for name in ("a", "b"))
+    assert once == pytest.approx(BLOCKS * (264 * TRUE[2] + 264 * 1064 * TRUE[3]))
+    assert twice == pytest.approx(2 * once)

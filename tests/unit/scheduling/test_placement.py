@@ -26,6 +26,7 @@ from giornata.wire.workers import (
     WorkerState,
 )
 from tests.fakes.fleet import CARD
+from tests.fakes.networks import plain
 
 SHAPE = RowShape(text=0, image=16, computed=16, steps=10)
 DEMAND = Demand(CARD.name, CARD.digest, (SHAPE,))
@@ -286,11 +287,12 @@ def test_telemetry_says_whether_rows_that_wait_may_go_to_its_worker() -> None:
 
 def test_reading_a_template_from_disk_takes_what_reads_have_taken() -> None:
     fleet = Placement()
-    fit = CostFit(weights=(0.0, 0.0, 1.0, 0.0, 0.0), r2=1, residual_ms=0, samples=9, outliers=0)
+    fit = CostFit(weights=(0.0, 0.0, 1.0, 0.0, 0.0, 0.0), r2=1, residual_ms=0, samples=9, outliers=0)
     costs = WorkerCosts(compute=fit, load=fit.model_copy(update={"weights": (0.0, 0.0)}), device="cpu")
     for name, tier in (("d1", Tier.DISK), ("d2", Tier.MEMORY)):
         told = {
-            "costs": costs,
+            "blocks": plain(1),
+            "cost_model": costs,
             "loads": (LoadSample(tier=Tier.DISK, size_bytes=1000, load_ms=5.0),),
             "resident": {tier: ("t", "u")},
             "templates": TemplateCounters(disk_bytes=4000),
@@ -325,11 +327,14 @@ def test_a_worker_gets_no_more_rows_than_make_it_faster_and_more_where_many_wait
     known = Placement(slack=slack)
     state = worker("d", capacity=8)
     assert state.worker is not None
-    fit = CostFit(weights=(1.0, 0.0, 5 / 16, 0.0, 0.0), r2=1.0, residual_ms=0.0, samples=0, outliers=0)
-    costs = WorkerCosts(
-        compute=fit, load=fit.model_copy(update={"weights": (0.0, 0.0)}), blocks=1, device="d"
+    fit = CostFit(weights=(1.0, 0.0, 5 / 16, 0.0, 0.0, 0.0), r2=1.0, residual_ms=0.0, samples=0, outliers=0)
+    costs = WorkerCosts(compute=fit, load=fit.model_copy(update={"weights": (0.0, 0.0)}), device="d")
+    known.observe(
+        state.model_copy(
+            update={"worker": state.worker.model_copy(update={"blocks": plain(1), "cost_model": costs})}
+        ),
+        0,
     )
-    known.observe(state.model_copy(update={"worker": state.worker.model_copy(update={"costs": costs})}), 0)
     known.assign("before", 1, "d", DEMAND, now=0)
     known.heed(waiting)
     given_rows = 1

@@ -25,7 +25,7 @@ from giornata.wire.workers import Tier
 
 SHAPE = RowShape(text=0, image=100, computed=10, steps=10)
 DEMAND = Demand("m", "d", (SHAPE,), template="t")
-PACE = Pace(StepCosts((1.0, 0.0, 0.1, 0.0, 0.0)))
+PACE = Pace(StepCosts((1.0, 0.0, 0.1, 0.0, 0.0, 0.0)))
 
 
 def candidate(

@@ -13,6 +13,7 @@ from giornata.scheduling.demand import Pace, RowShape
 from giornata.scheduling.occupancy import Occupancy, Totals
 from giornata.scheduling.roster import Roster
 from giornata.wire.workers import Tier
+from tests.fakes.networks import PLAIN_4
 from tests.unit.scheduling.test_placement import DEMAND, SHAPE, row, worker
 
 PACE = Pace()
@@ -48,7 +49,7 @@ def held(one: Occupancy) -> Totals:
 
 @pytest.mark.parametrize("every", [0, 3])
 def test_a_row_that_keeps_padding_weighs_as_one_of_a_demand(every: int) -> None:
-    pace = Pace(StepCosts((5.0, 0.1, 0.2, 0.05, 0.001)), blocks=4, keeps_padding=True)
+    pace = Pace(StepCosts((5.0, 0.1, 0.2, 0.001, 0.0, 0.0)), PLAIN_4, keeps_padding=True)
     told = row("j", 0, 10).model_copy(
         update={"computed_tokens": 4, "text_tokens": 9, "padding_tokens": 6, "renewed_every": every}
     )
@@ -60,7 +61,7 @@ def test_a_row_that_keeps_padding_weighs_as_one_of_a_demand(every: int) -> None:
 
 
 def test_a_row_with_a_prefix_weighs_as_one_of_a_demand() -> None:
-    pace = Pace(StepCosts((5.0, 0.1, 0.2, 0.05, 0.001)), blocks=4)
+    pace = Pace(StepCosts((5.0, 0.1, 0.2, 0.001, 0.0, 0.0)), PLAIN_4)
     told = row("j", 0, 10).model_copy(update={"text_tokens": 9, "prefix_tokens": 30})
     state = worker("d", told)
     assert state.worker is not None

@@ -15,8 +15,9 @@ from giornata_tools.simulation.jobs import DIGEST, MODEL, SimulatedJob
 from giornata_tools.simulation.machines import Machine
 from giornata_tools.simulation.processors import Clock, Processors, Servers
 from giornata_tools.simulation.simulator import RunOptions, Simulation, Stages
+from tests.fakes.networks import PLAIN
 
-MACHINE = Machine(StepCosts((0.0, 0.0, 1.0, 0.0, 0.0)), 1)
+MACHINE = Machine(StepCosts((0.0, 0.0, 1.0, 0.0, 0.0, 0.0)), PLAIN)
 """A token takes a millisecond."""
 SHAPE = RowShape(text=0, image=100, computed=100, steps=10)
 """One second."""

@@ -26,11 +26,12 @@ from giornata_tools.simulation.results import SimulatedRun, summary
 from giornata_tools.simulation.simulator import BASELINES, Binding, RunOptions, Simulation, Stages
 from giornata_tools.simulation.steps import Segment, row_of, sample
 from giornata_tools.simulation.worker import SimWorker, TemplateSetting
+from tests.fakes.networks import PLAIN, PLAIN_4
 
-COSTS = StepCosts((10.0, 0.0, 1.0, 0.0, 0.0))
+COSTS = StepCosts((10.0, 0.0, 1.0, 0.0, 0.0, 0.0))
 """10 ms a step, and 1 ms a token."""
 KEY = RowKey("j", 1, 0)
-MACHINE = Machine(COSTS, blocks=1, rows=4)
+MACHINE = Machine(COSTS, PLAIN, rows=4)
 
 
 def shape(computed: int = 5, steps: int = 10, *, corrects: bool = False) -> RowShape:
@@ -77,8 +78,11 @@ def test_padding_is_computed_in_steps_in_full(
     segment = Segment((row,), began_s=0.0, step_s=1.0, steps=1, number=0)
     assert row.told.padding_tokens == (6 if template else 0)
     masked = template is not None and not corrects
-    assert (sample(segment).text_tokens, row.first) == (2 if masked else 8, corrects and bool(template))
-    assert sample(segment).attention_pairs == (7 if masked else 28) * 28
+    assert (sample(segment, PLAIN).text_tokens, row.first) == (
+        2 if masked else 8,
+        corrects and bool(template),
+    )
+    assert sample(segment, PLAIN).attention_pairs == (7 if masked else 28) * 28
     assert ends(simulated([job(0, 0.0, padded, template=template)])) == pytest.approx({"j0": expected_s})
 
 
@@ -159,7 +163,7 @@ def test_jumping_over_equal_steps_changes_nothing(drawn: list[tuple[int, list[Ro
         st.builds(
             Machine,
             st.just(COSTS),
-            st.just(1),
+            st.just(PLAIN),
             rows=st.integers(1, 5),
             slowness=st.sampled_from([1.0, 1.7]),
             noise=st.sampled_from([0.0, 0.3]),
@@ -244,7 +248,9 @@ def test_a_template_on_disk_is_read_before_its_edit_and_the_least_used_goes_firs
 
 
 def test_loads_that_exceed_computing_make_steps_longer_and_rows_of_one_template_share_them() -> None:
-    linked = replace(MACHINE, blocks=4, costs=StepCosts((10.0, 0.0, 0.25, 0.05, 0.0), (0.0, 1e-6)))
+    linked = replace(
+        MACHINE, operations=PLAIN_4, costs=StepCosts((10.0, 0.0, 0.25, 0.0, 0.0, 0.0), (0.0, 1e-6))
+    )
     alike = [job(0, 0.0), job(1, 0.0)]
     differ = [alike[0], job(2, 0.0, template="t1")]
     here = TemplateSetting(preloaded=("t0", "t1"))
@@ -262,8 +268,8 @@ def test_a_worker_on_which_loads_do_not_hide_is_found_out_and_gets_less() -> Non
         machines = [
             replace(
                 MACHINE,
-                blocks=4,
-                costs=StepCosts((10.0, 0.0, 0.25, 0.05, 0.0), (0.0, ms_a_byte)),
+                operations=PLAIN_4,
+                costs=StepCosts((10.0, 0.0, 0.25, 0.0, 0.0, 0.0), (0.0, ms_a_byte)),
                 device=device,
             )
             for device, ms_a_byte in (("near", 1e-9), ("far", 1e-6))

@@ -121,9 +121,9 @@ class Bound:
     ) -> None:
         first = machines[0]
         shapes = {shape for job in jobs for shape in job.demand.shapes}
-        kinds = {(m.costs, m.blocks, m.slowness, m.rows): m for m in machines}
+        kinds = {(m.costs, m.operations, m.slowness, m.rows): m for m in machines}
         faster = {key: _faster(first, machine, shapes) for key, machine in kinds.items()}
-        self._speed = sum(faster[m.costs, m.blocks, m.slowness, m.rows] for m in machines)
+        self._speed = sum(faster[m.costs, m.operations, m.slowness, m.rows] for m in machines)
         self._fastest = max(faster.values())
         self._base_s = min(m.pace.base_ms * faster[key] for key, m in kinds.items()) / 1e3
         self._places = max(m.rows for m in machines)

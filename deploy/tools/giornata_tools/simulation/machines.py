@@ -28,8 +28,11 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from giornata.planning.costing import Profile, fit
-from giornata.planning.costs import COMPUTE, LOAD, StepCosts
+from giornata.planning.costs import LOAD, StepCosts
+from giornata.planning.operations import COMPUTE, Operations, Shape, step_work
 from giornata.scheduling.demand import Pace
+from giornata.wire.blocks import BlockSpec
+from giornata.wire.values import Mode
 from giornata.wire.workers import CostFit, WorkerCosts
 from giornata_tools.simulation.jobs import MODEL, PictureSetting
 
@@ -37,6 +40,25 @@ FIGURES: Final[Mapping[str, Any]] = json.loads(
     Path(__file__).with_name("published.json").read_text(encoding="utf-8")
 )
 FLUX: Final = FIGURES["models"]["flux"]
+FLUX_BLOCKS: Final = Operations(
+    [
+        BlockSpec(
+            linear=FLUX["token_weights"] * FLUX["width"] ** 2,
+            text=FLUX["token_weights"] * FLUX["width"] ** 2,
+            outside=2.0 * FLUX["width"] ** 2,
+            pair=2.0 * FLUX["width"],
+            text_pair=2.0 * FLUX["width"],
+            count=FLUX["blocks"],
+        )
+    ]
+)
+"""A token meets 12 width² weights in either kind of block (double: queries, keys and values 3, projection 1,
+feed-forward 8; single: 7 in and 5 out). A pair of query and key takes 2 width, both products. To project a token's keys
+and values again takes 2 width²."""
+TOKEN_BLOCKS: Final = Operations(
+    [BlockSpec(linear=1 / FLUX["blocks"], text=1 / FLUX["blocks"], count=FLUX["blocks"])]
+)
+"""The same number of blocks, which count a computed token as one operation and nothing else."""
 FLUX_PICTURE: Final = PictureSetting(FLUX["text_tokens"], FLUX["image_tokens"])
 DECODE_MS: Final = float(FLUX["decode_ms"][0])
 """Decoding of one picture at a time."""
@@ -59,8 +81,8 @@ class Machine:
 
     costs: StepCosts
     """`load` all 0: loads from memory hide behind computing and are not planned."""
-    blocks: int
-    """Blocks of the transformer; all `costs` but the base of a step are costs of one block."""
+    operations: Operations
+    """What the blocks of the network compute."""
     device: str = "machine"
     rows: int = 8
     tokens: int = 1 << 40
@@ -79,7 +101,7 @@ class Machine:
     @property
     def pace(self) -> Pace:
         """What steps really cost."""
-        return Pace(self.costs, self.blocks, keeps_padding=True, slowness=self.slowness)
+        return Pace(self.costs, self.operations, keeps_padding=True, slowness=self.slowness)
 
     @property
     def told(self) -> WorkerCosts:
@@ -88,30 +110,23 @@ class Machine:
             CostFit(weights=weights, r2=1.0, residual_ms=0.0, samples=0, outliers=0)
             for weights in (self.costs.compute, self.costs.load)
         )
-        return WorkerCosts(
-            compute=compute, load=load, blocks=self.blocks, device=self.device, keeps_padding=True
-        )
+        return WorkerCosts(compute=compute, load=load, device=self.device, keeps_padding=True)
 
 
 def h800_flux(rows: int = 8) -> Machine:
     """One H800 with Flux at 1024 x 1024, by its published step times; `rows` share a step at most.
 
     The times of full batches are fitted by a constant a step and a constant a picture (relative least squares). The
-    time of a picture is then split as its operations are, at one speed for all of them. A token costs 2 FLOP for each
-    of the weights that it meets in a block: 12 width² in either kind of block (double: queries, keys and values 3,
-    projection 1, feed-forward 8; single: 7 in and 5 out). A pair of query and key costs 4 width (both products). To
-    project a token's keys and values again costs 4 width².
+    time of a picture is then spread over its multiplications, at one speed for all of them.
     """
     rows_a_step = np.vander(FIGURES["batches"], 2, increasing=True)
     step_ms, picture_ms = fit(
         ("step", "picture"), rows_a_step, np.array(FLUX["step_ms"]), relative=True
     ).weights
-    tokens = FLUX["image_tokens"] + FLUX["text_tokens"]
-    per_token, per_pair = 2 * FLUX["token_weights"] * FLUX["width"] ** 2, 4 * FLUX["width"]
-    per_projection = 4 * FLUX["width"] ** 2
-    flop_ms = picture_ms / FLUX["blocks"] / (tokens * per_token + tokens**2 * per_pair)
-    weights = (step_ms, 0.0, flop_ms * per_token, flop_ms * per_projection, flop_ms * per_pair)
-    return Machine(StepCosts(weights), FLUX["blocks"], "NVIDIA H800", rows)
+    whole = Shape(FLUX["text_tokens"], FLUX["image_tokens"], FLUX["image_tokens"])
+    work = step_work(FLUX_BLOCKS, [whole], [(Mode.FULL,) * FLUX_BLOCKS.blocks])
+    one_ms = picture_ms / work.multiplications
+    return Machine(StepCosts((step_ms, 0.0, one_ms, one_ms, 0.0, 0.0)), FLUX_BLOCKS, "NVIDIA H800", rows)
 
 
 def flashps_flux(rows: int = 8) -> Machine:
@@ -120,25 +135,29 @@ def flashps_flux(rows: int = 8) -> Machine:
     A row costs a constant and its share of the picture. So a masked row alone is less faster than a full one than where
     the times of full pictures are scaled by the tokens that are computed (:func:`h800_flux`).
     """
-    fitted, blocks = FIGURES["fitted"]["flux"], FLUX["blocks"]
+    fitted = FIGURES["fitted"]["flux"]
     token_ms = fitted["ratio_ms"] / FLUX["image_tokens"]
     sequence_ms = fitted["row_ms"] - FLUX["text_tokens"] * token_ms
-    weights = (fitted["step_ms"], sequence_ms / blocks, token_ms / blocks, 0.0, 0.0)
-    return Machine(StepCosts(weights), blocks, "NVIDIA H800, FlashPS", rows)
+    weights = (fitted["step_ms"], sequence_ms, token_ms, 0.0, 0.0, 0.0)
+    return Machine(StepCosts(weights), TOKEN_BLOCKS, "NVIDIA H800, FlashPS", rows)
 
 
 PUBLISHED: Final[dict[str, Callable[[], Machine]]] = {"h800-flux": h800_flux, "flashps-flux": flashps_flux}
 
 
+PLAIN: Final = BlockSpec(linear=1.0, text=1.0, pair=1.0, text_pair=1.0)
+"""Whose linear operations are computed tokens, and whose attention is pairs of query and key."""
+
+
 class Costs(BaseModel):
-    """Step costs by hand: milliseconds a unit."""
+    """Step costs by hand: milliseconds a unit of what `blocks` count."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     compute: tuple[float, ...] = Field(min_length=len(COMPUTE), max_length=len(COMPUTE))
-    """In the order of :data:`giornata.planning.costs.COMPUTE`; all but the first are costs of one block."""
+    """In the order of :data:`giornata.planning.operations.COMPUTE`."""
     load: tuple[float, ...] = Field((0.0,) * len(LOAD), min_length=len(LOAD), max_length=len(LOAD))
-    blocks: int = Field(1, ge=1)
+    blocks: tuple[BlockSpec, ...] = Field((PLAIN,), min_length=1)
 
 
 class Group(BaseModel):
@@ -188,9 +207,9 @@ class Group(BaseModel):
     def _source(self, read: Callable[[str], str]) -> Machine:
         if self.profile is not None:
             profile = Profile.model_validate_json(read(self.profile))
-            return Machine(profile.costs, profile.blocks, profile.device)
+            return Machine(profile.costs, Operations(profile.blocks), profile.device)
         if self.costs is not None:
-            return Machine(StepCosts(self.costs.compute, self.costs.load), self.costs.blocks)
+            return Machine(StepCosts(self.costs.compute, self.costs.load), Operations(self.costs.blocks))
         return PUBLISHED[self.machine or ""]()
 
 

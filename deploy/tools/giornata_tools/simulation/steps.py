@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from giornata.planning.batch import BatchRow, plan_batch
 from giornata.planning.blocks import Link
-from giornata.planning.costs import SLABS, Loads, Shape, Work, row_blocks
+from giornata.planning.costs import SLABS, Loads, row_blocks
+from giornata.planning.operations import Operations, Shape, mean_amounts, step_work
 from giornata.scheduling.batch import RowKey
 from giornata.scheduling.demand import Pace, RowShape
 from giornata.wire.values import Mode
@@ -100,8 +101,9 @@ class StepTimes:
         if not self._kv_bytes:
             return computing, 0.0
         templates = {row.template for row in rows if row.mode is not Mode.FULL}
-        block_bytes = self._kv_bytes / self._pace.blocks
-        loading = len(templates) * self._pace.blocks * self._pace.costs.load_ms(block_bytes)
+        blocks = self._pace.operations.blocks
+        block_bytes = self._kv_bytes / blocks
+        loading = len(templates) * blocks * self._pace.costs.load_ms(block_bytes)
         if loading <= computing:  # blocks are alike: then every load hides behind the block before
             return computing, 0.0
         return computing, computing * (self._stretched(rows) - 1)
@@ -125,19 +127,20 @@ class StepTimes:
         return self._stretch[kinds]
 
     def _plan(self, kinds: Sequence[tuple[int, int]], shape: RowShape) -> float:
-        pace, blocks = self._pace, self._pace.blocks
+        pace, blocks = self._pace, self._pace.operations.blocks
         kv_bytes = round(self._kv_bytes / blocks)
         loads = Loads.equal(blocks, kv_bytes // 2, kv_bytes)
+        rates = pace.costs.rates(pace.operations).sum(0)
+        full_ms = float(rates @ shape.whole.amounts(Mode.FULL))
         reusing, base_ms, least_ms = [], pace.costs.compute[0] / blocks, pace.costs.compute[0]
         for parts, template in kinds:
             computed = max(1, shape.image * parts // GRAIN)
             tokens = Shape(shape.text, shape.image, computed, padding=shape.padding)
             if template < 0:
-                full_ms = pace.costs.block_ms(shape.whole.work(Mode.FULL))
-                base_ms += full_ms
-                least_ms += full_ms * blocks
+                base_ms += full_ms / blocks
+                least_ms += full_ms
                 continue
-            made = row_blocks(pace.costs, [tokens], loads, kv_bytes / SLABS, blocks)
+            made = row_blocks(pace.costs, pace.operations, [tokens], loads, kv_bytes / SLABS)
             reusing.append(BatchRow(made, template))
             least_ms += float(made.kv_ms.sum())
         link = Link(pace.costs.load_ms(kv_bytes / SLABS))
@@ -167,17 +170,24 @@ def progress(row: SimRow, made: int) -> RowProgress:
     return row.told.model_copy(update={"step": step, "begun": row.begun or made > 0 or not row.first_ms})
 
 
-def sample(segment: Segment) -> StepSample:
-    """A step of the segment as telemetry tells it."""
-    work = sum((row.computed.work(row.mode) * row.shape.sequences for row in segment.rows), Work())
-    text = sum(row.computed.live_text * row.shape.sequences for row in segment.rows)
+def sample(segment: Segment, operations: Operations) -> StepSample:
+    """A step of the segment, of a network of these operations, as telemetry tells it."""
+    rows = [(row, row.mode) for row in segment.rows for _ in range(row.shape.sequences)]
+    shapes = [row.computed for row, _ in rows]
+    modes = [(mode,) * operations.blocks for _, mode in rows]
+    work, amounts = step_work(operations, shapes, modes), mean_amounts(shapes, modes)
     return StepSample.model_construct(
         rows=len(segment.rows),
         sequences=round(work.sequences),
-        image_tokens=round(work.tokens) - text,
-        text_tokens=text,
-        projected_tokens=round(work.projected),
-        attention_pairs=round(work.pairs),
+        image_tokens=round(amounts.image),
+        text_tokens=amounts.text,
+        projected_tokens=round(amounts.projected),
+        attention_pairs=round(amounts.pairs),
+        calls=round(work.calls),
+        linear=work.linear,
+        attention=work.attention,
+        convolution=work.convolution,
+        gathered=work.gathered,
         assemble_ms=0.0,
         step_ms=segment.step_s * 1e3,
         reusing_ms=sum(row.step_ms for row in segment.rows if row.mode is not Mode.FULL),

@@ -123,7 +123,10 @@ class SimWorker:
         self._samples: deque[StepSample] = deque(maxlen=SAMPLES)
         self._loads: list[LoadSample] = []
         self._told = WorkerState(
-            capacity_rows=machine.rows, capacity_tokens=machine.tokens, costs=machine.told
+            capacity_rows=machine.rows,
+            capacity_tokens=machine.tokens,
+            blocks=machine.operations.specs,
+            cost_model=machine.told,
         )
         self._changed = True
         self._pausing = False
@@ -264,7 +267,7 @@ class SimWorker:
         self.counted.steps += segment.steps
         self.counted.row_steps += segment.steps * len(segment.rows)
         if self.machine.noise or self.machine.slowness != 1.0 or self._templates.kv_bytes:
-            self._samples.extend([sample(segment)] * min(segment.steps, SAMPLES))
+            self._samples.extend([sample(segment, self._pace.operations)] * min(segment.steps, SAMPLES))
         for row in segment.rows:
             row.left -= segment.steps
             row.begun = True

@@ -138,8 +138,8 @@ def reused(row: Row, where: Region | None, how: Reusing, family: ModelFamily) ->
     renewing = _renewing(row, where, how, family)
     taking = _taking(row, where, how, family)
     if how.recording is not None and how.recording.edited is not None:
-        blocks = family.depth
-        if run_ms(taking, how.costs, blocks) >= run_ms(renewing, how.costs, blocks):
+        times = [run_ms(each, how.costs, family.operations) for each in (taking, renewing)]
+        if times[0] >= times[1]:
             taking = row
     return next((each for each in (taking, renewing) if profits(each, how.costs, family)), row)
 
@@ -174,7 +174,7 @@ def _taking(row: Row, where: Region, how: Reusing, family: ModelFamily) -> Row:
     if (wider := known.nearest(recording.id, where, sequences)) is None:
         return taking
     widened = replace(taking, region=wider, corrections=())
-    if run_ms(widened, how.costs, family.depth) >= run_ms(taking, how.costs, family.depth):
+    if run_ms(widened, how.costs, family.operations) >= run_ms(taking, how.costs, family.operations):
         return taking
     found = known.widened(recording.id, wider, sequences)
     return taking if found is None else replace(widened, corrections=found)

@@ -30,12 +30,12 @@ class Reporter:
     ) -> None:
         self._config, self._costs = config, costs
         self._told_of_costs = {
-            "blocks": checkpoint.family.depth,
             "device": profile.device,
             "reused": Mode(form_of(config, checkpoint.family)),
             "renewed_every": renew_steps(config.renew_steps, checkpoint.family),
             "keeps_padding": config.reuse_text is ReuseText.PADDING,
         }
+        self._blocks = checkpoint.family.operations.specs
         self._samples: deque[StepSample] = deque(maxlen=MAX_SAMPLES)
         self._loads: deque[LoadSample] = deque(maxlen=MAX_SAMPLES)
         self._steps_total = 0
@@ -78,7 +78,8 @@ class Reporter:
             resident=resident,
             samples=_taken(self._samples),
             loads=_taken(self._loads),
-            costs=self._costs.state.model_copy(update=self._told_of_costs),
+            blocks=self._blocks,
+            cost_model=self._costs.state.model_copy(update=self._told_of_costs),
         )
 
 

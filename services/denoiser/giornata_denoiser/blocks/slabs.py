@@ -15,7 +15,7 @@ from giornata.packed.attention import Outside
 from giornata.packed.pages import Pages
 from giornata.packed.region import Region
 from giornata.packed.tracing import UNTRACED, Lane, Tracing
-from giornata.planning.specs import PARTS
+from giornata.wire.blocks import PARTS
 from giornata.wire.values import Mode
 from giornata_denoiser.blocks.device import Arrival, Device
 from giornata_denoiser.blocks.waits import Waits

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 
 from giornata.packed.tracing import UNTRACED, Lane, Tracing
-from giornata.planning.costs import Work
+from giornata.planning.operations import Work
 from giornata.scheduling.batch import Batch, Capacity, Joining, RowKey
 from giornata.wire.errors import RowPoisoned
 from giornata.wire.workers import StepSample

@@ -11,7 +11,8 @@ import numpy as np
 from giornata.packed.uses import Taken, Use
 from giornata.planning.batch import BatchPlanner, BatchRow
 from giornata.planning.blocks import Counts, Link, takes
-from giornata.planning.costs import SLABS, Loads, Shape, StepCosts, row_blocks, slab_unit
+from giornata.planning.costs import SLABS, Loads, StepCosts, row_blocks, slab_unit
+from giornata.planning.operations import Operations, Shape
 from giornata.wire.values import Mode
 from giornata_denoiser.blocks.recording import CorrectionRecorder
 from giornata_denoiser.blocks.slabs import Slabs
@@ -91,6 +92,7 @@ def planned(
     now: Sequence[Served],
     following: Sequence[Served | None],
     costs: StepCosts,
+    operations: Operations,
     planner: BatchPlanner,
     *,
     beside_ms: float,
@@ -117,7 +119,7 @@ def planned(
     link = Link(costs.load[0] / SLABS + costs.load[1] * unit, busy_ms)
     loaded_once = [id(row.entry) if shared else id(row.slabs[0]) for row in now]
     works = [
-        row_blocks(costs, served.shapes, window, unit, blocks)
+        row_blocks(costs, operations, served.shapes, window, unit)
         for served, window in zip(now, windows, strict=True)
     ]
     plan = planner(list(map(BatchRow, works, loaded_once)), link, beside_ms)

@@ -12,9 +12,11 @@ import numpy as np
 from giornata.packed.tracing import Tracing
 from giornata.packed.uses import Use, by_sequence
 from giornata.planning.batch import BatchPlanner, plan_batch
-from giornata.planning.costs import StepCosts, Work, step_work
+from giornata.planning.costs import StepCosts
+from giornata.planning.operations import Shape, Work, mean_amounts, step_work
 from giornata.planning.specs import together
 from giornata.scheduling.batch import RowKey
+from giornata.wire.values import Mode
 from giornata.wire.workers import StepSample
 from giornata_denoiser.blocks.device import Device
 from giornata_denoiser.blocks.own import OwnKeysValues, own_bits
@@ -24,7 +26,7 @@ from giornata_denoiser.blocks.waits import Waits
 from giornata_denoiser.engine.loading import Loader, SlabRun
 from giornata_denoiser.engine.running import Makers, Running
 from giornata_denoiser.engine.served import Served, planned
-from giornata_denoiser.engine.weighing import joining_work, predicted_ms
+from giornata_denoiser.engine.weighing import predicted_ms
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.rows.correction import Correction
 from giornata_denoiser.rows.row import Row
@@ -45,7 +47,7 @@ class CostFollower(Protocol):
 class Guess:
     """The costs of a machine that is not measured: computing counts tokens, loading nothing."""
 
-    costs: Final = StepCosts((0.0, 0.0, 1.0, 0.3, 0.0))
+    costs: Final = StepCosts((0.0, 0.0, 1.0, 1.0, 1.0, 0.0))
 
     def observe_step(self, work: Work, step_ms: float) -> None:
         """Learn nothing."""
@@ -162,6 +164,7 @@ class Sources:
             now,
             [each.next if each.changes else None for each, _ in open_],
             costs,
+            self._family.operations,
             self._options.planner,
             # Costs of the step itself are spread over its blocks: time that loads may hide behind.
             beside_ms=costs.step_ms(beside) / self._family.depth,
@@ -181,35 +184,46 @@ class Sources:
 
     def _work(self, rows: Iterable[Running]) -> Work:
         """What a step of `rows` computes, over all blocks."""
-        work = Work()
+        shapes, modes = self._sequences(rows)
+        return step_work(self._family.operations, shapes, modes)
+
+    def _sequences(self, rows: Iterable[Running]) -> tuple[list[Shape], list[tuple[Mode, ...]]]:
+        """Shape and modes of every sequence of a step of `rows`."""
+        shapes: list[Shape] = []
+        modes: list[tuple[Mode, ...]] = []
         for each in rows:
-            modes = each.computed(self._family.depth)
-            work += step_work(each.shapes, [modes] * len(each.shapes)) + joining_work(
-                each.row, self._family.depth
-            )
-        return work
+            shapes += each.shapes
+            modes += [each.computed(self._family.depth)] * len(each.shapes)
+            shapes += each.row.joining
+            modes += [(Mode.FULL,) * self._family.depth] * len(each.row.joining)
+        return shapes, modes
 
     def _sample(
         self, running: Sequence[Running], work: Work, costs: StepCosts, missing_bytes: int, expected_ms: float
     ) -> StepSample:
-        blocks, base_ms = self._family.depth, costs.compute[0]
+        operations = self._family.operations
         rows = [each.row for each in running]
-        text_tokens = sum(shape.live_text for each in running for shape in each.shapes)
+        amounts = mean_amounts(*self._sequences(running))
         # What each row computes at least, in a step that waits for no load.
-        least_ms = [predicted_ms([row], costs, blocks) - base_ms for row in rows]
+        least_ms = [predicted_ms([row], costs, operations) - costs.call_ms for row in rows]
         return StepSample(
             rows=len(rows),
-            sequences=round(work.sequences / blocks),
-            image_tokens=round(work.tokens / blocks) - text_tokens,
-            text_tokens=text_tokens,
-            projected_tokens=round(work.projected / blocks),
-            attention_pairs=round(work.pairs / blocks),
+            sequences=round(work.sequences),
+            image_tokens=round(amounts.image),
+            text_tokens=amounts.text,
+            projected_tokens=round(amounts.projected),
+            attention_pairs=round(amounts.pairs),
+            calls=round(work.calls),
+            linear=work.linear,
+            attention=work.attention,
+            convolution=work.convolution,
+            gathered=work.gathered,
             loaded_bytes=missing_bytes,
             assemble_ms=0.0,
             step_ms=0.0,
             predicted_ms=expected_ms,
             reusing_ms=sum(ms for row, ms in zip(rows, least_ms, strict=True) if row.masked),
-            excess_ms=max(0.0, expected_ms - base_ms - sum(least_ms)),
+            excess_ms=max(0.0, expected_ms - work.calls * costs.call_ms - sum(least_ms)),
         )
 
     def _own(self, row: Row, own: int) -> OwnKeysValues:

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from giornata.planning.costing import BatchCap
-from giornata.planning.costs import StepCosts, Work, step_work, worth_reusing
+from giornata.planning.costs import StepCosts, worth_reusing
+from giornata.planning.operations import Operations, Shape, step_work
 from giornata.planning.specs import recording_bytes
 from giornata.wire.values import Mode
 from giornata_denoiser.blocks.own import own_bits
@@ -41,24 +42,23 @@ class Budget:
 def fits(rows: Sequence[Row], budget: Budget, costs: StepCosts, family: ModelFamily) -> bool:
     """Whether `rows` may share a step."""
     return (
-        predicted_ms(rows, costs, family.depth) <= budget.step_ms
+        predicted_ms(rows, costs, family.operations) <= budget.step_ms
         and step_bytes(rows, budget, family) <= budget.memory_bytes
         and sum(share(row.tokens, budget.caps) for row in rows) <= 1.0
     )
 
 
-def predicted_ms(rows: Sequence[Row], costs: StepCosts, blocks: int) -> float:
-    """Predicted time of a step of `blocks` blocks that waits for no load."""
-    work = Work()
+def predicted_ms(rows: Sequence[Row], costs: StepCosts, operations: Operations) -> float:
+    """Predicted time of a step of a network of these operations that waits for no load."""
+    shapes: list[Shape] = []
+    modes: list[tuple[Mode, ...]] = []
     for row in rows:
-        modes = masked_modes(row, blocks) if row.masked else (Mode.FULL,) * blocks
-        work += step_work(row.shapes, [modes] * len(row.prompts)) + joining_work(row, blocks)
-    return costs.step_ms(work)
-
-
-def joining_work(row: Row, blocks: int) -> Work:
-    """What a row's prefixes add to its first step here."""
-    return step_work(row.joining, [(Mode.FULL,) * blocks] * len(row.joining))
+        own = masked_modes(row, operations.blocks) if row.masked else (Mode.FULL,) * operations.blocks
+        shapes += row.shapes
+        modes += [own] * len(row.shapes)
+        shapes += row.joining
+        modes += [(Mode.FULL,) * operations.blocks] * len(row.joining)
+    return costs.step_ms(step_work(operations, shapes, modes))
 
 
 def masked_modes(row: Row, blocks: int) -> tuple[Mode, ...]:
@@ -218,13 +218,13 @@ def profits(row: Row, costs: StepCosts, family: ModelFamily) -> bool:
     entries = 0 if row.template is None else min(len(row.template.entries), row.steps)
     bytes_a_step = slab_bytes(row, family.dtype.itemsize) * entries / row.steps
     shapes = row.shaped(padding_kept=True)
-    return worth_reusing(costs, shapes, masked_modes(row, family.depth), bytes_a_step)
+    return worth_reusing(costs, family.operations, shapes, masked_modes(row, family.depth), bytes_a_step)
 
 
-def run_ms(row: Row, costs: StepCosts, blocks: int) -> float:
+def run_ms(row: Row, costs: StepCosts, operations: Operations) -> float:
     """Predicted time of all steps of a row that takes anything and has not begun, alone and waiting for no load."""
     whole, masked = (
-        predicted_ms([each], costs, blocks)
+        predicted_ms([each], costs, operations)
         for each in (replace(row, corrections=None), replace(row, begun=True, step=1))
     )
     left = row.steps - row.step

@@ -13,7 +13,9 @@ from torch import Tensor
 from giornata.packed.region import Region
 from giornata.packed.tracing import UNTRACED, Tracing
 from giornata.packed.uses import Use
-from giornata.planning.specs import BlockSpec, each
+from giornata.planning.operations import Operations
+from giornata.planning.specs import each
+from giornata.wire.blocks import BlockSpec
 from giornata.wire.samplers import Sampler
 from giornata_denoiser.families.references import Grid, References
 from giornata_denoiser.rows.row import Prompt
@@ -198,6 +200,11 @@ class ModelFamily:
     def specs(self) -> tuple[BlockSpec, ...]:
         """The spec of every block, in order; each block may take from a template or record for one."""
         return each(self.network.blocks)
+
+    @cached_property
+    def operations(self) -> Operations:
+        """What the blocks compute, by kind."""
+        return Operations(self.network.blocks)
 
     @property
     def depth(self) -> int:

@@ -14,7 +14,8 @@ from rich.progress import Progress
 
 from giornata.config import load
 from giornata.planning.costing import Profile
-from giornata.planning.costs import COMPUTE, LOAD
+from giornata.planning.costs import LOAD
+from giornata.planning.operations import COMPUTE
 from giornata.planning.specs import taking_modes
 from giornata.wire.errors import Failed
 from giornata_denoiser.checkpoint import Checkpoint, open_checkpoint

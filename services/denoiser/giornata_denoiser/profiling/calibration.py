@@ -1,7 +1,7 @@
 """Costs without a profile: a few small steps at the start, weighed by what the network's blocks have to compute.
 
-Few steps cannot tell tokens from pairs. Their ratio is therefore taken from the number of operations, and only what an
-operation, a sequence and a step cost is fitted. Step samples correct it while the denoiser serves.
+Few steps cannot tell kinds of operations apart. All are therefore taken to cost the same, and only what an operation, a
+forward, a sequence and a gathered value cost is fitted. Step samples correct it while the denoiser serves.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from typing import Final
 
 import numpy as np
 
-from giornata.planning.costing import Array, Fit, Profile, fit, graded
-from giornata.planning.costs import COMPUTE, LOAD
-from giornata.planning.specs import BlockSpec, mean_operations, taking_modes
+from giornata.planning.costing import Fit, Profile, fit, graded
+from giornata.planning.costs import LOAD
+from giornata.planning.operations import COMPUTE
+from giornata.planning.specs import taking_modes
 from giornata.wire.values import Mode
 from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.profiling.making import Sample, activation_bytes, fitted, profile
@@ -25,6 +26,11 @@ LIMIT_S: Final = 1.0
 """No step begins later than this after the first one; a slow model is calibrated on fewer."""
 REPEATS: Final = 2
 """Of each measurement, the least counts: nothing makes a step faster than it is, and few are measured."""
+COSTS: Final = tuple(
+    [COMPUTE.index(name) for name in names]
+    for names in (("linear", "attention", "convolution"), ("calls",), ("sequences",), ("gathered",))
+)
+"""The features that have one cost; what fewer samples than costs cannot tell is last."""
 RATIO: Final = 0.2
 SIDES: Final = (8, 16)
 """Sides of pictures in tokens."""
@@ -39,7 +45,7 @@ def calibrate(checkpoint: Checkpoint, bits: int) -> Profile:
     for step in steps:
         if not step_samples or time.perf_counter() < end_s:
             step_ms = min(meter.step_ms(step) for _ in range(REPEATS))
-            step_samples.append(Sample(step.work.features, step_ms))
+            step_samples.append(Sample(step.work(family.operations).features, step_ms))
     sizes = [
         RowSize(side, side, text, (mode,) * family.depth, RATIO).beside(meter.companions, meter.prefix)
         for side in SIDES
@@ -51,31 +57,26 @@ def calibrate(checkpoint: Checkpoint, bits: int) -> Profile:
     ]
     return profile(
         checkpoint,
-        compute=proportional(step_samples, operations(family.network.blocks)),
+        compute=proportional(step_samples),
         load=fitted(LOAD, loads),
-        activation=activation_bytes(meter, (steps[0], Mixture(steps[0].rows * 2)), family.depth),
+        activation=activation_bytes(meter, (steps[0], Mixture(steps[0].rows * 2))),
         caps=(),
     )
 
 
-def operations(blocks: Sequence[BlockSpec]) -> Array:
-    """Multiplications and additions of the mean block, by :data:`giornata.planning.costs.COMPUTE`."""
-    return np.array([0.0, 0.0, *mean_operations(blocks)])
+def proportional(samples: Sequence[Sample]) -> Fit:
+    """A fit that knows no kinds: so much a multiplication, so much a forward, a sequence, and a value that is gathered.
 
-
-def proportional(samples: Sequence[Sample], per_unit: Array) -> Fit:
-    """A fit that knows the features' ratios: so much an operation, so much a step, so much a sequence and block.
-
-    Three samples tell all three costs apart, fewer only the first ones. `per_unit` is (features,), operations of each.
+    As many samples as costs tell all of them apart, fewer only the first ones.
     """
     features = np.array([sample.features for sample in samples])
     times = np.array([sample.ms for sample in samples])
-    columns = np.stack([features @ per_unit, features[:, 0], features[:, 1]], 1)
-    known = min(columns.shape[1], len(samples))
-    names = ("operations", *COMPUTE[:2])[:known]
-    operation, *others = fit(names, columns[:, :known], times, relative=True).weights
-    weights = operation * per_unit
-    weights[: len(others)] += others
+    costs = COSTS[: len(samples)]
+    columns = np.stack([features[:, cost].sum(1) for cost in costs], 1)
+    weights = np.zeros(len(COMPUTE))
+    names = tuple(COMPUTE[cost[0]] for cost in costs)
+    for cost, weight in zip(costs, fit(names, columns, times, relative=True).weights, strict=True):
+        weights[list(cost)] = weight
     return graded(COMPUTE, weights, features, times)
 
 

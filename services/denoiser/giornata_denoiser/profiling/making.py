@@ -15,6 +15,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from giornata.planning.costing import Array, BatchCap, Fit, Profile, fit, graded
+from giornata.planning.operations import Operations
 from giornata.wire.values import Mode
 from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.profiling.measuring import Meter, ProgressBar, medians
@@ -65,6 +66,8 @@ class Measurements:
     """All that was measured."""
 
     steps: tuple[StepTime, ...]
+    operations: Operations
+    """Of the network that was measured."""
     load_samples: tuple[Sample, ...]
     activation_bytes: float
     """Per computed token."""
@@ -72,7 +75,7 @@ class Measurements:
     @property
     def step_samples(self) -> list[Sample]:
         """Steps, for a fit."""
-        return [Sample(mixture.work.features, ms) for mixture, ms in self.steps]
+        return [Sample(mixture.work(self.operations).features, ms) for mixture, ms in self.steps]
 
 
 def measure(meter: Meter, extent: Extent, bar: ProgressBar = iter) -> Measurements:
@@ -84,12 +87,13 @@ def measure(meter: Meter, extent: Extent, bar: ProgressBar = iter) -> Measuremen
     load_ms = medians(loads, meter.load_ms, rounds=rounds, seed=SEED, bar=bar)
     return Measurements(
         tuple(map(StepTime, steps, step_ms)),
+        meter.operations,
         tuple(map(Sample.of_load, map(meter.load_bytes, loads), load_ms)),
-        activation_bytes(meter, steps, extent.blocks),
+        activation_bytes(meter, steps),
     )
 
 
-def activation_bytes(meter: Meter, steps: Iterable[Mixture], blocks: int) -> float:
+def activation_bytes(meter: Meter, steps: Iterable[Mixture]) -> float:
     """Peak memory per token, over the steps in which one row computes everything, or two do.
 
     One row's modulation is broadcast; that of two may be spread to their tokens.
@@ -99,11 +103,15 @@ def activation_bytes(meter: Meter, steps: Iterable[Mixture], blocks: int) -> flo
         for mixture in steps
         if len(mixture.rows) <= 2 and all(set(row.modes) == {Mode.FULL} for row in mixture.rows)
     ]
-    return max(meter.step_bytes(mixture) / (mixture.work.tokens / blocks) for mixture in whole)
+    return max(meter.step_bytes(mixture) / mixture.length for mixture in whole)
 
 
 def fitted(names: Sequence[str], samples: Sequence[Sample]) -> Fit:
-    """Over :data:`giornata.planning.costs.COMPUTE` or `LOAD`; ValueError where samples are fewer than features."""
+    """Over :data:`giornata.planning.operations.COMPUTE` or :data:`giornata.planning.costs.LOAD`.
+
+    Raises:
+        ValueError: samples are fewer than features.
+    """
     return fit(names, *_arrays(samples), relative=True)
 
 
@@ -155,7 +163,7 @@ def profile(
         dtype=dtype_name(checkpoint.family.dtype),
         versions=versions(),
         measured_on=datetime.now(UTC).date().isoformat(),
-        blocks=checkpoint.family.depth,
+        blocks=checkpoint.family.operations.specs,
         compute=compute,
         load=load,
         activation_bytes=activation,

@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_iter
 
 from giornata.packed.region import Region, beside, region
 from giornata.packed.uses import Taken, Use, by_sequence
+from giornata.planning.operations import Operations
 from giornata.scheduling.batch import RowKey
 from giornata.wire.values import Mode
 from giornata_denoiser.blocks.device import Device
@@ -76,6 +77,11 @@ class Meter:
     def text_tokens(self) -> int:
         """Text tokens of the longest prompt that pass the blocks; 0 where they only are attended to."""
         return self._longest((LEAST_SIDE, LEAST_SIDE)).text_tokens
+
+    @property
+    def operations(self) -> Operations:
+        """What the family's blocks compute."""
+        return self._family.operations
 
     @property
     def companions(self) -> TokensBeside:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final
 
-from giornata.planning.costs import Shape, Work, step_work
+from giornata.planning.operations import Operations, Shape, Work, step_work
 from giornata.wire.models import ModelCard
 from giornata.wire.values import Mode
 
@@ -86,10 +86,10 @@ class Mixture:
         """:meth:`RowSize.beside` of every row."""
         return Mixture(tuple(row.beside(companions, prefix) for row in self.rows))
 
-    @property
-    def work(self) -> Work:
-        """Work of the whole step."""
-        return sum((step_work(row.shapes, [row.modes] * len(row.shapes)) for row in self.rows), Work())
+    def work(self, operations: Operations) -> Work:
+        """What the whole step computes in a network of these operations."""
+        sequences = [(shape, row.modes) for row in self.rows for shape in row.shapes]
+        return step_work(operations, *zip(*sequences, strict=True))
 
     @property
     def length(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Final
@@ -11,6 +12,7 @@ import torch
 from pydantic import ValidationError
 
 from giornata.planning.costing import Profile
+from giornata.wire.blocks import BlockSpec
 from giornata.wire.errors import Failed
 from giornata_denoiser.checkpoint import Checkpoint
 
@@ -67,12 +69,17 @@ def _facts(profile: Profile, checkpoint: Checkpoint) -> list[tuple[str, object, 
     """What has to be equal: its name, the profile's, the checkpoint's."""
     family, card = checkpoint.family, checkpoint.card
     return [
-        ("schema", profile.schema_version, str(Profile.model_fields["schema_version"].default)),
         ("model", profile.model_digest[:12], card.digest[:12]),
-        ("number of blocks", profile.blocks, str(family.depth)),
+        ("network", _told(profile.blocks), _told(family.operations.specs)),
         ("dtype", profile.dtype, dtype_name(family.dtype)),
         ("device", profile.device, device_name(family.device)),
     ]
+
+
+def _told(blocks: Sequence[BlockSpec]) -> str:
+    """How many blocks there are, and how much they multiply for a cell."""
+    cell = sum(spec.count * (spec.linear + spec.convolution + spec.across) for spec in blocks)
+    return f"{sum(spec.count for spec in blocks)} blocks of {cell:.0f} multiplications a cell"
 
 
 def _processor() -> str:

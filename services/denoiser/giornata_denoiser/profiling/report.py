@@ -7,16 +7,18 @@ from collections.abc import Iterator
 from typing import Final
 
 from giornata.planning.costing import Fit, Profile
-from giornata.planning.costs import COMPUTE, LOAD
+from giornata.planning.costs import LOAD
+from giornata.planning.operations import COMPUTE
 from giornata_denoiser.profiling import making
 from giornata_denoiser.profiling.mixtures import RowSize
 
 UNITS: Final = {
-    "step": "ms a step",
-    "sequences": "ms a sequence and block",
-    "tokens": "ms a token and block",
-    "projected": "ms a projected token and block",
-    "pairs": "ms a query and key and block",
+    "calls": "ms a forward",
+    "sequences": "ms a sequence",
+    "linear": "ms a multiplication of linear layers",
+    "attention": "ms a multiplication of attention",
+    "convolution": "ms a multiplication of convolutions",
+    "gathered": "ms a value that tiles gather",
     "slab": "ms a slab",
     "bytes": "ms a byte",
 }

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from giornata.packed.region import Region
-from giornata.planning.costs import Shape
+from giornata.planning.operations import Shape
 from giornata.scheduling.batch import RowKey
 from giornata_denoiser.rows.correction import Correction
 from giornata_denoiser.rows.previews import preview_steps

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from giornata.packed.pages import Levels
-from giornata.planning.specs import MOMENTS
+from giornata.wire.blocks import MOMENTS
 
 EXACT: Final = 0
 """No bits: a tensor is kept in the dtype that it was computed in."""

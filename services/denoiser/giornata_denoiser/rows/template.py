@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from giornata.packed.region import Region
-from giornata.planning.specs import PARTS
+from giornata.wire.blocks import PARTS
 from giornata.wire.values import Mode
 from giornata_denoiser.rows.stored import Stored
 

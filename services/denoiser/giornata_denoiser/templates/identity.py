@@ -8,7 +8,8 @@ from typing import Final
 
 import torch
 
-from giornata.planning.specs import LEAST_LEVELS, MOMENTS, PARTS, BlockSpec, Keeping, together, within
+from giornata.planning.specs import LEAST_LEVELS, Keeping, together, within
+from giornata.wire.blocks import MOMENTS, PARTS, BlockSpec
 from giornata.wire.jobs import Inspection
 from giornata.wire.requests import EditParameters, Reuse
 from giornata.wire.templates import digest_of, picture_id

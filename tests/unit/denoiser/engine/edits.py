@@ -11,7 +11,8 @@ from torch import Tensor
 from giornata.packed.attention import Outside
 from giornata.packed.region import Region, region
 from giornata.packed.uses import Taken, Use
-from giornata.planning.costs import StepCosts, Work
+from giornata.planning.costs import StepCosts
+from giornata.planning.operations import Work
 from giornata.scheduling.batch import Capacity
 from giornata.wire.values import Mode
 from giornata_denoiser.engine.engine import Engine
@@ -142,7 +143,7 @@ def preferred_modes(forms: frozenset[Form]) -> tuple[Mode, ...]:
 class Measured:
     """Costs at which loading is worth planning, and what it was told."""
 
-    costs = StepCosts((0.1, 0.0, 1e-2, 3e-3, 0.0), (0.0, 2e-6))
+    costs = StepCosts((0.1, 0.0, 1e-2, 0.0, 0.0, 0.0), (0.0, 2e-6))
 
     def __init__(self) -> None:
         self.steps: list[tuple[Work, float]] = []

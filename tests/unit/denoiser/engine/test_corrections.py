@@ -87,7 +87,7 @@ def test_an_edit_takes_what_one_of_a_neighbouring_mask_has_learned(forms: frozen
     kept = KeptCorrections(1 << 30)
     assert kept.claim(replace(teacher, corrections=learned(teacher)))
     kept.keep(replace(teacher, corrections=learned(teacher)))
-    costs = StepCosts((0.0, 0.0, 1.0, 0.0, 0.0))
+    costs = StepCosts((0.0, 0.0, 1.0, 0.0, 0.0, 0.0))
     how = Reusing(1.0, taken, costs, known=kept)
     place = where((5, 6))
     spec = Spec("pupil", grid=GRID, steps=4, seed=3)
@@ -107,7 +107,7 @@ def test_a_mask_far_away_is_not_worth_computing_beside_ones_own() -> None:
     kept = KeptCorrections(1 << 30)
     assert kept.claim(replace(teacher, corrections=learned(teacher)))
     kept.keep(replace(teacher, corrections=learned(teacher)))
-    how = Reusing(1.0, taken, StepCosts((0.0, 0.0, 1.0, 0.0, 0.0)), known=kept)
+    how = Reusing(1.0, taken, StepCosts((0.0, 0.0, 1.0, 0.0, 0.0, 0.0)), known=kept)
     for steps, alone in ((3, False), (4, True)):  # 3 tokens more in each step, or 12 more in the first
         row = tiny_flux.row(OF, Spec(grid=GRID, steps=steps, text_tokens=0))
         found = reused(row, where((3, 4, 5, 6)), how, OF)

@@ -24,11 +24,13 @@ from giornata.planning.batch import (
     plan_batch,
 )
 from giornata.planning.blocks import Link
-from giornata.planning.costs import Work
+from giornata.planning.operations import Shape, Work, step_work
+from giornata.scheduling.estimates import work_of
 from giornata.wire.values import Mode
 from giornata.wire.workers import StepSample
 from giornata_denoiser.blocks.slabs import Slabs
 from giornata_denoiser.engine.loading import Loaded, Loader, SlabLoad, SlabRun
+from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.rows.stored import EXACT
 from giornata_denoiser.rows.template import Entry, Form, Kept, Recording
 from giornata_denoiser.trace import Trace
@@ -142,6 +144,10 @@ def test_every_planner_serves_an_edit_to_its_end(planner: PlannerName) -> None:
         torch.testing.assert_close(done.latent, reference, atol=FLOAT32, rtol=0)
 
 
+def computed(of: ModelFamily, shape: Shape, mode: Mode) -> Work:
+    return step_work(of.operations, [shape], [(mode,) * BLOCKS])
+
+
 def test_a_cost_model_is_told_of_every_step_that_loaded_nothing() -> None:
     of = tiny_flux.family()
     model = Measured()
@@ -153,17 +159,20 @@ def test_a_cost_model_is_told_of_every_step_that_loaded_nothing() -> None:
     assert first.sample is not None
     assert first.sample.loaded_bytes > 0
     assert first.sample.predicted_ms == pytest.approx(
-        model.costs.step_ms(Work(BLOCKS, keys * BLOCKS, 0, keys**2 * BLOCKS))
+        model.costs.step_ms(computed(of, Shape(5, 16, 4), Mode.FULL))
     )
     assert second is not None
+    assert second.sample is not None
     assert third is not None
-    assert [work.tokens for work, _ in model.steps] == [own * BLOCKS] * 2
-    assert [work.pairs for work, _ in model.steps] == [own * keys * BLOCKS] * 2
+    assert [work for work, _ in model.steps] == [computed(of, Shape(5, 16, 4), Mode.KV)] * 2
+    assert (second.sample.image_tokens, second.sample.attention_pairs) == (4, own * keys)
+    assert work_of(second.sample) == model.steps[0][0], (
+        "so that a router learns from what the engine learns from"
+    )
 
 
 def test_a_sample_tells_what_is_expected_beyond_the_least_that_is_computed() -> None:
     of = tiny_flux.family()
-    own, keys = 5 + 4, 5 + 16
 
     def sampled(load_ms: float) -> list[StepSample]:
         model = Measured()
@@ -175,9 +184,9 @@ def test_a_sample_tells_what_is_expected_beyond_the_least_that_is_computed() -> 
 
     base_ms, least_ms = (
         Measured.costs.compute[0],
-        Measured.costs.step_ms(Work(1, own, 0, own * keys) * BLOCKS),
+        Measured.costs.step_ms(computed(of, Shape(5, 16, 4), Mode.KV)),
     )
-    free, dear = sampled(0.0), sampled(1.0)
+    free, dear = sampled(0.0), sampled(10.0)
     assert [sample.reusing_ms for sample in free] == pytest.approx([0.0, least_ms - base_ms])
     assert [sample.excess_ms for sample in free] == pytest.approx([0.0, 0.0])
     assert dear[1].reusing_ms == pytest.approx(least_ms - base_ms)

@@ -365,7 +365,7 @@ def test_what_is_kept_is_weighed(scale: float, bits: int | None, monkeypatch: py
 
 
 def test_rows_keep_padding_where_they_reuse_and_are_to() -> None:
-    costs = StepCosts((0.0, 0.0, 1.0, 0.0, 0.0))
+    costs = StepCosts((0.0, 0.0, 1.0, 0.0, 0.0, 0.0))
     for taken in (None, template(OF)):
         auto = Reusing(1.0, taken, costs, 7, keeps_padding=True)
         row = tiny_flux.row(OF, PADDED)

@@ -160,7 +160,7 @@ def test_what_it_keeps_is_weighed(scale: float) -> None:
 
 def test_a_miss_renews_where_that_gains_something() -> None:
     """Not with `strict`, where nothing lies outside, in a single step, or where masks save nothing."""
-    costs = StepCosts((0.0, 0.0, 1.0, 0.0, 0.0))
+    costs = StepCosts((0.0, 0.0, 1.0, 0.0, 0.0, 0.0))
     long, row, one = (tiny_flux.row(OF, Spec(grid=GRID, steps=steps)) for steps in (30, 4, 1))
     auto = Reusing(1.0, None, costs, 7)
     assert reused(long, where(), auto, OF).renewed_every == 7
@@ -172,14 +172,14 @@ def test_a_miss_renews_where_that_gains_something() -> None:
         (row, where(), replace(auto, renew_steps=0)),
         (row, None, auto),
         (one, where(), auto),
-        (row, where(), replace(auto, costs=StepCosts((1.0, 0.0, 0.0, 0.0, 0.0)))),
+        (row, where(), replace(auto, costs=StepCosts((1.0, 0.0, 0.0, 0.0, 0.0, 0.0)))),
     ):
         found = reused(built, place, how, OF)
         assert (found.renewed_every, found.region, found.skipped) == (0, None, False)
 
 
 def test_a_template_whose_loads_are_too_slow_is_left_for_ones_own() -> None:
-    slow = StepCosts((0.0, 0.0, 1.0, 0.0, 0.0), (1e6, 1.0))
+    slow = StepCosts((0.0, 0.0, 1.0, 0.0, 0.0, 0.0), (1e12, 1.0))
     row = tiny_flux.row(OF, Spec(grid=GRID, steps=4))
     found = reused(row, where(), Reusing(1.0, template(OF), slow, 7), OF)
     assert (found.renewed_every, found.template, found.skipped) == (2, None, True)

@@ -254,7 +254,7 @@ def test_the_limit_rises_again_slowly() -> None:
     limit.ran_out(rows)
     lowered = limit.budget.memory_bytes
     assert needed / 2 < lowered < needed
-    assert not limit.fits(rows, StepCosts((0.0,) * 5))
+    assert not limit.fits(rows, StepCosts((0.0,) * 6))
     limit.ran_out(rows[:3])
     assert limit.budget.memory_bytes < lowered
     for _ in range(CALM - 1):

@@ -106,7 +106,8 @@ def test_what_is_loaded_ahead_counts_once_for_all_rows() -> None:
 
 def test_rows_share_a_step_while_it_is_predicted_to_be_short_enough() -> None:
     of = tiny_flux.family()
-    costs = StepCosts((1.0, 0.0, 0.1, 0.0, 0.0))
+    token_ms = 0.1 / of.specs[0].linear
+    costs = StepCosts((1.0, 0.0, token_ms, 0.0, 0.0, 0.0))
     rows = [edit(of, None, Spec(f"r{i}", grid=GRID, text_tokens=4)) for i in range(4)]
     alone_ms = 1.0 + 0.1 * 20 * BLOCKS
     assert not fits(rows[:2], Budget(step_ms=alone_ms), costs, of)
@@ -121,5 +122,5 @@ def test_a_cap_counts_rows_of_unequal_sizes() -> None:
     of = tiny_flux.family()
     rows = [edit(of, None, Spec(f"r{i}", grid=GRID)) for i in range(3)]
     tight = Budget(caps=(BatchCap(tokens=1000, rows=2),))
-    assert fits(rows[:2], tight, StepCosts((0.0,) * 5), of)
-    assert not fits(rows, tight, StepCosts((0.0,) * 5), of)
+    assert fits(rows[:2], tight, StepCosts((0.0,) * 6), of)
+    assert not fits(rows, tight, StepCosts((0.0,) * 6), of)

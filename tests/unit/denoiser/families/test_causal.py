@@ -14,10 +14,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from giornata.packed.region import region
-from giornata.planning.costs import Shape
+from giornata.planning.operations import Shape
 from giornata.wire.values import Mode
 from giornata_denoiser.engine.assembly import Assembly, assemble, place
-from giornata_denoiser.engine.weighing import Budget, joining_work, row_bytes, step_bytes
+from giornata_denoiser.engine.weighing import Budget, row_bytes, step_bytes
 from giornata_denoiser.families.driven.batch import DrivenBatch, Prepared
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.families.rows import build_row
@@ -203,11 +203,9 @@ def test_a_row_counts_its_prefix(name: str) -> None:
     assert prefix == (5 if name == QWEN else 16 + 6 + 10)
     text = 0 if name == QWEN else 5
     assert row.shapes == (Shape(text, 16, 16, prefix=prefix),)
-    assert row.shapes[0].work(Mode.FULL).pairs == (text + 16) * (prefix + text + 16)
+    assert row.shapes[0].pairs(Mode.FULL) == (text + 16) * (prefix + text + 16)
     assert row.joining == (Shape(0, prefix, prefix),)
-    assert joining_work(row, of.depth).tokens == of.depth * prefix
-    begun = row.advanced(row.latent)
-    assert joining_work(begun, of.depth).tokens == 0
+    assert row.advanced(row.latent).joining == ()
     with torch.no_grad():
         kept = _prepared(place(row, of).sequences[0].prepared).prefix
     held = sum(each.key.nbytes + each.value.nbytes for each in kept)

@@ -15,6 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from giornata.families import Family
 from giornata.packed.region import beside, region
 from giornata.packed.uses import Taken, Use
+from giornata.planning.operations import step_work
 from giornata.wire.errors import InvalidField
 from giornata.wire.values import Mode
 from giornata_denoiser.checkpoint import LOADERS
@@ -59,30 +60,23 @@ def outer(of: ModelFamily) -> tuple[int, int]:
     return before, last.weight.numel()
 
 
-def joint_share(of: ModelFamily) -> list[float]:
-    """The share of each block's pairs that text takes part in."""
-    blocks = (*of.network.pairs, *of.network.singles)  # type: ignore[attr-defined]  # of a driven network
-    refiners = len(getattr(of.network.transformer, "noise_refiner", ()))  # type: ignore[attr-defined]  # likewise
-    return [
-        0.0 if index < refiners else 0.5 if getattr(block, "attn2", None) is not None else 1.0
-        for index, block in enumerate(blocks)
-    ]
-
-
 @pytest.mark.parametrize("name", NAMES)
-def test_specs_count_what_a_cell_and_a_pair_multiply(name: str) -> None:
-    """The difference of two pictures, counted operation by operation."""
+def test_specs_count_what_cells_texts_and_pairs_multiply(name: str) -> None:
+    """Differences of pictures and of prompts, counted operation by operation."""
     of = tiny_driven.family(name)
-    rows = [row(of, height) for height in HEIGHTS]
-    small, large = (multiplications(of, one, Use()) for one in rows)
-    tokens, cells = [one.block_tokens for one in rows], [one.image_tokens for one in rows]
     before, behind = outer(of)
-    wanted: float = before * (tokens[1] - tokens[0]) + behind * (cells[1] - cells[0])
-    pairs = [one.shapes[0].work(Mode.FULL).pairs for one in rows]
-    for spec, share in zip(of.specs, joint_share(of), strict=True):
-        joint, alone = pairs[1] - pairs[0], tokens[1] ** 2 - tokens[0] ** 2
-        wanted += spec.cell * (tokens[1] - tokens[0]) + spec.pair * (share * joint + (1 - share) * alone)
-    assert large - small == wanted
+    blocks = (Mode.FULL,) * of.depth
+
+    def inside(height: int, text: int) -> tuple[float, float]:
+        """Multiplications of the blocks, but for a constant: counted, and as the specs say."""
+        one = tiny_driven.row(of, Spec(grid=(height, 8), text_tokens=text))
+        own = before * one.block_tokens + behind * one.image_tokens
+        work = step_work(of.operations, one.shapes, [blocks])
+        return multiplications(of, one, Use()) - own, work.multiplications
+
+    (small, wanted_small), *others = (inside(*size) for size in ((4, TEXT), (8, TEXT), (4, 2 * TEXT)))
+    for counted, wanted in others:
+        assert counted - small == pytest.approx(wanted - wanted_small, rel=1e-12)
 
 
 @pytest.mark.parametrize("name", NAMES)

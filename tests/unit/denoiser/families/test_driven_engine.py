@@ -15,7 +15,7 @@ from giornata.packed.attention import Outside
 from giornata.packed.pages import Pages
 from giornata.packed.region import beside, region
 from giornata.packed.uses import Taken, Use
-from giornata.planning.costs import Shape
+from giornata.planning.operations import Shape
 from giornata.wire.values import Mode
 from giornata_denoiser.blocks.own import OwnKeysValues, OwnRecorder
 from giornata_denoiser.engine.assembly import assemble
@@ -215,5 +215,5 @@ def test_memory_is_measured_of_two_rows_too() -> None:
     meter = Meter(checkpoint, AS_COMPUTED)
     one = Mixture((RowSize(8, 8, 8, (Mode.FULL,) * of.depth),))
     two = Mixture(one.rows * 2)
-    alone, both = (activation_bytes(meter, steps, of.depth) for steps in ([one], [one, two]))
+    alone, both = (activation_bytes(meter, steps) for steps in ([one], [one, two]))
     assert both > 1.2 * alone

@@ -15,8 +15,9 @@ from torch import Tensor
 
 from giornata.packed.attention import Outside
 from giornata.packed.uses import Taken, Use
-from giornata.planning.specs import BORDER, MOMENTS, Keeping
+from giornata.planning.specs import Keeping
 from giornata.scheduling.batch import RowKey
+from giornata.wire.blocks import BORDER, MOMENTS
 from giornata.wire.values import Mode
 from giornata_denoiser.blocks.device import Device
 from giornata_denoiser.blocks.slabs import Slabs

@@ -14,6 +14,7 @@ from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.families.preview_map import PreviewMap
 from giornata_denoiser.profiling.profiles import device_name, read_profile, write_profile
 from tests.fakes import tiny_flux
+from tests.fakes.networks import plain
 from tests.fakes.profiles import PROFILE
 from tests.unit.denoiser.engine.test_rehearsal import CARD
 
@@ -25,7 +26,9 @@ def checkpoint() -> Checkpoint:
 
 @pytest.fixture(scope="module")
 def profile() -> Profile:
-    return PROFILE.model_copy(update={"device": device_name(torch.device("cpu"))})
+    return PROFILE.model_copy(
+        update={"device": device_name(torch.device("cpu")), "blocks": tiny_flux.family().operations.specs}
+    )
 
 
 def test_what_is_written_is_read_and_nothing_else_is_left(
@@ -42,7 +45,7 @@ def test_what_is_written_is_read_and_nothing_else_is_left(
     ("field", "value", "what"),
     [
         ("model_digest", "eeeeeeeeeeeeeeee", "model; .*Received: eeeeeeeeeeee. Accepted: d."),
-        ("blocks", 57, "number of blocks; .*Received: 57. Accepted: 4."),
+        ("blocks", plain(57), "network; .*Received: 57 blocks .*Accepted: 4 blocks"),
         ("dtype", "bfloat16", "dtype; .*Received: bfloat16. Accepted: float32."),
         ("device", "NVIDIA H100", "device; .*Received: NVIDIA H100. Accepted: .*threads: "),
         ("schema_version", 2, "schema; .*Received: 2. Accepted: 1."),
@@ -72,3 +75,13 @@ def test_what_is_no_profile_is_refused_by_name(
 def test_a_fit_is_the_same_after_it_was_written_down() -> None:
     fit = PROFILE.compute.model_copy(update={"error_p50": 0.01})
     assert Fit.model_validate_json(fit.model_dump_json()) == fit
+
+
+def test_a_profile_of_an_older_schema_is_refused(
+    tmp_path: Path, checkpoint: Checkpoint, profile: Profile
+) -> None:
+    path = tmp_path / "profile.json"
+    write_profile(path, profile.model_copy(update={"schema_version": 1}))
+    with pytest.raises(Failed, match="received a profile of schema 1, accepted is 2") as caught:
+        read_profile(path, checkpoint)
+    assert "giornata profile" in str(caught.value)

@@ -13,13 +13,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from giornata.planning.costs import COMPUTE, LOAD, StepCosts
+from giornata.planning.costs import LOAD, StepCosts
+from giornata.planning.operations import COMPUTE, Operations
 from giornata.wire.values import Mode
 from giornata_denoiser.blocks.device import Device
 from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.families.preview_map import PreviewMap
 from giornata_denoiser.profiling import making
-from giornata_denoiser.profiling.calibration import operations, proportional
+from giornata_denoiser.profiling.calibration import proportional
 from giornata_denoiser.profiling.making import StepTime
 from giornata_denoiser.profiling.measuring import Meter, medians
 from giornata_denoiser.profiling.mixtures import Extent, Mixture, RowSize, TokensBeside, mixtures
@@ -27,10 +28,11 @@ from giornata_denoiser.profiling.report import report
 from giornata_denoiser.profiling.scatter import scatter
 from giornata_denoiser.rows.stored import Stored
 from tests.fakes import tiny_flux
+from tests.fakes.networks import PLAIN_4
 from tests.unit.denoiser.engine.test_rehearsal import CARD
 
 BLOCKS = 4
-TRUE = StepCosts((3.0, 0.4, 0.02, 0.005, 2e-6), (0.05, 4e-7))
+TRUE = StepCosts((3.0, 1.6, 0.02, 2e-6, 0.0, 0.0), (0.05, 4e-7))
 EXTENT = Extent(
     CARD.model_copy(update={"native_size": 256, "takes_true_cfg": True}), BLOCKS, rows=8, tokens=65_536
 )
@@ -45,6 +47,10 @@ class KnownMachine(Meter):
         self.measured = 0
 
     @property
+    def operations(self) -> Operations:
+        return PLAIN_4
+
+    @property
     def companions(self) -> TokensBeside:
         return lambda grid: 0
 
@@ -53,10 +59,10 @@ class KnownMachine(Meter):
 
     def step_ms(self, mixture: Mixture) -> float:
         self.measured += 1
-        return self._disturb(TRUE.step_ms(mixture.work))
+        return self._disturb(TRUE.step_ms(mixture.work(PLAIN_4)))
 
     def step_bytes(self, mixture: Mixture) -> int:
-        return round(1000 * mixture.work.tokens / BLOCKS)
+        return round(1000 * mixture.length)
 
     def load_ms(self, size: RowSize) -> float:
         return self._disturb(TRUE.load_ms(self.load_bytes(size)))
@@ -130,7 +136,9 @@ def test_noise_moves_predictions_by_less_than_itself() -> None:
     found = measured(KnownMachine(lambda ms: ms * chance.uniform(0.9, 1.1)), quick=False)
     fit = making.fitted(COMPUTE, found.step_samples)
     for mixture in mixtures(EXTENT, seed=99):
-        assert fit.predict(mixture.work.features) == pytest.approx(TRUE.step_ms(mixture.work), rel=0.1)
+        assert fit.predict(mixture.work(PLAIN_4).features) == pytest.approx(
+            TRUE.step_ms(mixture.work(PLAIN_4)), rel=0.1
+        )
     assert fit.r2 > 0.98
     unseen = making.unseen(fit.names, found.step_samples)
     assert fit.error_p50 <= unseen.error_p50 < 0.1
@@ -212,16 +220,14 @@ def test_caps_are_those_of_sizes_measured_in_growing_numbers() -> None:
 
 
 def test_a_few_steps_and_the_number_of_operations_tell_the_costs() -> None:
-    per_unit = operations(tiny_flux.family().network.blocks)
-    true = StepCosts((5.0, 0.3, *(2e-7 * per_unit[2:])))
+    true = StepCosts((5.0, 0.3, *(2e-7,) * 3, 0.0))
     rows = [RowSize(side, side, 6, (Mode.FULL,) * BLOCKS) for side in (8, 12, 16)]
     steps = [Mixture((row,)) for row in rows] + [Mixture((rows[0],) * 3)]
-    samples = [making.Sample(step.work.features, true.step_ms(step.work)) for step in steps]
-    np.testing.assert_allclose(proportional(samples, per_unit).weights, true.compute, rtol=1e-5)
-    (weight,) = {
-        w / p for w, p in zip(proportional(samples[:1], per_unit).weights[2:], per_unit[2:], strict=True)
-    }
-    assert weight > 0
+    samples = [making.Sample(step.work(PLAIN_4).features, true.step_ms(step.work(PLAIN_4))) for step in steps]
+    np.testing.assert_allclose(proportional(samples).weights, true.compute, rtol=1e-5)
+    calls, sequences, *kinds, gathered = proportional(samples[:1]).weights
+    assert len(set(kinds)) == 1
+    assert kinds[0] > 0 == calls == sequences == gathered
 
 
 def test_the_report_names_weights_units_and_the_worst(tmp_path: Path) -> None:
@@ -234,7 +240,13 @@ def test_the_report_names_weights_units_and_the_worst(tmp_path: Path) -> None:
         caps=making.batch_caps(found.steps),
     )
     text = report(profile, found)
-    for part in ("Computing: R² 1.0000", "ms a token and block", "worst: ", "2.0 KiB", "Batch caps"):
+    for part in (
+        "Computing: R² 1.0000",
+        "ms a multiplication of linear layers",
+        "worst: ",
+        "2.0 KiB",
+        "Batch caps",
+    ):
         assert part in text
     scatter(tmp_path / "fit.svg", "Steps", making.predictions(profile.compute, found.step_samples))
     picture = (tmp_path / "fit.svg").read_text()

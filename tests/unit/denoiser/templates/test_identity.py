@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,8 +10,8 @@ import pytest
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
 
-from giornata.planning.specs import BlockSpec
 from giornata.scheduling.repeats import RecordingRule
+from giornata.wire.blocks import BlockSpec
 from giornata.wire.requests import EditParameters, Reuse
 from giornata.wire.samplers import Sampler
 from giornata.wire.templates import picture_id
@@ -34,10 +33,9 @@ from giornata_denoiser.templates.identity import (
 from tests.contract.messages import CARD, INSPECTION
 
 SPEC = BlockSpec(
-    grain=1,
     heads=4,
     parts=dict.fromkeys(("key", "value", "hidden"), 192),
-    cell=12.0 * 192**2,
+    linear=12.0 * 192**2,
     outside=2.0 * 192**2,
     pair=2.0 * 192,
 )
@@ -88,7 +86,7 @@ def test_what_a_recording_follows_from_is_in_its_name() -> None:
 
 
 def test_networks_whose_blocks_are_taken_together_record_more_levels() -> None:
-    of_unet: Any = SimpleNamespace(specs=(replace(SPEC, together=True),))
+    of_unet: Any = SimpleNamespace(specs=(SPEC.model_copy(update={"together": True}),))
     default, few = config(), config(template_levels=3)
     assert [levels_of(default, CHECKPOINT.family), levels_of(default, of_unet)] == [LEVELS, LEVELS_TOGETHER]
     assert [levels_of(few, CHECKPOINT.family), levels_of(few, of_unet)] == [3, 3]

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from giornata.packed.region import Rotary
-from giornata.planning.specs import BlockSpec
+from giornata.wire.blocks import BlockSpec
 from giornata_denoiser.families.driven.attention import JointAttention, SelfAttention
 from giornata_denoiser.families.driven.forward import Site, Stream
 from giornata_denoiser.families.driven.network import TRAIN_TIMESTEPS, DrivenNetwork
@@ -83,4 +83,4 @@ class Chroma(DrivenNetwork):
             own = multiplications(attn.to_q, block.proj_mlp, block.proj_out)
         else:
             own = multiplications(attn.to_q, attn.to_out, block.ff)
-        return spec(attn, token=keys + own, keys=keys)
+        return spec(attn, image=keys + own, keys=keys)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from giornata.packed.region import Rotary
-from giornata.planning.specs import BlockSpec
+from giornata.wire.blocks import BlockSpec
 from giornata_denoiser.families.driven.attention import JointAttention, ParallelAttention, by_head
 from giornata_denoiser.families.driven.forward import Site, Stream
 from giornata_denoiser.families.driven.network import TRAIN_TIMESTEPS, DrivenNetwork
@@ -102,6 +102,6 @@ class Flux2Klein(DrivenNetwork):
         """See :class:`DrivenNetwork`."""
         attn = block.attn
         if isinstance(attn.processor, ParallelAttention):
-            return spec(attn, token=multiplications(attn), keys=2.0 * attn.query_dim * attn.inner_dim)
+            return spec(attn, image=multiplications(attn), keys=2.0 * attn.query_dim * attn.inner_dim)
         keys = multiplications(attn.to_k, attn.to_v)
-        return spec(attn, token=keys + multiplications(attn.to_q, attn.to_out, block.ff), keys=keys)
+        return spec(attn, image=keys + multiplications(attn.to_q, attn.to_out, block.ff), keys=keys)

@@ -14,7 +14,8 @@ from giornata.packed import attention, elementwise
 from giornata.packed.region import Rotary
 from giornata.packed.tracing import UNTRACED, Lane, Tracing
 from giornata.packed.uses import Use
-from giornata.planning.specs import BlockSpec
+from giornata.planning.specs import grouped
+from giornata.wire.blocks import BlockSpec
 from giornata_denoiser.families import guidance, patches
 from giornata_denoiser.families.driven.attention import by_head
 from giornata_denoiser.families.driven.batch import DrivenBatch, Prepared, assembled
@@ -22,7 +23,6 @@ from giornata_denoiser.families.driven.forward import Forward, Prefilled, Stream
 from giornata_denoiser.families.driven.hooks import Hooks
 from giornata_denoiser.families.driven.prefix import Prefix, PrefixKeysValues, empty_text
 from giornata_denoiser.families.driven.prompts import EMBEDS, DrivenPrompt, DrivenText
-from giornata_denoiser.families.driven.specs import counted
 from giornata_denoiser.families.protocol import SequenceInputs
 from giornata_denoiser.families.references import NONE, Grid, References, area
 from giornata_denoiser.rows.row import Prompt
@@ -148,7 +148,7 @@ class DrivenNetwork(ABC):
     @property
     def blocks(self) -> tuple[BlockSpec, ...]:
         """See :attr:`giornata_denoiser.families.protocol.Network.blocks`."""
-        return counted(self.spec(block) for block in (*self.pairs, *self.singles))
+        return grouped(self.spec(block) for block in (*self.pairs, *self.singles))
 
     @property
     def conditioning(self) -> Mapping[str, int]:

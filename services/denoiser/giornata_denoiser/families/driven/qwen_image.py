@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from giornata.packed.region import Rotary
-from giornata.planning.specs import BlockSpec
+from giornata.wire.blocks import BlockSpec
 from giornata_denoiser.families.driven.attention import JointAttention
 from giornata_denoiser.families.driven.forward import Site, Stream
 from giornata_denoiser.families.driven.network import TRAIN_TIMESTEPS, DrivenNetwork
@@ -84,4 +84,4 @@ class QwenImage(DrivenNetwork):
         """See :class:`DrivenNetwork`."""
         attn = block.attn
         keys = multiplications(attn.to_k, attn.to_v)
-        return spec(attn, token=keys + multiplications(attn.to_q, attn.to_out, block.img_mlp), keys=keys)
+        return spec(attn, image=keys + multiplications(attn.to_q, attn.to_out, block.img_mlp), keys=keys)

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from giornata.packed.region import Rotary
-from giornata.planning.specs import BlockSpec
+from giornata.wire.blocks import BlockSpec
 from giornata_denoiser.families.driven.attention import JointAttention, SelfAttention
 from giornata_denoiser.families.driven.forward import Site, Stream
 from giornata_denoiser.families.driven.network import DrivenNetwork
@@ -98,5 +98,14 @@ class StableDiffusion3(DrivenNetwork):
         sites = self.attentions(block)
         keys = sum(multiplications(attn.to_k, attn.to_v) for attn in sites)
         own = sum(multiplications(attn.to_q, attn.to_out) for attn in sites)
-        token = keys + own + multiplications(block.ff)
-        return spec(block.attn, token=token, keys=keys, sites=len(sites))
+        attn = block.attn
+        of_text = [attn.add_q_proj, attn.add_k_proj, attn.add_v_proj]
+        if not block.context_pre_only:  # else no text leaves it
+            of_text += [attn.to_add_out, block.ff_context]
+        return spec(
+            attn,
+            image=keys + own + multiplications(block.ff),
+            text=multiplications(*of_text),
+            keys=keys,
+            sites=len(sites),
+        )

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import replace
-from itertools import groupby
 from typing import Any
 
 from torch import nn
 
-from giornata.planning.specs import BlockSpec
+from giornata.wire.blocks import BlockSpec
 
 
 def multiplications(*modules: nn.Module) -> float:
@@ -18,24 +15,20 @@ def multiplications(*modules: nn.Module) -> float:
     return float(sum(layer.weight.numel() for layer in layers if isinstance(layer, nn.Linear)))
 
 
-def spec(attn: Any, *, token: float, keys: float, sites: int = 1) -> BlockSpec:
-    """A block; an image token takes `token` multiplications in all, its keys and values `keys` of them.
+def spec(attn: Any, *, image: float, text: float | None = None, keys: float, sites: int = 1) -> BlockSpec:
+    """A block; an image token takes `image` multiplications in all, its keys and values `keys` of them.
 
-    A block with more `sites` than one attention keeps their heads side by side.
+    A text token takes `text`, by default as many as an image token; 0 where text is not attended to. A block with more
+    `sites` than one attention keeps their heads side by side, and text is part of the first alone.
     """
-    width = sites * int(attn.inner_dim)
     hidden = int(getattr(attn, "out_dim", attn.inner_dim))  # Qwen-Image 2.1's is as wide as its heads
+    inner, of_text = int(attn.inner_dim), image if text is None else text
     return BlockSpec(
-        grain=1,
         heads=sites * int(attn.heads),
-        parts={"key": width, "value": width, "hidden": hidden},
-        cell=token,
+        parts={"key": sites * inner, "value": sites * inner, "hidden": hidden},
+        linear=image,
+        text=of_text,
         outside=keys,
-        pair=2.0 * width,
+        pair=2.0 * inner * sites,
+        text_pair=2.0 * inner if of_text else 0.0,
     )
-
-
-def counted(specs: Iterable[BlockSpec]) -> tuple[BlockSpec, ...]:
-    """Equal neighbours as one spec that counts them."""
-    runs = ((first, sum(1 for _ in run)) for first, run in groupby(specs))
-    return tuple(replace(first, count=count) for first, count in runs)

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from giornata.packed.region import Rotary
-from giornata.planning.specs import BlockSpec
+from giornata.wire.blocks import BlockSpec
 from giornata_denoiser.families.driven.attention import SelfAttention
 from giornata_denoiser.families.driven.forward import Site, Stream
 from giornata_denoiser.families.driven.network import TRAIN_TIMESTEPS, DrivenNetwork
@@ -117,5 +117,9 @@ class ZImage(DrivenNetwork):
     def spec(self, block: Any) -> BlockSpec:
         """See :class:`DrivenNetwork`."""
         attn = block.attention
-        token = multiplications(attn, block.feed_forward)
-        return spec(attn, token=token, keys=multiplications(attn.to_k, attn.to_v))
+        return spec(
+            attn,
+            image=multiplications(attn, block.feed_forward),
+            text=0.0 if block in self.pairs else None,
+            keys=multiplications(attn.to_k, attn.to_v),
+        )

@@ -22,8 +22,8 @@ from giornata.packed.packing import layout
 from giornata.packed.region import Rotary, Sequences
 from giornata.packed.tracing import UNTRACED, Tracing
 from giornata.packed.uses import Use
-from giornata.planning.specs import BlockSpec
 from giornata.tensors import PROMPT_MASK, padding_tokens
+from giornata.wire.blocks import BlockSpec
 from giornata_denoiser.families import guidance, patches
 from giornata_denoiser.families.flux.forward import FluxForward, Parts
 from giornata_denoiser.families.flux.modulation import Modulation, prepared, prepared_channels
@@ -142,12 +142,13 @@ class PackedFlux(ABC):
         model, width = self.transformer, int(self.transformer.inner_dim)
         return (
             BlockSpec(
-                grain=1,
                 heads=int(model.config.num_attention_heads),
                 parts=dict.fromkeys(("key", "value", "hidden"), width),
-                cell=12.0 * width**2,
+                linear=12.0 * width**2,
+                text=12.0 * width**2,
                 outside=2.0 * width**2,
                 pair=2.0 * width,
+                text_pair=2.0 * width,
                 count=len(model.transformer_blocks) + len(model.single_transformer_blocks),
             ),
         )

@@ -15,7 +15,7 @@ from torch.nn.functional import pixel_unshuffle
 from giornata.packed import attention, elementwise
 from giornata.packed.tracing import UNTRACED, Tracing
 from giornata.packed.uses import ActivationRecorder, Source, Taken, Use
-from giornata.planning.specs import BlockSpec
+from giornata.wire.blocks import BlockSpec
 from giornata.wire.values import Mode
 from giornata_denoiser.families import guidance
 from giornata_denoiser.families.protocol import SequenceInputs

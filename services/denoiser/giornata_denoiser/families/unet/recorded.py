@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from giornata.packed.uses import ActivationRecorder
-from giornata.planning.specs import BORDER, MOMENTS
+from giornata.wire.blocks import BORDER, MOMENTS
 from giornata_denoiser.families.unet.structure import Leaf
 from giornata_denoiser.families.unet.tiling import border_cells
 

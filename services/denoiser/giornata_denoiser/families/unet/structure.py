@@ -9,11 +9,13 @@ from typing import Any, Final
 
 from torch import nn
 
-from giornata.planning.specs import BORDER, MOMENTS, BlockSpec
+from giornata.wire.blocks import BORDER, MOMENTS, BlockSpec
 from giornata_denoiser.families.unet.tiling import Reading
 
 TEXT_TOKENS: Final = 77
 """CLIP's; the operations of a block count so many."""
+WHOLE: Final = 8
+"""From so many cells a side on a tile's window enters a convolution; below, nine neighbours enter a matrix product."""
 SERVED: Final[Mapping[str, set[object]]] = {
     "down_block_types": {"DownBlock2D", "CrossAttnDownBlock2D"},
     "up_block_types": {"UpBlock2D", "CrossAttnUpBlock2D"},
@@ -106,6 +108,15 @@ def refuse_unserved(config: Any) -> None:
             raise ValueError(f"the UNet has {option} {value}; served is {accepted}")
 
 
+@dataclass
+class Beside:
+    """Operations of a tile that belong to no leaf, and are counted with the next one."""
+
+    linear: float = 0.0
+    convolution: float = 0.0
+    gathered: float = 0.0
+
+
 class _Walk:
     """Collects leaves and specs in the order of `UNet2DConditionModel.forward`."""
 
@@ -115,13 +126,13 @@ class _Walk:
         self.attentions: list[Leaf] = []
         self.resnets: list[Any] = []
         self.specs: list[BlockSpec] = []
-        self._beside = 0.0
-        """Multiplications of a tile that belong to no leaf and are counted with the next one."""
+        self._beside = Beside()
 
     def first(self, module: nn.Conv2d, side: int) -> None:
         """The convolution whose input is the latent."""
         self.convolutions.append(Leaf(None, module, side))
-        self._beside += weights(module) * side**2
+        self._beside.convolution += weights(module) * side**2
+        self._beside.gathered += windows(module, side)
 
     def resnet(self, resnet: Any, side: int) -> None:
         """`ResnetBlock2D`."""
@@ -130,12 +141,12 @@ class _Walk:
         self.convolution(resnet.conv1, side)
         self.norm(resnet.norm2, side)
         if resnet.conv_shortcut is not None:
-            self._beside += weights(resnet.conv_shortcut) * side**2
+            self._beside.convolution += weights(resnet.conv_shortcut) * side**2
         self.convolution(resnet.conv2, side)
 
     def transformer(self, transformer: Any, side: int) -> None:
-        """`Transformer2DModel`; its projections count as much where they are convolutions as where they are linear."""
-        self._beside += (weights(transformer.proj_in) + weights(transformer.proj_out)) * side**2
+        """`Transformer2DModel`; its projections count as linear layers where they are convolutions of single cells."""
+        self._beside.linear += (weights(transformer.proj_in) + weights(transformer.proj_out)) * side**2
         self.norm(transformer.norm, side)
         for block in transformer.transformer_blocks:
             self.attention(block, side)
@@ -145,12 +156,14 @@ class _Walk:
         stride: int = module.stride[0]
         kept, _ = Reading(side, stride, doubled).border()
         parts, outputs = {BORDER: len(kept) * module.in_channels}, (side // stride) ** 2
-        leaf = self._leaf(module, side, parts, weights(module) * outputs)
+        leaf = self._leaf(
+            module, side, parts, convolution=weights(module) * outputs, gathered=windows(module, side)
+        )
         self.convolutions.append(replace(leaf, doubled=doubled))
 
     def norm(self, module: nn.GroupNorm, side: int) -> None:
         """A mean and a sum of squares for each group."""
-        self.norms.append(self._leaf(module, side, {MOMENTS: 2 * module.num_groups}, 0.0))
+        self.norms.append(self._leaf(module, side, {MOMENTS: 2 * module.num_groups}))
 
     def attention(self, block: Any, side: int) -> None:
         """`BasicTransformerBlock`: all of its linear layers but those that project the text."""
@@ -163,9 +176,10 @@ class _Walk:
                 block,
                 side,
                 dict.fromkeys(("key", "value"), cells * width),
-                cells * (projected + 2 * across * TEXT_TOKENS),
-                pair=2.0 * width * cells**2,
                 heads=cells * block.attn1.heads,
+                linear=cells * projected,
+                pair=2.0 * width * cells**2,
+                across=2.0 * across * TEXT_TOKENS * cells,
             )
         )
 
@@ -174,23 +188,27 @@ class _Walk:
         module: Any,
         side: int,
         parts: dict[str, int],
-        token: float,
         *,
-        pair: float = 0.0,
         heads: int = 0,
+        linear: float = 0.0,
+        convolution: float = 0.0,
+        gathered: float = 0.0,
+        pair: float = 0.0,
+        across: float = 0.0,
     ) -> Leaf:
+        beside, self._beside = self._beside, Beside()
         self.specs.append(
             BlockSpec(
-                grain=1,
                 heads=heads,
                 parts=parts,
-                cell=token + self._beside,
-                outside=0.0,
-                pair=pair,
+                linear=linear + beside.linear,
+                convolution=convolution + beside.convolution,
+                gathered=gathered + beside.gathered,
                 together=True,
+                pair=pair,
+                across=across,
             )
         )
-        self._beside = 0.0
         return Leaf(len(self.specs) - 1, module, side)
 
 
@@ -254,3 +272,14 @@ def _middle(walk: _Walk, block: Any, side: int) -> None:
 def weights(module: Any) -> float:
     """Multiplications of one output cell: as many as the layer has weights."""
     return float(module.weight.numel())
+
+
+def windows(module: Any, side: int) -> float:
+    """Values that a 3x3 convolution gathers for a tile of `side` cells a side: its window, or each output's nine cells.
+
+    See `_convolved` of :mod:`giornata_denoiser.families.unet.tiles`.
+    """
+    stride, channels = module.stride[0], module.in_channels
+    if side >= WHOLE:
+        return float((side + (2 if stride == 1 else 1)) ** 2 * channels)
+    return float(9 * (side // stride) ** 2 * channels)

@@ -13,14 +13,11 @@ from giornata.packed.attention import Attention, Crossing, Outside
 from giornata.packed.pages import Gather, Own, Pages, Placed
 from giornata.packed.tracing import Lane, Tracing
 from giornata.packed.uses import ActivationRecorder, Source
-from giornata.planning.specs import BORDER, MOMENTS
+from giornata.wire.blocks import BORDER, MOMENTS
 from giornata_denoiser.families.unet.recorded import keep_attended, keep_border, keep_moments, moments
-from giornata_denoiser.families.unet.structure import Leaf
+from giornata_denoiser.families.unet.structure import WHOLE, Leaf
 from giornata_denoiser.families.unet.text import Prepared
 from giornata_denoiser.families.unet.tiling import Tiling, border_cells
-
-WHOLE: Final = 8
-"""From so many cells a side on a tile's window enters a convolution; below, nine neighbours enter a matrix product."""
 
 PART_BYTES: Final = 8 << 20
 """What a processor gathers at a time for a matrix product."""

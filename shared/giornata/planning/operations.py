@@ -1,0 +1,194 @@
+"""What a step computes, counted by kind of operation from the specs of a network's blocks. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from giornata.planning.specs import each, grouped, together
+from giornata.wire.blocks import BlockSpec
+from giornata.wire.values import Mode
+
+Array = NDArray[np.float64]
+COMPUTE: Final = ("calls", "sequences", "linear", "attention", "convolution", "gathered")
+"""Features of a step's computing, in the order of :attr:`Work.features`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a step computes, summed over sequences and blocks."""
+
+    calls: float = 0.0
+    """Forwards of the network; see :meth:`Operations.calls`."""
+    sequences: float = 0.0
+    linear: float = 0.0
+    """Multiplications of linear layers."""
+    attention: float = 0.0
+    """Multiplications of scores and of weighed values."""
+    convolution: float = 0.0
+    """Multiplications of convolutions."""
+    gathered: float = 0.0
+    """Values that tiles gather from their neighbours."""
+
+    @property
+    def features(self) -> tuple[float, ...]:
+        """In the order of :data:`COMPUTE`."""
+        return self.calls, self.sequences, self.linear, self.attention, self.convolution, self.gathered
+
+    @property
+    def multiplications(self) -> float:
+        """Of all kinds."""
+        return self.linear + self.attention + self.convolution
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The tokens of one sequence."""
+
+    text: int
+    image: int
+    computed: int
+    """Image tokens of the compute set, or all."""
+    padding: int = field(default=0, kw_only=True)
+    """Of the text tokens, those of which keys and values are kept: they are attended to and not computed."""
+    prefix: int = field(default=0, kw_only=True)
+    """Tokens beside these that no step computes: they attend among themselves alone, and are attended to."""
+
+    @property
+    def live_text(self) -> int:
+        """Text tokens that are computed."""
+        return self.text - self.padding
+
+    def own(self, mode: Mode) -> int:
+        """Image tokens that a block computes."""
+        return self.image if mode is Mode.FULL else self.computed
+
+    def projected(self, mode: Mode) -> int:
+        """Image tokens whose keys and values a block projects, and nothing else."""
+        return self.image - self.computed if mode is Mode.HIDDEN else 0
+
+    def pairs(self, mode: Mode) -> int:
+        """Queries times keys, those of text and prefix among them."""
+        return (self.live_text + self.own(mode)) * (self.prefix + self.text + self.image)
+
+    def amounts(self, mode: Mode) -> tuple[float, ...]:
+        """What one block computes, in the columns of :attr:`Operations.total`."""
+        own = self.own(mode)
+        pairs = own * self.image
+        taking = own if mode is Mode.KV else 0
+        return 1.0, own, self.live_text, self.projected(mode), pairs, self.pairs(mode) - pairs, taking
+
+
+class Operations:
+    """What the blocks of a network compute, as matrices: features by the amounts of a sequence.
+
+    Rows are :data:`COMPUTE` without calls. Columns are :meth:`Shape.amounts`: sequences, computed cells, computed text
+    tokens, projected cells, pairs of the picture, pairs with text or a prefix, cells that take from a recording.
+    """
+
+    def __init__(self, specs: Iterable[BlockSpec]) -> None:
+        every = each(specs)
+        if not every:
+            raise ValueError("received no blocks; a network has one at least")
+        self.specs: Final = grouped(every)
+        """Equal blocks counted, in the order of the first of each."""
+        self.blocks: Final = len(every)
+        self.together: Final = together(every)
+        """Whether a step takes all blocks of a sequence from a recording, or none."""
+        self.by_block: Final[Array] = np.array([_matrix(spec, len(every)) for spec in every])
+        """(blocks, features, amounts)"""
+
+    @cached_property
+    def total(self) -> Array:
+        """(features, amounts) of all blocks."""
+        summed: Array = self.by_block.sum(0)
+        return summed
+
+    def calls(self, shapes: Sequence[Shape], modes: Sequence[Sequence[Mode]]) -> int:
+        """Forwards of a step of these sequences: 1 where each block takes for itself.
+
+        Where all blocks of a sequence take or none, sequences that take are one forward, and of the others those of
+        one number of tokens. `modes` are those of each sequence's blocks.
+        """
+        if not self.together:
+            return 1
+        whole = {
+            shape.image for shape, own in zip(shapes, modes, strict=True) if all(m is Mode.FULL for m in own)
+        }
+        takes = any(mode is not Mode.FULL for own in modes for mode in own[:1])
+        return max(1, len(whole) + takes)
+
+    def of(self, shape: Shape, modes: tuple[Mode, ...]) -> Array:
+        """(features,) of a sequence with these modes, one a block."""
+        return _of_sequence(self, shape, modes)
+
+    def in_modes(self, modes: tuple[Mode, ...]) -> tuple[tuple[Mode, Array], ...]:
+        """The modes among these, one a block, and the (features, amounts) of the blocks in each."""
+        return _in_modes(self, modes)
+
+
+def step_work(operations: Operations, shapes: Sequence[Shape], modes: Sequence[Sequence[Mode]]) -> Work:
+    """What a whole step computes; `modes` holds those of every shape's blocks."""
+    if not shapes:
+        return Work(calls=1)
+    parts = [operations.of(shape, tuple(own)) for shape, own in zip(shapes, modes, strict=True)]
+    _, *kinds = np.sum(parts, 0).tolist()
+    return Work(operations.calls(shapes, modes), len(shapes), *kinds)
+
+
+class Amounts(NamedTuple):
+    """Tokens of a step, on average over blocks."""
+
+    image: float
+    """Computed image tokens, companions among them."""
+    text: int
+    """Computed text tokens."""
+    projected: float
+    pairs: float
+
+
+def mean_amounts(shapes: Sequence[Shape], modes: Sequence[tuple[Mode, ...]]) -> Amounts:
+    """What the blocks of a step compute on average; `modes` holds those of every shape's blocks."""
+    image = projected = pairs = 0.0
+    for shape, own in zip(shapes, modes, strict=True):
+        for mode, count in Counter(own).items():
+            share = count / len(own)
+            image += share * shape.own(mode)
+            projected += share * shape.projected(mode)
+            pairs += share * shape.pairs(mode)
+    return Amounts(image, sum(shape.live_text for shape in shapes), projected, pairs)
+
+
+@lru_cache(maxsize=4096)
+def _of_sequence(operations: Operations, shape: Shape, modes: tuple[Mode, ...]) -> Array:
+    parts = [matrix @ np.array(shape.amounts(mode)) for mode, matrix in operations.in_modes(modes)]
+    summed: Array = np.sum(parts, 0)
+    return summed
+
+
+@lru_cache(maxsize=1024)
+def _in_modes(operations: Operations, modes: tuple[Mode, ...]) -> tuple[tuple[Mode, Array], ...]:
+    if len(modes) != operations.blocks:
+        raise ValueError(f"received {len(modes)} modes for {operations.blocks} blocks")
+    first, *others = set(modes)
+    if not others:
+        return ((first, operations.total),)
+    chosen = np.array(modes)
+    return tuple((mode, operations.by_block[chosen == mode].sum(0)) for mode in (first, *others))
+
+
+def _matrix(spec: BlockSpec, blocks: int) -> list[list[float]]:
+    """(features, amounts) of one of so many blocks; a sequence counts once in all of them together."""
+    return [
+        [1 / blocks, 0, 0, 0, 0, 0, 0],
+        [0, spec.linear, spec.text, spec.outside, 0, 0, 0],
+        [0, spec.across, 0, 0, spec.pair, spec.text_pair, 0],
+        [0, spec.convolution, 0, 0, 0, 0, 0],
+        [0, 0, 0, 0, 0, 0, spec.gathered],
+    ]
