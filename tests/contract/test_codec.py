@@ -84,6 +84,7 @@ def test_telemetry_from_before_cost_models_is_understood() -> None:
         "calls",
         "linear",
         "attention",
+        "convolution",
         "gathered",
     ):
         del state["worker"]["samples"][0][newer]

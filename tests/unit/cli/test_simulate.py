@@ -92,7 +92,7 @@ def test_a_cluster_of_several_kinds(tmp_path: Path) -> None:
     path.write_text(
         "[[workers]]\nmachine = 'h800-flux'\ncount = 2\nrows = 3\n"
         "[[workers]]\ndevice = 'slow'\nslowness = 2.5\nmemory_gb = 10\n"
-        "costs = { compute = [20, 0, 0.001, 0, 0], blocks = 57 }\n"
+        "costs = { compute = [20, 0, 0.001, 0, 0, 0], blocks = [{ linear = 1, text = 1, count = 57 }] }\n"
     )
     fast, _, slow = machines.read(path.read_text(), ".toml", lambda _: "")
     assert (fast.rows, slow.device, slow.slowness, slow.storage.memory_bytes) == (3, "slow", 2.5, 1e10)

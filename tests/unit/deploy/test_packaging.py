@@ -22,8 +22,8 @@ SHARED = ROOT / "shared"
 TOOLS = ROOT / "deploy" / "tools"
 FOLDERS = [SHARED, TOOLS, *sorted(path.parent for path in ROOT.glob("services/*/pyproject.toml"))]
 
-NAMED_BY_NOBODY = {"accelerate", "hiredis", "protobuf", "sentencepiece", "transformers"}
-"""Required for what diffusers, transformers and redis do with them, and never imported here."""
+NAMED_BY_NOBODY = {"accelerate", "hiredis", "numpy", "protobuf", "sentencepiece", "transformers"}
+"""Required for what diffusers, transformers, redis and safetensors do with them, and not imported by each that asks."""
 WITH_TORCH = {"triton"}
 """torch's CUDA builds bring it, others do without; tests run its kernels on the CPU."""
 RUN_BY_NAME = {

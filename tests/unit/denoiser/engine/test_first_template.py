@@ -27,7 +27,7 @@ from tests.unit.denoiser.engine.test_renewing import Hiccup
 OF = tiny_flux.family()
 KV = (Mode.KV,) * BLOCKS
 SPEC = RecordingSpec(frozenset({Form.KV}), EXACT, name="pic-left")
-COSTS = StepCosts((0.0, 0.0, 1.0, 0.0, 0.0))
+COSTS = StepCosts((0.0, 0.0, 1.0, 0.0, 0.0, 0.0))
 ROOM = 1 << 30
 
 

@@ -75,6 +75,7 @@ def test_a_level_of_a_unet(shape: str, config: dict[str, Any]) -> None:
 @pytest.mark.parametrize("name", DRIVEN)
 def test_a_card_counts_the_companions_of_its_network(name: str) -> None:
     kind, network = KINDS[DRIVEN[name]], tiny_driven.family(name).network
-    card = CARD.model_copy(update={"references": kind.references, "token_multiple": kind.token_multiple})
+    told = ("references", "causal_references", "token_multiple")
+    card = CARD.model_copy(update={field: getattr(kind, field) for field in told})
     for grid in ((4, 4), (5, 7), (8, 8), (9, 3)):
         assert card.companion_tokens(grid[0] * grid[1]) == network.companions(grid)
