@@ -166,7 +166,7 @@ async def test_bad_bodies_are_refused(stage: Stage) -> None:
         "headers": {"Content-Type": "multipart/form-data; boundary=b"},
     }
     assert await code_of(data=twice) == (400, "invalid_field", "prompt")
-    assert await code_of(data=images) == (400, "invalid_field", "image")
+    assert await code_of(data=images) == (400, "invalid_field", "reference")
     assert await code_of(data=wrong_file) == (400, "invalid_field", "photo")
     assert await code_of(data=no_image) == (400, "invalid_field", "image")
     assert await code_of(data=stage.form(b"")) == (400, "invalid_field", "image")

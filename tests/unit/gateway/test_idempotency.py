@@ -53,7 +53,12 @@ def test_tenant_and_key_lead_to_a_job_of_their_own(tenant: str, key: str, other:
 
 
 def asked(**changes: Any) -> str:
-    given: dict[str, Any] = {"image_sha256": "aa", "template_id": None, "mask_sha256": "bb"}
+    given: dict[str, Any] = {
+        "image_sha256": "aa",
+        "template_id": None,
+        "mask_sha256": "bb",
+        "references_sha256": (),
+    }
     fields: dict[str, Any] = {"prompt": "x", "n": 2} | {
         name: value for name, value in changes.items() if name not in given
     }
@@ -75,6 +80,7 @@ def test_fields_at_their_defaults_are_the_same_as_left_out() -> None:
         ({"image_sha256": "ab"}, "its image or template"),
         ({"image_sha256": None, "template_id": "aa"}, "its image or template"),
         ({"mask_sha256": None}, "its mask"),
+        ({"references_sha256": ("cc",)}, "its references"),
         ({"mask_sha256": "aa", "image_sha256": "bb"}, "its image or template and its mask"),
     ],
 )

@@ -19,13 +19,21 @@ def own(name: str) -> BlobRef:
 
 
 def record(image: str, error: GiornataError | None = None) -> JobRecord:
-    job = JOB.model_copy(update={"image": ref(image), "mask": ref(f"{JOB.upload_folder}x/mask")})
+    uploads = [ref(f"{JOB.upload_folder}x/{name}") for name in ("mask", "reference_0")]
+    job = JOB.model_copy(update={"image": ref(image), "mask": uploads[0], "references": (uploads[1],)})
     made = JobRecord(job=job, state=JobState.FAILED, error=error.body() if error else None)
     return made.model_copy(
         update={
-            "inspection": INSPECTION.model_copy(update={"prepared": own("prepared"), "alpha": own("alpha")}),
+            "inspection": INSPECTION.model_copy(
+                update={"prepared": own("prepared"), "alpha": own("alpha"), "references": own("seen")}
+            ),
             "encoding": ENCODING.model_copy(
-                update={"text": own("text"), "rows": (own("row"),), "empty_text": ref("shared/p/empty-text")}
+                update={
+                    "text": own("text"),
+                    "rows": (own("row"),),
+                    "references": own("clean"),
+                    "empty_text": ref("shared/p/empty-text"),
+                }
             ),
         }
     )
@@ -35,15 +43,16 @@ def keys(found: JobRecord, *made: BlobRef) -> set[str]:
     return {ref.key for ref in leftovers(found, made)}
 
 
-STAGES = {own(name).key for name in ("prepared", "alpha", "text", "row")}
+STAGES = {own(name).key for name in ("prepared", "alpha", "seen", "text", "clean", "row")}
 MASK = f"{JOB.upload_folder}x/mask"
+REFERENCE = f"{JOB.upload_folder}x/reference_0"
 
 
 def test_the_jobs_own_pictures_go_and_those_of_others_stay() -> None:
     mine = f"{JOB.upload_folder}x/image"
-    assert keys(record(mine)) == STAGES | {mine, MASK}
+    assert keys(record(mine)) == STAGES | {mine, MASK, REFERENCE}
     for shared in (f"{JOB.tenant}/template_1/image", f"{JOB.tenant}/upload_1/image", f"{JOB.tenant}/image"):
-        assert keys(record(shared)) == STAGES | {MASK}
+        assert keys(record(shared)) == STAGES | {MASK, REFERENCE}
 
 
 def test_a_job_in_quarantine_keeps_its_inputs_for_an_operator() -> None:
@@ -59,6 +68,6 @@ def test_a_picture_goes_unless_it_is_delivered(delivered: bool) -> None:
         RowRecord(index=1, seed=2, resume=RowState(step=1, latents=own("latents-1-c"))),
     )
     found = keys(record("").model_copy(update={"rows": rows}), image)
-    assert found == STAGES | {MASK, own("latents-0-b").key, own("latents-1-c").key} | (
+    assert found == STAGES | {MASK, REFERENCE, own("latents-0-b").key, own("latents-1-c").key} | (
         set() if delivered else {image.key}
     )

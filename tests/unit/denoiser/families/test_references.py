@@ -1,0 +1,67 @@
+"""Which clean pictures stand behind a row's, as the network and as the card count them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from giornata.families import KINDS
+from giornata.tensors import pack
+from giornata.wire.errors import SchemaMismatch
+from giornata_denoiser.checkpoint import LOADERS
+from giornata_denoiser.families.driven.flux2 import Flux2Klein
+from giornata_denoiser.families.flux.checkpoints import FluxInpaint, FluxKontext
+from giornata_denoiser.families.references import REFERENCES, Grid, References, area
+from giornata_denoiser.families.rows import referred
+from tests.contract.messages import INSPECTION
+from tests.unit.prepost.test_references import CARD
+
+GRIDS = st.tuples(st.integers(1, 6), st.integers(1, 6))
+
+
+def values(tokens: int) -> torch.Tensor:
+    return torch.randn(tokens, 4, generator=torch.Generator().manual_seed(tokens))
+
+
+@given(GRIDS, st.lists(GRIDS, max_size=3), st.booleans(), st.booleans())
+def test_sizes_tokens_and_card_agree(grid: Grid, more: list[Grid], generated: bool, replaced: bool) -> None:
+    looks = References(replaced=replaced)
+    grids = looks.grids(grid, more, generated=generated)
+    card = CARD.model_copy(update={"replaces_own": replaced})
+    counted = card.companion_tokens(area([grid]), [area([each]) for each in more], generated=generated)
+    assert area(grids) == counted
+    conditioning = {} if generated else {"image_latents": values(area([grid]))}
+    if more:
+        conditioning[REFERENCES] = values(area(more))
+    found = looks.tokens(conditioning)
+    assert (0 if found is None else len(found)) == counted
+    if found is not None and "image_latents" in conditioning and not (replaced and more):
+        assert torch.equal(found[: area([grid])], conditioning["image_latents"])
+
+
+@pytest.mark.parametrize(
+    ("network", "pipeline"),
+    [(Flux2Klein, "Flux2KleinPipeline"), (FluxKontext, "FluxKontextPipeline"), (FluxInpaint, "FluxPipeline")],
+)
+def test_networks_look_at_what_their_kinds_say(
+    network: type[Flux2Klein | FluxInpaint], pipeline: str
+) -> None:
+    kind = KINDS[pipeline]
+    assert kind.family in LOADERS
+    assert network.references.own == (kind.references == 1)
+    assert network.references.replaced == kind.replaces_own
+    assert kind.max_references == 0 or kind.references == 1
+
+
+def test_references_that_were_not_inspected_are_refused() -> None:
+    shared = pack({"reference_0": torch.zeros(2, 3, 4), "reference_1": torch.zeros(1, 1, 4)})
+    seen = INSPECTION.model_copy(update={"reference_grids": ((2, 3), (1, 1))})
+    assert [tuple(each.shape) for each in referred(shared, seen)] == [(2, 3, 4), (1, 1, 4)]
+    assert referred(b"", INSPECTION.model_copy(update={"reference_grids": ()})) == ()
+    for grids in ((), ((2, 3),), ((1, 1), (2, 3))):
+        with pytest.raises(SchemaMismatch):
+            referred(shared, INSPECTION.model_copy(update={"reference_grids": grids}))
+    with pytest.raises(SchemaMismatch):
+        referred(b"", seen)
