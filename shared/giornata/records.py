@@ -22,7 +22,7 @@ from giornata.retries import error_code, repeated, written
 from giornata.wire import codec, subjects
 from giornata.wire.cells import MAIN
 from giornata.wire.errors import GiornataError, InternalError, JobNotFound, StoreFull, TemplateNotFound
-from giornata.wire.jobs import JobRecord
+from giornata.wire.progress import JobRecord
 from giornata.wire.stores import QUARANTINE, RECORDS, TEMPLATES, own_name
 from giornata.wire.templates import TemplateRecord
 

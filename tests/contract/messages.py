@@ -7,18 +7,7 @@ from pydantic import BaseModel
 from giornata.families import Family
 from giornata.wire.errors import ErrorBody
 from giornata.wire.events import DenoisedEvent, DoneEvent, PreviewEvent, StateEvent, StepEvent
-from giornata.wire.jobs import (
-    BlobRef,
-    Encoding,
-    Inspection,
-    Job,
-    JobRecord,
-    JobState,
-    Priority,
-    RowRecord,
-    RowState,
-    TemplateUse,
-)
+from giornata.wire.jobs import BlobRef, Encoding, Inspection, Job, JobState, Priority
 from giornata.wire.messages import (
     Accepted,
     AdapterRequest,
@@ -44,6 +33,7 @@ from giornata.wire.messages import (
     TemplateRequest,
 )
 from giornata.wire.models import ModelCard, Task
+from giornata.wire.progress import JobRecord, RowRecord, RowState, TemplateUse
 from giornata.wire.requests import EditParameters, GenerationParameters, OutputFormat, Reuse
 from giornata.wire.samplers import Sampler
 from giornata.wire.templates import TemplateInputs, TemplateRecord, TemplateState

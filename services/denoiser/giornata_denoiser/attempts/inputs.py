@@ -13,10 +13,10 @@ from giornata.blobs import BlobStore, intermediate
 from giornata.packed.region import Region, beside, region_of
 from giornata.planning.costs import renewed_every
 from giornata.scheduling.batch import RowKey
-from giornata.wire import jobs
 from giornata.wire.errors import InputLost, SchemaMismatch, TaskNotSupported
 from giornata.wire.messages import RunRequest
 from giornata.wire.models import Task
+from giornata.wire.progress import RowRecord
 from giornata.wire.resolution import guided_by
 from giornata.wire.values import Intermediate
 from giornata_denoiser.checkpoint import Checkpoint
@@ -54,7 +54,7 @@ async def rows_of(
     return tuple(rows)
 
 
-async def _latents(row: jobs.RowRecord, blobs: BlobStore) -> bytes | None:
+async def _latents(row: RowRecord, blobs: BlobStore) -> bytes | None:
     """Where the row goes on; None to begin."""
     if row.resume is None:
         return None
@@ -68,7 +68,7 @@ async def _latents(row: jobs.RowRecord, blobs: BlobStore) -> bytes | None:
 def _made(
     request: RunRequest,
     checkpoint: Checkpoint,
-    row: jobs.RowRecord,
+    row: RowRecord,
     reusing: Reusing | None,
     *,
     text: bytes,
@@ -144,7 +144,7 @@ def _taking(row: Row, where: Region, how: Reusing, family: ModelFamily) -> Row:
     return taking if found is None else replace(widened, corrections=found)
 
 
-def _snapshot(row: jobs.RowRecord, latents: bytes | None) -> Snapshot | None:
+def _snapshot(row: RowRecord, latents: bytes | None) -> Snapshot | None:
     if row.resume is None or latents is None:
         return None
     return Snapshot.of(row.resume.step, tensors.unpack(latents))
