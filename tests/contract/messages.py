@@ -113,6 +113,7 @@ CARD = ModelCard(
     default_strength=1.0,
     tasks=(Task.EDIT, Task.GENERATE),
     generation_guidance_scale=3.5,
+    generation_steps=28,
 )
 TEMPLATE = TemplateRecord(
     template_id="template_1",
