@@ -22,7 +22,7 @@ from giornata.retries import error_code, repeated, written
 from giornata.wire import codec
 from giornata.wire.cells import MAIN
 from giornata.wire.errors import GiornataError, InternalError, JobNotFound, StoreFull
-from giornata.wire.jobs import JobRecord
+from giornata.wire.progress import JobRecord
 from giornata.wire.stores import QUARANTINE, RECORDS, own_name
 
 R = TypeVar("R", bound=BaseModel)

@@ -22,8 +22,8 @@ from giornata.bus import bus
 from giornata.retries import COMING_UP_S, repeated
 from giornata.wire import codec, stores
 from giornata.wire.events import DoneEvent, EventKind
-from giornata.wire.jobs import JobRecord
 from giornata.wire.permissions import User
+from giornata.wire.progress import JobRecord
 from giornata.wire.subjects import events_of_kind
 from tests.chaos.outcomes import Recorded
 

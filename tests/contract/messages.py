@@ -8,18 +8,7 @@ from giornata.families import Family
 from giornata.wire.blocks import BlockSpec
 from giornata.wire.errors import ErrorBody
 from giornata.wire.events import DenoisedEvent, DoneEvent, PreviewEvent, StateEvent, StepEvent
-from giornata.wire.jobs import (
-    BlobRef,
-    Encoding,
-    Inspection,
-    Job,
-    JobRecord,
-    JobState,
-    Priority,
-    RowRecord,
-    RowState,
-    TemplateUse,
-)
+from giornata.wire.jobs import BlobRef, Encoding, Inspection, Job, JobState, Priority
 from giornata.wire.loras import (
     BeginUpload,
     Canonical,
@@ -63,6 +52,7 @@ from giornata.wire.messages import (
     TemplateRequest,
 )
 from giornata.wire.models import ModelCard, Task
+from giornata.wire.progress import JobRecord, RowRecord, RowState, TemplateUse
 from giornata.wire.requests import EditParameters, GenerationParameters, OutputFormat, Reuse
 from giornata.wire.samplers import Sampler
 from giornata.wire.templates import TemplateInputs, TemplateRecord, TemplateState
@@ -159,6 +149,7 @@ CARD = ModelCard(
     default_strength=1.0,
     tasks=(Task.EDIT, Task.GENERATE),
     generation_guidance_scale=3.5,
+    generation_steps=28,
 )
 TEMPLATE = TemplateRecord(
     template_id="template_1",

@@ -19,7 +19,8 @@ from openapi_spec_validator import validate
 
 from giornata.wire.errors import BY_CODE
 from giornata.wire.events import PreviewEvent
-from giornata.wire.jobs import BlobRef, Encoding, Inspection, Job, JobRecord, JobState, Priority, RowRecord
+from giornata.wire.jobs import BlobRef, Encoding, Inspection, Job, JobState, Priority
+from giornata.wire.progress import JobRecord, RowRecord
 from giornata.wire.requests import EditParameters, OutputFormat
 from giornata.wire.workers import ServiceName, ServiceState, WorkerState
 from giornata_gateway.http.body import frame

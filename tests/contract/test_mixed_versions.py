@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from giornata.wire import codec, templates
 from giornata.wire.errors import AttemptsExhausted, ErrorBody, Failed, InputLost, JobCancelled, from_body
-from giornata.wire.jobs import Assignment, Job, JobRecord, JobState, RowState, TemplateUse
+from giornata.wire.jobs import Job, JobState
 from giornata.wire.messages import SubmitRequest
+from giornata.wire.progress import Assignment, JobRecord, RowState, TemplateUse
 from giornata.wire.requests import EditParameters
 from giornata.wire.templates import TemplateRecord
 from giornata.wire.values import ComputeTimes, Recorded, StageTimes

@@ -18,7 +18,6 @@ from giornata.wire import subjects
 from giornata.wire.cells import MAIN, in_cell
 from giornata.wire.errors import ErrorBody
 from giornata.wire.events import DenoisedEvent, EventKind, StepEvent
-from giornata.wire.jobs import JobRecord, RowState
 from giornata.wire.messages import (
     CancelRows,
     PrefetchTemplate,
@@ -27,6 +26,7 @@ from giornata.wire.messages import (
     RunReply,
     RunRequest,
 )
+from giornata.wire.progress import JobRecord, RowState
 from giornata.wire.workers import RowProgress, ServiceName, ServiceState, WorkerCosts, WorkerState
 from tests.fakes.fleet import CARD, REF
 from tests.fakes.networks import plain

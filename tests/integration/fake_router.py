@@ -22,7 +22,7 @@ from giornata.wire import codec, subjects, templates
 from giornata.wire.errors import DeadlineExceeded, GiornataError, JobCancelled, JobNotFound
 from giornata.wire.events import DoneEvent, EventKind, PreviewEvent, StateEvent, StepEvent
 from giornata.wire.fleet import FleetPage, FleetRequest, InstanceReports
-from giornata.wire.jobs import BlobRef, Encoding, Inspection, Job, JobRecord, JobState, RowRecord
+from giornata.wire.jobs import BlobRef, Encoding, Inspection, Job, JobState
 from giornata.wire.messages import (
     Accepted,
     CancelMessage,
@@ -33,6 +33,7 @@ from giornata.wire.messages import (
     TemplateRequest,
 )
 from giornata.wire.models import ModelCard
+from giornata.wire.progress import JobRecord, RowRecord
 from giornata.wire.requests import OutputFormat
 from giornata.wire.templates import TemplateRecord
 from giornata.wire.values import ComputeTimes, StageTimes

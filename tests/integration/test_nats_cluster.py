@@ -20,9 +20,10 @@ from giornata.records import Records
 from giornata.wire import stores, subjects
 from giornata.wire.errors import DeadlineExceeded, JobNotFound, ServiceUnavailable
 from giornata.wire.events import DoneEvent, EventKind
-from giornata.wire.jobs import Job, JobRecord, JobState, Priority
+from giornata.wire.jobs import Job, JobState, Priority
 from giornata.wire.messages import Accepted, Epoch, SubmitRequest
 from giornata.wire.permissions import User
+from giornata.wire.progress import JobRecord
 from giornata_router.rules import transitions
 from tests.fakes.denoiser import FakeDenoiser
 from tests.fakes.fleet import FakePrepost

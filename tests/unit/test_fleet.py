@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from giornata.fleet import SILENCE_S, Fleet, Heard
+from giornata.wire.errors import InvalidField, ModelNotFound
 from giornata.wire.workers import ServiceName, ServiceState
+from giornata_gateway.views.catalog import choose_card
 from tests.fakes.fleet import CARD
 
 
@@ -62,6 +65,21 @@ def test_a_model_is_served_only_where_both_halves_have_the_same_digest() -> None
     assert fleet.cards() == {}
     fleet.observe(state(ServiceName.PREPOST, "p2"), 0)
     assert fleet.cards() == {CARD.name: CARD}
+
+
+def test_of_two_models_the_drained_one_is_not_served_and_the_other_goes_on() -> None:
+    fleet, other = Fleet(), CARD.model_copy(update={"name": "other"})
+    for card in (CARD, other):
+        for service in (ServiceName.DENOISER, ServiceName.PREPOST):
+            fleet.observe(state(service, f"{service}-{card.name}", models=(card,)), 0)
+    with pytest.raises(InvalidField, match=f"other, {CARD.name}"):
+        choose_card(fleet.cards(), None, ())
+    drained = state(ServiceName.DENOISER, f"{ServiceName.DENOISER}-other", models=(other,), draining=True)
+    fleet.observe(drained, 1)
+    assert fleet.missing([ServiceName.DENOISER, ServiceName.PREPOST]) == []
+    assert choose_card(fleet.cards(), None, ()) == choose_card(fleet.cards(), CARD.name, ()) == CARD
+    with pytest.raises(ModelNotFound, match=f"Accepted: {CARD.name}"):
+        choose_card(fleet.cards(), "other", ())
 
 
 @given(

@@ -15,7 +15,8 @@ from nats.js.kv import KeyValue
 from giornata.records import MAX_CONFLICTS, Change, Records, Revised
 from giornata.wire import codec
 from giornata.wire.errors import InternalError, JobNotFound
-from giornata.wire.jobs import JobRecord, JobState
+from giornata.wire.jobs import JobState
+from giornata.wire.progress import JobRecord
 from tests.contract.messages import JOB
 
 RECORD = JobRecord(job=JOB)

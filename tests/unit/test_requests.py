@@ -96,6 +96,8 @@ def test_unknown_fields_are_refused_by_name_and_adapters_by_theirs() -> None:
     unknown = refusal(colour="teal", tint="rose")
     assert isinstance(unknown, UnknownField)
     assert unknown.message == "Unknown field: colour, tint."
+    assert unknown.accepted == ", ".join(EditParameters.model_fields)
+    assert refusal(guidance_rescale=0.7).code == "unknown_field"
     adapter = refusal(loras=["x"])
     assert isinstance(adapter, NotSupported)
     assert adapter.field == "loras"

@@ -18,7 +18,7 @@ from giornata.deadlines import Deadline
 from giornata.wire import codec, subjects
 from giornata.wire.errors import GiornataError, InternalError
 from giornata.wire.events import EVENT_TYPES, StateEvent
-from giornata.wire.jobs import JobRecord, JobState
+from giornata.wire.jobs import JobState
 from giornata.wire.messages import (
     EVENT_HEADER,
     IDEMPOTENCY_HEADER,
@@ -28,6 +28,7 @@ from giornata.wire.messages import (
     Picture,
 )
 from giornata.wire.models import Task
+from giornata.wire.progress import JobRecord
 from giornata_gateway.gateway import Gateway
 from giornata_gateway.intake.rules.envelopes import (
     EditEnvelope,

@@ -16,7 +16,8 @@ from giornata.records import Revised
 from giornata.scheduling.waiting import QueuedJob
 from giornata.wire import codec
 from giornata.wire.errors import GiornataError, JobNotFound, ServiceUnavailable, StoreFull
-from giornata.wire.jobs import Job, JobRecord
+from giornata.wire.jobs import Job
+from giornata.wire.progress import JobRecord
 from giornata.wire.values import ComputeTimes, StageTimes
 from giornata_router.lease import LeaseEndedError
 from giornata_router.rules import transitions

@@ -18,8 +18,9 @@ from giornata.scheduling.demand import Demand
 from giornata.scheduling.line import Claim
 from giornata.wire.errors import DeadlineExceeded, GiornataError, InternalError, JobCancelled, Overloaded
 from giornata.wire.events import DenoisedEvent
-from giornata.wire.jobs import Assignment, Encoding, Inspection, JobRecord, JobState, RowRecord, assignments
+from giornata.wire.jobs import Encoding, Inspection, JobState
 from giornata.wire.messages import RunAnswer, RunRequest
+from giornata.wire.progress import Assignment, JobRecord, RowRecord, assignments
 from giornata_router.dispatch import NoReport, Outcome
 from giornata_router.lease import LeaseEndedError
 from giornata_router.live_record import EndedError, LiveRecord, heed_cancel

@@ -15,7 +15,7 @@ from giornata.scheduling.occupancy import Attempt
 from giornata.scheduling.placement import Placement
 from giornata.scheduling.scheduler import Scheduler
 from giornata.wire.events import DenoisedEvent
-from giornata.wire.jobs import Assignment
+from giornata.wire.progress import Assignment
 from giornata.wire.workers import ServiceState
 
 

@@ -10,7 +10,7 @@ from giornata.bus.bus import Bus
 from giornata.deadlines import Deadline
 from giornata.records import Change, Records, Revised
 from giornata.wire import subjects
-from giornata.wire.jobs import Assignment, Inspection, Job, JobRecord
+from giornata.wire.jobs import Inspection, Job
 from giornata.wire.messages import (
     CancelRows,
     PrefetchTemplate,
@@ -19,6 +19,7 @@ from giornata.wire.messages import (
     RunReply,
     RunRequest,
 )
+from giornata.wire.progress import Assignment, JobRecord
 from giornata_router.lease import Leadership, LeaseEndedError
 
 Ask = TypeVar("Ask", RunRequest, RecordRequest)

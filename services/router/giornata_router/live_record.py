@@ -17,7 +17,8 @@ from giornata.records import Change, Revised
 from giornata.wire import subjects
 from giornata.wire.errors import JobCancelled
 from giornata.wire.events import DoneEvent, EventKind, StateEvent
-from giornata.wire.jobs import JobRecord, JobState
+from giornata.wire.jobs import JobState
+from giornata.wire.progress import JobRecord
 from giornata.wire.values import ComputeTimes, StageTimes
 from giornata_router.fenced import LeaderRecords
 from giornata_router.rules import transitions

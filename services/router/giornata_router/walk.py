@@ -19,7 +19,8 @@ from giornata.wire.errors import (
     InternalError,
     JobCancelled,
 )
-from giornata.wire.jobs import Assignment, BlobRef, Encoding, Inspection, JobRecord, JobState, RowRecord
+from giornata.wire.jobs import BlobRef, Encoding, Inspection, JobState
+from giornata.wire.progress import Assignment, JobRecord, RowRecord
 from giornata.wire.requests import Reuse
 from giornata.wire.values import Intermediate
 from giornata_router.computing import Computing

@@ -3,7 +3,9 @@
 Read in this order, it is the protocol's manual:
 
 * :mod:`giornata.wire.requests` - what an application asks for
-* :mod:`giornata.wire.jobs` - the job, its rows, its record
+* :mod:`giornata.wire.defaults` - what fields stand for that a request leaves out
+* :mod:`giornata.wire.jobs` - the job, and what stages measure and encode for it
+* :mod:`giornata.wire.progress` - the record of a job's progress, and its rows
 * :mod:`giornata.wire.messages` - the questions services ask each other
 * :mod:`giornata.wire.events` - events of a running job
 * :mod:`giornata.wire.workers` - what a service tells of itself, and the fleet as gateways tell it

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from typing import Annotated, Final, TypeVar
 
@@ -212,7 +212,7 @@ def asked(kind: type[M], given: Mapping[str, object]) -> M:
     try:
         return kind.model_validate(given, extra="forbid")
     except ValidationError as error:
-        raise request_error(error) from error
+        raise request_error(error, kind.model_fields) from error
 
 
 def evaluations_of(resolved: EditParameters, *, keeps_whole_steps: bool = False) -> int:
@@ -230,8 +230,8 @@ def evaluations_of(resolved: EditParameters, *, keeps_whole_steps: bool = False)
     )
 
 
-def request_error(error: ValidationError) -> GiornataError:
-    """A pydantic report as one error of the tree that names every field at fault."""
+def request_error(error: ValidationError, fields: Iterable[str]) -> GiornataError:
+    """A pydantic report as one error of the tree that names every field at fault; `fields` are those there are."""
     details = error.errors(include_url=False, include_context=False)
     unknown = [str(d["loc"][0]) for d in details if d["type"] == "extra_forbidden"]
     adapters = sorted(ADAPTER_FIELDS.intersection(unknown))
@@ -243,7 +243,10 @@ def request_error(error: ValidationError) -> GiornataError:
         )
     if unknown:
         return UnknownField(
-            f"Unknown field: {', '.join(unknown)}.", field=unknown[0], received=", ".join(unknown)
+            f"Unknown field: {', '.join(unknown)}.",
+            field=unknown[0],
+            received=", ".join(unknown),
+            accepted=", ".join(fields),
         )
     sentences = [f"{_field(d['loc'])}: {re.sub(r'^Value error, ', '', d['msg'])}" for d in details]
     first = details[0]

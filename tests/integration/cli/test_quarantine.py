@@ -15,8 +15,9 @@ from giornata.records import Quarantine
 from giornata.wire import stores
 from giornata.wire.cells import MAIN
 from giornata.wire.errors import AttemptsExhausted
-from giornata.wire.jobs import JobRecord, JobState
+from giornata.wire.jobs import JobState
 from giornata.wire.permissions import User
+from giornata.wire.progress import JobRecord
 from giornata_router.rules.transitions import accepted
 from giornata_tools.cli.app import cli
 from tests.integration.conftest import NatsServer

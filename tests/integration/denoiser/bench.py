@@ -21,8 +21,9 @@ from giornata.deadlines import Deadline
 from giornata.records import Records
 from giornata.wire import subjects
 from giornata.wire.events import DenoisedEvent, PreviewEvent, StepEvent
-from giornata.wire.jobs import BlobRef, Encoding, Inspection, Job, JobRecord, JobState, Priority, RowRecord
+from giornata.wire.jobs import BlobRef, Encoding, Inspection, Job, JobState, Priority
 from giornata.wire.messages import RunAnswer, RunReply, RunRequest
+from giornata.wire.progress import JobRecord, RowRecord
 from giornata.wire.requests import EditParameters
 from giornata.wire.resolution import resolve
 from giornata.wire.values import CellMap

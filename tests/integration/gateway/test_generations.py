@@ -17,6 +17,7 @@ from giornata.wire.events import StepEvent
 from giornata.wire.jobs import JobState
 from giornata.wire.models import Task
 from giornata.wire.requests import Reuse
+from giornata.wire.samplers import DISCRETE_TIME
 from tests.integration.fake_router import CARD, picture_of
 from tests.integration.gateway_fakes import Stage
 
@@ -126,6 +127,8 @@ async def test_an_idempotency_key_leads_to_the_same_generation(painter: Stage, n
         ({"strength": 0.5}, "invalid_field", "strength", "leave strength out, or ask for an edit"),
         ({"mask": "aGk="}, "invalid_field", "mask", "leave mask out, or ask for an edit"),
         ({"style": "vivid"}, "unknown_field", "style", None),
+        ({"guidance_rescale": 0.7}, "unknown_field", "guidance_rescale", None),
+        ({"sampler": "ddim"}, "invalid_field", "sampler", "euler"),
         ({"size": "1000x1000"}, "size_mismatch", "size", "auto, or multiples of 16, such as 992x992"),
         ({"model": "tiny"}, "task_not_supported", "model", "flux"),
         ({"model": "absent"}, "model_not_found", "model", "flux"),
@@ -142,6 +145,26 @@ async def test_refusals_name_the_field_and_what_is_accepted(
     told = answer["error"]
     assert (status // 100, told["code"], told["param"]) == (4, code, param)
     assert accepted is None or told["accepted"] == accepted
+    assert painter.router.submitted == set()
+
+
+@pytest.mark.parametrize(
+    "field", [{"guidance_scale": 2.0}, {"negative_prompt": "x", "true_cfg_scale": 2.0}, {"sampler": "ddim"}]
+)
+async def test_a_field_of_another_model_is_refused_with_the_models_that_take_it(
+    painter: Stage, field: dict[str, Any]
+) -> None:
+    rigid = FLUX.model_copy(update={"name": "rigid", "takes_guidance": False, "takes_true_cfg": False})
+    painter.router.cards = (rigid, FLUX.model_copy(update={"name": "free", "samplers": DISCRETE_TIME}))
+    await painter.router.announce()
+    for status, answer in (
+        await generated(painter, model="rigid", **field),
+        await painter.edit(model="rigid", **{name: str(value) for name, value in field.items()}),
+    ):
+        error = answer["error"]
+        assert (status, error["code"], error["param"]) == (400, "invalid_field", next(iter(field)))
+        assert error["received"]
+        assert error["accepted"].endswith("models that take it: free")
     assert painter.router.submitted == set()
 
 

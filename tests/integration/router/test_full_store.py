@@ -19,8 +19,9 @@ from giornata.records import Records
 from giornata.wire import stores, subjects
 from giornata.wire.errors import JobNotFound, ServiceUnavailable, StoreFull
 from giornata.wire.events import DoneEvent, EventKind
-from giornata.wire.jobs import BlobRef, Job, JobState, RowState
+from giornata.wire.jobs import BlobRef, Job, JobState
 from giornata.wire.messages import Accepted, SubmitRequest
+from giornata.wire.progress import RowState
 from giornata.wire.stores import LEASES, LEAST_STORE_BYTES, RECORDS, STORE_BYTES
 from giornata.wire.values import CellMap
 from giornata.wire.workers import ServiceState

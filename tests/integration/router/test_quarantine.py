@@ -7,7 +7,8 @@ import pytest
 
 from giornata.records import Change, Quarantine, Records, Revised
 from giornata.wire.errors import AttemptsExhausted
-from giornata.wire.jobs import JobRecord, JobState
+from giornata.wire.jobs import JobState
+from giornata.wire.progress import JobRecord
 from giornata_router.rules import transitions
 from tests.integration.conftest import NatsServer
 from tests.integration.router.bench import Bench, make_job, running_router

@@ -11,7 +11,8 @@ import pytest
 
 from giornata.deadlines import Deadline
 from giornata.records import Records, Revised
-from giornata.wire.jobs import JobRecord, JobState
+from giornata.wire.jobs import JobState
+from giornata.wire.progress import JobRecord
 from giornata_router import live_record
 from tests.integration.conftest import NatsServer
 from tests.integration.router.bench import Bench, denoiser, make_job, running_router

@@ -14,8 +14,9 @@ from giornata.blobs import MemoryBlobs
 from giornata.planning.costs import StepCosts
 from giornata.scheduling.batch import Capacity
 from giornata.tensors import pack
-from giornata.wire.jobs import BlobRef, Encoding, Inspection, Job, Priority, RowRecord
+from giornata.wire.jobs import BlobRef, Encoding, Inspection, Job, Priority
 from giornata.wire.messages import RunRequest
+from giornata.wire.progress import RowRecord
 from giornata.wire.requests import EditParameters, Reuse
 from giornata.wire.resolution import cfg_scale, resolve
 from giornata_denoiser.attempts.inputs import rows_of

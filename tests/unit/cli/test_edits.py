@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 
 from giornata.wire.errors import MaskEmpty, QueueFull, from_body
 from giornata.wire.events import PreviewEvent, StateEvent, StepEvent
-from giornata.wire.jobs import JobRecord, JobState
+from giornata.wire.jobs import JobState
 from giornata.wire.models import Task
+from giornata.wire.progress import JobRecord
 from giornata.wire.requests import OutputFormat
 from giornata_gateway.http.body import frame
 from giornata_gateway.http.stream import HEARTBEAT

@@ -18,7 +18,8 @@ from giornata.scheduling.placement import Placement
 from giornata.scheduling.policies import Candidate, Policy, finish_time
 from giornata.scheduling.scheduler import MAX_PASSED, InTurn
 from giornata.wire.events import DenoisedEvent
-from giornata.wire.jobs import Assignment, Priority
+from giornata.wire.jobs import Priority
+from giornata.wire.progress import Assignment
 from giornata.wire.workers import (
     CostFit,
     LoadSample,

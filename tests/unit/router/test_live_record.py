@@ -12,7 +12,8 @@ import pytest
 from giornata.records import Change, Revised
 from giornata.wire.errors import JobCancelled
 from giornata.wire.events import StateEvent
-from giornata.wire.jobs import JobRecord, JobState
+from giornata.wire.jobs import JobState
+from giornata.wire.progress import JobRecord
 from giornata_router.live_record import UNWRITTEN_S, LiveRecord
 from giornata_router.rules import transitions
 from tests.contract.messages import JOB

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from giornata.scheduling.demand import Demand
 from giornata.wire.errors import AttemptsExhausted, DeadlineExceeded, InternalError, JobCancelled
-from giornata.wire.jobs import Assignment, JobRecord, JobState, RowRecord, RowState
+from giornata.wire.jobs import JobState
+from giornata.wire.progress import Assignment, JobRecord, RowRecord, RowState
 from giornata.wire.requests import Reuse
 from giornata.wire.values import ComputeTimes, StageTimes
 from giornata_router.live_record import TimeSheet

@@ -192,7 +192,7 @@ async def _read(request: web.Request) -> tuple[BaselineForm, dict[str, bytes]]:
     try:
         return BaselineForm.model_validate(fields), files
     except ValidationError as error:
-        raise request_error(error) from error
+        raise request_error(error, BaselineForm.model_fields) from error
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,8 @@ from giornata.bus import bus
 from giornata.records import Quarantine
 from giornata.wire.cells import MAIN
 from giornata.wire.errors import GiornataError
-from giornata.wire.jobs import JobRecord
 from giornata.wire.permissions import User
+from giornata.wire.progress import JobRecord
 from giornata_tools import interrupts
 from giornata_tools.cli.options import READABLE, Command, server_option, usage_errors
 from giornata_tools.doors.addresses import NATS_VARIABLE, nats_urls

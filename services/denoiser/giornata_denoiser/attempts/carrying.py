@@ -18,8 +18,9 @@ from pydantic import BaseModel
 from giornata.scheduling.batch import RowKey
 from giornata.wire.errors import GiornataError, InternalError, JobNotFound, Overloaded
 from giornata.wire.events import DenoisedEvent, EventKind, StepEvent
-from giornata.wire.jobs import Job, JobRecord
+from giornata.wire.jobs import Job
 from giornata.wire.messages import RunAnswer, RunRequest
+from giornata.wire.progress import JobRecord
 from giornata_denoiser.attempts.attempt import Attempt, AttemptKey, has_room, key_of
 from giornata_denoiser.attempts.outcomes import Outcomes
 from giornata_denoiser.engine.protocol import RowEngine, StepReport

@@ -15,10 +15,10 @@ from giornata.blobs import BlobStore, intermediate
 from giornata.packed.region import Region, beside, region_of, united
 from giornata.planning.costs import renewed_every, renewed_later
 from giornata.scheduling.batch import RowKey
-from giornata.wire import jobs
 from giornata.wire.errors import InputLost, SchemaMismatch, TaskNotSupported
 from giornata.wire.messages import RunRequest
 from giornata.wire.models import Task
+from giornata.wire.progress import RowRecord
 from giornata.wire.resolution import guided_by
 from giornata.wire.values import Intermediate
 from giornata_denoiser.checkpoint import Checkpoint
@@ -69,7 +69,7 @@ async def rows_of(
     return tuple(rows)
 
 
-async def _latents(row: jobs.RowRecord, blobs: BlobStore) -> bytes | None:
+async def _latents(row: RowRecord, blobs: BlobStore) -> bytes | None:
     """Where the row goes on; None to begin."""
     if row.resume is None:
         return None
@@ -83,7 +83,7 @@ async def _latents(row: jobs.RowRecord, blobs: BlobStore) -> bytes | None:
 def _made(
     request: RunRequest,
     checkpoint: Checkpoint,
-    row: jobs.RowRecord,
+    row: RowRecord,
     reusing: Reusing | None,
     *,
     text: bytes,
@@ -180,7 +180,7 @@ def _taking(row: Row, where: Region, how: Reusing, family: ModelFamily) -> Row:
     return taking if found is None else replace(widened, corrections=found)
 
 
-def _snapshot(row: jobs.RowRecord, latents: bytes | None) -> Snapshot | None:
+def _snapshot(row: RowRecord, latents: bytes | None) -> Snapshot | None:
     if row.resume is None or latents is None:
         return None
     return Snapshot.of(row.resume.step, tensors.unpack(latents))

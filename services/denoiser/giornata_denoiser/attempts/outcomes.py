@@ -14,8 +14,9 @@ from giornata import retries, tensors
 from giornata.blobs import BlobStore
 from giornata.records import Records
 from giornata.wire.errors import GiornataError, Overloaded, RowPoisoned
-from giornata.wire.jobs import BlobRef, Job, JobRecord, RowRecord, RowState, TemplateUse
+from giornata.wire.jobs import BlobRef, Job
 from giornata.wire.messages import RunRequest
+from giornata.wire.progress import JobRecord, RowRecord, RowState, TemplateUse
 from giornata.wire.requests import Reuse
 from giornata_denoiser.attempts.attempt import Attempt
 from giornata_denoiser.rows.row import Row

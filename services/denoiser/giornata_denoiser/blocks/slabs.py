@@ -1,8 +1,8 @@
-"""Slabs: what sequences take from one entry, gathered to their outside tokens on the engine's device, and corrected."""
+"""Slabs: what sequences take from one entry, which of it is here, and who waits for it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import NamedTuple
 
@@ -15,31 +15,14 @@ from giornata.packed.attention import Outside
 from giornata.packed.pages import Pages
 from giornata.packed.region import Region
 from giornata.packed.tracing import UNTRACED, Lane, Tracing
-from giornata.wire.blocks import PARTS
 from giornata.wire.values import Mode
 from giornata_denoiser.blocks.device import Arrival, Device
+from giornata_denoiser.blocks.gathering import Gathering, Slab, tensors
 from giornata_denoiser.blocks.waits import Waits
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.rows.correction import Correction
-from giornata_denoiser.rows.stored import Stored
 from giornata_denoiser.rows.template import Entry
 
-
-class Brought(NamedTuple):
-    """A part of an entry on the device, as it is stored."""
-
-    stored: Stored
-    delta: Stored | None
-    """What a correction adds to its outside tokens."""
-
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        """All of them."""
-        return self.stored.tensors + (() if self.delta is None else self.delta.tensors)
-
-
-Slab = Outside | Tensor | tuple[Brought, ...]
-"""Gathered; or as it is stored, on a device that keeps no slabs: key and value, or a block's only part."""
 Place = tuple[int, Mode]
 """A block, and what of it."""
 Sizes = NDArray[np.int64]
@@ -82,9 +65,11 @@ class Slabs:
         correction: Correction | None = None,
     ) -> None:
         self.entry = entry
-        self._correction = correction
         self._index = region.on(family.device).outside
         self._own, self._family, self._device = own, family, device or Device()
+        self._gathering = Gathering(
+            entry, self._index, own, family, device=self._device, correction=correction
+        )
         self._waits, self._trace = waits or Waits(lambda: 0.0), trace
         self._slots: dict[Place, Future[tuple[Slab, Arrival]]] = {}
         """Made by whichever thread first asks for a slab or loads it."""
@@ -131,7 +116,7 @@ class Slabs:
         """:meth:`keys_values`, gathered: what is written there stays where slabs are kept."""
         slab = self._slab(block, Mode.KV)
         if isinstance(slab, tuple):
-            return self._by_head(block, slab, 0)
+            return self._gathering.by_head(block, slab, 0)
         if not isinstance(slab, Outside):
             raise TypeError("keys and values were loaded as something else")
         return slab
@@ -165,9 +150,7 @@ class Slabs:
         slot = self._slots.get((block, mode))
         if slot is not None and slot.done() and slot.exception() is None and slot.result()[1].here:
             return 0
-        parts = self.entry.blocks[block].taken(mode)
-        moved = sum(self._device.moved_bytes(part, self._gathered_bytes(part)) for part in parts)
-        return moved + sum(self._device.moved_bytes(delta, 0) for delta in self._deltas(block, mode))
+        return self._gathering.moved_bytes(block, mode)
 
     def has(self, block: int, mode: Mode) -> bool:
         """Whether the slab is here, or has failed, or some thread has begun to load it, or will."""
@@ -198,7 +181,7 @@ class Slabs:
                     Lane.LOAD, f"block {block}", mode=str(mode), bytes=self.load_bytes(block, mode)
                 ),
             ):
-                slab = self._gather(block, mode)
+                slab = self._gathering.slab(block, mode)
                 pause()
         except Exception as error:  # noqa: BLE001 - a thread's edge: the block that asks raises it
             slot.set_exception(error)
@@ -222,7 +205,7 @@ class Slabs:
         """(outside, channels): the only part that a block in `mode` takes."""
         slab = self._slab(block, mode)
         if isinstance(slab, tuple):
-            return self._written(slab[0], 0)
+            return self._gathering.written(slab[0], 0)
         if not isinstance(slab, Tensor):
             raise TypeError("a block's only part was loaded as something else")
         return slab
@@ -239,7 +222,7 @@ class Slabs:
                 slot.result()
         slab, arrival = slot.result()
         if place not in self._met:
-            arrival.wait(*_tensors(slab))
+            arrival.wait(*tensors(slab))
             self._met.add(place)
         return slab
 
@@ -251,53 +234,8 @@ class Slabs:
             return self._family.dtype.itemsize * tokens * self.entry.channels[mode]
         return np.array(
             [
-                sum(part.size_bytes for part in (*kept.taken(mode), *self._deltas(block, mode)))
+                sum(part.size_bytes for part in (*kept.taken(mode), *self._gathering.deltas(block, mode)))
                 for block, kept in enumerate(self.entry.blocks)
             ],
             np.int64,
         )
-
-    def _deltas(self, block: int, mode: Mode) -> Iterator[Stored]:
-        """What a correction adds to a slab."""
-        if self._correction is not None:
-            deltas = (self._correction.of(block, part) for part in PARTS[mode])
-            yield from (delta for delta in deltas if delta is not None)
-
-    def _gathered_bytes(self, part: Stored) -> int:
-        return self._family.dtype.itemsize * len(self._index) * part.shape[1]
-
-    def _gather(self, block: int, mode: Mode) -> Slab:
-        brought = tuple(
-            self._brought(block, name, part) for name, part in self.entry.blocks[block].named(mode)
-        )
-        if not brought:
-            raise LookupError("the template's entry does not hold what the plan takes from it")
-        if not self.keeps:
-            return brought
-        return self._by_head(block, brought, self._own) if len(brought) > 1 else self._written(brought[0], 0)
-
-    def _brought(self, block: int, part: str, stored: Stored) -> Brought:
-        """A part on the device, and what is added to it."""
-        delta = None if self._correction is None else self._correction.of(block, part)
-        return Brought(self._device.bring(stored), None if delta is None else self._device.bring(delta))
-
-    def _by_head(self, block: int, brought: tuple[Brought, ...], room: int) -> Outside:
-        tokens, heads = room + len(self._index), self._family.specs[block].heads
-        key, value = (self._written(part, room).view(tokens, heads, -1) for part in brought)
-        return Outside(key, value, room)
-
-    def _written(self, brought: Brought, room: int) -> Tensor:
-        """(room + outside, channels): the outside tokens of a part, corrected, behind room for others."""
-        family, stored = self._family, brought.stored
-        dtype = stored.data.dtype if stored.scale is None else family.dtype
-        slab = torch.empty(room + len(self._index), stored.shape[1], dtype=dtype, device=family.device)
-        brought.stored.gather(self._index, slab[room:])
-        if brought.delta is not None:
-            brought.delta.add_to(slab[room:])
-        return slab
-
-
-def _tensors(slab: Slab) -> tuple[Tensor, ...]:
-    if isinstance(slab, Outside):
-        return slab.key, slab.value
-    return (slab,) if isinstance(slab, Tensor) else tuple(tensor for part in slab for tensor in part.tensors)

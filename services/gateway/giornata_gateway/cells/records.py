@@ -19,7 +19,7 @@ from giornata.retries import repeated
 from giornata.wire import stores
 from giornata.wire.cells import MAIN
 from giornata.wire.errors import JobNotFound
-from giornata.wire.jobs import JobRecord
+from giornata.wire.progress import JobRecord
 
 LOOKED_S: Final = 1.0
 """Least time between two looks for buckets that are not known yet."""

@@ -10,7 +10,8 @@ from aiohttp import web
 
 from giornata.deadlines import Deadline
 from giornata.wire.errors import JobNotFinished, from_body
-from giornata.wire.jobs import JobRecord, JobState, Priority
+from giornata.wire.jobs import JobState, Priority
+from giornata.wire.progress import JobRecord
 from giornata_gateway.http.body import JSON_COPIES, send
 from giornata_gateway.http.errors import GATEWAY, JOB_ID, OUTCOME, REPEATED, TENANT, json_answer
 from giornata_gateway.http.requests import base_url, check_query, last_event_id, number_of, receive

@@ -18,8 +18,8 @@ from giornata.wire import subjects
 from giornata.wire.cells import in_cell
 from giornata.wire.errors import GiornataError, JobNotFound, ServiceUnavailable
 from giornata.wire.events import DoneEvent
-from giornata.wire.jobs import JobRecord
 from giornata.wire.messages import CancelRows, Forecast, ForecastRequest
+from giornata.wire.progress import JobRecord
 from giornata_gateway.cells.records import CellRecords
 
 log = structlog.get_logger(__name__)

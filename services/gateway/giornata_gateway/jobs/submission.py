@@ -32,8 +32,9 @@ from giornata.wire.errors import (
     StoreFull,
 )
 from giornata.wire.events import DoneEvent, EventKind
-from giornata.wire.jobs import Job, JobRecord
+from giornata.wire.jobs import Job
 from giornata.wire.messages import Accepted, SubmitRequest
+from giornata.wire.progress import JobRecord
 from giornata_gateway.cells import choice
 from giornata_gateway.config import GatewayConfig
 from giornata_gateway.fleet import FleetListener

@@ -12,8 +12,9 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict
 
 from giornata.wire.errors import BY_CODE, ErrorBody, Failed, GiornataError, JobCancelled, from_body
-from giornata.wire.jobs import JobRecord, JobState, TemplateUse
+from giornata.wire.jobs import JobState
 from giornata.wire.models import Task
+from giornata.wire.progress import JobRecord, TemplateUse
 from giornata.wire.requests import OutputFormat
 from giornata.wire.values import ComputeTimes, StageTimes
 

@@ -16,9 +16,10 @@ from pydantic import Field
 
 from giornata.wire.errors import GiornataError
 from giornata.wire.events import PreviewEvent, StateEvent, StepEvent
-from giornata.wire.jobs import Box, JobRecord, JobState, RowRecord
+from giornata.wire.jobs import Box, JobState
 from giornata.wire.messages import Forecast
 from giornata.wire.models import Task
+from giornata.wire.progress import JobRecord, RowRecord
 from giornata.wire.requests import OutputFormat
 from giornata.wire.values import StageTimes
 from giornata_gateway.views.answers import (

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from giornata.wire.errors import AttemptsExhausted
-from giornata.wire.jobs import BlobRef, Encoding, Inspection, JobRecord
+from giornata.wire.jobs import BlobRef, Encoding, Inspection
+from giornata.wire.progress import JobRecord
 
 
 def leftovers(record: JobRecord, made: Iterable[BlobRef]) -> tuple[BlobRef, ...]:

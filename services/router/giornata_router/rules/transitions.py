@@ -13,7 +13,8 @@ from giornata.wire.errors import (
     InternalError,
     JobCancelled,
 )
-from giornata.wire.jobs import Assignment, Encoding, Inspection, Job, JobRecord, JobState, RowRecord
+from giornata.wire.jobs import Encoding, Inspection, Job, JobState
+from giornata.wire.progress import Assignment, JobRecord, RowRecord
 from giornata.wire.requests import Reuse
 from giornata.wire.resolution import guided_by
 from giornata.wire.templates import picture_id

@@ -9,18 +9,9 @@ import torch
 
 from giornata.packed.region import region
 from giornata.wire.errors import RowPoisoned
-from giornata.wire.jobs import (
-    BlobRef,
-    Encoding,
-    Inspection,
-    Job,
-    JobRecord,
-    JobState,
-    Priority,
-    RowRecord,
-    RowState,
-)
+from giornata.wire.jobs import BlobRef, Encoding, Inspection, Job, JobState, Priority
 from giornata.wire.messages import RunRequest
+from giornata.wire.progress import JobRecord, RowRecord, RowState
 from giornata.wire.requests import EditParameters
 from giornata_denoiser.attempts.attempt import Attempt, has_room
 from giornata_denoiser.engine.protocol import FailedRow, StepReport

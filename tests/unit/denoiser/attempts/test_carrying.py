@@ -9,8 +9,9 @@ from typing import Any
 
 from giornata.scheduling.batch import Capacity
 from giornata.wire.errors import InvalidField
-from giornata.wire.jobs import JobRecord, JobState, RowRecord
+from giornata.wire.jobs import JobState
 from giornata.wire.messages import RunAnswer, RunRequest
+from giornata.wire.progress import JobRecord, RowRecord
 from giornata_denoiser.attempts.attempt import Attempt
 from giornata_denoiser.attempts.carrying import Carrier, Fetch
 from giornata_denoiser.attempts.outcomes import Written

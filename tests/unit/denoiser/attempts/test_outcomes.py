@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from giornata.blobs.memory import MemoryBlobs
-from giornata.wire.jobs import JobRecord, JobState, RowRecord
+from giornata.wire.jobs import JobState
+from giornata.wire.progress import JobRecord, RowRecord
 from giornata_denoiser.attempts.attempt import Attempt
 from giornata_denoiser.attempts.outcomes import Outcomes
 from tests.fakes import tiny_flux

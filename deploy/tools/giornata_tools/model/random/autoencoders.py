@@ -1,4 +1,4 @@
-"""Small autoencoders with random weights, and what scales weights so that tests see them."""
+"""Small autoencoders with random weights, and a gain for weights whose effect tests must see."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def autoencoder(
 
 
 def klein_autoencoder(channels: int) -> AutoencoderKLFlux2:
-    """Flux.2's, with statistics that are not those of a fresh batch norm."""
+    """Flux.2's; its batch norm has random statistics, since those of a fresh one change nothing."""
     model = AutoencoderKLFlux2(
         latent_channels=channels,
         block_out_channels=WIDTHS,

@@ -1,0 +1,114 @@
+"""How slabs are made: parts of an entry are brought to the engine's device, gathered to outside tokens, corrected."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from giornata.packed.attention import Outside
+from giornata.wire.blocks import PARTS
+from giornata.wire.values import Mode
+from giornata_denoiser.blocks.device import Device
+from giornata_denoiser.families.protocol import ModelFamily
+from giornata_denoiser.rows.correction import Correction
+from giornata_denoiser.rows.stored import Stored
+from giornata_denoiser.rows.template import Entry
+
+
+class Brought(NamedTuple):
+    """A part of an entry on the device, as it is stored."""
+
+    stored: Stored
+    delta: Stored | None
+    """What a correction adds to its outside tokens."""
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All of them."""
+        return self.stored.tensors + (() if self.delta is None else self.delta.tensors)
+
+
+Slab = Outside | Tensor | tuple[Brought, ...]
+"""Gathered; or as it is stored, on a device that keeps no slabs: key and value, or a block's only part."""
+
+
+class Gathering:
+    """Makes the slabs of one entry for sequences of one region.
+
+    `index` are the region's outside tokens, (outside,) int64 on the family's device; `own` are the tokens for which
+    keys and values have room in front. What a `correction` knows is added.
+    """
+
+    def __init__(
+        self,
+        entry: Entry,
+        index: Tensor,
+        own: int,
+        family: ModelFamily,
+        *,
+        device: Device,
+        correction: Correction | None,
+    ) -> None:
+        self._entry, self._index, self._own = entry, index, own
+        self._family, self._device, self._correction = family, device, correction
+
+    def slab(self, block: int, mode: Mode) -> Slab:
+        """What a block in `mode` takes.
+
+        Raises:
+            LookupError: the entry does not hold it.
+        """
+        brought = tuple(
+            self._brought(block, name, part) for name, part in self._entry.blocks[block].named(mode)
+        )
+        if not brought:
+            raise LookupError("the template's entry does not hold what the plan takes from it")
+        if not self._device.keeps:
+            return brought
+        return self.by_head(block, brought, self._own) if len(brought) > 1 else self.written(brought[0], 0)
+
+    def _brought(self, block: int, part: str, stored: Stored) -> Brought:
+        """A part on the device, and what is added to it."""
+        delta = None if self._correction is None else self._correction.of(block, part)
+        return Brought(self._device.bring(stored), None if delta is None else self._device.bring(delta))
+
+    def by_head(self, block: int, brought: tuple[Brought, ...], room: int) -> Outside:
+        """Key and value, (room + outside, heads, head_dim) each, the first `room` rows free."""
+        tokens, heads = room + len(self._index), self._family.specs[block].heads
+        key, value = (self.written(part, room).view(tokens, heads, -1) for part in brought)
+        return Outside(key, value, room)
+
+    def written(self, brought: Brought, room: int) -> Tensor:
+        """(room + outside, channels): the outside tokens of a part, corrected, behind room for others."""
+        family, stored = self._family, brought.stored
+        dtype = stored.data.dtype if stored.scale is None else family.dtype
+        slab = torch.empty(room + len(self._index), stored.shape[1], dtype=dtype, device=family.device)
+        brought.stored.gather(self._index, slab[room:])
+        if brought.delta is not None:
+            brought.delta.add_to(slab[room:])
+        return slab
+
+    def deltas(self, block: int, mode: Mode) -> Iterator[Stored]:
+        """What a correction adds to a slab."""
+        if self._correction is not None:
+            deltas = (self._correction.of(block, part) for part in PARTS[mode])
+            yield from (delta for delta in deltas if delta is not None)
+
+    def moved_bytes(self, block: int, mode: Mode) -> int:
+        """Bytes that have to move for a slab that is not here."""
+        parts = self._entry.blocks[block].taken(mode)
+        moved = sum(self._device.moved_bytes(part, self._gathered_bytes(part)) for part in parts)
+        return moved + sum(self._device.moved_bytes(delta, 0) for delta in self.deltas(block, mode))
+
+    def _gathered_bytes(self, part: Stored) -> int:
+        return self._family.dtype.itemsize * len(self._index) * part.shape[1]
+
+
+def tensors(slab: Slab) -> tuple[Tensor, ...]:
+    """All tensors of a slab."""
+    if isinstance(slab, Outside):
+        return slab.key, slab.value
+    return (slab,) if isinstance(slab, Tensor) else tuple(tensor for part in slab for tensor in part.tensors)
