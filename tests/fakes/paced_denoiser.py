@@ -17,7 +17,7 @@ from diffusers.models.transformers.transformer_flux import FluxTransformer2DMode
 from torch import Tensor
 
 from giornata.planning import costing
-from giornata.planning.costing import Profile
+from giornata.planning.profiles import Profile
 from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.profiling import calibration
 from tests.fakes.profiles import PROFILE, Steady

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from giornata.planning.costing import BatchCap, CostModel, Fit, Profile
+from giornata.planning.costing import CostModel
 from giornata.planning.costs import LOAD
 from giornata.planning.operations import COMPUTE, Work
+from giornata.planning.profiles import BatchCap, Profile
+from giornata.planning.regression import Fit
 from tests.fakes.networks import plain
 
 WEIGHTS: Final = (2.0, 0.4, 1e-6, 2e-6, 0.0, 0.0)

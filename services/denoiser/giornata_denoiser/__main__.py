@@ -9,7 +9,8 @@ from functools import partial
 from giornata import runtime
 from giornata.blobs import open_blobs
 from giornata.bus import bus, streams
-from giornata.planning.costing import CostModel, Profile
+from giornata.planning.costing import CostModel
+from giornata.planning.profiles import Profile
 from giornata.records import Records
 from giornata.retries import just_made
 from giornata.wire.workers import ServiceName

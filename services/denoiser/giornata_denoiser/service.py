@@ -20,7 +20,8 @@ from pydantic import BaseModel
 from giornata.blobs import BlobStore
 from giornata.bus import telemetry
 from giornata.bus.bus import Bus, Endpoint
-from giornata.planning.costing import CostModel, Profile
+from giornata.planning.costing import CostModel
+from giornata.planning.profiles import Profile
 from giornata.records import Records
 from giornata.retries import just_made
 from giornata.tenant_records import TemplateRecords

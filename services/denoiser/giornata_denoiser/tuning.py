@@ -15,7 +15,8 @@ import torch
 from giornata.machine import memory_bytes
 from giornata.packed.tracing import UNTRACED
 from giornata.planning.batch import PLANNERS
-from giornata.planning.costing import CostModel, Profile
+from giornata.planning.costing import CostModel
+from giornata.planning.profiles import Profile
 from giornata.scheduling.batch import Capacity
 from giornata.wire.workers import LoadSample, Tier
 from giornata_denoiser.checkpoint import Checkpoint

@@ -22,9 +22,9 @@ import psutil
 
 from giornata.bus import bus
 from giornata.fleet import Fleet
-from giornata.planning.costing import Fit, fit
 from giornata.planning.costs import StepCosts
 from giornata.planning.operations import COMPUTE, Operations
+from giornata.planning.regression import Fit, fit
 from giornata.scheduling.estimates import work_of
 from giornata.wire import subjects
 from giornata.wire.permissions import User

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from giornata.families import Family
-from giornata.planning.costing import Profile
 from giornata.planning.operations import Shape, Work, step_work
+from giornata.planning.profiles import Profile
 from giornata.wire.errors import Failed
 from giornata.wire.values import Mode
 from giornata_denoiser.__main__ import profile_of

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import lsq_linear
 
-from giornata.planning.costing import Online, fit
+from giornata.planning.costing import Online
+from giornata.planning.regression import fit
 
 NAMES = ("offset", "tokens", "pairs")
 TRUE = np.array([3.0, 0.02, 1e-6])

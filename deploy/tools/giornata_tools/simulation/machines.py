@@ -27,9 +27,10 @@ from typing import Any, Final
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from giornata.planning.costing import Profile, fit
 from giornata.planning.costs import LOAD, StepCosts
 from giornata.planning.operations import COMPUTE, Operations, Shape, step_work
+from giornata.planning.profiles import Profile
+from giornata.planning.regression import fit
 from giornata.scheduling.demand import Pace
 from giornata.wire.blocks import BlockSpec
 from giornata.wire.values import Mode

@@ -6,7 +6,8 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Final, TypeVar
 
-from giornata.planning.costing import CostModel, Profile
+from giornata.planning.costing import CostModel
+from giornata.planning.profiles import Profile
 from giornata.scheduling.batch import RowKey
 from giornata.wire.values import Mode
 from giornata.wire.workers import LoadSample, RowProgress, StepSample, TemplateCounters, Tier, WorkerState

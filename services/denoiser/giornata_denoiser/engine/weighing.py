@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from giornata.planning.costing import BatchCap
 from giornata.planning.costs import StepCosts, worth_reusing
 from giornata.planning.operations import Operations, Shape, step_work
+from giornata.planning.profiles import BatchCap
 from giornata.planning.specs import recording_bytes
 from giornata.wire.values import Mode
 from giornata_denoiser.blocks.own import own_bits

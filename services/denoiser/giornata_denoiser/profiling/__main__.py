@@ -13,9 +13,9 @@ from rich.console import Console
 from rich.progress import Progress
 
 from giornata.config import load
-from giornata.planning.costing import Profile
 from giornata.planning.costs import LOAD
 from giornata.planning.operations import COMPUTE
+from giornata.planning.profiles import Profile
 from giornata.planning.specs import taking_modes
 from giornata.wire.errors import Failed
 from giornata_denoiser.checkpoint import Checkpoint, open_checkpoint

@@ -12,9 +12,10 @@ from typing import Final
 
 import numpy as np
 
-from giornata.planning.costing import Fit, Profile, fit, graded
 from giornata.planning.costs import LOAD
 from giornata.planning.operations import COMPUTE
+from giornata.planning.profiles import Profile
+from giornata.planning.regression import Fit, fit, graded
 from giornata.planning.specs import taking_modes
 from giornata.wire.values import Mode
 from giornata_denoiser.checkpoint import Checkpoint

@@ -14,8 +14,9 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from giornata.planning.costing import Array, BatchCap, Fit, Profile, fit, graded
 from giornata.planning.operations import Operations
+from giornata.planning.profiles import BatchCap, Profile
+from giornata.planning.regression import Array, Fit, fit, graded
 from giornata.wire.values import Mode
 from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.profiling.measuring import Meter, ProgressBar, medians

@@ -11,7 +11,7 @@ from typing import Final
 import torch
 from pydantic import ValidationError
 
-from giornata.planning.costing import Profile
+from giornata.planning.profiles import Profile
 from giornata.wire.blocks import BlockSpec
 from giornata.wire.errors import Failed
 from giornata_denoiser.checkpoint import Checkpoint

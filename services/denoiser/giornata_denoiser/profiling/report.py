@@ -6,9 +6,10 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Final
 
-from giornata.planning.costing import Fit, Profile
 from giornata.planning.costs import LOAD
 from giornata.planning.operations import COMPUTE
+from giornata.planning.profiles import Profile
+from giornata.planning.regression import Fit
 from giornata_denoiser.profiling import making
 from giornata_denoiser.profiling.mixtures import RowSize
 

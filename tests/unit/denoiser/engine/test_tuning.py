@@ -16,8 +16,9 @@ import torch
 from giornata.machine import memory_bytes
 from giornata.packed.region import region
 from giornata.planning.batch import PlannerName
-from giornata.planning.costing import BatchCap, CostModel
+from giornata.planning.costing import CostModel
 from giornata.planning.operations import Work
+from giornata.planning.profiles import BatchCap
 from giornata.scheduling.batch import Joining
 from giornata_denoiser.config import DenoiserConfig
 from giornata_denoiser.engine.engine import Engine

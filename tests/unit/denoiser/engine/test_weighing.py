@@ -9,8 +9,8 @@ from typing import cast
 
 from torch import Tensor
 
-from giornata.planning.costing import BatchCap
 from giornata.planning.costs import StepCosts
+from giornata.planning.profiles import BatchCap
 from giornata_denoiser.blocks.slabs import Slabs
 from giornata_denoiser.engine.assembly import place
 from giornata_denoiser.engine.weighing import (

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from giornata.planning.costing import Fit, Profile
+from giornata.planning.profiles import Profile
+from giornata.planning.regression import Fit
 from giornata.wire.errors import Failed
 from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.families.preview_map import PreviewMap

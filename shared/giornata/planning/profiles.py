@@ -1,0 +1,63 @@
+"""A profile: what was measured of one model on one device, as it is kept in a file. Pure."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from pydantic import BaseModel, ConfigDict, model_validator
+
+from giornata.planning.costs import StepCosts
+from giornata.planning.regression import Fit
+from giornata.wire.blocks import BlockSpec
+
+SCHEMA: Final = 2
+"""Of a profile. Those of schema 1 counted tokens and pairs."""
+
+
+class BatchCap(BaseModel):
+    """How many rows of one size are worth a step."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    tokens: int
+    """Text and image tokens that a row computes."""
+    rows: int
+    """Beyond it a step grows as its rows do: more rows make every row slower and none faster."""
+
+
+class Profile(BaseModel):
+    """The measurements of one model on one device."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+    schema_version: int = SCHEMA
+    model: str
+    model_digest: str
+    device: str
+    """Torch's name of it: a GPU's name, or the processor's."""
+    dtype: str
+    versions: dict[str, str]
+    measured_on: str
+    """Date, ISO 8601."""
+    blocks: tuple[BlockSpec, ...]
+    """Equal ones counted, in the order of the first of each."""
+    compute: Fit
+    load: Fit
+    activation_bytes: float
+    """Peak memory of a step per token that it computes, weights and templates not counted."""
+    caps: tuple[BatchCap, ...] = ()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _is_of_this_schema(cls, given: Any) -> Any:
+        received = given.get("schema_version", SCHEMA) if isinstance(given, dict) else SCHEMA
+        if received != SCHEMA:
+            raise ValueError(
+                f"received a profile of schema {received}, accepted is {SCHEMA}: its costs are of other features"
+            )
+        return given
+
+    @property
+    def costs(self) -> StepCosts:
+        """The weights, for planner and admission."""
+        return StepCosts(self.compute.weights, self.load.weights)
