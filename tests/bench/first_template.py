@@ -68,7 +68,7 @@ class Pictures:
         """Score the edit of this index in every way."""
         model, request = self._model, self._requests[index]
         whole = model.edit(request, DEFAULT.halo)
-        where = model.region(whole, DEFAULT.halo)
+        where = model.region(request, DEFAULT.halo)
         if where is None:
             return
         (full,) = model.run([whole])
@@ -103,7 +103,7 @@ class Pictures:
 def left_by(model: BenchModel, request: Request) -> Recording | None:
     """What an edit without a template leaves; None where it computes all of the picture."""
     row = model.edit(request, DEFAULT.halo)
-    where = model.region(row, DEFAULT.halo)
+    where = model.region(request, DEFAULT.halo)
     if where is None:
         return None
     every = renewed_every(row.steps, RENEWED)

@@ -84,7 +84,7 @@ def test_the_next_edit_takes_what_a_miss_left(model: BenchModel, requests: list[
         earlier = replace(request, prompt=other.prompt, mask=np.roll(request.mask, (16, 16), (0, 1)), seed=9)
         left = left_by(model, earlier)
         whole = model.edit(request, DEFAULT.halo)
-        where = model.region(whole, DEFAULT.halo)
+        where = model.region(request, DEFAULT.halo)
         assert left is not None
         assert left.edited is not None
         assert where is not None
