@@ -175,7 +175,11 @@ async def test_every_route_wants_a_key(
 ) -> None:
     keys = write_keys(tmp_path, {"sk-alice-123": "alice"})
     async with open_stage(nats_url, redis_url, tmp_path, api_keys_file=keys) as stage:
-        path = route.path.replace("{job_id}", "job_1").replace("{template_id}", "template_1")
+        path = (
+            route.path.replace("{job_id}", "job_1")
+            .replace("{template_id}", "template_1")
+            .replace("{lora_id}", "lora_1")
+        )
         async with stage.http.request(route.method, path) as response:
             assert (response.status, response.headers["WWW-Authenticate"]) == (401, "Bearer")
         wrong = {"Authorization": "Bearer sk-nobody-12"}
