@@ -66,6 +66,7 @@ class Lookup:
     ) -> None:
         self._config, self._checkpoint, self._store, self._runs = config, checkpoint, store, runs
         self._registrations, self._costs, self._tasks = registrations, costs, tasks
+        self._renew_steps = renew_steps(config.renew_steps, checkpoint.family)
 
     @asynccontextmanager
     async def held(self, request: RunRequest) -> AsyncIterator[Reusing | None]:
@@ -90,7 +91,7 @@ class Lookup:
             if asked.tolerance == ANYWHERE:
                 how = replace(
                     how,
-                    renew_steps=renew_steps(self._config.renew_steps, self._checkpoint.family),
+                    renew_steps=self._renew_steps,
                     known=self._store.corrections,
                     leaves=asked.first if leaves else None,
                     room_bytes=self._store.first.budget_bytes,
@@ -148,7 +149,8 @@ class Lookup:
             made = await self._runs.missed(
                 asked, inputs, registered, known=job.template_id is not None, served=found is not None
             )
-            leaves = anywhere and found is None and made is None and self._runs.leaves(asked)
+            in_part = anywhere and self._renew_steps > 0  # what computes every step in full leaves nothing
+            leaves = in_part and found is None and made is None and self._runs.leaves(asked)
             if leaves:
                 self._store.first.expect(asked.first.name)
             return made or found, leaves

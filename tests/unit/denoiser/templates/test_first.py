@@ -180,7 +180,12 @@ async def test_a_second_edit_before_the_first_one_has_ended_has_it_recorded() ->
 
 @pytest.mark.parametrize(
     ("options", "parameters"),
-    [({"template_policy": "off"}, {}), ({}, {"reuse": Reuse.STRICT}), ({"template_memory_mb": 0}, {})],
+    [
+        ({"template_policy": "off"}, {}),
+        ({"renew_steps": 0}, {}),
+        ({}, {"reuse": Reuse.STRICT}),
+        ({"template_memory_mb": 0}, {}),
+    ],
 )
 async def test_some_edits_leave_nothing(options: dict[str, Any], parameters: dict[str, Any]) -> None:
     async with desk(**options) as made:
