@@ -1,9 +1,9 @@
 """What is changed of a transformer so that its blocks serve packed sequences: who modulates, and how tokens attend.
 
 Blocks see hidden states as a batch, (items, tokens of each, channels), and a block's own `gate.unsqueeze(1) * x`
-broadcasts one vector an item. Sequences of one length are the items. Where lengths differ, every token is an item of its
-own, and the vectors of a sequence are spread to its tokens. The vectors of all steps are made when a row joins, so that
-no step reads the weights of modulation layers.
+broadcasts one vector an item. Sequences of one length are the items. Where lengths differ, every token is an item of
+its own, and the vectors of a sequence are spread to its tokens. The vectors of all steps are made when a row joins, so
+that no step reads the weights of modulation layers.
 """
 
 from __future__ import annotations
