@@ -184,7 +184,7 @@ class Dispatch:
             self._wake.cancel()
             self._wake = None
         now = time.monotonic()
-        self.placement.heed(self.line.totals.all.rows)
+        self.placement.heed(self.line.models)
         decision = self._scheduler.decide(self.line, self.placement, now)
         for key, worker, rows, passes in decision.placements:
             given = self._pending[key].give(worker, rows)

@@ -132,6 +132,9 @@ def grouped(
     gather: Gather = gather,
 ) -> Tensor:
     """Scaled-dot-product attention: a call for each sequence with keys outside, one for all others of equal length."""
+    if own.even and not outside:
+        batch = (packed.view(*own.items, *packed.shape[1:]).transpose(0, 1) for packed in (query, key, value))
+        return _attend(*batch).transpose(0, 1).reshape(query.shape)
     out = torch.empty_like(query)
     alike = defaultdict(list)
     for sequence, (start, end) in enumerate(own.bounds):

@@ -45,6 +45,16 @@ class Segments:
         """Tokens of the longest segment."""
         return max(self.lengths)
 
+    @property
+    def items(self) -> tuple[int, int]:
+        """The batch that modules of a static batch see: (sequences, tokens) of equally long ones, else (tokens, 1)."""
+        return (len(self.lengths), self.longest) if self.even else (sum(self.lengths), 1)
+
+    @property
+    def even(self) -> bool:
+        """Whether all segments are equally long."""
+        return len(set(self.lengths)) == 1
+
     @cached_property
     def bounds(self) -> list[tuple[int, int]]:
         """(start, end) of every segment."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter, defaultdict
-from collections.abc import Collection, Hashable, Iterator, Sequence
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from operator import itemgetter
@@ -139,8 +139,8 @@ class Line:
         return iter(self._waiting.values())
 
     @property
-    def models(self) -> Collection[tuple[str, str]]:
-        """Names and digests of the models that jobs wait for."""
+    def models(self) -> Mapping[tuple[str, str], int]:
+        """How many rows wait, by name and digest of the models that jobs wait for."""
         return self._models
 
     def join(
@@ -161,7 +161,7 @@ class Line:
         joined = QueuedRows((job_id, ticket), indices, demand, claim, now, fetching=fetching)
         self._waiting[joined.key] = joined
         self._jobs[job_id] += 1
-        self._models[joined.model] += 1
+        self._models[joined.model] += len(joined.rows)
         self.totals.count(claim.priority, demand, 1)
         return joined
 
@@ -183,6 +183,7 @@ class Line:
             self.leave(key)
         else:
             left = self._waiting[key] = entry.without(rows)
+            self._models[entry.model] -= len(rows)
             self.totals.count(entry.claim.priority, entry.demand, -1)
             self.totals.count(entry.claim.priority, left.demand, 1)
         return served
@@ -193,7 +194,7 @@ class Line:
         if entry is None:
             return
         _count_off(self._jobs, entry.job_id)
-        _count_off(self._models, entry.model)
+        _count_off(self._models, entry.model, len(entry.rows))
         self.totals.count(entry.claim.priority, entry.demand, -1)
         self._shares.leave(entry.claim.tenant)
 
@@ -250,7 +251,7 @@ class Line:
         return claim.finish_by_s
 
 
-def _count_off(counted: Counter[H], one: H) -> None:
-    counted[one] -= 1
+def _count_off(counted: Counter[H], one: H, times: int = 1) -> None:
+    counted[one] -= times
     if not counted[one]:
         del counted[one]

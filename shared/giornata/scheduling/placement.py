@@ -7,7 +7,7 @@ though telemetry may list it still. An assignment that telemetry stops listing b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
@@ -20,15 +20,11 @@ from giornata.scheduling.occupancy import Attempt, Occupancy, Served, Totals, We
 from giornata.scheduling.policies import Candidate
 from giornata.scheduling.repeats import Repeats
 from giornata.scheduling.roster import Roster
+from giornata.scheduling.slack import SLACK, Slacks
 from giornata.wire.workers import ServiceState
 
 SAMPLED: Final = 32
 """How many of many workers a forecast looks at."""
-
-SLACK: Final = 0.1
-"""Share of a worker's fastest rate that is given up for fewer rows, each of which then ends sooner, while none wait."""
-NEARLY: Final = 1.25
-"""A slack that is off by less than this factor is left as it is."""
 
 
 @dataclass(frozen=True)
@@ -51,13 +47,12 @@ class Booking:
 class Placement:
     """The live fleet and the rows that were assigned to it from here.
 
-    A worker gets no more rows once it computes them as fast as with all its places, but for a share of that rate:
-    `slack` while no rows wait, half of it where half as many wait as there are places, and less the more wait.
+    A worker gets no more rows once it computes them as fast as with all its places, but for a share of that rate: see
+    :class:`~giornata.scheduling.slack.Slacks`, of which `slack` is the most.
     """
 
     def __init__(self, patience: Patience | None = None, *, slack: float = SLACK) -> None:
-        self._most_slack = self._slack = slack
-        self._capacity_rows = 0
+        self._slacks = Slacks(slack)
         self.fleet = Fleet()
         self.estimates = Estimates()
         self._repeats = Repeats()
@@ -90,11 +85,12 @@ class Placement:
                 worker.unseen.pop(attempt, None)
         worker.stalled = self._is_stalled(worker)
         self._workers[name] = worker
-        self._capacity_rows += shown.capacity_rows - (before.shown.capacity_rows if before else 0)
-        served = worker.served
+        served, left = worker.served, before.served if before else []
+        self._slacks.count(left, -before.shown.capacity_rows if before else 0)
+        self._slacks.count(served, shown.capacity_rows)
         for model in served:
             self._roster(model).put(worker)
-        for model in before.served if before else ():
+        for model in left:
             if model not in served:
                 self._roster(model).drop(name)
         return bool(served) and worker.rows < shown.capacity_rows
@@ -109,9 +105,10 @@ class Placement:
         silent = {state.instance for state in self.fleet.expire(now)}
         for name in silent:
             worker = self._workers.pop(name, None)
-            self._capacity_rows -= worker.shown.capacity_rows if worker else 0
-            for model in worker.served if worker else ():
-                self._roster(model).drop(name)
+            if worker is not None:
+                self._slacks.count(worker.served, -worker.shown.capacity_rows)
+                for model in worker.served:
+                    self._roster(model).drop(name)
             self.estimates.forget(name)
             self._refused.discard(name)
         return [
@@ -139,15 +136,13 @@ class Placement:
         """Give nothing to `worker`, which had no room, before its next telemetry."""
         self._refused.add(worker)
 
-    def heed(self, waiting_rows: int) -> None:
-        """Let workers have as many rows as are worth it while so many wait in the line."""
-        slack = self._most_slack / (1 + 2 * waiting_rows / max(1, self._capacity_rows))
-        if self._slack / NEARLY <= slack <= self._slack * NEARLY:
-            return
-        self._slack = slack
-        for worker in self._workers.values():
-            worker.limit(slack)
-            self._changed(worker)
+    def heed(self, waiting: Mapping[Served, int]) -> None:
+        """Let workers have as many rows as are worth it while so many of each model wait in the line."""
+        changed = self._slacks.heed(waiting)
+        for worker in self._workers.values() if changed else ():
+            if not changed.isdisjoint(worker.served):
+                worker.limit(self._slacks.of(worker.served))
+                self._changed(worker)
 
     def has_room(self, demand: Demand, excluded: Collection[str] = ()) -> bool:
         """Whether a worker that is not `excluded` could take `demand` now, be it a good choice or not."""
@@ -295,4 +290,4 @@ class Placement:
             booking = None if rows[0].shape_known else self._bookings.get(key)
             if booking and booking.worker == worker.name:
                 demanded[key] = booking.demand
-        return worker.sum_up(self.estimates.pace(worker.name), demanded, self._slack)
+        return worker.sum_up(self.estimates.pace(worker.name), demanded, self._slacks.of(worker.served))

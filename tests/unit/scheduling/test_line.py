@@ -198,7 +198,7 @@ def test_a_job_leaves_in_pieces_and_what_comes_back_waits_beside_the_rest() -> N
     line.join("j", Demand("m", "d", (shape,) * 3), Claim(), 0)
     rest = serve(line, "j", 2)
     assert rest is not None
-    assert (rest.demand.rows, len(line)) == (1, 1)
+    assert (rest.demand.rows, len(line), line.models) == (1, 1, {("m", "d"): 1})
     back = line.join("j", demand(20), Claim(), 1)
     assert [entry.key for entry in line.order(2)] == [rest.key, back.key]
     assert serve(line, "j") is None

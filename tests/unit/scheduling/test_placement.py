@@ -14,6 +14,7 @@ from giornata.scheduling.demand import Demand, RowShape
 from giornata.scheduling.placement import Patience, Placement
 from giornata.scheduling.policies import Policy, finish_time, request_level
 from giornata.scheduling.scheduler import LOOKED_AT
+from giornata.scheduling.slack import Slacks
 from giornata.wire.workers import (
     CostFit,
     LoadSample,
@@ -336,10 +337,27 @@ def test_a_worker_gets_no_more_rows_than_make_it_faster_and_more_where_many_wait
         0,
     )
     known.assign("before", 1, "d", DEMAND, now=0)
-    known.heed(waiting)
+    model, other = (DEMAND.model, DEMAND.model_digest), ("another", "model")
+    known.heed({model: waiting, other: 1000})
     given_rows = 1
     while known.has_room(DEMAND) and choose(known, DEMAND) == "d":
         known.assign(f"j{given_rows}", 1, "d", DEMAND, now=0)
         given_rows += 1
     assert given_rows == rows
     assert choose(known, DEMAND) is None
+
+
+def test_only_rows_of_its_own_models_let_a_worker_take_more() -> None:
+    """Half of the slack where half as many rows wait as there are places; that of the longest line where it has two."""
+    one, other = ("one", "digest"), ("other", "digest")
+    slacks = Slacks(0.1)
+    slacks.count([one], 8)
+    slacks.count([one, other], 8)
+    assert slacks.heed({one: 8}) == {one}
+    assert [slacks.of(models) for models in ([one], [other], [other, one], [])] == [0.05, 0.1, 0.05, 0.1]
+    assert slacks.heed({one: 8, other: 80}) == {other}
+    assert slacks.of([one]) == 0.05
+    assert slacks.heed({one: 9, other: 80}) == set(), "about as many"
+    slacks.count([one, other], -8)
+    assert slacks.heed({one: 8}) == {one, other}
+    assert (slacks.of([one]), slacks.of([other])) == (pytest.approx(0.1 / 3), 0.1)

@@ -12,9 +12,10 @@ from typing import Final
 from giornata.families import Family
 from giornata.scheduling.line import AGEING_S, Claim, Line, Turn
 from giornata.scheduling.occupancy import Attempt
-from giornata.scheduling.placement import SLACK, Placement
+from giornata.scheduling.placement import Placement
 from giornata.scheduling.policies import POLICIES, Policy, PolicyName
 from giornata.scheduling.scheduler import LOOKED_AT, Decision, InTurn, Placed, Scheduler
+from giornata.scheduling.slack import SLACK
 from giornata.wire.models import ModelCard
 from giornata.wire.workers import ServiceName, ServiceState
 from giornata_tools.simulation.jobs import DIGEST, MODEL, Piece, SimulatedJob, digest_of
@@ -236,7 +237,7 @@ class Simulation:
 
     def _decide(self, now: float) -> None:
         """Ask the scheduler, apply its decision, and ask again when it wants to be asked."""
-        self._placement.heed(self._line.totals.all.rows)
+        self._placement.heed(self._line.models)
         decision = self._scheduler.decide(self._line, self._placement, now)
         for key, name, rows, passes in decision.placements:
             carried = self._carried[key[0]]

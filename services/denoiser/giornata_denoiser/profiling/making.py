@@ -20,7 +20,7 @@ from giornata.planning.regression import Array, Fit, fit, graded
 from giornata.wire.values import Mode
 from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.profiling.measuring import Meter, ProgressBar, medians
-from giornata_denoiser.profiling.mixtures import Extent, Mixture, RowSize, masked_sizes, mixtures
+from giornata_denoiser.profiling.mixtures import Extent, Mixture, RowSize, masked_sizes, mixtures, unlike
 from giornata_denoiser.profiling.profiles import device_name, dtype_name, versions
 
 QUICK_ROUNDS: Final = 2
@@ -97,12 +97,18 @@ def measure(meter: Meter, extent: Extent, bar: ProgressBar = iter) -> Measuremen
 def activation_bytes(meter: Meter, steps: Iterable[Mixture]) -> float:
     """Peak memory per token, over the steps in which one row computes everything, or two do.
 
-    One row's modulation is broadcast; that of two may be spread to their tokens.
+    Modulation of equally long sequences is broadcast, that of others may be spread to their tokens. Where two rows are
+    measured, a row beside one of other lengths is, too.
     """
     whole = [
         mixture
         for mixture in steps
         if len(mixture.rows) <= 2 and all(set(row.modes) == {Mode.FULL} for row in mixture.rows)
+    ]
+    whole += [
+        Mixture((mixture.rows[0], unlike(mixture.rows[0]).beside(meter.companions, meter.prefix)))
+        for mixture in whole
+        if len(mixture.rows) > 1
     ]
     return max(meter.step_bytes(mixture) / mixture.length for mixture in whole)
 

@@ -179,6 +179,11 @@ def masked_sizes(extent: Extent) -> tuple[RowSize, ...]:
     )
 
 
+def unlike(size: RowSize) -> RowSize:
+    """A row in the modes of `size` whose text and picture are of other lengths, companions not counted."""
+    return replace(size, height=size.height + 1, text=size.text - size.text // 2)
+
+
 def _row(extent: Extent, chance: random.Random) -> RowSize:
     height, width = chance.choice(extent.grids)
     apart = (None,) if Mode.HIDDEN in extent.modes else ()

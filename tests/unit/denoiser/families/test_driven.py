@@ -55,10 +55,15 @@ def region_of(row: Row, computed: Sequence[int]) -> Region:
     return beside(found, row.companions)
 
 
+@pytest.mark.parametrize("alike", [False, True], ids=["unlike", "of one length"])
 @pytest.mark.parametrize("name", NAMES)
-def test_packed_rows_equal_the_modules_own_forward_of_each(name: str) -> None:
+def test_packed_rows_equal_the_modules_own_forward_of_each(name: str, alike: bool) -> None:
+    """Rows of one length are the items of a batch; they differ in prompt and noise level all the same."""
     of = tiny_driven.family(name)
     rows = rows_of(of)
+    if alike:
+        specs = (replace(SPECS[0], steps=spec.steps, seed=spec.seed) for spec in SPECS)
+        rows = [replace(tiny_driven.row(of, spec), step=index) for index, spec in enumerate(specs)]
     for row, out in zip(rows, predicted(of, rows), strict=True):
         torch.testing.assert_close(out, tiny_driven.alone(name, row), atol=EXACT, rtol=0)
 

@@ -209,9 +209,11 @@ def test_rows_tell_what_their_companions_cost(name: str) -> None:
 
 
 def test_memory_is_measured_of_two_rows_too() -> None:
-    """Their modulation is spread to their tokens; a row alone has its own broadcast."""
+    """Modulation of rows of two lengths is spread to their tokens; that of a row alone is broadcast."""
     of = tiny_driven.family("qwen-image")
-    checkpoint: Any = SimpleNamespace(family=of, card=SimpleNamespace(embedded_guidance_scale=0.0))
+    checkpoint: Any = SimpleNamespace(
+        family=of, card=SimpleNamespace(embedded_guidance_scale=0.0, max_text_tokens=8)
+    )
     meter = Meter(checkpoint, AS_COMPUTED)
     one = Mixture((RowSize(8, 8, 8, (Mode.FULL,) * of.depth),))
     two = Mixture(one.rows * 2)

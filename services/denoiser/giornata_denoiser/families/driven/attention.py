@@ -36,7 +36,12 @@ class JointAttention:
         query, key, value = (layout.join(*parts) for parts in zip(text, image, strict=True))
         query, key = hooks.rotated(query, Stream.JOINT), hooks.rotated(key, Stream.JOINT)
         attended = hooks.forward.attended(self._site, Stream.JOINT, query, key, value)
-        of_text, of_image = layout.split(attended)
+        of_text, of_image = (
+            batched_as(hidden, part)
+            for hidden, part in zip(
+                (encoder_hidden_states, hidden_states), layout.split(attended), strict=True
+            )
+        )
         to_text = attn.to_add_out
         return attn.to_out[0](of_image), of_text if to_text is None else to_text(of_text)
 
@@ -56,15 +61,16 @@ class SelfAttention:
         freqs_cis: None = None,  # noqa: ARG002 - of diffusers' blocks; positions are the forward's
         image_rotary_emb: None = None,  # noqa: ARG002 - as above
     ) -> Tensor:
-        attended = self.attended(*projected(attn, hidden_states))
+        attended = self.attended(hidden_states, *projected(attn, hidden_states))
         to_out = getattr(attn, "to_out", None)
         return attended if to_out is None else to_out[0](attended)
 
-    def attended(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """(tokens, heads, head_dim) each, normed → (tokens, 1, channels)."""
+    def attended(self, hidden: Tensor, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """(tokens, heads, head_dim) each, normed → (items, tokens of each, channels), as `hidden` is."""
         hooks, stream = self._hooks, self._stream
         query, key = hooks.rotated(query, stream), hooks.rotated(key, stream)
-        return hooks.forward.attended(self._site, stream, query, key, value)
+        found = hooks.forward.attended(self._site, stream, query, key, value)
+        return batched_as(hidden, found)
 
 
 class ParallelAttention(SelfAttention):
@@ -80,13 +86,13 @@ class ParallelAttention(SelfAttention):
         sizes = [*[attn.inner_dim] * 3, attn.mlp_hidden_dim * attn.mlp_mult_factor]
         *heads, mlp = attn.to_qkv_mlp_proj(hidden_states).split(sizes, dim=-1)
         query, key, value = (by_head(attn, part) for part in heads)
-        attended = self.attended(attn.norm_q(query), attn.norm_k(key), value)
+        attended = self.attended(hidden_states, attn.norm_q(query), attn.norm_k(key), value)
         out: Tensor = attn.to_out(torch.cat((attended, attn.mlp_act_fn(mlp)), dim=-1))
         return out
 
 
 def projected(attn: Any, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Query, key and value of (tokens, 1, channels): (tokens, heads, head_dim) each, the first two normed."""
+    """Query, key and value of (items, tokens of each, channels): (tokens, heads, head_dim), the first two normed."""
     return (
         by_head(attn, attn.to_q(hidden), attn.norm_q),
         by_head(attn, attn.to_k(hidden), attn.norm_k),
@@ -95,6 +101,12 @@ def projected(attn: Any, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def by_head(attn: Any, projection: Tensor, norm: Any = None) -> Tensor:
-    """(tokens, 1, channels) → (tokens, heads, head_dim), normed if there is a norm."""
-    heads = projection.view(len(projection), attn.heads, projection.shape[-1] // attn.heads)
+    """(items, tokens of each, channels) → (tokens, heads, head_dim), normed if there is a norm."""
+    heads = projection.view(-1, attn.heads, projection.shape[-1] // attn.heads)
     return heads if norm is None else norm(heads)
+
+
+def batched_as(hidden: Tensor, tokens: Tensor) -> Tensor:
+    """(tokens, channels) → (items, tokens of each, channels), with the items of `hidden`."""
+    items, each, _ = hidden.shape
+    return tokens.view(items, each, tokens.shape[1])

@@ -23,7 +23,7 @@ class Prepared(NamedTuple):
     vectors: Tensor
     """(steps, width): the modulation of every step."""
     text: Tensor
-    """(text_tokens, 1, channels): the text stream that enters the first block."""
+    """(text_tokens, channels): the text stream that enters the first block."""
     prefix: Prefilled = ()
 
 
@@ -44,7 +44,7 @@ class DrivenBatch:
     sequences: Sequences
     prepared: tuple[Prepared, ...]
     text: Tensor
-    """(text_tokens, 1, channels)"""
+    """(text_tokens, channels)"""
     latent_rows: Tensor
     """(image_tokens,) int64: the row of the latents of each token of the image stream; -1 for a companion."""
     positions: Tensor | None

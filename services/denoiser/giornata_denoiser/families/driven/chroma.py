@@ -72,7 +72,7 @@ class Chroma(DrivenNetwork):
     def answer(self, image: Tensor) -> Tensor:
         """See :class:`DrivenNetwork`."""
         model = self.transformer
-        velocity: Tensor = model.proj_out(model.norm_out(image, emb=image[:1]))[:, 0]
+        velocity: Tensor = model.proj_out(model.norm_out(image, emb=image[:1])).flatten(0, 1)
         return velocity
 
     def spec(self, block: Any) -> BlockSpec:

@@ -70,13 +70,16 @@ class Forward:
         """By sequence: what the present block takes, of all of its sites."""
 
     def vectors(self, start: int, width: int, stream: Stream) -> Tensor:
-        """A slice of the modulation, (tokens of `stream`, width), or (1, width) where there is one sequence."""
+        """A slice of the modulation, (items, width): a vector of each of the items of :meth:`batched`."""
         part = self._vectors[:, start : start + width]
-        if len(part) == 1:
-            return part
         if self._beyond is not None:
             part = part.index_select(0, self._beyond.sequences)
-        return part.index_select(0, self.segments(stream).sequence)
+        segments = self.segments(stream)
+        return part if segments.even else part.index_select(0, segments.sequence)
+
+    def batched(self, tokens: Tensor, stream: Stream) -> Tensor:
+        """(tokens of `stream`, channels) as :attr:`~Segments.items`: (items, tokens of each, channels)."""
+        return tokens.view(*self.segments(stream).items, tokens.shape[-1])
 
     def segments(self, stream: Stream) -> Segments:
         """The tokens of each sequence in a stream."""
@@ -102,14 +105,14 @@ class Forward:
 
     @contextmanager
     def beyond(self) -> Iterator[Tensor]:
-        """The outside tokens of which the present block projects keys and values, (tokens, 1, channels).
+        """The outside tokens of which the present block projects keys and values, (items, tokens of each, channels).
 
         Within, modulation and positions are theirs in every stream.
         """
         hidden = self.tokens.hidden
         self._beyond = self._sequences.beyond(tuple(hidden))
         try:
-            yield torch.cat(list(hidden.values()))
+            yield self.batched(torch.cat(list(hidden.values())), Stream.IMAGE)
         finally:
             self._beyond = None
 
@@ -121,7 +124,7 @@ class Forward:
             self._kept[sequence] = Outside(keys[start:end], values[start:end])
 
     def attended(self, site: Site, stream: Stream, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Each sequence over its own keys and those outside: (tokens, heads, head_dim) each → (tokens, 1, channels).
+        """Each sequence over its own keys and those outside: (tokens, heads, head_dim) each → (tokens, channels).
 
         `stream` is the joint order, or the image stream where no text is attended to.
         """
@@ -129,7 +132,7 @@ class Forward:
         if self.tokens.recorders:
             self._show(site, stream, key, value)
         outside = self._outside(site, segments, key)
-        return self._attend(query, key, value, segments, outside).flatten(1).unsqueeze(1)
+        return self._attend(query, key, value, segments, outside).flatten(1)
 
     def _show(self, site: Site, stream: Stream, key: Tensor, value: Tensor) -> None:
         """Show the recorders keys and values of the image tokens, those of all sites of a block together."""

@@ -1,8 +1,9 @@
 """What is changed of a transformer so that its blocks serve packed sequences: who modulates, and how tokens attend.
 
-Every token is an item of length 1: hidden states are (tokens, 1, channels), and a block's own `gate.unsqueeze(1) * x`
-broadcasts once the vectors of a sequence are spread to its tokens. The vectors of all steps are made when a row joins,
-so that no step reads the weights of modulation layers.
+Blocks see hidden states as a batch, (items, tokens of each, channels), and a block's own `gate.unsqueeze(1) * x`
+broadcasts one vector an item. Sequences of one length are the items. Where lengths differ, every token is an item of
+its own, and the vectors of a sequence are spread to its tokens. The vectors of all steps are made when a row joins, so
+that no step reads the weights of modulation layers.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ class Hooks:
         setattr(parent, name, Spread(self, layer, self.take(_out_features(layer)), stream))
 
     def spread_argument(self, norm: Any, parts: int, width: int, stream: Stream) -> None:
-        """Give `norm` its argument `emb`, (tokens, parts, width), from prepared vectors that no layer makes."""
+        """Give `norm` its argument `emb`, (items, parts, width), from prepared vectors that no layer makes."""
         start = self.take(parts * width)
 
         def given(_: object, args: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
@@ -92,7 +93,7 @@ class Spread(nn.Module):
         self._hooks, self._start, self._width, self._stream = hooks, start, _out_features(layer), stream
 
     def forward(self, _: Tensor) -> Tensor:
-        """(tokens, width), or (1, width) where there is one sequence."""
+        """(items, width): see :meth:`Forward.batched`."""
         return self._hooks.forward.vectors(self._start, self._width, self._stream)
 
 

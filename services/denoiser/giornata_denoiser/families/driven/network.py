@@ -65,7 +65,7 @@ class DrivenNetwork(ABC):
 
     @abstractmethod
     def normed(self, block: Any, hidden: Tensor) -> Sequence[Tensor]:
-        """What each of a block's attentions projects of its image stream, (tokens, 1, channels)."""
+        """What each of a block's attentions projects of its image stream, (items, tokens of each, channels)."""
 
     @abstractmethod
     def vectors(self, prompt: DrivenPrompt, times: Tensor) -> Tensor:
@@ -81,18 +81,18 @@ class DrivenNetwork(ABC):
 
     @abstractmethod
     def pair(self, block: Any, text: Tensor, image: Tensor) -> tuple[Tensor, Tensor]:
-        """One block of two streams, (tokens, 1, channels) each."""
+        """One block of two streams, (items, tokens of each, channels) each: see :meth:`Forward.batched`."""
 
     def attentions(self, block: Any) -> Sequence[Any]:
         """A block's attentions, in order."""
         return (block.attn,)
 
     def keys_values(self, attn: Any, normed: Tensor) -> tuple[Tensor, Tensor]:
-        """What an attention projects of (tokens, 1, channels): (tokens, heads, head_dim) each, at no position."""
+        """What an attention projects of (items, tokens of each, channels): (tokens, heads, head_dim), unturned."""
         return by_head(attn, attn.to_k(normed), attn.norm_k), by_head(attn, attn.to_v(normed))
 
     def single(self, block: Any, joint: Tensor) -> Tensor:
-        """One block of the joint stream, (tokens, 1, channels)."""
+        """One block of the joint stream, (items, tokens of each, channels)."""
         raise NotImplementedError
 
     def text_stream(self, prompt: DrivenPrompt) -> Tensor:
@@ -128,9 +128,9 @@ class DrivenNetwork(ABC):
         raise NotImplementedError
 
     def answer(self, image: Tensor) -> Tensor:
-        """The output of (n, 1, channels): (n, out_channels), packed as latents are."""
+        """The output of (items, tokens of each, channels): (tokens, out_channels), packed as latents are."""
         model = self.transformer
-        velocity: Tensor = model.proj_out(model.norm_out(image, image[:1, 0]))[:, 0]
+        velocity: Tensor = model.proj_out(model.norm_out(image, image[:1, 0])).flatten(0, 1)
         return velocity
 
     # What all families share
@@ -176,7 +176,7 @@ class DrivenNetwork(ABC):
         prefilled: Prefilled = ()
         if self.prefix_tokens(of, beside):
             prefilled = self._prefilled(of, self.prefix(of, conditioning, beside))
-        return Prepared(self.vectors(of, times), self.text_stream(of).unsqueeze(1), prefilled)
+        return Prepared(self.vectors(of, times), self.text_stream(of), prefilled)
 
     def rotary(self, text_tokens: int, grid: Grid, beside: tuple[Grid, ...]) -> Rotary:
         """:meth:`rotated`, kept for pictures of one size and texts of one length."""
@@ -206,7 +206,8 @@ class DrivenNetwork(ABC):
             image = self._entering(forward, batch, latents, conditioning)
             image = forward.tokens.leave(self._run(forward, batch.text, image, trace))
             _, places = batch.rows(forward.tokens.now)
-            return self.answer(image if len(places) == len(image) else image.index_select(0, places))
+            image = image if len(places) == len(image) else image.index_select(0, places)
+            return self.answer(forward.batched(image, Stream.OUTPUT))
 
     def guided(self, positive: Tensor, negative: Tensor, scale: Tensor) -> Tensor:
         """Classifier-free guidance: negative + scale * (positive - negative)."""
@@ -227,7 +228,7 @@ class DrivenNetwork(ABC):
         latents: Tensor,
         conditioning: Sequence[Mapping[str, Tensor]],
     ) -> Tensor:
-        """(live_tokens, 1, channels): the image stream before the first block."""
+        """(live_tokens, channels): the image stream before the first block."""
         live = forward.tokens.now
         rows, places = batch.rows(live)
         some = len(rows) < len(latents)
@@ -235,37 +236,38 @@ class DrivenNetwork(ABC):
         if batch.positions is not None:
             picture = picture + (batch.positions.index_select(0, rows) if some else batch.positions)
         if len(rows) == len(live.image):
-            return picture.unsqueeze(1)
+            return picture
         image = picture.new_empty(len(live.image), picture.shape[1])
         image[places] = picture
         for sequence, count in enumerate(batch.companions):
             if count and live.whole[sequence]:
                 _, end = live.layout.image.bounds[sequence]
                 image[end - count : end] = self.companion_stream(count, conditioning[sequence])
-        return image.unsqueeze(1)
+        return image
 
     def _prefilled(self, prompt: DrivenPrompt, prefix: Prefix) -> Prefilled:
         """Keys and values of a sequence's prefix, by block."""
         kept = PrefixKeysValues()
         vectors = self.vectors(prompt, torch.zeros(1, device=self.device))
         with self.hooks.running(prefix.forward(vectors, kept)) as forward:
-            self._run(forward, empty_text(prefix.stream), prefix.stream.unsqueeze(1), UNTRACED)
+            self._run(forward, empty_text(prefix.stream), prefix.stream, UNTRACED)
         return kept.prefilled
 
     def _run(self, forward: Forward, text: Tensor, image: Tensor, trace: Tracing) -> Tensor:
-        """The image stream behind the last block, (live_tokens, 1, channels), of both streams before the first."""
+        """The image stream behind the last block, (live_tokens, channels), of both streams before the first."""
         for index, block in enumerate(self.pairs):
             with trace.span(Lane.COMPUTE, f"block {index}"):
                 image = forward.tokens.enter(index, image)
                 self._project(forward, block)
-                text, image = self.pair(block, text, image)
+                parts = forward.batched(text, Stream.TEXT), forward.batched(image, Stream.IMAGE)
+                text, image = (part.flatten(0, 1) for part in self.pair(block, *parts))
         if self.singles:
             joint = forward.tokens.now.layout.join(text, image)
             for index, block in enumerate(self.singles, len(self.pairs)):
                 with trace.span(Lane.COMPUTE, f"block {index}"):
                     joint = forward.tokens.enter_joint(index, joint)
                     self._project(forward, block)
-                    joint = self.single(block, joint)
+                    joint = self.single(block, forward.batched(joint, Stream.JOINT)).flatten(0, 1)
             image = forward.tokens.now.layout.split(joint)[1]
         return image
 

@@ -74,5 +74,5 @@ def causal(
 
 
 def empty_text(stream: Tensor) -> Tensor:
-    """(0, 1, channels): no text beside the image stream (tokens, channels)."""
-    return torch.empty(0, 1, stream.shape[1], dtype=stream.dtype, device=stream.device)
+    """(0, channels): no text beside the image stream (tokens, channels)."""
+    return torch.empty(0, stream.shape[1], dtype=stream.dtype, device=stream.device)

@@ -108,7 +108,7 @@ class ZImage(DrivenNetwork):
 
     def answer(self, image: Tensor) -> Tensor:
         """The velocity points from the picture to noise; the transformer's points to the picture."""
-        return -by_channel(self._last(image, image[:1, 0])[:, 0])
+        return -by_channel(self._last(image, image[:1, 0]).flatten(0, 1))
 
     def guided(self, positive: Tensor, negative: Tensor, scale: Tensor) -> Tensor:
         """Classifier-free guidance as the pipeline counts it: positive + scale * (positive - negative)."""
