@@ -14,6 +14,8 @@ from peft.utils import get_peft_model_state_dict
 from safetensors import safe_open
 from torch import Tensor, nn
 
+from giornata_prepost.families.qwen_image_21.processor import TextProcessor
+
 FILE: Final = "pytorch_lora_weights.safetensors"
 TARGETS: Final = {
     "transformer": r".*\.(to_q|to_k|to_out\.0|proj_out|linear|to_qkv|add_k_proj)",
@@ -28,7 +30,8 @@ ANOTHER: Final = {"transformer": "to_k", "unet": "to_q", "text_encoder": "v_proj
 def opened(folder: Path) -> Any:
     """diffusers' pipeline of a checkpoint, float32."""
     index = json.loads((folder / "model_index.json").read_text())
-    return getattr(diffusers, index["_class_name"]).from_pretrained(folder, dtype=torch.float32)
+    own = {"processor": TextProcessor.of(folder / "processor")} if "processor" in index else {}
+    return getattr(diffusers, index["_class_name"]).from_pretrained(folder, dtype=torch.float32, **own)
 
 
 def network_of(pipeline: Any) -> str:
