@@ -19,7 +19,8 @@ from pydantic import BaseModel
 
 from giornata.blobs import BlobStore
 from giornata.bus import telemetry
-from giornata.bus.bus import Bus, Endpoint
+from giornata.bus.answering import Endpoint
+from giornata.bus.bus import Bus
 from giornata.planning.costing import CostModel, Profile
 from giornata.records import Records
 from giornata.retries import just_made

@@ -194,13 +194,13 @@ def _factors(
         if found is None:
             raise LoraNotSupported("A tensor is no factor of a LoRA.", received=name)
         sides.setdefault(found["module"], {})[found["side"]] = told
-    told = _told_alphas({module: pair["A"][0] for module, pair in sides.items() if "A" in pair}, alphas)
+    own = _told_alphas({module: pair["A"][0] for module, pair in sides.items() if "A" in pair}, alphas)
     made = {}
     for module, pair in sides.items():
         if pair.keys() != {"A", "B"}:
             raise LoraNotSupported("A module has one factor and not two.", received=module)
         down, up = pair["A"][1], pair["B"][1]
-        alpha = told[module] if told else _configured_alpha(module, down.shape[0], configuration)
+        alpha = own[module] if own else _configured_alpha(module, down.shape[0], configuration)
         made[module] = Factors(down, up, alpha)
     return made
 
