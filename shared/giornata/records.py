@@ -151,11 +151,12 @@ class RecordBucket(Generic[R]):
         found: list[R] = []
         for first in range(0, len(names), ASKED_AT_ONCE):
             some = names[first : first + ASKED_AT_ONCE]
-            reads = (self._found(name.removeprefix(keys)) for name in some)
+            reads = (self.found(name.removeprefix(keys)) for name in some)
             found += [record for record in await asyncio.gather(*reads) if record is not None]
         return found
 
-    async def _found(self, key: str) -> R | None:
+    async def found(self, key: str) -> R | None:
+        """A record, or None."""
         try:
             return await self.get(key)
         except self.missing:  # it was deleted

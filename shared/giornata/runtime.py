@@ -20,7 +20,8 @@ from typing import TypeVar
 import structlog
 import uvloop
 
-from giornata.bus.bus import Endpoint, connect_as
+from giornata.bus.answering import Endpoint
+from giornata.bus.bus import connect_as
 from giornata.bus.telemetry import state_of, telemetry
 from giornata.config import CellConfig, ServiceConfig, load
 from giornata.signals import on_signals

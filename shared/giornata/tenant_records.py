@@ -44,7 +44,7 @@ class TenantRecords(Generic[R]):
 
     async def all_of(self, tenant: str) -> list[R]:
         """Every record of a tenant, in no order."""
-        return await self.bucket.matching(f"{_owner(tenant)}.*")
+        return await self.bucket.matching(f"{owner_of(tenant)}.*")
 
     async def until(self, tenant: str, name: str, condition: Callable[[R], bool], deadline: Deadline) -> R:
         """The record as soon as `condition` holds for it, or as it stands at the deadline."""
@@ -90,10 +90,11 @@ def _lora_key(record: LoraRecord) -> str:
 
 def _key(tenant: str, name: str, missing: type[GiornataError]) -> str:
     try:
-        return f"{_owner(tenant)}.{subjects.token(name)}"
+        return f"{owner_of(tenant)}.{subjects.token(name)}"
     except ValueError as error:
         raise missing(received=name) from error
 
 
-def _owner(tenant: str) -> str:
+def owner_of(tenant: str) -> str:
+    """The first token of the keys of a tenant's records; ValueError for a name that no tenant can have."""
     return tenant if tenant == EVERYONE else subjects.token(tenant)

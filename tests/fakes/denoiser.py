@@ -11,7 +11,8 @@ import nats.errors
 from tenacity import AsyncRetrying, retry_if_exception_type, wait_fixed
 
 from giornata import __version__
-from giornata.bus.bus import Bus, Endpoint
+from giornata.bus.answering import Endpoint
+from giornata.bus.bus import Bus
 from giornata.bus.telemetry import telemetry
 from giornata.records import Records
 from giornata.wire import subjects

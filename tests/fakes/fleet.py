@@ -9,7 +9,8 @@ from contextlib import asynccontextmanager
 from typing import TypeVar
 
 from giornata import __version__
-from giornata.bus.bus import Bus, Endpoint
+from giornata.bus.answering import Endpoint
+from giornata.bus.bus import Bus
 from giornata.bus.telemetry import telemetry
 from giornata.families import Family
 from giornata.wire import subjects

@@ -13,7 +13,8 @@ from typing import Any
 
 from giornata import __version__
 from giornata.blobs import RedisBlobs
-from giornata.bus.bus import Bus, Endpoint
+from giornata.bus.answering import Endpoint
+from giornata.bus.bus import Bus
 from giornata.deadlines import Deadline
 from giornata.fleet import Fleet
 from giornata.records import Records

@@ -13,7 +13,8 @@ import numpy as np
 from safetensors.numpy import save
 
 from giornata.bus import bus, streams
-from giornata.bus.bus import Bus, Endpoint
+from giornata.bus.answering import Endpoint
+from giornata.bus.bus import Bus
 from giornata.config import new_instance
 from giornata.deadlines import Deadline
 from giornata.lora_transfer import sending

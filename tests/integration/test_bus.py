@@ -8,7 +8,8 @@ from collections.abc import AsyncIterator
 import pytest
 
 from giornata.bus import bus as buses
-from giornata.bus.bus import Bus, Endpoint, UnansweredError
+from giornata.bus.answering import Endpoint, UnansweredError
+from giornata.bus.bus import Bus
 from giornata.bus.connection import LostError, barrier
 from giornata.deadlines import Deadline
 from giornata.wire import subjects

@@ -15,7 +15,8 @@ from structlog.testing import capture_logs
 import giornata.client
 from giornata.bus import bus as buses
 from giornata.bus import streams
-from giornata.bus.bus import Bus, Endpoint
+from giornata.bus.answering import Endpoint
+from giornata.bus.bus import Bus
 from giornata.bus.connection import RefusedError, barrier
 from giornata.deadlines import Deadline
 from giornata.nats_users import password_file

@@ -10,7 +10,7 @@ from functools import partial
 from typing import NoReturn
 
 from giornata import runtime
-from giornata.bus.bus import Endpoint
+from giornata.bus.answering import Endpoint
 from giornata.config import CellConfig
 from giornata.wire import subjects
 from giornata.wire.errors import NotSupported

@@ -19,7 +19,8 @@ from pydantic import BaseModel
 
 from giornata.blobs import BlobStore
 from giornata.bus import telemetry
-from giornata.bus.bus import Bus, Endpoint
+from giornata.bus.answering import Endpoint
+from giornata.bus.bus import Bus
 from giornata.planning.costing import CostModel
 from giornata.planning.profiles import Profile
 from giornata.records import Records

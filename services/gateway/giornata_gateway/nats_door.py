@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from giornata.bus.bus import Endpoint
+from giornata.bus.answering import Endpoint
 from giornata.deadlines import Deadline
 from giornata.wire import codec, subjects
 from giornata.wire.errors import GiornataError, InternalError

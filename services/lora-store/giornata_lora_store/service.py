@@ -11,7 +11,8 @@ from typing import Final
 import structlog
 
 from giornata.bus import streams
-from giornata.bus.bus import Bus, Endpoint
+from giornata.bus.answering import Endpoint
+from giornata.bus.bus import Bus
 from giornata.bus.telemetry import state_of, telemetry
 from giornata.retries import just_made
 from giornata.tenant_records import LoraRecords

@@ -19,7 +19,8 @@ from pydantic import BaseModel
 
 from giornata import tensors
 from giornata.blobs import BlobStore, intermediate
-from giornata.bus.bus import Bus, Endpoint
+from giornata.bus.answering import Endpoint
+from giornata.bus.bus import Bus
 from giornata.bus.telemetry import state_of, telemetry
 from giornata.wire import subjects
 from giornata.wire.cells import in_cell

@@ -15,7 +15,7 @@ from nats.js import JetStreamContext
 from nats.js.errors import KeyNotFoundError
 from nats.js.kv import KV_DEL, KeyValue
 
-from giornata.bus.bus import UnansweredError
+from giornata.bus.answering import UnansweredError
 from giornata.bus.streams import LEASE_TTL_S
 from giornata.wire.cells import MAIN
 from giornata.wire.messages import Epoch

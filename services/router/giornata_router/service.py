@@ -16,7 +16,8 @@ from pydantic import BaseModel
 
 from giornata.blobs import BlobStore
 from giornata.bus import streams
-from giornata.bus.bus import Bus, Endpoint
+from giornata.bus.answering import Endpoint
+from giornata.bus.bus import Bus
 from giornata.bus.listening import keep_looking
 from giornata.bus.telemetry import state_of, telemetry
 from giornata.fleet import ListeningClock

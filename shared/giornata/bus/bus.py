@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -24,12 +23,13 @@ from nats.aio.msg import Msg
 from nats.js import JetStreamContext
 from nats.js.api import Header
 from nats.micro import add_service
-from nats.micro.request import ERROR_CODE_HEADER, ERROR_HEADER
+from nats.micro.request import ERROR_CODE_HEADER
 from nats.micro.request import Request as MicroRequest
 from nats.micro.service import ServiceConfig as MicroConfig
 from pydantic import BaseModel
 
 from giornata import __version__
+from giornata.bus.answering import Endpoint, Receive, spawning
 from giornata.bus.connection import (
     LostError,
     RefusedError,
@@ -42,16 +42,13 @@ from giornata.bus.connection import (
 from giornata.bus.listening import Listening
 from giornata.config import ServiceConfig
 from giornata.deadlines import Deadline
-from giornata.wire import codec, subjects
+from giornata.wire import codec
 from giornata.wire.errors import (
     DeadlineExceeded,
     ErrorBody,
     GiornataError,
-    InternalError,
-    MalformedMessage,
     NotPermitted,
     PayloadTooLarge,
-    SchemaMismatch,
     ServiceUnavailable,
     from_body,
 )
@@ -64,24 +61,6 @@ M = TypeVar("M", bound=BaseModel)
 
 RETURN_MS = 3000
 """How much later than ours another service's connection may be back; a client tries each server once a second."""
-
-
-@dataclass(frozen=True)
-class Endpoint:
-    """A subject, the type of its requests, and the coroutine that answers one."""
-
-    subject: str
-    kind: type[BaseModel]
-    handler: Callable[..., Awaitable[BaseModel]]
-    """Takes a request, and its headers if `headers` says so."""
-    limit_bytes: int = codec.MAX_CONTROL_BYTES
-    headers: bool = False
-    reply: bool = False
-    """Whether the handler takes the answer's subject, too, after the headers; it is empty where none is asked for."""
-
-
-class UnansweredError(Exception):
-    """Raised by a handler: the request gets no answer, since it is not ours to answer."""
 
 
 class Bus:
@@ -161,7 +140,7 @@ class Bus:
         """
         async with drained_tasks() as (tasks, stack):
             for endpoint in endpoints:
-                subscription = await self.client.subscribe(endpoint.subject, cb=_spawning(tasks, endpoint))
+                subscription = await self.client.subscribe(endpoint.subject, cb=spawning(tasks, endpoint))
                 stack.push_async_callback(drain, self.client, subscription)
             await self.client.in_force(*(endpoint.subject for endpoint in endpoints))
             yield
@@ -174,9 +153,9 @@ class Bus:
             service = await add_service(self.client, config)
             stack.push_async_callback(drain_service, self.client, service)
             for endpoint in endpoints:
-                answer = _spawning(tasks, endpoint)
+                answer = spawning(tasks, endpoint)
 
-                async def handle(request: MicroRequest, answer: _Callback = answer) -> None:
+                async def handle(request: MicroRequest, answer: Receive = answer) -> None:
                     await answer(request._msg)  # noqa: SLF001 - the message outlives the serial handler
 
                 label = endpoint.subject.removeprefix("giornata.").replace(".", "-")
@@ -216,9 +195,6 @@ class Bus:
                 await subscription.unsubscribe()
 
 
-_Callback = Callable[[Msg], Awaitable[None]]
-
-
 def answer_in(message: Msg, reply: type[M]) -> M:
     """The answer that a message holds; an error of the other side is raised as the same class."""
     if message.headers and ERROR_CODE_HEADER in message.headers:
@@ -251,53 +227,3 @@ async def connect(
     """
     async with opened(url, name, user, password_file, timeout_s) as client:
         yield Bus(client)
-
-
-def _spawning(tasks: asyncio.TaskGroup, endpoint: Endpoint) -> _Callback:
-    async def receive(message: Msg) -> None:
-        if message.reply and not subjects.is_inbox(message.reply):
-            log.error("answer_refused", subject=message.subject, reply=message.reply[:200])
-            return
-        tasks.create_task(_respond(endpoint, message), name=endpoint.subject)
-
-    return receive
-
-
-async def _respond(endpoint: Endpoint, message: Msg) -> None:
-    """Answer one request; every failure is an answer too, with a stable code, except :class:`UnansweredError`."""
-    try:
-        try:
-            request = codec.decode(endpoint.kind, message.data)
-        except SchemaMismatch as error:
-            raise MalformedMessage(str(error)) from error
-        remaining_ms = getattr(request, "remaining_ms", None)
-        try:
-            async with asyncio.timeout(None if remaining_ms is None else remaining_ms / 1000) as scope:
-                headers = [message.headers or {}] if endpoint.headers else []
-                asked = [message.reply] if endpoint.reply else []
-                reply = await endpoint.handler(request, *headers, *asked)
-        except TimeoutError as error:
-            if not scope.expired():
-                raise  # the handler's own
-            raise DeadlineExceeded from error
-        await message.respond(codec.encode(reply, limit_bytes=endpoint.limit_bytes))
-    except GiornataError as error:
-        await _respond_error(message, error)
-    except UnansweredError:
-        log.info("left_unanswered", subject=message.subject)
-    except nats.errors.MaxPayloadError:
-        await _respond_error(message, PayloadTooLarge("The answer is larger than the NATS server accepts."))
-    except Exception:  # the task's edge: logged and answered
-        log.exception("handler_failed", subject=message.subject)
-        await _respond_error(message, InternalError())
-
-
-async def _respond_error(message: Msg, error: GiornataError) -> None:
-    if not message.reply:
-        log.warning("request_failed_without_reply", subject=message.subject, error=str(error))
-        return
-    headers = {ERROR_HEADER: error.code, ERROR_CODE_HEADER: str(error.status)}
-    try:
-        await message._client.publish(message.reply, codec.encode(error.body()), headers=headers)  # noqa: SLF001 - Msg.respond takes no headers
-    except nats.errors.Error:
-        log.warning("reply_lost", subject=message.subject, error=str(error), exc_info=True)

@@ -11,7 +11,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from giornata.bus.bus import Endpoint
+from giornata.bus.answering import Endpoint
 from giornata.wire import subjects
 from giornata.wire.loras import NormaliseLora
 from tests.fakes.key_files import write_keys

@@ -12,10 +12,11 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from giornata.wire.errors import ErrorBody
 from giornata_tools import interrupts
 from giornata_tools.cli.options import READABLE, Command, server_option, usage_errors
 from giornata_tools.doors.addresses import LOCAL_GATEWAY, gateway_url
-from giornata_tools.doors.edits import Refused
+from giornata_tools.doors.edits import Refused, sentence
 from giornata_tools.doors.http_door import HttpClient, open_http
 
 Act = Callable[..., Awaitable[int]]
@@ -91,10 +92,8 @@ async def add(gateway: HttpClient, file: Path, model: str | None, name: str | No
         click.echo(f"Ready: rank {told['rank']}, {told['modules']} modules of {told['model']}.", err=True)
     if told["state"] == "ready":
         return 0
-    error = told.get("error") or {}
-    click.echo(
-        f"Error: {error.get('message', 'It was removed.')} ({error.get('code', told['state'])})", err=True
-    )
+    error = told["error"] or {"code": told["state"], "message": "It was removed."}
+    click.echo(f"Error: {sentence(ErrorBody.model_validate(error))}", err=True)
     return 1
 
 

@@ -28,7 +28,7 @@ def renew_steps(configured: int, family: ModelFamily) -> int:
 
     A network that blends learns of the picture around the mask from its latent alone, which changes from step to step:
     what it makes of it lasts for fewer steps. A UNet, whose blocks are taken together, computes all of them: renewed
-    more often, its pictures are still too far from those of full computation. Decision record 0034 has the measurements.
+    more often, its pictures are still too far from those of full computation: decision record 0034.
     """
     if together(family.specs):
         return 0

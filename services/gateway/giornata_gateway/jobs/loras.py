@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass
+from functools import cached_property
+from operator import attrgetter
 from typing import Final
 
 from giornata.bus.bus import Bus
 from giornata.deadlines import Deadline
-from giornata.tenant_records import LoraRecords
+from giornata.mirrors import Mirror
+from giornata.tenant_records import LoraRecords, owner_of
 from giornata.wire import subjects
 from giornata.wire.errors import LoraLimit, LoraNotFound
 from giornata.wire.loras import EVERYONE, LoraRecord, LoraState, RemoveLora
@@ -28,13 +30,19 @@ class Loras:
     records: LoraRecords
     fleet: FleetListener
 
+    @cached_property
+    def mirror(self) -> Mirror[LoraRecord]:
+        """Every LoRA, for lists and counts."""
+        return Mirror(self.records.bucket)
+
     def model(self, name: str | None) -> str:
         """The model that a LoRA is for; ModelNotFound where none of this name is served, or several without one."""
         return choose_card(self.fleet.cards(), name, self.fleet.missing()).name
 
     async def check_room(self, tenant: str) -> None:
         """Raise LoraLimit where the tenant has no room for another LoRA; uploads at once may exceed it."""
-        own, most = await self.records.all_of(tenant), self.config.max_loras
+        await self.mirror.refresh()
+        own, most = self.mirror.of(owner_of(tenant)), self.config.max_loras
         if len(own) >= most:
             raise LoraLimit(received=f"{len(own) + 1} LoRAs", accepted=f"at most {most}; delete one")
 
@@ -52,9 +60,10 @@ class Loras:
 
     async def of(self, tenant: str) -> list[LoraRecord]:
         """The LoRAs that a tenant may use, and its uploads, the newest first."""
-        own, shared = await asyncio.gather(self.records.all_of(tenant), self.records.all_of(EVERYONE))
+        await self.mirror.refresh()
+        own, shared = self.mirror.of(owner_of(tenant)), self.mirror.of(owner_of(EVERYONE))
         usable = [record for record in shared if record.state is LoraState.READY]
-        return sorted([*own, *usable], key=lambda record: (record.created_s, record.lora_id), reverse=True)
+        return sorted([*own, *usable], key=attrgetter("created_s", "lora_id"), reverse=True)
 
     async def delete(self, tenant: str, lora_id: str) -> None:
         """Forget a tenant's own LoRA or upload; edits that have begun end as before."""

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import inspect
 import json
-import logging
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -18,13 +16,13 @@ from torch import Tensor, nn
 
 from giornata.wire.errors import GiornataError, LoraMismatch, LoraNotSupported
 from giornata_prepost.loras.checkpoint_modules import CheckpointModules
+from giornata_prepost.loras.provenance import traced, untraced, unused
 
 METADATA: Final = "lora_adapter_metadata"
 """Where diffusers' savers write PEFT's configuration, as JSON, in a file's metadata."""
 BASE_NAMES: Final = ("modelspec.architecture", "ss_base_model_version", "base_model")
 """Where trainers write for which model they trained."""
 PEFT_PREFIX: Final = "base_model.model."
-CONVERTERS: Final = "diffusers.loaders.lora_conversion_utils"
 _FACTOR: Final = re.compile(r"(?P<module>.+)\.lora_(?P<side>[AB])(?:\.default)?\.weight\Z")
 _FAILURES: Final = (
     ValueError,
@@ -67,10 +65,10 @@ def read_source(
     """The factors in a file of any known style.
 
     Raises:
-        LoraNotSupported: diffusers cannot read it, or reads a part of it only.
+        LoraNotSupported: diffusers reads a part of it only, or alphas are told of some modules only.
         LoraMismatch: its names are those of another model.
     """
-    named, alphas = _converted(_with_prefix(tensors, modules), metadata, modules)
+    named, alphas = _converted(tensors, metadata, modules)
     configuration = _configuration(metadata)
     parts = {name: _of_part(named, name) for name in (modules.network_name, *modules.text_encoders)}
     taken = {f"{part}.{name}" for part, found in parts.items() for name in found}
@@ -103,17 +101,20 @@ def _with_prefix(tensors: Mapping[str, Tensor], modules: CheckpointModules) -> d
 
 
 def _converted(
-    tensors: dict[str, Tensor], metadata: Mapping[str, str], modules: CheckpointModules
+    tensors: Mapping[str, Tensor], metadata: Mapping[str, str], modules: CheckpointModules
 ) -> tuple[dict[str, Tensor], dict[str, float]]:
-    """Tensors with diffusers' names, and alphas that are not in them yet."""
+    """Tensors with diffusers' names, and alphas that are not in them yet.
+
+    Some converters leave tensors out in silence. So the use of each is traced, and one without use is refused.
+    """
+    sources = traced(tensors)
     read = modules.pipeline.lora_state_dict
     accepted = inspect.signature(read).parameters
     options: dict[str, Any] = {"return_alphas": True} if "return_alphas" in accepted else {}
     if modules.network_name == "unet":
         options["unet_config"] = modules.network.config
     try:
-        with _complete():
-            found = read(tensors, **options)
+        found = read(_with_prefix(sources, modules), **options)
     except _FAILURES as error:
         reason = str(error) or type(error).__name__
         told = _base_of(metadata)
@@ -123,27 +124,14 @@ def _converted(
             accepted=f"a LoRA for {modules.index['_class_name']}",
         ) from error
     named, alphas = found if isinstance(found, tuple) else (found, None)
-    return named, {name: float(alpha) for name, alpha in (alphas or {}).items()}
-
-
-@contextmanager
-def _complete() -> Iterator[None]:
-    """Raise LoraNotSupported where a converter warns that it leaves tensors out."""
-    warnings: list[str] = []
-
-    class Heard(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            warnings.append(record.getMessage())
-
-    handler, logger = Heard(logging.WARNING), logging.getLogger(CONVERTERS)
-    logger.addHandler(handler)
-    try:
-        yield
-    finally:
-        logger.removeHandler(handler)
-    left_out = [text for text in warnings if "Unsupported keys" in text]
-    if left_out:
-        raise LoraNotSupported("The LoRA has tensors that diffusers does not know.", received=left_out[0])
+    numbers = {name: float(alpha) for name, alpha in (alphas or {}).items()}
+    if left := unused(sources, named.values()):
+        raise LoraNotSupported(
+            "diffusers reads this LoRA without some of its tensors.",
+            received=f"{left[0]}, one of {len(left)}",
+            accepted="files of which every tensor counts",
+        )
+    return {name: untraced(tensor) for name, tensor in named.items()}, numbers
 
 
 def _configuration(metadata: Mapping[str, str]) -> dict[str, Any]:
@@ -206,25 +194,44 @@ def _factors(
         if found is None:
             raise LoraNotSupported("A tensor is no factor of a LoRA.", received=name)
         sides.setdefault(found["module"], {})[found["side"]] = told
+    own = _told_alphas({module: pair["A"][0] for module, pair in sides.items() if "A" in pair}, alphas)
     made = {}
     for module, pair in sides.items():
         if pair.keys() != {"A", "B"}:
             raise LoraNotSupported("A module has one factor and not two.", received=module)
-        (old, down), (_, up) = pair["A"], pair["B"]
-        made[module] = Factors(down, up, _alpha(module, old, down.shape[0], alphas, configuration))
+        down, up = pair["A"][1], pair["B"][1]
+        alpha = own[module] if own else _configured_alpha(module, down.shape[0], configuration)
+        made[module] = Factors(down, up, alpha)
     return made
 
 
-def _alpha(
-    module: str, old: str, rank: int, alphas: Mapping[str, float], configuration: Mapping[str, Any]
-) -> float:
-    """What the file says of a module; without a word, the rank, as diffusers and PEFT have it.
+def _told_alphas(firsts: Mapping[str, str], alphas: Mapping[str, float]) -> dict[str, float]:
+    """Alphas by module, where the file has any; `firsts` are the converters' names of the modules' first factors.
 
-    Converters call a module's alpha by the module's name or by that of its first factor.
+    diffusers gives modules without an alpha the one that most others have; kohya's trainer takes their rank. So a file
+    with alphas for some modules only is refused.
     """
-    for name in (old, old.split(".lora.", maxsplit=1)[0], old.split(".lora_A.", maxsplit=1)[0], module):
-        if f"{name}.alpha" in alphas:
-            return alphas[f"{name}.alpha"]
+    names = {module: _alpha_name(module, first, alphas) for module, first in firsts.items()}
+    if stray := alphas.keys() - set(names.values()):
+        raise LoraNotSupported("An alpha belongs to no module with factors.", received=min(stray))
+    missing = [module for module, name in names.items() if name is None]
+    if alphas and missing:
+        raise LoraNotSupported(
+            "Some modules have an alpha and others have none.",
+            received=f"{missing[0]} without one",
+            accepted="an alpha for every module, or for none",
+        )
+    return {module: alphas[name] for module, name in names.items() if name is not None}
+
+
+def _alpha_name(module: str, first: str, alphas: Mapping[str, float]) -> str | None:
+    """Converters call a module's alpha by the module's name or by that of its first factor."""
+    before = (first, first.split(".lora.", maxsplit=1)[0], first.split(".lora_A.", maxsplit=1)[0], module)
+    return next((f"{name}.alpha" for name in before if f"{name}.alpha" in alphas), None)
+
+
+def _configured_alpha(module: str, rank: int, configuration: Mapping[str, Any]) -> float:
+    """What PEFT's configuration says of a module; without a word, the rank, as diffusers and PEFT have it."""
     if "lora_alpha" not in configuration:
         return float(rank)
     patterns: Mapping[str, float] = configuration.get("alpha_pattern") or {}

@@ -27,10 +27,10 @@ ANOTHER: Final = {"transformer": "to_k", "unet": "to_q", "text_encoder": "v_proj
 
 def opened(folder: Path) -> Any:
     """diffusers' pipeline of a checkpoint, float32."""
-    name = json.loads((folder / "model_index.json").read_text())["_class_name"]
-    # the processor of this pipeline needs torchvision, and LoRAs do not
-    left_out = {"processor": None} if name == "QwenImage21Pipeline" else {}
-    return getattr(diffusers, name).from_pretrained(folder, dtype=torch.float32, **left_out)
+    index = json.loads((folder / "model_index.json").read_text())
+    # processors of pictures may need torchvision, and LoRAs need none
+    left_out = {"processor": None} if "processor" in index else {}
+    return getattr(diffusers, index["_class_name"]).from_pretrained(folder, dtype=torch.float32, **left_out)
 
 
 def network_of(pipeline: Any) -> str:

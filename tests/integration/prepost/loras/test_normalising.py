@@ -212,6 +212,73 @@ def test_what_does_not_fit_is_refused_by_name(kind: str, tiny_checkpoint: Checkp
     assert not (tmp_path / "canonical").exists()
 
 
+def _pair(name: str, down: str, up: str, into: int = 8, out: int = 8) -> dict[str, Tensor]:
+    return {f"{name}.{down}.weight": torch.ones(4, into), f"{name}.{up}.weight": torch.ones(out, 4)}
+
+
+def _dropped() -> dict[str, tuple[Family, dict[str, Tensor], str]]:
+    """Files of which diffusers leaves something out without a word: family, tensors, and what is refused."""
+    block = "0_1_transformer_blocks_0_attn1_to_q"
+    sgm, named = f"lora_unet_input_blocks_4_{block[2:]}", "lora_unet_down_blocks_1_attentions_0_proj_in"
+    last = "lora_unet_final_layer_linear"
+    module = "transformer_blocks.0.attn.to_q"
+    return {
+        "names of the original UNet beside diffusers'": (
+            Family.SDXL,
+            _pair(sgm, "lora_down", "lora_up") | _pair(named, "lora_down", "lora_up"),
+            sgm,
+        ),
+        "an alpha of the last layer": (
+            Family.FLUX_INPAINT,
+            _pair(last, "lora_down", "lora_up") | {f"{last}.alpha": torch.tensor(1.0)},
+            f"{last}.alpha",
+        ),
+        "an alpha under another name": (
+            Family.QWEN_IMAGE,
+            _pair(module, "lora_down", "lora_up") | {f"{module}.extra.alpha": torch.tensor(1.0)},
+            f"{module}.extra.alpha",
+        ),
+        "a module under two names": (
+            Family.FLUX_INPAINT,
+            _pair(module, "lora_A", "lora_B") | _pair(f"base_model.model.{module}", "lora_A", "lora_B"),
+            module,
+        ),
+    }
+
+
+@pytest.mark.parametrize("kind", list(_dropped()))
+def test_a_file_that_diffusers_reads_in_part_is_refused(
+    kind: str, tiny_checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    family, tensors, said = _dropped()[kind]
+    save_file(tensors, tmp_path / "part.safetensors")
+    with pytest.raises(LoraNotSupported) as raised:
+        normalise(tmp_path / "part.safetensors", tmp_path / "canonical", tiny_checkpoint(family), {})
+    assert said in str(raised.value)
+
+
+@pytest.mark.parametrize("told", [0, 1, 2])
+def test_alphas_are_told_of_every_module_or_of_none(
+    told: int, tiny_checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    folder = tiny_checkpoint(Family.FLUX_INPAINT)
+    names = [f"transformer.transformer_blocks.0.attn.{name}" for name in ("to_q", "to_k")]
+    wide = oracle.opened(folder).transformer.transformer_blocks[0].attn.to_q.weight.shape
+    tensors: dict[str, Tensor] = {}
+    for name in names:
+        tensors |= _pair(name, "lora_A", "lora_B", wide[1], wide[0])
+    tensors |= {f"{name}.alpha": torch.tensor(2.0) for name in names[:told]}
+    save_file(tensors, tmp_path / "alphas.safetensors")
+    if told == 1:
+        with pytest.raises(LoraNotSupported, match="others have none") as raised:
+            normalise(tmp_path / "alphas.safetensors", tmp_path / "canonical", folder, {})
+        assert "to_k" in str(raised.value)
+        return
+    normalise(tmp_path / "alphas.safetensors", tmp_path / "canonical", folder, {})
+    change = oracle.products(tmp_path / "canonical")["transformer_blocks.0.attn.to_k.weight"]
+    assert torch.equal(change, torch.full(wide, 2.0 if told else 4.0))
+
+
 def test_a_pickle_is_never_opened(tiny_checkpoint: Checkpoint, tmp_path: Path) -> None:
     source = tmp_path / "pickle.safetensors"
     torch.save({"x": torch.ones(1)}, source)
