@@ -47,6 +47,8 @@ class Family(StrEnum):
     """`Flux2KleinKVPipeline`: references, an edit's picture among them, attend to each other alone; blends."""
     QWEN_IMAGE = "qwen-image"
     """`QwenImageInpaintPipeline`; blends."""
+    QWEN_IMAGE_EDIT = "qwen-image-edit"
+    """`QwenImageEditInpaintPipeline`: text encoder and network look at the picture, too; blends."""
     QWEN_IMAGE_21 = "qwen-image-2.1"
     """`QwenImage21Pipeline`: text attends to itself alone; blends."""
     CHROMA = "chroma"
@@ -106,7 +108,7 @@ class Kind:
     samplers: tuple[Sampler, ...] = FLOW_MATCHING
     """What requests may ask for; the default of models with discrete times is the checkpoint's scheduler."""
     other_text_tokens: int = 0
-    """Text tokens of another encoder, which come before those."""
+    """Text tokens of another encoder, or of a picture in the prompt, which come before those."""
     autoencoder: str = "AutoencoderKL"
     latent_shape: Callable[[Config], LatentShape] = components.autoencoder_kl
     """Of that autoencoder, from its ``config.json``."""
@@ -245,6 +247,15 @@ _QWEN_IMAGE: Final = Kind(
     latent_shape=components.autoencoder_qwen,
     kept_channels=of_joint,
 )
+_QWEN_IMAGE_EDIT: Final = replace(
+    _QWEN_IMAGE,
+    family=Family.QWEN_IMAGE_EDIT,
+    # an instruction begins all of the picture from noise, as QwenImageEditPipeline does; its inpainting has 0.6
+    strength=1.0,
+    generation_guidance_scale=None,
+    references=1,
+    other_text_tokens=(1024 // 28) ** 2,
+)
 _QWEN_IMAGE_21: Final = replace(
     _QWEN_IMAGE,
     family=Family.QWEN_IMAGE_21,
@@ -306,6 +317,8 @@ KINDS: Final[dict[str, Kind]] = {
     "QwenImagePipeline": _QWEN_IMAGE,
     "QwenImageInpaintPipeline": _QWEN_IMAGE,
     "QwenImageImg2ImgPipeline": _QWEN_IMAGE,
+    "QwenImageEditPipeline": _QWEN_IMAGE_EDIT,
+    "QwenImageEditInpaintPipeline": _QWEN_IMAGE_EDIT,
     "QwenImage21Pipeline": _QWEN_IMAGE_21,
     "ChromaPipeline": _CHROMA,
     "ChromaInpaintPipeline": _CHROMA,

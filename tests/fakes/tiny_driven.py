@@ -30,7 +30,7 @@ from giornata_denoiser.families.driven.chroma import Chroma
 from giornata_denoiser.families.driven.flux2 import Flux2Klein
 from giornata_denoiser.families.driven.flux2_kv import Flux2KleinKV
 from giornata_denoiser.families.driven.network import DrivenNetwork
-from giornata_denoiser.families.driven.qwen_image import QwenImage
+from giornata_denoiser.families.driven.qwen_image import QwenImage, QwenImageEdit
 from giornata_denoiser.families.driven.qwen_image_21 import QwenImage21
 from giornata_denoiser.families.driven.sd3 import StableDiffusion3
 from giornata_denoiser.families.driven.z_image import ZImage
@@ -182,6 +182,13 @@ def _qwen_image_alone(model: Any, row: Row) -> Any:
     return model(row.latent[None], text, mask, _fraction(row), shapes, return_dict=False)[0][0]
 
 
+def _qwen_image_edit_alone(model: Any, row: Row) -> Any:
+    """As the pipeline calls it: the picture's clean tokens behind the noisy ones."""
+    both, shapes = torch.cat((row.latent, row.conditioning["image_latents"])), [[(1, *row.grid)] * 2]
+    out = model(both[None], _text(row), None, _fraction(row), shapes, return_dict=False)[0][0]
+    return out[: len(row.latent)]
+
+
 def _flux2_alone(model: Any, row: Row) -> Any:
     """As the pipeline calls it: the picture's clean tokens behind the noisy ones."""
     text, picture = _text(row), functional.pad(_grid_ids(row), (1, 1))
@@ -255,6 +262,7 @@ FAMILIES: Mapping[str, Driven] = {
     "sd3": Driven(StableDiffusion3, _sd3, _sd3_alone),
     "chroma": Driven(Chroma, _chroma, _chroma_alone),
     "qwen-image": Driven(QwenImage, _qwen_image, _qwen_image_alone),
+    "qwen-image-edit": Driven(QwenImageEdit, _qwen_image, _qwen_image_edit_alone),
     "qwen-image-2.1": Driven(QwenImage21, _qwen_image_21, _qwen_image_21_alone),
     "flux2-klein-kv": Driven(Flux2KleinKV, _flux2_kv, _flux2_kv_alone),
     "flux2-klein": Driven(Flux2Klein, _flux2, _flux2_alone),

@@ -56,7 +56,7 @@ class Served:
         (drawn,) = self.images.encode_rows(
             image, mask, [parameters.seed or 0], sampled=sampled, strength=parameters.strength or 0
         )
-        return self._row(key, parameters, size, drawn, references)
+        return self._row(key, parameters, size, drawn, references, image)
 
     def generated(
         self, key: str, parameters: EditParameters, size: Size, references: Sequence[Pixels] = ()
@@ -64,7 +64,7 @@ class Served:
         """The row of a generation's first seed."""
         assert isinstance(self.images, GeneratingModel)
         (drawn,) = self.images.noise_rows(size, [parameters.seed or 0])
-        return self._row(key, parameters, size, drawn, references, generated=True)
+        return self._row(key, parameters, size, drawn, references, None)
 
     def _row(
         self,
@@ -73,15 +73,14 @@ class Served:
         size: Size,
         drawn: dict[str, Tensor],
         references: Sequence[Pixels],
-        *,
-        generated: bool = False,
+        image: Pixels | None,
     ) -> Row:
-        """Through the bytes that travel."""
+        """Through the bytes that travel; `image` is what is edited, None for a generation."""
         family, multiple = self.checkpoint.family, self.card.pixel_multiple
         grid = (size.height // multiple, size.width // multiple)
-        text, scale = self.images.encode_text(asked.prompt, size), cfg_scale(asked, self.card)
+        text, scale = self.images.encode_text(asked.prompt, size, image), cfg_scale(asked, self.card)
         if scale is not None:
-            text |= self.images.encode_unguided(asked.negative_prompt, size)
+            text |= self.images.encode_unguided(asked.negative_prompt, size, image)
         return build_row(
             family,
             RowKey(key, 1, 0),
@@ -97,7 +96,7 @@ class Served:
             guidance_scale=asked.guidance_scale or 0.0,
             true_cfg_scale=scale,
             partial_images=asked.partial_images,
-            generated=generated,
+            generated=image is None,
             references=[self._encoded(reference) for reference in references],
         )
 

@@ -1,8 +1,12 @@
-"""The empty prompt's conditioning, which every template run reads: encoded once and kept for all jobs."""
+"""The empty prompt's conditioning, which every template run reads: encoded once and kept for all jobs.
+
+Where the text encoder sees the picture, it is encoded once for each picture.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections import OrderedDict
 from typing import Final
 
@@ -11,12 +15,15 @@ from giornata.blobs import BlobStore
 from giornata.wire.jobs import BlobRef
 from giornata_prepost.families.protocol import ImageModel
 from giornata_prepost.images.geometry import Size
+from giornata_prepost.images.pictures import Pixels
 from giornata_prepost.work import ModelThread, Precedence
 
 TTL_S: Final = 24 * 3600
 """How long it is kept in the blob store; it is written again once it is gone."""
+PICTURE_TTL_S: Final = 3600
+"""As :data:`TTL_S`, of one picture's: each job writes it again, for its own time."""
 SIZES: Final = 16
-"""Picture sizes of which an instance remembers it, where the family's text varies with the size."""
+"""Picture sizes, or pictures, of which an instance remembers it, where the family's text varies with them."""
 
 
 class EmptyText:
@@ -25,22 +32,33 @@ class EmptyText:
     def __init__(self, model: ImageModel, thread: ModelThread, blobs: BlobStore, instance: str) -> None:
         self._model, self._thread, self._blobs = model, thread, blobs
         self._key = f"shared/{instance}/empty-text"
-        self._packed: OrderedDict[Size | None, bytes] = OrderedDict()
-        self._refs: dict[Size | None, BlobRef] = {}
+        self._packed: OrderedDict[str, bytes] = OrderedDict()
+        self._refs: dict[str, BlobRef] = {}
 
-    async def keep(self, size: Size) -> BlobRef:
-        """A claim check of it, for pictures of `size`."""
-        which = size if self._model.text_varies_with_size else None
-        if which not in self._packed:
-            text, _ = await self._thread.timed(Precedence.BEGIN, self._model.encode_text, "", size)
-            self._packed[which] = await asyncio.to_thread(tensors.pack, text)
-        packed = self._packed[which]
-        self._packed.move_to_end(which)
-        ref = self._refs.get(which)
+    async def keep(self, size: Size, seen: Pixels | None = None) -> BlobRef:
+        """A claim check of it, for pictures of `size`, or for the picture that the text encoder has `seen`."""
+        key = self._key + self._variant(size, seen)
+        packed = await self._encoded(key, size, seen)
+        if seen is not None:
+            return await self._blobs.put(key, packed, PICTURE_TTL_S)
+        ref = self._refs.get(key)
         if ref is None or not await self._blobs.has(ref):
-            key = self._key if which is None else f"{self._key}-{which}"
-            ref = self._refs[which] = await self._blobs.put(key, packed, TTL_S)
+            ref = self._refs[key] = await self._blobs.put(key, packed, TTL_S)
+        return ref
+
+    def _variant(self, size: Size, seen: Pixels | None) -> str:
+        """What the text varies with, as the end of a key."""
+        if seen is not None:
+            return f"-{size}-{hashlib.sha256(seen.tobytes()).hexdigest()}"
+        return f"-{size}" if self._model.text_varies_with_size else ""
+
+    async def _encoded(self, key: str, size: Size, seen: Pixels | None) -> bytes:
+        if key not in self._packed:
+            text, _ = await self._thread.timed(Precedence.BEGIN, self._model.encode_text, "", size, seen)
+            self._packed[key] = await asyncio.to_thread(tensors.pack, text)
+        packed = self._packed[key]
+        self._packed.move_to_end(key)
         while len(self._packed) > SIZES:
             forgotten, _ = self._packed.popitem(last=False)
             self._refs.pop(forgotten, None)
-        return ref
+        return packed

@@ -14,6 +14,7 @@ from giornata.wire.requests import Reuse
 from giornata.wire.resolution import guided_by
 from giornata_prepost.families.protocol import GeneratingModel, ImageModel, ReferringModel, Tensors
 from giornata_prepost.images.geometry import Size
+from giornata_prepost.images.pictures import Pixels
 
 
 class Encoded(NamedTuple):
@@ -37,9 +38,10 @@ def encoded(model: ImageModel, job: Job, prepared: bytes | None, given: bytes | 
     parameters = job.parameters
     if parameters.seed is None or parameters.strength is None:
         raise ValueError("encoding needs resolved parameters")
-    text = model.encode_text(parameters.prompt, size)
+    seen = seen_by(model, prepared)
+    text = model.encode_text(parameters.prompt, size, seen)
     if guided_by(job) is not None:
-        text |= model.encode_unguided(parameters.negative_prompt, size)
+        text |= model.encode_unguided(parameters.negative_prompt, size, seen)
     references = None if given is None else _references(model, given)
     seeds = range(parameters.seed, parameters.seed + parameters.n)
     draws = parameters.sampler is not None and parameters.sampler.stochastic
@@ -48,6 +50,14 @@ def encoded(model: ImageModel, job: Job, prepared: bytes | None, given: bytes | 
     sampled = parameters.reuse is Reuse.OFF
     rows = encoded_rows(model, prepared, seeds, sampled=sampled, draws=draws, strength=parameters.strength)
     return Encoded(text, rows, references)
+
+
+def seen_by(model: ImageModel, prepared: bytes | None) -> Pixels | None:
+    """The picture in the safetensors of an inspection, where the model's text encoder looks at it; otherwise None."""
+    if prepared is None or not model.text_varies_with_picture:
+        return None
+    pixels: Pixels = tensors.unpack(prepared)["image"].numpy()
+    return pixels
 
 
 def encoded_rows(

@@ -159,7 +159,9 @@ class Prepost:
             prefix_tokens=self._model.prefix_tokens(made.text, clean),
             rows=tuple([await self._hand_over(job, f"row-{i}", row) for i, row in enumerate(made.rows)]),
             references=shared,
-            empty_text=await self._empty_text.keep(size) if reuses else None,
+            empty_text=await self._empty_text.keep(size, encoding.seen_by(self._model, prepared))
+            if reuses
+            else None,
             compute_ms=compute_ms,
         )
 
@@ -198,7 +200,9 @@ class Prepost:
         keep = partial(self._store, template.template_id, ttl_s=TEMPLATE_INPUTS_TTL_S)
         return TemplateInputs(
             inspection=_inspection(found, await keep("prepared", found.prepared), None, compute_ms),
-            empty_text=await self._empty_text.keep(Size(found.model_width, found.model_height)),
+            empty_text=await self._empty_text.keep(
+                Size(found.model_width, found.model_height), encoding.seen_by(self._model, found.prepared)
+            ),
             conditioning=await keep("row", row),
         )
 

@@ -53,11 +53,13 @@ async def test_a_batch_is_the_pipelines_own(
         assert np.array_equal(pixels(answers[number]), np.asarray(picture))
 
 
-@pytest.mark.parametrize("family", [Family.FLUX2_KLEIN_KV, Family.QWEN_IMAGE_21])
+@pytest.mark.parametrize("family", [Family.FLUX2_KLEIN_KV, Family.QWEN_IMAGE_21, Family.QWEN_IMAGE_EDIT])
 def test_a_family_that_diffusers_does_not_inpaint_with_is_refused(
     family: Family, tiny_checkpoint: Callable[[Family], Path]
 ) -> None:
-    with pytest.raises(ValueError, match=f"has no inpainting pipeline for {family}; it has one for"):
+    with pytest.raises(
+        ValueError, match=f"has no inpainting pipeline for {family} that takes a size; it has"
+    ):
         Pipeline(str(tiny_checkpoint(family)), torch.device("cpu"), torch.float32)
 
 

@@ -21,9 +21,12 @@ from giornata_tools.model.random.build import build
 FLUX = (Family.FLUX_INPAINT, Family.FLUX_FILL)
 TEXT_TOKENS = 48
 CLIP_TOKENS = 77
-LENGTHS = {Family.SD3: TEXT_TOKENS + CLIP_TOKENS} | dict.fromkeys(
-    (Family.SD, Family.SD_INPAINT, Family.SDXL, Family.SDXL_INPAINT), CLIP_TOKENS
-)
+PICTURE_TOKENS = 36**2
+"""Of a picture of 1024² pixels in a prompt of Qwen-Image-Edit, which has 28² pixels a token."""
+LENGTHS = {
+    Family.SD3: TEXT_TOKENS + CLIP_TOKENS,
+    Family.QWEN_IMAGE_EDIT: TEXT_TOKENS + PICTURE_TOKENS,
+} | dict.fromkeys((Family.SD, Family.SD_INPAINT, Family.SDXL, Family.SDXL_INPAINT), CLIP_TOKENS)
 """Text tokens of a prompt, where they are not :data:`TEXT_TOKENS`."""
 SIDE = 64
 

@@ -102,8 +102,9 @@ class Oracle:
         originals = [getattr(self.pipeline, name) for name in names]
 
         def latents(*args: Any, **kwargs: Any) -> Any:
-            caught.prepared = originals[0](*args, **kwargs)
-            return caught.prepared
+            made = originals[0](*args, **kwargs)
+            caught.prepared = (made[0], made[6], made[1]) if self.family is Family.FLUX_KONTEXT else made
+            return made
 
         def masks(*args: Any, **kwargs: Any) -> Any:
             result = originals[1](*args, **kwargs)
@@ -203,6 +204,8 @@ class Oracle:
         told: dict[str, Any] = {} if self.family in UNETS else {"max_sequence_length": 48}
         if self.family is not Family.FLUX2_KLEIN:  # its negative prompt is always empty
             told["negative_prompt"] = NEGATIVE
+        if self.family is Family.FLUX_KONTEXT:
+            told |= {"true_cfg_scale": 2.0, "_auto_resize": False, "max_area": SIZE.pixels}
         return told | guidance
 
 
@@ -244,6 +247,11 @@ def _z_image(args: Any, _kwargs: Any) -> Halves:
     return [{"prompt_embeds": embeds} for embeds in args[2]]
 
 
+def _kontext(_args: Any, kwargs: dict[str, Any]) -> Halves:
+    text, pooled = kwargs["encoder_hidden_states"][0], kwargs["pooled_projections"][0]
+    return [{"prompt_embeds": text, "pooled_prompt_embeds": pooled}]
+
+
 def _one(_args: Any, kwargs: dict[str, Any]) -> Halves:
     return [{"prompt_embeds": kwargs["encoder_hidden_states"][0]}]
 
@@ -256,6 +264,7 @@ def _chroma(_args: Any, kwargs: dict[str, Any]) -> Halves:
 
 HALVES: dict[Family, Callable[[Any, dict[str, Any]], Halves]] = {
     **dict.fromkeys(UNETS, _unet),
+    Family.FLUX_KONTEXT: _kontext,
     Family.SD3: _sd3,
     Family.Z_IMAGE: _z_image,
     Family.FLUX2_KLEIN: _one,

@@ -1,4 +1,4 @@
-"""What an instance encodes of guided edits, and of families whose text varies with the picture's size."""
+"""What an instance encodes of guided edits, and of families whose text varies with the picture or its size."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from torch import Tensor
 
 from giornata import tensors
@@ -34,8 +35,8 @@ UPRIGHT = np.ascontiguousarray(SCENE.transpose(1, 0, 2))
 
 
 @pytest.fixture
-def folder(tiny_checkpoint: Callable[[Family], Path]) -> Path:
-    return tiny_checkpoint(Family.SDXL)
+def folder(request: pytest.FixtureRequest, tiny_checkpoint: Callable[[Family], Path]) -> Path:
+    return tiny_checkpoint(getattr(request, "param", Family.SDXL))
 
 
 @pytest.fixture
@@ -93,3 +94,21 @@ async def test_the_empty_text_is_kept_by_size(caller: Bus, blobs: RedisBlobs, ca
     assert again == wide != tall
     assert (await text_of(blobs, wide))["add_time_ids"].tolist() == [64, 96, 0, 0, 64, 96]
     assert (await text_of(blobs, tall))["add_time_ids"].tolist() == [96, 64, 0, 0, 96, 64]
+
+
+@pytest.mark.parametrize("folder", [Family.QWEN_IMAGE_EDIT], indirect=True)
+async def test_a_text_encoder_that_sees_is_shown_the_jobs_picture(
+    caller: Bus, blobs: RedisBlobs, card: ModelCard
+) -> None:
+    pictures, empty, asked = (SCENE, 255 - SCENE), [], []
+    for picture in pictures:
+        job = await a_job(blobs, card, png(picture), png(MASK))
+        encoding = await encoded(caller, job, await inspected(caller, job))
+        inputs = await template_inputs(caller, blobs, card, png(picture))
+        empty.append((await text_of(blobs, encoding.empty_text))["prompt_embeds"])
+        asked.append((await text_of(blobs, encoding.text))["prompt_embeds"])
+        recorded = (await text_of(blobs, inputs.empty_text))["prompt_embeds"]
+        assert torch.equal(recorded, empty[-1])
+        assert len(asked[-1]) == encoding.text_tokens > len(empty[-1])
+    assert not torch.equal(*empty)
+    assert not torch.equal(*asked)

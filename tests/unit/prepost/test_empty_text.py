@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -14,6 +15,7 @@ from giornata import tensors
 from giornata.blobs.memory import MemoryBlobs
 from giornata_prepost.empty_text import SIZES, EmptyText
 from giornata_prepost.images.geometry import Size
+from giornata_prepost.images.pictures import Pixels
 from giornata_prepost.work import ModelThread
 
 
@@ -30,9 +32,10 @@ class Encoder(SimpleNamespace):
     def __init__(self, *, varies: bool) -> None:
         super().__init__(text_varies_with_size=varies, asked=[])
 
-    def encode_text(self, prompt: str, size: Size) -> dict[str, Tensor]:
+    def encode_text(self, prompt: str, size: Size, seen: Pixels | None) -> dict[str, Tensor]:
         self.asked.append(size)
-        return {"prompt_embeds": torch.tensor([float(len(prompt)), *size])}
+        colour = () if seen is None else (float(seen.mean()),)
+        return {"prompt_embeds": torch.tensor([float(len(prompt)), *size, *colour])}
 
 
 async def test_it_is_encoded_once_where_sizes_do_not_matter(thread: ModelThread) -> None:
@@ -61,6 +64,17 @@ async def test_the_sizes_used_last_are_remembered(thread: ModelThread) -> None:
     assert len(model.asked) == SIZES + 1
     await text.keep(others[0])
     assert len(model.asked) == SIZES + 2
+
+
+async def test_a_picture_that_is_seen_has_its_own(thread: ModelThread) -> None:
+    model, blobs, size = Encoder(varies=False), MemoryBlobs(), Size(4, 2)
+    text = EmptyText(_model(model), thread, blobs, "p1")
+    black, white = (np.full((2, 4, 3), colour, np.uint8) for colour in (0, 255))
+    refs = [await text.keep(size, seen) for seen in (black, white, black)]
+    assert [tensors.unpack(await blobs.get(ref))["prompt_embeds"][-1] for ref in refs] == [0, 255, 0]
+    assert len(model.asked) == 2
+    turned = await text.keep(Size(2, 4), black.reshape(4, 2, 3))
+    assert turned.key not in {ref.key for ref in refs}, "equal pixels of another size are another picture"
 
 
 def _model(encoder: Encoder) -> Any:

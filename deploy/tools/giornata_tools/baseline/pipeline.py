@@ -121,7 +121,8 @@ def _found(folder: Path) -> tuple[Any, Mapping[str, Any]]:
         return AutoPipelineForInpainting, {}
     if card.family not in PIPELINES:
         raise ValueError(
-            f"diffusers has no inpainting pipeline for {card.family}; it has one for {', '.join(PIPELINES)}"
+            f"diffusers has no inpainting pipeline for {card.family} that takes a size; it has one for "
+            + ", ".join(PIPELINES)
         )
     guided = {"guidance_scale": card.default_guidance_scale} if card.takes_guidance else {}
     own_size = {"_auto_resize": False} if card.family == Family.FLUX_KONTEXT else {}

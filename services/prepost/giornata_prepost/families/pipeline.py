@@ -56,6 +56,7 @@ class PipelineImages(ABC):
     options: ClassVar[Mapping[str, object]] = {}
     """More arguments of the pipeline's constructor."""
     text_varies_with_size: ClassVar[bool] = False
+    text_varies_with_picture: ClassVar[bool] = False
     draws_unread: ClassVar[bool] = False
     """Whether the inpainting pipeline samples the masked picture's latents after the noise, and reads them in no step.
 
@@ -76,14 +77,14 @@ class PipelineImages(ABC):
         self._normalisation = normalisation_of(pipeline.vae)
 
     @torch.no_grad()
-    def encode_text(self, prompt: str, size: Size) -> Tensors:
+    def encode_text(self, prompt: str, size: Size, seen: Pixels | None = None) -> Tensors:
         """As the protocol; what it holds, :meth:`_prompt` of the family tells."""
-        return {name: tensor.cpu() for name, tensor in self._prompt(prompt, size).items()}
+        return {name: tensor.cpu() for name, tensor in self._prompt(prompt, size, seen).items()}
 
     @torch.no_grad()
-    def encode_unguided(self, negative_prompt: str | None, size: Size) -> Tensors:
+    def encode_unguided(self, negative_prompt: str | None, size: Size, seen: Pixels | None = None) -> Tensors:
         """As the protocol."""
-        text = self._unguided(negative_prompt, size)
+        text = self._unguided(negative_prompt, size, seen)
         return {f"negative_{name}": tensor.cpu() for name, tensor in text.items()}
 
     def text_tokens(self, text: Tensors) -> int:
@@ -152,12 +153,12 @@ class PipelineImages(ABC):
         return {}
 
     @abstractmethod
-    def _prompt(self, prompt: str, size: Size) -> Tensors:
+    def _prompt(self, prompt: str, size: Size, seen: Pixels | None) -> Tensors:
         """What the text encoders make of a prompt: `prompt_embeds` (text_tokens, dim), and what the family adds."""
 
-    def _unguided(self, negative_prompt: str | None, size: Size) -> Tensors:
+    def _unguided(self, negative_prompt: str | None, size: Size, seen: Pixels | None) -> Tensors:
         """As :meth:`_prompt`, of the half that guidance leads away from; None is what the pipeline takes unasked."""
-        return self._prompt(negative_prompt or "", size)
+        return self._prompt(negative_prompt or "", size, seen)
 
     def _picture_mode(self, how: str, strength: float) -> str:  # noqa: ARG002 - families with mask channels read it
         """How the picture's latents are taken from their posterior, where the conditions are taken `how`."""

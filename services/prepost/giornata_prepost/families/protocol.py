@@ -32,10 +32,17 @@ class ImageModel(Protocol):
     def text_varies_with_size(self) -> bool:
         """Whether what a prompt becomes depends on the picture's size."""
 
-    def encode_text(self, prompt: str, size: Size) -> Tensors:
-        """Conditioning of a job by its prompt; `size` is that of the model's picture."""
+    @property
+    def text_varies_with_picture(self) -> bool:
+        """Whether the text encoder sees the picture that is edited: :meth:`encode_text` then needs it."""
 
-    def encode_unguided(self, negative_prompt: str | None, size: Size) -> Tensors:
+    def encode_text(self, prompt: str, size: Size, seen: Pixels | None = None) -> Tensors:
+        """Conditioning of a job by its prompt; `size` is that of the model's picture.
+
+        `seen` is the picture that is edited, (height, width, 3) uint8 of that size; None for a generation.
+        """
+
+    def encode_unguided(self, negative_prompt: str | None, size: Size, seen: Pixels | None = None) -> Tensors:
         """Conditioning of the half that classifier-free guidance leads away from: names begin with `negative_`.
 
         None is what the family's pipeline takes where no negative prompt is given.
@@ -112,8 +119,9 @@ def rehearse(model: ImageModel) -> None:
     """
     multiple = model.card.pixel_multiple
     side = max(1, REHEARSED_PIXELS // multiple) * multiple
-    model.encode_text("", Size(side, side))
-    (row,) = model.encode_rows(np.zeros((side, side, 3), np.uint8), np.full((side, side), 255, np.uint8), [0])
+    empty = np.zeros((side, side, 3), np.uint8)
+    model.encode_text("", Size(side, side), empty)
+    (row,) = model.encode_rows(empty, np.full((side, side), 255, np.uint8), [0])
     try:
         model.decode(row["image_latents"], Size(side, side))
     except RowPoisoned as error:

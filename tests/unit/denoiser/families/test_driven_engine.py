@@ -56,6 +56,7 @@ def _at_length(positive: Tensor, negative: Tensor) -> Tensor:
 GUIDANCE: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
     "z-image": _from_positive,
     "qwen-image": _at_length,
+    "qwen-image-edit": _at_length,
 }
 """The formulas of the pipelines; `_linear` where none is named."""
 

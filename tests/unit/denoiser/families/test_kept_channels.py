@@ -17,6 +17,7 @@ DRIVEN = {
     "sd3": "StableDiffusion3Pipeline",
     "chroma": "ChromaPipeline",
     "qwen-image": "QwenImagePipeline",
+    "qwen-image-edit": "QwenImageEditPipeline",
     "qwen-image-2.1": "QwenImage21Pipeline",
     "flux2-klein-kv": "Flux2KleinKVPipeline",
     "flux2-klein": "Flux2KleinPipeline",

@@ -19,7 +19,13 @@ from diffusers import FluxFillPipeline, FluxInpaintPipeline, FluxKontextInpaintP
 
 from giornata.families import Family
 from giornata_tools.model.random.block_causal import flux2_klein_kv, qwen_image_21
-from giornata_tools.model.random.flow_transformers import chroma, flux2_klein, qwen_image, z_image
+from giornata_tools.model.random.flow_transformers import (
+    chroma,
+    flux2_klein,
+    qwen_image,
+    qwen_image_edit,
+    z_image,
+)
 from giornata_tools.model.random.flux import flux
 from giornata_tools.model.random.stable_diffusion import (
     stable_diffusion,
@@ -40,6 +46,7 @@ BUILDERS: Final[dict[Family, Callable[[], Any]]] = {
     Family.FLUX2_KLEIN: flux2_klein,
     Family.FLUX2_KLEIN_KV: flux2_klein_kv,
     Family.QWEN_IMAGE: qwen_image,
+    Family.QWEN_IMAGE_EDIT: qwen_image_edit,
     Family.QWEN_IMAGE_21: qwen_image_21,
     Family.CHROMA: chroma,
 }

@@ -10,6 +10,7 @@ from diffusers import (
     FlowMatchEulerDiscreteScheduler,
     Flux2KleinInpaintPipeline,
     Flux2Transformer2DModel,
+    QwenImageEditInpaintPipeline,
     QwenImageInpaintPipeline,
     QwenImageTransformer2DModel,
     ZImageInpaintPipeline,
@@ -22,7 +23,14 @@ from giornata_tools.model.random.autoencoders import (
     qwen_autoencoder,
     sharpen,
 )
-from giornata_tools.model.random.qwen_text import qwen3, qwen3_causal, qwen_tokenizer, qwen_vl
+from giornata_tools.model.random.qwen_text import (
+    VISION,
+    picture_processor,
+    qwen3,
+    qwen3_causal,
+    qwen_tokenizer,
+    qwen_vl,
+)
 from giornata_tools.model.random.stable_diffusion import GAIN, JOINT, WIDTH
 from giornata_tools.model.text import CORPUS, T5_TOKENS, text_encoders
 
@@ -100,6 +108,19 @@ def qwen_image() -> QwenImageInpaintPipeline:
         tokenizer=tokenizer,
         transformer=transformer,
     )
+
+
+def qwen_image_edit() -> QwenImageEditInpaintPipeline:
+    """Qwen-Image-Edit: Qwen-Image's components, whose text encoder sees pictures."""
+    parts = qwen_image().components
+    tokenizer = qwen_tokenizer(TEXT_TOKENS, VISION)
+    processor = picture_processor(tokenizer)
+    encoder = qwen_vl(tokenizer, WIDTH, 2)
+    pipeline = QwenImageEditInpaintPipeline(
+        **parts | {"tokenizer": tokenizer, "text_encoder": encoder, "processor": processor}
+    )
+    pipeline.register_to_config(processor=("transformers", "Qwen2VLProcessor"))
+    return pipeline
 
 
 def chroma() -> ChromaInpaintPipeline:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from tokenizers.pre_tokenizers import ByteLevel
@@ -15,18 +16,21 @@ from transformers import (
     Qwen3VLConfig,
     Qwen3VLForConditionalGeneration,
 )
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
+from giornata_prepost.families.qwen_image_edit.processor import PICTURE, PictureProcessor
 from giornata_tools.model.text import CORPUS, learn_merges
 
 SPACE: Final = "\u0120"
 """How byte-level encodings write a blank."""
 SPECIAL: Final = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<think>", "</think>")
-PICTURE: Final = "<|image_pad|>"
-"""Where a picture stands in a prompt of Qwen-Image 2.1."""
+VISION: Final = ("<|vision_start|>", PICTURE, "<|vision_end|>")
+"""A picture in a prompt."""
 TEMPLATE: Final = (
     "describe image by detailing color shape size texture quantity text spatial relationships objects"
 )
 """Words of Qwen-Image's instruction, which has 34 tokens in the published vocabulary, as it has here."""
+VISION_IDS: Final = ("vision_start_token_id", "image_token_id", "vision_end_token_id")
 ROLES: Final = ("system", "user", "assistant", "Describe")
 CHAT: Final = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
@@ -42,16 +46,16 @@ CHAT_IN_PARTS: Final = (
 HEADS: Final = 4
 
 
-def qwen_tokenizer(tokens: int) -> Qwen2Tokenizer:
-    """Each word of edit instructions is one token; prompts are padded to so many `tokens`."""
+def qwen_tokenizer(tokens: int, more: Sequence[str] = ()) -> Qwen2Tokenizer:
+    """Each word of edit instructions is one token; prompts are padded to so many `tokens`. `more` are special ones."""
     words = list(dict.fromkeys(f"{CORPUS} {TEMPLATE}".split()))
     merges = learn_merges([*(f"{SPACE}{word}" for word in words), *ROLES], end="")
-    pieces = [*sorted(ByteLevel.alphabet()), *(left + right for left, right in merges), *SPECIAL]
+    pieces = [*sorted(ByteLevel.alphabet()), *(left + right for left, right in merges), *SPECIAL, *more]
     tokenizer = Qwen2Tokenizer(
         vocab={piece: i for i, piece in enumerate(dict.fromkeys(pieces))},
         merges=merges,
         model_max_length=tokens,
-        additional_special_tokens=list(SPECIAL[1:]),
+        additional_special_tokens=[*SPECIAL[1:], *more],
     )
     tokenizer.chat_template = CHAT
     return tokenizer
@@ -68,7 +72,7 @@ def qwen3_causal(tokenizer: Qwen2Tokenizer, width: int, layers: int) -> Qwen3For
 
 
 def qwen_vl(tokenizer: Qwen2Tokenizer, width: int, layers: int) -> Qwen2_5_VLForConditionalGeneration:
-    """Qwen-Image's encoder; its pictures' part is there, and no prompt reads it."""
+    """Qwen-Image's encoder, and Qwen-Image-Edit's, whose tokenizer knows :data:`VISION`."""
     half = width // HEADS // 2
     text = {
         "vocab_size": len(tokenizer),
@@ -94,8 +98,16 @@ def qwen_vl(tokenizer: Qwen2Tokenizer, width: int, layers: int) -> Qwen2_5_VLFor
         "out_hidden_size": width,
         "fullatt_block_indexes": [0],
     }
-    config = Qwen2_5_VLConfig(text_config=text, vision_config=vision)
+    places = dict(zip(VISION_IDS, map(tokenizer.convert_tokens_to_ids, VISION), strict=True))
+    known = places if PICTURE in tokenizer.get_vocab() else {}
+    config = Qwen2_5_VLConfig(text_config=text, vision_config=vision, **known)
     return Qwen2_5_VLForConditionalGeneration(config).eval()
+
+
+def picture_processor(tokenizer: Qwen2Tokenizer) -> PictureProcessor:
+    """The processor of prompts with a picture, with the published limits on a picture's pixels."""
+    limits = {"shortest_edge": 56 * 56, "longest_edge": 12_845_056}
+    return PictureProcessor(Qwen2VLImageProcessorPil(size=limits), tokenizer)
 
 
 def qwen3_vl(tokenizer: Qwen2Tokenizer, width: int, layers: int) -> Qwen3VLForConditionalGeneration:

@@ -18,7 +18,7 @@ from giornata_denoiser.families.driven.chroma import Chroma
 from giornata_denoiser.families.driven.flux2 import Flux2Klein
 from giornata_denoiser.families.driven.flux2_kv import Flux2KleinKV
 from giornata_denoiser.families.driven.network import DrivenNetwork
-from giornata_denoiser.families.driven.qwen_image import QwenImage
+from giornata_denoiser.families.driven.qwen_image import QwenImage, QwenImageEdit
 from giornata_denoiser.families.driven.qwen_image_21 import QwenImage21
 from giornata_denoiser.families.driven.sd3 import StableDiffusion3
 from giornata_denoiser.families.driven.z_image import ZImage
@@ -63,6 +63,9 @@ z_image = partial(load, network=ZImage, kind=ZImageTransformer2DModel, spacing=s
 flux2_klein = partial(load, network=Flux2Klein, kind=Flux2Transformer2DModel, spacing=shifted_by_steps)
 flux2_klein_kv = partial(load, network=Flux2KleinKV, kind=Flux2Transformer2DModel, spacing=shifted_by_steps)
 qwen_image = partial(load, network=QwenImage, kind=QwenImageTransformer2DModel, spacing=shifted_by_size)
+qwen_image_edit = partial(
+    load, network=QwenImageEdit, kind=QwenImageTransformer2DModel, spacing=shifted_by_size
+)
 qwen_image_21 = partial(
     load, network=QwenImage21, kind=QwenImage21Transformer2DModel, spacing=shifted_by_size
 )

@@ -1,4 +1,4 @@
-"""Qwen-Image: `QwenImageTransformer2DModel`, as in `QwenImageInpaintPipeline`."""
+"""Qwen-Image and Qwen-Image-Edit: `QwenImageTransformer2DModel`, as in their pipelines for inpainting."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from giornata_denoiser.families.driven.network import TRAIN_TIMESTEPS, DrivenNet
 from giornata_denoiser.families.driven.prompts import DrivenPrompt
 from giornata_denoiser.families.driven.specs import multiplications, spec
 from giornata_denoiser.families.positions import of_complex
-from giornata_denoiser.families.references import Grid
+from giornata_denoiser.families.references import Grid, References
 
 
 class QwenImage(DrivenNetwork):
@@ -85,3 +85,9 @@ class QwenImage(DrivenNetwork):
         attn = block.attn
         keys = multiplications(attn.to_k, attn.to_v)
         return spec(attn, image=keys + multiplications(attn.to_q, attn.to_out, block.img_mlp), keys=keys)
+
+
+class QwenImageEdit(QwenImage):
+    """As in `QwenImageEditInpaintPipeline`: the clean picture stands behind the noisy one."""
+
+    references = References()

@@ -15,12 +15,13 @@ from giornata_prepost.families.pipeline import (
 )
 from giornata_prepost.families.protocol import Tensors
 from giornata_prepost.images.geometry import Size
+from giornata_prepost.images.pictures import Pixels
 
 
 class FluxImages(PipelineImages):
     """What both kinds of Flux share."""
 
-    def _prompt(self, prompt: str, size: Size) -> Tensors:  # noqa: ARG002 - protocol
+    def _prompt(self, prompt: str, size: Size, seen: Pixels | None) -> Tensors:  # noqa: ARG002 - protocol
         """`prompt_embeds` (text_tokens, joint_dim), `pooled_prompt_embeds` (pooled_dim,) and the prompt's mask.
 
         See :data:`giornata.tensors.PROMPT_MASK`.

@@ -10,6 +10,7 @@ from giornata_prepost.families.pipeline import PipelineImages
 from giornata_prepost.families.protocol import Tensors
 from giornata_prepost.families.unets import BlendedUNet, MaskedUNet
 from giornata_prepost.images.geometry import Size
+from giornata_prepost.images.pictures import Pixels
 
 
 class _StableDiffusion(PipelineImages):
@@ -17,7 +18,7 @@ class _StableDiffusion(PipelineImages):
     left_out = ("unet", "safety_checker", "feature_extractor", "image_encoder")
     options: ClassVar = {"requires_safety_checker": False}
 
-    def _prompt(self, prompt: str, size: Size) -> Tensors:  # noqa: ARG002 - protocol
+    def _prompt(self, prompt: str, size: Size, seen: Pixels | None) -> Tensors:  # noqa: ARG002 - protocol
         """`prompt_embeds` (text_tokens, dim)."""
         embeds, _ = self.pipeline.encode_prompt(
             prompt, self.device, num_images_per_prompt=1, do_classifier_free_guidance=False

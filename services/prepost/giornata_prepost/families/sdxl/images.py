@@ -13,6 +13,7 @@ from giornata_prepost.families.pipeline import PipelineImages
 from giornata_prepost.families.protocol import Tensors
 from giornata_prepost.families.unets import BlendedUNet, MaskedUNet
 from giornata_prepost.images.geometry import Size
+from giornata_prepost.images.pictures import Pixels
 
 
 class _StableDiffusionXL(PipelineImages):
@@ -27,7 +28,7 @@ class _StableDiffusionXL(PipelineImages):
         if dtype != torch.float32 and self.pipeline.vae.config.force_upcast:
             self.pipeline.vae.to(torch.float32)
 
-    def _prompt(self, prompt: str, size: Size) -> Tensors:
+    def _prompt(self, prompt: str, size: Size, seen: Pixels | None) -> Tensors:  # noqa: ARG002 - protocol
         """`prompt_embeds` (text_tokens, dim), `pooled_prompt_embeds` (pooled_dim,) and `add_time_ids` (6,).
 
         The latter are original height and width, crop, and target height and width: those of the model's picture.
@@ -39,9 +40,9 @@ class _StableDiffusionXL(PipelineImages):
         ids = torch.tensor(sides, dtype=embeds.dtype)
         return {"prompt_embeds": embeds[0], "pooled_prompt_embeds": pooled[0], "add_time_ids": ids}
 
-    def _unguided(self, negative_prompt: str | None, size: Size) -> Tensors:
+    def _unguided(self, negative_prompt: str | None, size: Size, seen: Pixels | None) -> Tensors:
         """Zeros where none was given and the checkpoint has `force_zeros_for_empty_prompt`."""
-        text = super()._unguided(negative_prompt, size)
+        text = super()._unguided(negative_prompt, size, seen)
         if negative_prompt is None and self.pipeline.config.force_zeros_for_empty_prompt:
             for name in ("prompt_embeds", "pooled_prompt_embeds"):
                 text[name] = torch.zeros_like(text[name])

@@ -7,6 +7,7 @@ from diffusers import ZImageInpaintPipeline
 from giornata_prepost.families.pipeline import GeneratingImages
 from giornata_prepost.families.protocol import Tensors
 from giornata_prepost.images.geometry import Size
+from giornata_prepost.images.pictures import Pixels
 
 
 class ZImageImages(GeneratingImages):
@@ -14,7 +15,7 @@ class ZImageImages(GeneratingImages):
 
     kind = ZImageInpaintPipeline
 
-    def _prompt(self, prompt: str, size: Size) -> Tensors:  # noqa: ARG002 - protocol
+    def _prompt(self, prompt: str, size: Size, seen: Pixels | None) -> Tensors:  # noqa: ARG002 - protocol
         """`prompt_embeds` (text_tokens, dim) of the prompt's own tokens; the network pads with learnt ones."""
         embeds, _ = self.pipeline.encode_prompt(
             prompt,

@@ -1,0 +1,1 @@
+"""Qwen-Image-Edit checkpoints."""

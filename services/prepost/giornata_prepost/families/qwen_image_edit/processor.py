@@ -1,0 +1,50 @@
+"""Qwen2-VL's processor of prompts that hold a picture. The whole one needs torchvision for its video part."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final, Self
+
+from PIL import Image
+from transformers import AutoTokenizer, BatchFeature, Qwen2VLProcessor
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+PICTURE: Final = "<|image_pad|>"
+"""Where a picture stands in a prompt; each of its tokens is one of these."""
+
+
+class PictureProcessor(Qwen2VLProcessor):  # type: ignore[misc]  # transformers' is not typed
+    """What `QwenImageEditPipeline` asks of its processor: prompts, each with one picture."""
+
+    def __init__(self, image_processor: Any, tokenizer: Any) -> None:
+        # not the parent's, which demands the part for videos
+        self.image_processor, self.tokenizer = image_processor, tokenizer
+
+    @classmethod
+    def of(cls, folder: Path) -> Self:
+        """From a processor's folder; OSError if it lacks the tokenizer or the picture part's configuration."""
+        return cls(
+            Qwen2VLImageProcessorPil.from_pretrained(str(folder), local_files_only=True),
+            AutoTokenizer.from_pretrained(str(folder), local_files_only=True),
+        )
+
+    def __call__(
+        self, text: Sequence[str], images: Image.Image | Sequence[Image.Image], **how: object
+    ) -> BatchFeature:
+        """`input_ids`, `attention_mask`, `pixel_values` (patches, channels) and `image_grid_thw` (pictures, 3)."""
+        seen = self.image_processor(images=images, return_tensors="pt")
+        counts = seen["image_grid_thw"].prod(dim=1) // self.image_processor.merge_size**2
+        words = self.tokenizer(list(_widened(text, counts.tolist())), **how)
+        return BatchFeature({**words, **seen})
+
+    def save_pretrained(self, save_directory: str | Path, **_: object) -> None:
+        """Write both parts."""
+        self.image_processor.save_pretrained(save_directory)
+        self.tokenizer.save_pretrained(save_directory)
+
+
+def _widened(prompts: Sequence[str], counts: Sequence[int]) -> Iterator[str]:
+    """Each prompt with as many tokens for its picture as the picture has."""
+    for prompt, count in zip(prompts, counts, strict=True):
+        yield prompt.replace(PICTURE, PICTURE * count, 1)
