@@ -13,7 +13,8 @@ from typing import Any, Final
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from giornata.components import Configs, LatentShape
-from giornata.families import KINDS, Distilled, Kind
+from giornata.families import Distilled, Kind
+from giornata.kinds import KINDS
 from giornata.schedulers import sampler_of
 from giornata.wire.models import ModelCard
 from giornata.wire.samplers import DISCRETE_TIME, Sampler

@@ -8,7 +8,8 @@ from typing import Any
 import diffusers
 import pytest
 
-from giornata.families import KINDS, Kind
+from giornata.families import Kind
+from giornata.kinds import KINDS
 from giornata.wire.defaults import defaults_of
 from giornata.wire.generations import carried_out, fitted
 from giornata.wire.models import Guidance, ModelCard, Task

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from giornata.families import KINDS, Family, Kind
+from giornata.families import Family, Kind
+from giornata.kinds import KINDS
 from giornata.model_cards import SAMPLE_BYTES, digest, read_model_card
 from giornata.wire.samplers import DISCRETE_TIME
 from tests.fakes.checkpoints import flux_checkpoint

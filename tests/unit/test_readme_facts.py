@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
-from giornata.families import KINDS, Family
+from giornata.families import Family
+from giornata.kinds import KINDS
 from giornata.wire.errors import ErrorBody
 from giornata.wire.events import DoneEvent, EventKind, PreviewEvent, StateEvent, StepEvent
 from giornata.wire.messages import EVENT_HEADER, CancelMessage, EditMessage, EditReply, Picture

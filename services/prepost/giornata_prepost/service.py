@@ -7,14 +7,12 @@ decoding at a time.
 from __future__ import annotations
 
 import asyncio
-import secrets
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from functools import partial
 from typing import Final, TypeVar
 
 import structlog
-import torch
 from pydantic import BaseModel
 
 from giornata import tensors
@@ -48,6 +46,7 @@ from giornata_prepost.families.protocol import (
     ImageModel,
     rehearse,
 )
+from giornata_prepost.handing import inspection_of, latents_of, model_size, new_key
 from giornata_prepost.images import generation
 from giornata_prepost.images.geometry import Box, Size
 from giornata_prepost.images.pictures import Pixels
@@ -130,7 +129,7 @@ class Prepost:
         prepared = await self._hand_over(job, "prepared", found.prepared)
         alpha = await self._hand_over(job, "alpha", found.alpha)
         references = found.references and await self._hand_over(job, "references", found.references)
-        return _inspection(found, prepared, alpha, compute_ms, references or None)
+        return inspection_of(found, prepared, alpha, compute_ms, references or None)
 
     async def encode(self, request: EncodeRequest) -> Encoding:
         """Conditioning of the job and of each of its rows."""
@@ -141,7 +140,7 @@ class Prepost:
             None if ref is None else await intermediate(self._blobs, ref, Intermediate.PREPARED)
             for ref in (inspection.prepared, inspection.references)
         ]
-        size = _model_size(inspection)
+        size = model_size(inspection)
         made, compute_ms = await self._thread.timed(
             Precedence.BEGIN, encoding.encoded, self._model, job, prepared, given, size
         )
@@ -169,10 +168,10 @@ class Prepost:
         """Decode one row's latents, paste, encode."""
         job = request.job
         job.check_model(self._model.card)
-        size = _model_size(request.inspection)
+        size = model_size(request.inspection)
         latents = await intermediate(self._blobs, request.latents, Intermediate.LATENTS)
         painted, decode_ms = await self._thread.timed(
-            Precedence.FINISH, self._model.decode, _latents(latents, request), size
+            Precedence.FINISH, self._model.decode, latents_of(latents, request), size
         )
         async with self._held:
             file, paste_ms = await self._finished(job, request.inspection, painted)
@@ -199,7 +198,7 @@ class Prepost:
         (row,), _ = await self._thread.timed(Precedence.BEGIN, encode)
         keep = partial(self._store, template.template_id, ttl_s=TEMPLATE_INPUTS_TTL_S)
         return TemplateInputs(
-            inspection=_inspection(found, await keep("prepared", found.prepared), None, compute_ms),
+            inspection=inspection_of(found, await keep("prepared", found.prepared), None, compute_ms),
             empty_text=await self._empty_text.keep(
                 Size(found.model_width, found.model_height), encoding.seen_by(self._model, found.prepared)
             ),
@@ -266,11 +265,11 @@ class Prepost:
 
     async def _hand_over(self, job: Job, name: str, data: bytes) -> BlobRef:
         """Leave a result for the job's next stages."""
-        return await self._blobs.hand_over(_new_key(job.job_id, name), data, job.intermediate_ttl_s)
+        return await self._blobs.hand_over(new_key(job.job_id, name), data, job.intermediate_ttl_s)
 
     async def _store(self, owner: str, name: str, data: bytes, ttl_s: int) -> BlobRef:
         """Keep a result of a job or template."""
-        return await self._blobs.put(_new_key(owner, name), data, ttl_s)
+        return await self._blobs.put(new_key(owner, name), data, ttl_s)
 
     def _state(self) -> ServiceState:
         return state_of(
@@ -279,36 +278,3 @@ class Prepost:
             models=(self._model.card,),
             answering=tuple(self._answering.values()),
         )
-
-
-def _new_key(owner: str, name: str) -> str:
-    """A key that no other call has.
-
-    A stage that is tried again may differ in the last digit, and an earlier claim check keeps its bytes.
-    """
-    return f"{owner}/{name}-{secrets.token_hex(4)}"
-
-
-def _model_size(inspection: Inspection) -> Size:
-    return Size(inspection.model_width, inspection.model_height)
-
-
-def _inspection(
-    found: Inspected,
-    prepared: BlobRef,
-    alpha: BlobRef | None,
-    compute_ms: float,
-    references: BlobRef | None = None,
-) -> Inspection:
-    """The measures for the router, with claim checks instead of blobs."""
-    stored = {"prepared": prepared, "alpha": alpha, "references": references, "compute_ms": compute_ms}
-    return Inspection.model_validate(vars(found) | stored)
-
-
-def _latents(data: bytes, request: FinishRequest) -> torch.Tensor:
-    """`latents` (tokens, 4 * latent_channels) of a row's blob."""
-    latents = tensors.unpack(data).get("latents")
-    if latents is None or latents.ndim != 2 or latents.shape[0] != request.inspection.tokens:
-        received = "no latents" if latents is None else f"latents of shape {tuple(latents.shape)}"
-        raise InputLost("A blob does not hold this row's latents.", received=received)
-    return latents

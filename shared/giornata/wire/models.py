@@ -37,7 +37,7 @@ class ModelCard(Wire):
 
     name: str
     family: str
-    """Names what computes it in prepost and in the denoiser; see :data:`giornata.families.KINDS`."""
+    """Names what computes it in prepost and in the denoiser; see :data:`giornata.kinds.KINDS`."""
     digest: str
     """sha-256 over configuration files and samples of the weight files."""
     vae_scale_factor: int

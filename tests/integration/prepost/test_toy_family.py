@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.numpy import load
 
-from giornata import families
+from giornata import families, kinds
 from giornata.wire.requests import EditParameters
 from giornata_prepost import checkpoint
 from giornata_prepost.config import PrepostConfig
@@ -42,7 +42,7 @@ def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     index = json.loads((folder / "model_index.json").read_text())
     (folder / "model_index.json").write_text(json.dumps(index | {"_class_name": "ToyPipeline"}))
     row = families.Kind("toy", takes_true_cfg=False, steps=3, guidance_scale=2.0, strength=1.0)
-    monkeypatch.setitem(families.KINDS, "ToyPipeline", row)
+    monkeypatch.setitem(kinds.KINDS, "ToyPipeline", row)
     monkeypatch.setitem(checkpoint.FAMILIES, "toy", ToyImages)
     return folder
 

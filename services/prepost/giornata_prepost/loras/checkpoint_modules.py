@@ -14,7 +14,7 @@ import torch
 import transformers
 from torch import nn
 
-from giornata.families import KINDS
+from giornata.kinds import KINDS
 from giornata.wire.errors import LoraNotSupported
 
 MIDDLE = "mid_block"

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from giornata.families import KINDS
+from giornata.kinds import KINDS
 from giornata.planning.specs import recording_bytes
 from giornata.wire.values import Mode
 from giornata_denoiser.families.unet.checkpoints import network_of
