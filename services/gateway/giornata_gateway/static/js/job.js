@@ -8,8 +8,9 @@ import { ApiError, events, known, requestBlob, requestJson } from "./api.js";
 const RETRY_MS = [500, 1000, 2000, 4000, 8000];
 
 /** Submits an edit and returns its job's id. `fields` become form fields; null ones are left out. */
-export async function submit(image, mask, fields) {
+export async function submit(image, mask, { reference, ...fields }) {
   const form = new FormData();
+  for (const blob of reference ?? []) form.append("reference", blob, "reference");
   for (const [name, value] of Object.entries(fields)) {
     if (value !== null) form.append(name, String(value));
   }
@@ -20,9 +21,20 @@ export async function submit(image, mask, fields) {
 
 /** Submits a generation and returns its job's id; null fields are left out. */
 export async function generate(fields) {
-  const asked = Object.fromEntries(Object.entries(fields).filter(([, value]) => value !== null));
+  const reference = fields.reference && (await Promise.all(fields.reference.map(dataUrl)));
+  const asked = Object.fromEntries(Object.entries({ ...fields, reference }).filter(([, value]) => value !== null));
   const headers = { "Content-Type": "application/json" };
   return (await requestJson("v1/jobs", { method: "POST", headers, body: JSON.stringify(asked) })).id;
+}
+
+/** A picture as text, for a JSON body. */
+function dataUrl(blob) {
+  return new Promise((resolve, reject) => {
+    const reader = new FileReader();
+    reader.onload = () => resolve(reader.result);
+    reader.onerror = () => reject(reader.error);
+    reader.readAsDataURL(blob);
+  });
 }
 
 /** Calls `on.event(type, data)` for every event until the job has ended; returns its status. */

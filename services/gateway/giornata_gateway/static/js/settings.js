@@ -4,6 +4,7 @@ import { asks, check, mark } from "./checks.js";
 import { fitControls, fitGuidance, suggest } from "./controls.js";
 import { chooseModel, chosen, fetchModels, listModels, named, shown } from "./models.js";
 import { at } from "./page.js";
+import { fitReferences, listenToReferences, references } from "./references.js";
 import { listenToTask, task } from "./task.js";
 
 const PREVIEWS = 8;
@@ -38,6 +39,7 @@ export function listenToSettings() {
       check(input);
     });
   }
+  listenToReferences();
   at("negative").addEventListener("input", fitGuidance);
   at("crop").addEventListener("change", () => {
     at("crop").dataset.touched = "true";
@@ -64,6 +66,7 @@ export function read() {
     model: named(),
     ...Object.fromEntries(texts.map((name) => [name, value(name)])),
     ...Object.fromEntries(numbers.map((name) => [name, number(name)])),
+    reference: asks(at("reference")) && references().length ? references() : null,
     mask_mode: task() === "edit" ? "white" : null,
     partial_images: PREVIEWS,
   };
@@ -120,6 +123,9 @@ function rollSeeds(pressed) {
 function fitToModel() {
   check(at("model"));
   const model = shown();
-  if (model) fitControls(model, task());
+  if (model) {
+    fitReferences(model);
+    fitControls(model, task());
+  }
   if (opened) fitToPicture(opened);
 }
