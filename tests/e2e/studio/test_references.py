@@ -22,7 +22,7 @@ PICTURES = [plain(color, 16) for color in (BLUE, GREEN, RED)]
 
 async def add(page: Page, *numbers: int) -> None:
     files = [
-        {"name": f"{number}.png", "mimeType": "image/png", "buffer": PICTURES[number]} for number in numbers
+        FilePayload(name=f"{number}.png", mimeType="image/png", buffer=PICTURES[number]) for number in numbers
     ]
     await page.set_input_files("#reference-file", files)
 
