@@ -6,7 +6,7 @@ import base64
 import json
 
 import pytest
-from playwright.async_api import Page, expect
+from playwright.async_api import FilePayload, Page, expect
 
 from giornata.families import Family
 from tests.e2e.studio.easel import finished, masked, ready
