@@ -27,8 +27,9 @@ def renew_steps(configured: int, family: ModelFamily) -> int:
     """At most so many steps from one in full to the next; 0 computes all in full.
 
     A network that blends learns of the picture around the mask from its latent alone, which changes from step to step:
-    what it makes of it lasts for fewer steps. A UNet, whose blocks are taken together, computes all of them: renewed
-    more often, its pictures are still too far from those of full computation. Decision record 0034 has the measurements.
+    what it makes of it lasts for fewer steps. A UNet, whose blocks are taken together, computes all of them: even
+    renewed more often, its pictures are too far from those of full computation; decision record 0034 has the
+    measurements.
     """
     if together(family.specs):
         return 0
