@@ -12,6 +12,7 @@ from giornata.planning.specs import LEAST_LEVELS, Keeping, together, within
 from giornata.wire.blocks import MOMENTS, PARTS, BlockSpec
 from giornata.wire.jobs import Inspection
 from giornata.wire.requests import EditParameters, Reuse
+from giornata.wire.samplers import Sampler
 from giornata.wire.templates import digest_of, picture_id
 from giornata.wire.values import Mode
 from giornata_denoiser.checkpoint import Checkpoint
@@ -30,7 +31,18 @@ SAME: Final = 1e-4
 LEVELS: Final = 6
 LEVELS_TOGETHER: Final = 12
 """Recorded noise levels where none are configured: of transformers, and of networks whose blocks are taken together.
-The convolutions of those follow the noise level closely; decision record 0034 has the measurements."""
+Decision record 0034 has the measurements."""
+NEAR_TOGETHER: Final = frozenset(
+    {
+        Sampler.DDIM,
+        Sampler.EULER,
+        Sampler.DPMPP_2M,
+        Sampler.DPMPP_2M_KARRAS,
+        Sampler.UNIPC,
+        Sampler.HEUN,
+    }
+)
+"""Samplers that keep the pictures of networks whose blocks are taken together, by the same measurements."""
 
 
 @dataclass(frozen=True)
@@ -108,6 +120,14 @@ def levels_of(config: DenoiserConfig, family: ModelFamily) -> int:
     """Noise levels of a template run, as far as they fit: the configured number, or the family's own."""
     own = LEVELS_TOGETHER if together(family.specs) else LEVELS
     return own if config.template_levels is None else config.template_levels
+
+
+def reuses(parameters: EditParameters, family: ModelFamily) -> bool:
+    """Whether an edit takes from recordings; with `auto` only by a sampler that is known to keep the picture."""
+    if parameters.reuse is Reuse.OFF:
+        return False
+    sampler = parameters.sampler or family.schedule.default_sampler
+    return parameters.reuse is Reuse.STRICT or not together(family.specs) or sampler in NEAR_TOGETHER
 
 
 def form_of(config: DenoiserConfig, family: ModelFamily) -> Form:

@@ -12,7 +12,6 @@ import structlog
 from giornata.planning.costs import StepCosts
 from giornata.wire.jobs import BlobRef
 from giornata.wire.messages import PrefetchTemplate, RunRequest
-from giornata.wire.requests import Reuse
 from giornata.wire.templates import TemplateInputs
 from giornata_denoiser.blocks.own import renew_steps
 from giornata_denoiser.checkpoint import Checkpoint
@@ -20,7 +19,7 @@ from giornata_denoiser.config import DenoiserConfig, ReuseText
 from giornata_denoiser.rows.row import RecordingSpec, Row
 from giornata_denoiser.rows.template import Recording
 from giornata_denoiser.templates.corrections import KeptCorrections
-from giornata_denoiser.templates.identity import ANYWHERE, Wanted, wanted
+from giornata_denoiser.templates.identity import ANYWHERE, Wanted, reuses, wanted
 from giornata_denoiser.templates.registered import Registered, Registrations
 from giornata_denoiser.templates.runs import Runs, in_thread
 from giornata_denoiser.templates.store import RecordingStore
@@ -78,7 +77,7 @@ class Lookup:
             InvalidField: the edit has no step to compute.
         """
         job, empty_text = request.job, request.encoding.empty_text
-        if job.parameters.reuse is Reuse.OFF or empty_text is None:
+        if empty_text is None or not reuses(job.parameters, self._checkpoint.family):
             yield None
             return
         asked = await asyncio.to_thread(self._wanted, request)

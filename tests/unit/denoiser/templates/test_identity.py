@@ -28,6 +28,7 @@ from giornata_denoiser.templates.identity import (
     SAME,
     Wanted,
     levels_of,
+    reuses,
     wanted,
 )
 from tests.contract.messages import CARD, INSPECTION
@@ -48,7 +49,7 @@ CHECKPOINT: Any = SimpleNamespace(
         specs=(SPEC,) * 6,
         depth=6,
         dtype=torch.bfloat16,
-        network=SimpleNamespace(companions=lambda _grid, _given=(): 0),
+        network=SimpleNamespace(companions=lambda *_: 0),
     ),
 )
 
@@ -189,3 +190,19 @@ def test_a_picture_that_an_earlier_edit_serves_is_recorded_later() -> None:
     assert [admission.see("a", served=number > 0) for number in range(4)] == [False, False, False, True]
     assert admission.see("b", registered=True, served=True)
     assert [admission.see("c", served=served) for served in (False, False)] == [False, True]
+
+
+@pytest.mark.parametrize("default", [Sampler.PNDM, Sampler.DDIM])
+def test_a_unet_takes_by_samplers_that_keep_the_picture_alone(default: Sampler) -> None:
+    unet: Any = SimpleNamespace(
+        specs=(replace(SPEC, together=True),), schedule=SimpleNamespace(default_sampler=default)
+    )
+
+    def asked(**parameters: Any) -> bool:
+        return reuses(EditParameters.model_validate({"prompt": "x", **parameters}), unet)
+
+    assert asked(reuse=Reuse.AUTO) is (default is Sampler.DDIM)
+    assert asked(reuse=Reuse.AUTO, sampler=Sampler.UNIPC)
+    assert not asked(reuse=Reuse.AUTO, sampler=Sampler.EULER_ANCESTRAL)
+    assert asked(reuse=Reuse.STRICT, sampler=Sampler.EULER_ANCESTRAL)
+    assert not asked(reuse=Reuse.OFF, sampler=Sampler.DDIM)
