@@ -195,7 +195,7 @@ def test_a_picture_that_an_earlier_edit_serves_is_recorded_later() -> None:
 @pytest.mark.parametrize("default", [Sampler.PNDM, Sampler.DDIM])
 def test_a_unet_takes_by_samplers_that_keep_the_picture_alone(default: Sampler) -> None:
     unet: Any = SimpleNamespace(
-        specs=(replace(SPEC, together=True),), schedule=SimpleNamespace(default_sampler=default)
+        specs=(SPEC.model_copy(update={"together": True}),), schedule=SimpleNamespace(default_sampler=default)
     )
 
     def asked(**parameters: Any) -> bool:
