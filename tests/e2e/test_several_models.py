@@ -14,7 +14,8 @@ from giornata.wire.workers import ServiceName
 from giornata_tools.checkout import MODELS
 from giornata_tools.launcher.model import Model, choose
 from giornata_tools.launcher.plan import StackPlan
-from giornata_tools.launcher.stack import running
+from giornata_tools.launcher.stack import Stack, running
+from tests.e2e.jobs import ended, submit, until_step
 from tests.e2e.pictures import edit_form, pixels
 from tests.patience import HUNG_S
 
@@ -26,6 +27,25 @@ async def built(family: Family, name: str) -> Model:
 async def answered(http: aiohttp.ClientSession, **fields: Any) -> tuple[int, Any]:
     async with http.post("/v1/images/edits", data=edit_form(num_inference_steps=2, **fields)) as response:
         return response.status, await response.json()
+
+
+async def one_may_leave(stack: Stack, http: aiohttp.ClientSession, model: Model) -> None:
+    """The only denoiser of `model` drains: its job waits for the next one, and the other model goes on."""
+    job = await submit(http, edit_form(model=model.name, num_inference_steps=100, reuse="off"))
+    await until_step(http, job, 3)
+    async with http.get("/v1/fleet") as response:
+        instances = (await response.json())["instances"]
+    (leaving,) = (
+        each["instance"]
+        for each in instances
+        if each["service"] == ServiceName.DENOISER and each["models"] == [model.name]
+    )
+    assert await stack.terminate(leaving) == 0
+    status, answer = await answered(http, model="fill")
+    assert status == 200, answer
+    await stack.start(ServiceName.DENOISER, model=model)
+    await stack.wait_ready()
+    assert (await ended(http, job))["state"] == "completed"
 
 
 @pytest.mark.long
@@ -53,6 +73,7 @@ async def test_a_stack_serves_two_families_side_by_side(tmp_path: Path) -> None:
                 status, answer = await answered(http, seed=7, **fields)
                 assert status == 200, answer
                 pictures.append(pixels(base64.b64decode(answer["data"][0]["b64_json"])))
+            await one_may_leave(stack, http, models[1])
         assert pictures[0].shape == pictures[1].shape
         assert (pictures[0] != pictures[1]).any(), "each by its own weights"
     assert stack.obituaries == []
