@@ -14,6 +14,7 @@ from giornata.bus import streams
 from giornata.bus.answering import Endpoint
 from giornata.bus.bus import Bus
 from giornata.bus.telemetry import state_of, telemetry
+from giornata.cancellation import heed_cancel
 from giornata.retries import just_made
 from giornata.tenant_records import LoraRecords
 from giornata.wire import subjects
@@ -118,6 +119,7 @@ class LoraStore:
         """Look at the folders again and again."""
         swept_s = time.monotonic()
         while True:
+            heed_cancel()
             try:
                 await self._check()
                 if self._shared is not None:

@@ -12,6 +12,7 @@ from typing import Final
 import structlog
 
 from giornata.bus.bus import Bus
+from giornata.cancellation import heed_cancel
 from giornata.deadlines import Deadline
 from giornata.tenant_records import LoraRecords
 from giornata.wire import subjects
@@ -69,6 +70,7 @@ class Validation:
 
     async def _work(self) -> None:
         while True:
+            heed_cancel()
             key = await self._queue.get()
             try:
                 if await self._settled(*key):
@@ -122,6 +124,7 @@ class Validation:
 
         async def renew() -> None:
             while True:
+                heed_cancel()
                 await asyncio.sleep(RENEWED_S)
                 with suppress(LoraNotFound):
                     await self._records.change(record.tenant, record.lora_id, _worked)

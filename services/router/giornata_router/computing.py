@@ -14,6 +14,7 @@ from collections.abc import Sequence
 import nats.errors
 import structlog
 
+from giornata.cancellation import heed_cancel
 from giornata.scheduling.demand import Demand
 from giornata.scheduling.line import Claim
 from giornata.wire.errors import DeadlineExceeded, GiornataError, InternalError, JobCancelled, Overloaded
@@ -23,7 +24,7 @@ from giornata.wire.messages import RunAnswer, RunRequest
 from giornata.wire.progress import Assignment, JobRecord, RowRecord, assignments
 from giornata_router.dispatch import NoReport, Outcome
 from giornata_router.lease import LeaseEndedError
-from giornata_router.live_record import EndedError, LiveRecord, heed_cancel
+from giornata_router.live_record import EndedError, LiveRecord
 from giornata_router.rules import transitions
 from giornata_router.tools import RUN_REPLY_S, Tools
 

@@ -5,13 +5,13 @@ Beside it is what the next revision will say of the job's time, and how much is 
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final, Literal
 
 from giornata.bus.bus import Bus
+from giornata.cancellation import heed_cancel
 from giornata.deadlines import Deadline
 from giornata.records import Change, Revised
 from giornata.wire import subjects
@@ -29,16 +29,6 @@ UNWRITTEN_S: Final = 1.0
 
 Stage = Literal["prepare", "queue", "denoise", "finish"]
 Compute = Literal["inspect", "encode", "denoise", "decode", "paste"]
-
-
-def heed_cancel() -> None:
-    """Raise what Python 3.11's wait_for, which nats-py uses, may have swallowed: that this task is cancelled.
-
-    A task that went on would wait for ever, or begin tasks in a group that ends.
-    """
-    task = asyncio.current_task()
-    if task is not None and task.cancelling():
-        raise asyncio.CancelledError
 
 
 class EndedError(Exception):

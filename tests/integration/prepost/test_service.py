@@ -35,7 +35,6 @@ from giornata.wire.models import ModelCard
 from giornata.wire.samplers import Sampler
 from giornata_prepost.checkpoint import open_model
 from giornata_prepost.config import PrepostConfig
-from giornata_prepost.images.geometry import Size
 from giornata_tools.model.random.build import build
 from tests.integration.prepost.asking import (
     MASK,
@@ -256,11 +255,11 @@ async def test_draining_takes_its_time_and_no_more(
     begun, gate = asyncio.Event(), threading.Event()
     loop, encode_text = asyncio.get_running_loop(), model.encode_text
 
-    def held(prompt: str, size: Size) -> Any:
+    def held(prompt: str, *seen: Any) -> Any:
         if prompt:
             loop.call_soon_threadsafe(begun.set)
             assert gate.wait(HUNG_S)
-        return encode_text(prompt, size)
+        return encode_text(prompt, *seen)
 
     monkeypatch.setattr(model, "encode_text", held)
     config = config.model_copy(update={"drain_s": drain_s})

@@ -14,6 +14,8 @@ from peft.utils import get_peft_model_state_dict
 from safetensors import safe_open
 from torch import Tensor, nn
 
+from giornata_prepost.families.qwen_image_21.processor import TextProcessor
+
 FILE: Final = "pytorch_lora_weights.safetensors"
 TARGETS: Final = {
     "transformer": r".*\.(to_q|to_k|to_out\.0|proj_out|linear|to_qkv|add_k_proj)",
@@ -28,9 +30,12 @@ ANOTHER: Final = {"transformer": "to_k", "unet": "to_q", "text_encoder": "v_proj
 def opened(folder: Path) -> Any:
     """diffusers' pipeline of a checkpoint, float32."""
     index = json.loads((folder / "model_index.json").read_text())
-    # processors of pictures may need torchvision, and LoRAs need none
-    left_out = {"processor": None} if "processor" in index else {}
-    return getattr(diffusers, index["_class_name"]).from_pretrained(folder, dtype=torch.float32, **left_out)
+    own: dict[str, Any] = {}
+    if index["_class_name"] == "QwenImage21Pipeline":  # it asks its processor for a template when it is made
+        own = {"processor": TextProcessor.of(folder / "processor")}
+    elif "processor" in index:  # the part for pictures may need torchvision, and LoRAs need none
+        own = {"processor": None}
+    return getattr(diffusers, index["_class_name"]).from_pretrained(folder, dtype=torch.float32, **own)
 
 
 def network_of(pipeline: Any) -> str:
