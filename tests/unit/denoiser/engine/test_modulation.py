@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from giornata.packed.flux.modulation import Modulation
 from giornata_denoiser.engine.assembly import place
-from giornata_denoiser.families.flux.modulation import Modulation
 from giornata_denoiser.families.protocol import ModelFamily
 from tests.fakes import tiny_flux
 from tests.fakes.tiny_flux import Spec

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from giornata.packed.attention import Apart, Attention, Beside, Outside
+from giornata.packed.live import LiveTokens
 from giornata.packed.packing import Segments
 from giornata.packed.pages import Pages
 from giornata.packed.region import Beyond, Rotary, Sequences
 from giornata.packed.uses import Use
 from giornata.wire.values import Mode
-from giornata_denoiser.families.live import LiveTokens
 
 Prefilled = tuple[Outside, ...]
 """Of one sequence and by block: keys and values of its prefix, to which each step attends; empty where it has none."""

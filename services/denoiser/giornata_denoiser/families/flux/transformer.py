@@ -17,6 +17,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from giornata.packed import attention, elementwise
+from giornata.packed.flux.forward import FluxForward, Parts
+from giornata.packed.flux.modulation import Modulation, prepared, prepared_channels
+from giornata.packed.flux.projections import Projections
 from giornata.packed.moving import moved
 from giornata.packed.packing import layout
 from giornata.packed.region import Rotary, Sequences
@@ -25,9 +28,6 @@ from giornata.packed.uses import Use
 from giornata.tensors import PROMPT_MASK, padding_tokens
 from giornata.wire.blocks import BlockSpec
 from giornata_denoiser.families import guidance, patches
-from giornata_denoiser.families.flux.forward import FluxForward, Parts
-from giornata_denoiser.families.flux.modulation import Modulation, prepared, prepared_channels
-from giornata_denoiser.families.flux.projections import Projections
 from giornata_denoiser.families.positions import cells
 from giornata_denoiser.families.protocol import SequenceInputs
 from giornata_denoiser.families.references import NONE, Grid, References, area
@@ -96,7 +96,7 @@ class FluxBatch:
     text: Tensor
     """(text_tokens, joint_dim)"""
     modulation: tuple[Tensor, ...]
-    """What :func:`giornata_denoiser.families.flux.modulation.prepared` made of each sequence."""
+    """What :func:`giornata.packed.flux.modulation.prepared` made of each sequence."""
     cells: tuple[int, ...]
     """Tokens of each sequence's picture."""
     answered: Tensor | None

@@ -15,14 +15,14 @@ from torch import Tensor
 
 from giornata.packed.attention import Apart, Attention, Beside, Outside
 from giornata.packed.elementwise import Elementwise, HeadNorm, Projected
+from giornata.packed.flux.modulation import Modulation, Vectors
+from giornata.packed.flux.projections import Projections
+from giornata.packed.live import LiveTokens
 from giornata.packed.packing import Segments
 from giornata.packed.region import Sequences
 from giornata.packed.tracing import Lane, Tracing
 from giornata.packed.uses import Use
 from giornata.wire.values import Mode
-from giornata_denoiser.families.flux.modulation import Modulation, Vectors
-from giornata_denoiser.families.flux.projections import Projections
-from giornata_denoiser.families.live import LiveTokens
 
 
 class Parts(NamedTuple):

@@ -1,0 +1,44 @@
+"""What a row has of adapters: a value, known before any of them is loaded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, order=True)
+class RowLora:
+    """A LoRA of a row."""
+
+    digest: str
+    """sha-256 of its canonical file."""
+    scale: float = 1.0
+
+
+@dataclass(frozen=True)
+class RowControl:
+    """A ControlNet of a row."""
+
+    model: str
+    digest: str
+    """Of its checkpoint."""
+    scale: float
+    first_step: int
+    """Acts in this step of the track and those after it."""
+    end_step: int
+    """Up to this one, which it does not see."""
+    mode: int | None = None
+
+
+@dataclass(frozen=True)
+class Adapters:
+    """All adapters of one row."""
+
+    loras: tuple[RowLora, ...] = ()
+    """Sorted: rows with equal sets have equal values."""
+    loras_from: int = 0
+    """The first step in which they act: 0 but where the row did not wait for them."""
+    controls: tuple[RowControl, ...] = ()
+    """In the request's order."""
+
+
+NONE = Adapters()

@@ -1,0 +1,112 @@
+"""What a request may ask of adapters, and what a job keeps of them once they are found.
+
+A *LoRA* changes weights of the denoising network (:mod:`giornata.wire.loras`). A *ControlNet* is a network beside it
+that sees a control image and adds to what the network's blocks make.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Final, Self
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+
+from giornata.wire.values import Recorded
+
+MAX_LORAS: Final = 4
+MAX_CONTROLNETS: Final = 3
+MAX_SCALE: Final = 4.0
+
+
+class LoraWait(StrEnum):
+    """What a row does whose LoRAs are not loaded yet."""
+
+    EXACT = "exact"
+    """It waits: every step has them."""
+    BOUNDED = "bounded"
+    """It begins without them, and they act from a later step on; at the latest from the one up to which pictures of
+    this LoRA stay alike (Katz, ATC '25, §6)."""
+
+
+class Annotator(StrEnum):
+    """What makes a control image of a picture."""
+
+    CANNY = "canny"
+    SOFT_EDGE = "soft_edge"
+    TILE = "tile"
+
+
+class _Asked(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class AskedLora(_Asked):
+    """A LoRA of a request."""
+
+    id: Annotated[str, StringConstraints(pattern=r"^lora_[0-9a-f]{32}$")] = Field(
+        description="As `POST /v1/loras` tells it."
+    )
+    scale: float = Field(
+        1.0, ge=-MAX_SCALE, le=MAX_SCALE, description="How strongly it acts; 1 as it was trained."
+    )
+
+
+class AskedControl(_Asked):
+    """A ControlNet of a request."""
+
+    model: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,95}$")] = Field(
+        description="Name of the ControlNet; `GET /v1/models` tells which ones a model has."
+    )
+    image: Annotated[int, Field(ge=0, lt=MAX_CONTROLNETS)] | None = Field(
+        None,
+        description="Its control image: 0 is the file `control_image_0`; default: the picture that is edited.",
+    )
+    annotator: Annotator | None = Field(
+        None, description="What makes the control image of that picture; default: the file is one already."
+    )
+    scale: float = Field(1.0, ge=0, le=MAX_SCALE, description="How strongly it acts.")
+    start: float = Field(0.0, ge=0, lt=1, description="Share of the steps before which it does nothing.")
+    end: float = Field(1.0, gt=0, le=1, description="Share of the steps from which on it does nothing.")
+    mode: Annotated[int, Field(ge=0, lt=64)] | None = Field(
+        None, description="Which kind of control image it is; of union ControlNets, which need it, alone."
+    )
+
+    @model_validator(mode="after")
+    def _says_what_it_sees(self) -> Self:
+        if self.image is None and self.annotator is None:
+            raise ValueError("needs image or annotator")
+        if self.start >= self.end:
+            raise ValueError(f"start must be below end, received {self.start} and {self.end}")
+        return self
+
+
+class LoraUse(Recorded):
+    """A LoRA that a job uses, as its record was when the job was accepted."""
+
+    lora_id: str
+    sha256: str
+    """Of the canonical file; what rows and workers know it by."""
+    size_bytes: int
+    """Of that file."""
+    rank: int
+    """The largest of any module."""
+    modules: int
+    """Of the denoising network."""
+    text_modules: int = 0
+    """Of text encoders: prepost applies them."""
+    scale: float = 1.0
+
+
+class ControlUse(Recorded):
+    """A ControlNet that a job uses."""
+
+    model: str
+    digest: str
+    """Of its checkpoint."""
+    image: int | None = None
+    """Index into the job's control images; None for the picture that is edited."""
+    annotator: Annotator | None = None
+    scale: float = 1.0
+    start: float = 0.0
+    end: float = 1.0
+    mode: int | None = None
