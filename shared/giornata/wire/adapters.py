@@ -11,7 +11,7 @@ from typing import Annotated, Final, Self
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
-from giornata.wire.values import Recorded
+from giornata.wire.values import Recorded, Wire
 
 MAX_LORAS: Final = 4
 MAX_CONTROLNETS: Final = 3
@@ -110,3 +110,26 @@ class ControlUse(Recorded):
     start: float = 0.0
     end: float = 1.0
     mode: int | None = None
+
+
+class ControlKind(StrEnum):
+    """Which networks a ControlNet adds to, by diffusers' class."""
+
+    FLUX = "flux"
+    SD3 = "sd3"
+    UNET = "unet"
+    """`ControlNetModel`: Stable Diffusion 1 and 2, SDXL."""
+
+
+class ControlCard(Wire):
+    """A ControlNet that an instance has loaded."""
+
+    name: str
+    digest: str
+    """sha-256 over configuration files and samples of the weight files, as that of models."""
+    kind: ControlKind
+    text_channels: int
+    """Width of the text embeddings that it takes, which tells SD 1.5, SD 2 and SDXL apart."""
+    modes: int = 0
+    """Of a union ControlNet: so many kinds of control images, counted from 0; 0 of others."""
+    weight_bytes: int = 0

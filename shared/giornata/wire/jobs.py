@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
+from giornata.wire.adapters import ControlUse, LoraUse
 from giornata.wire.errors import ServiceUnavailable
 from giornata.wire.models import ModelCard, Task
 from giornata.wire.requests import EditParameters, evaluations_of
@@ -72,6 +73,12 @@ class Job(Recorded):
     mask: BlobRef | None = None
     references: tuple[BlobRef, ...] = ()
     """Files of other pictures that the model looks at, in the request's order."""
+    loras: tuple[LoraUse, ...] = ()
+    """As `parameters.loras` named them, in that order."""
+    controls: tuple[ControlUse, ...] = ()
+    """As `parameters.controlnets` named them, in that order."""
+    control_images: tuple[BlobRef, ...] = ()
+    """Files of control images, in the request's order; see :attr:`ControlUse.image`."""
     template_id: str | None = None
     """The registered template whose picture `image` is."""
     budget_ms: int
@@ -99,7 +106,9 @@ class Job(Recorded):
     @property
     def pictures(self) -> tuple[BlobRef, ...]:
         """All files that came with the request."""
-        return tuple(ref for ref in (self.image, self.mask, *self.references) if ref is not None)
+        return tuple(
+            ref for ref in (self.image, self.mask, *self.references, *self.control_images) if ref is not None
+        )
 
     @property
     def denoising_steps(self) -> int:
@@ -164,6 +173,9 @@ class Inspection(Recorded):
     width, 3) each; None without any."""
     reference_grids: tuple[tuple[int, int], ...] = ()
     """Height and width of each of them in tokens."""
+    controls: BlobRef | None = None
+    """uint8 safetensors of the control images, annotated, of the model's picture's size: `control_0` and so on by the
+    job's `controls`, (model_height, model_width, 3) each; None without any."""
     alpha: BlobRef | None = None
     """The effective alpha, for prepost's `finish`; None from versions that computed it again there."""
     crop: Box | None = None
@@ -194,6 +206,9 @@ class Encoding(Recorded):
     references: BlobRef | None = None
     """Clean latents of the request's references, which all rows share: safetensors of `reference_0` and so on, (height,
     width, channels) each, height and width in tokens; None without any."""
+    controls: tuple[BlobRef, ...] = ()
+    """What ControlNets see of the control images, by row, or one of all rows: safetensors of `control_0` and so on by
+    the job's `controls`. Of UNets (3, height, width) pixels in 0 to 1; else (tokens, channels), packed as latents."""
     empty_text: BlobRef | None = None
     """The empty prompt's conditioning, for template runs; only where the job may reuse."""
     compute_ms: float = 0.0

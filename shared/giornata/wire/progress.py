@@ -39,6 +39,8 @@ class RowState(Recorded):
     """Steps computed."""
     latents: BlobRef
     """safetensors: `latents` (tokens, channels) float32, row-major; of some samplers also `memory` and `generator`."""
+    loras_from: int = 0
+    """The step from which its LoRAs act: 0 unless it began without them."""
 
 
 class RowRecord(Recorded):
@@ -59,6 +61,8 @@ class RowRecord(Recorded):
     computed_tokens: int | None = None
     """Image tokens that each step after the first computed; fewer than all where the others were reused."""
     template: TemplateUse | None = None
+    loras_from: int | None = None
+    """The step from which its LoRAs acted; None without any."""
     image: BlobRef | None = None
     """The encoded picture, written by prepost's `finish`."""
     error: ErrorBody | None = None

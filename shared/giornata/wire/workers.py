@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
+from giornata.wire.adapters import ControlCard
 from giornata.wire.blocks import BlockSpec
 from giornata.wire.cells import MAIN
 from giornata.wire.loras import LoraCounters
@@ -23,8 +24,10 @@ class ServiceName(StrEnum):
 
 
 class Tier(StrEnum):
-    """Where a worker has a template."""
+    """Where a worker has a template or an adapter."""
 
+    DEVICE = "device"
+    """Adapters alone: on the device, where rows use them."""
     MEMORY = "memory"
     DISK = "disk"
 
@@ -172,6 +175,29 @@ class TemplateCounters(Wire):
     first_bytes: int = 0
 
 
+class AdapterCounters(Wire):
+    """What a denoiser's LoRAs have done since its start, and their size now."""
+
+    hits_device: int = 0
+    hits_memory: int = 0
+    hits_disk: int = 0
+    misses: int = 0
+    """Rows whose LoRA had to come from the LoRA store."""
+    prefetched: int = 0
+    evicted_device: int = 0
+    evicted_memory: int = 0
+    evicted_disk: int = 0
+    failed: int = 0
+    """Loads that failed."""
+    paused: int = 0
+    """Rows that waited for a LoRA while others went on."""
+    late: int = 0
+    """Rows that began without theirs."""
+    device_bytes: int = 0
+    memory_bytes: int = 0
+    disk_bytes: int = 0
+
+
 class WorkerState(Wire):
     """Telemetry of a denoiser."""
 
@@ -189,6 +215,9 @@ class WorkerState(Wire):
     used first. None: as the worker told last; telemetry has them when they change, and every few seconds
     (:mod:`giornata.bus.telemetry`).
     """
+    adapters: AdapterCounters | None = None
+    adapters_resident: dict[Tier, tuple[str, ...]] | None = None
+    """sha-256 of canonical files of LoRAs that are here, as `resident`."""
     samples: tuple[StepSample, ...] = ()
     """Steps since the last telemetry, at most 16."""
     loads: tuple[LoadSample, ...] = ()
@@ -261,6 +290,8 @@ class ServiceState(Wire):
     queue: QueueState | None = None
     stores: tuple[StoreRoom, ...] | None = None
     """Every stream with a limit, as the active router has read it; None from others, and before it has."""
+    controlnets: tuple[ControlCard, ...] = ()
+    """ControlNets that the instance has: a denoiser's or a ControlNet service's."""
     loras: LoraCounters | None = None
     """A LoRA store's."""
     answering: tuple[str, ...] | None = None

@@ -21,6 +21,7 @@ from giornata.wire.models import Task
 from giornata.wire.progress import RowRecord
 from giornata.wire.resolution import guided_by
 from giornata.wire.values import Intermediate
+from giornata_denoiser.attempts.adapting import adapters_of
 from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.engine.weighing import profits, recorded_bytes, run_ms
 from giornata_denoiser.families.protocol import ModelFamily
@@ -104,16 +105,17 @@ def _made(
         where = region_of(inspection.compute_set[1])  # by single tokens
     if where is not None and "noise" in fields:
         fields["noise"] = shared_noise(fields["noise"], where)
+    track = family.schedule.track(
+        sampler=parameters.sampler or family.schedule.default_sampler,
+        steps=parameters.num_inference_steps,
+        strength=parameters.strength,
+        cells=inspection.tokens,
+    )
     built = build_row(
         family,
         RowKey(request.job.job_id, request.attempt, row.index),
         grid=(inspection.model_height // multiple, inspection.model_width // multiple),
-        track=family.schedule.track(
-            sampler=parameters.sampler or family.schedule.default_sampler,
-            steps=parameters.num_inference_steps,
-            strength=parameters.strength,
-            cells=inspection.tokens,
-        ),
+        track=track,
         text=tensors.unpack(text),
         conditioning=fields,
         guidance_scale=parameters.guidance_scale or 0.0,
@@ -122,6 +124,7 @@ def _made(
         resume=_snapshot(row, latents),
         generated=generated,
         references=references,
+        adapters=adapters_of(request.job, track.steps, 0 if row.resume is None else row.resume.loras_from),
     )
     return built if reusing is None else reused(built, where, reusing, family)
 

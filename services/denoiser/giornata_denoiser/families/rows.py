@@ -14,6 +14,8 @@ from giornata.wire.jobs import Inspection
 from giornata.wire.references import named_references
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.families.references import REFERENCES
+from giornata_denoiser.rows.adapters import NONE as NO_ADAPTERS
+from giornata_denoiser.rows.adapters import Adapters
 from giornata_denoiser.rows.row import Prompt, Row
 from giornata_denoiser.rows.snapshot import GENERATOR, Snapshot
 from giornata_denoiser.rows.track import Track
@@ -37,6 +39,7 @@ def build_row(
     resume: Snapshot | None = None,
     generated: bool = False,
     references: Sequence[Tensor] = (),
+    adapters: Adapters = NO_ADAPTERS,
 ) -> Row:
     """A row on the CPU that computes its whole picture, from the beginning or from where `resume` was interrupted.
 
@@ -84,6 +87,7 @@ def build_row(
         beside=beside,
         prefix=tuple(family.network.prefix_tokens(prompt, beside) for prompt in prompts),
         partial_images=partial_images,
+        adapters=adapters,
     )
 
 

@@ -12,6 +12,12 @@ class RowLora:
     digest: str
     """sha-256 of its canonical file."""
     scale: float = 1.0
+    rank: int = 0
+    """The largest of any module."""
+    modules: int = 0
+    """Of the denoising network that it changes."""
+    size_bytes: int = 0
+    """Of its file."""
 
 
 @dataclass(frozen=True)

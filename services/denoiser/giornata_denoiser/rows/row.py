@@ -13,6 +13,7 @@ from torch import Tensor
 from giornata.packed.region import Region
 from giornata.planning.operations import Shape
 from giornata.scheduling.batch import RowKey
+from giornata_denoiser.rows.adapters import NONE, Adapters
 from giornata_denoiser.rows.correction import Correction
 from giornata_denoiser.rows.previews import preview_steps
 from giornata_denoiser.rows.snapshot import Snapshot, exported
@@ -89,6 +90,8 @@ class Row:
     track draws none."""
     partial_images: int = 0
     """Previews asked for."""
+    adapters: Adapters = NONE
+    """LoRAs and ControlNets that act in its steps."""
     region: Region | None = None
     """What of the picture is computed; None for all of it. Outside, the latent is the noised picture's."""
     template: Recording | None = None
