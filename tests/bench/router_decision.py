@@ -21,15 +21,8 @@ from giornata.scheduling.line import Claim, Line
 from giornata.scheduling.placement import Placement
 from giornata.scheduling.policies import POLICIES, PolicyName
 from giornata.scheduling.scheduler import LOOKED_AT, InTurn
-from giornata.wire.workers import (
-    CostFit,
-    RowProgress,
-    ServiceName,
-    ServiceState,
-    Tier,
-    WorkerCosts,
-    WorkerState,
-)
+from giornata.wire.queues import CostFit
+from giornata.wire.workers import RowProgress, ServiceName, ServiceState, Tier, WorkerCosts, WorkerState
 from tests.bench.reporting.report import Measured, measured, write
 from tests.fakes.fleet import CARD
 from tests.fakes.networks import plain

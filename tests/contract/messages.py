@@ -53,13 +53,12 @@ from giornata.wire.messages import (
 )
 from giornata.wire.models import ModelCard, Task
 from giornata.wire.progress import JobRecord, RowRecord, RowState, TemplateUse
+from giornata.wire.queues import CostFit, QueueState
 from giornata.wire.requests import EditParameters, GenerationParameters, OutputFormat, Reuse
 from giornata.wire.samplers import Sampler
 from giornata.wire.templates import TemplateInputs, TemplateRecord, TemplateState
 from giornata.wire.values import CellMap, StageTimes
 from giornata.wire.workers import (
-    CostFit,
-    QueueState,
     RowProgress,
     ServiceName,
     ServiceState,

@@ -23,7 +23,7 @@ from giornata.wire import stores
 from giornata.wire.cells import MAIN
 from giornata.wire.jobs import Job, JobState
 from giornata.wire.permissions import User
-from giornata.wire.workers import CostFit
+from giornata.wire.queues import CostFit
 from giornata_gateway import service
 from giornata_gateway.cells import choice
 from giornata_gateway.config import GatewayConfig

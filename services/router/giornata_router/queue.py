@@ -29,7 +29,8 @@ from giornata.wire.messages import (
     ForecastRequest,
     SubmitRequest,
 )
-from giornata.wire.workers import QueueState, RowProgress, ServiceName, ServiceState
+from giornata.wire.queues import QueueState
+from giornata.wire.workers import RowProgress, ServiceName, ServiceState
 from giornata_router.carrying import HeldJob, carry, end_unheld, heed_record
 from giornata_router.deliveries import Deliveries
 from giornata_router.rules import transitions

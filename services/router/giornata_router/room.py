@@ -15,7 +15,7 @@ from giornata.retries import repeated
 from giornata.wire import stores
 from giornata.wire.cells import MAIN
 from giornata.wire.errors import StoreFull
-from giornata.wire.workers import StoreRoom
+from giornata.wire.queues import StoreRoom
 from giornata_router.rules.room import may_come
 
 READ_S: Final = 1.0

@@ -42,14 +42,17 @@ class Sparing:
     def spared(self, state: ServiceState, now: float) -> ServiceState:
         """What to tell of `state`. The order of recordings by use is no news."""
         worker = state.worker
-        if worker is None or worker.resident is None:
+        if worker is None or (worker.resident is None and worker.adapters_resident is None):
             return state
-        resident = {tier: frozenset(ids) for tier, ids in worker.resident.items()}
+        resident = [
+            {tier: frozenset(ids) for tier, ids in (here or {}).items()}
+            for here in (worker.resident, worker.adapters_resident)
+        ]
         telling = resident, worker.blocks
         if telling != self._told or now - self._told_s >= RETOLD_S:
             self._told, self._told_s = telling, now
             return state
-        spared = {"resident": None, "blocks": None}
+        spared = {"resident": None, "adapters_resident": None, "blocks": None}
         return state.model_copy(update={"worker": worker.model_copy(update=spared)})
 
 

@@ -14,11 +14,12 @@ from typing import Final
 import numpy as np
 from scipy.optimize import nnls
 
-from giornata.planning.costs import StepCosts
-from giornata.planning.operations import Work
+from giornata.planning.costs import StepCosts, completed
+from giornata.planning.operations import NETWORK, Work
 from giornata.planning.profiles import Profile
 from giornata.planning.regression import Array, determination
-from giornata.wire.workers import CostFit, WorkerCosts
+from giornata.wire.queues import CostFit
+from giornata.wire.workers import WorkerCosts
 
 FORGETTING: Final = 0.99
 """Weight of the past at each sample."""
@@ -97,10 +98,10 @@ class CostModel:
     """
 
     def __init__(self, compute: CostFit, load: CostFit) -> None:
-        self._compute, self._load = _FollowedFit(compute), _FollowedFit(load)
+        self._compute, self._load = _FollowedFit(told_compute(compute)), _FollowedFit(load)
         self._loads: deque[tuple[int, float]] = deque(maxlen=QUEUED)
-        self.costs = StepCosts(compute.weights, load.weights)
-        self.state = WorkerCosts(compute=compute, load=load)
+        self.costs = StepCosts(self._compute.weights, load.weights)
+        self.state = WorkerCosts(compute=self._compute.state, load=load)
 
     @classmethod
     def of(cls, profile: Profile) -> CostModel:
@@ -119,7 +120,7 @@ class CostModel:
             self._load.take((1.0, float(size_bytes)), load_ms)
         if self._compute.due or self._load.due:
             state = WorkerCosts(compute=self._compute.refreshed(), load=self._load.refreshed())
-            self.costs, self.state = StepCosts(state.compute.weights, state.load.weights), state
+            self.costs, self.state = StepCosts(self._compute.weights, self._load.weights), state
         return taken
 
     def observe_load(self, size_bytes: int, load_ms: float) -> None:
@@ -127,12 +128,21 @@ class CostModel:
         self._loads.append((size_bytes, load_ms))
 
 
+def told_compute(fit: CostFit) -> CostFit:
+    """A fit by :data:`COMPUTE` as messages hold it, `adapting` apart from the others; completed where it lacks them."""
+    weights = completed((*fit.weights, *fit.adapting))
+    own = len(NETWORK)
+    return fit.model_copy(update={"weights": weights[:own], "adapting": weights[own:]})
+
+
 class _FollowedFit:
     """One regression and how good it is on its latest samples, each predicted before it was taken in."""
 
     def __init__(self, begun: CostFit) -> None:
-        self._online = Online(begun.weights)
-        self._weights = begun.weights
+        self.weights = (*begun.weights, *begun.adapting)
+        """As they were fitted last."""
+        self._online = Online(self.weights)
+        self._own = len(begun.weights)
         self._recent = np.zeros((WINDOW, 2))
         """(WINDOW, 2): measured and predicted ms, written in a ring."""
         self._unseen = 0
@@ -145,7 +155,7 @@ class _FollowedFit:
 
     def take(self, features: Sequence[float], ms: float) -> bool:
         """Take in a sample; False for an outlier, which only counts."""
-        expected = max(1e-6, sum(w * x for w, x in zip(self._weights, features, strict=True)))
+        expected = max(1e-6, sum(w * x for w, x in zip(self.weights, features, strict=True)))
         self._unseen += 1
         taken = self._online.update([x / expected for x in features], ms / expected)
         if taken:
@@ -157,14 +167,15 @@ class _FollowedFit:
         self._unseen = 0
         if self._online.samples:
             self._online.refit()
-        self._weights = tuple(self._online.weights.tolist())
+        self.weights = tuple(self._online.weights.tolist())
         r2, residual = self.state.r2, self.state.residual_ms
         if self._online.samples >= FEWEST:
             measured, predicted = self._recent[: self._online.samples].T
             r2 = determination(measured, measured - predicted)
             residual = float(np.median(np.abs(measured - predicted)))
         self.state = CostFit(
-            weights=self._weights,
+            weights=self.weights[: self._own],
+            adapting=self.weights[self._own :],
             r2=r2,
             residual_ms=residual,
             samples=self._online.samples,

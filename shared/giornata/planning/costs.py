@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from giornata.planning.blocks import MODES, Flags
 from giornata.planning.columns import Columns
-from giornata.planning.operations import COMPUTE, Operations, Shape, Work, step_work
+from giornata.planning.operations import COMPUTE, NETWORK, Operations, Shape, Work, step_work
 from giornata.wire.values import Mode
 
 Array = NDArray[np.float64]
@@ -33,12 +33,16 @@ RENEWALS: Final = 3
 
 @dataclass(frozen=True)
 class StepCosts:
-    """Weights of the linear model, by :data:`COMPUTE` and :data:`LOAD`, in milliseconds a unit; none is negative."""
+    """Weights of the linear model, by :data:`COMPUTE` and :data:`LOAD`, in milliseconds a unit; none is negative.
+
+    Weights of :data:`NETWORK` alone are completed by :func:`completed`.
+    """
 
     compute: tuple[float, ...]
     load: tuple[float, ...] = (0.0, 0.0)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "compute", completed(self.compute))
         if (len(self.compute), len(self.load)) != (len(COMPUTE), len(LOAD)):
             raise ValueError(
                 f"received {len(self.compute)} and {len(self.load)} weights, needed are {COMPUTE} and {LOAD}"
@@ -60,6 +64,17 @@ class StepCosts:
     def load_ms(self, size_bytes: float) -> float:
         """Time of loading one slab."""
         return self.load[0] + self.load[1] * size_bytes if size_bytes else 0.0
+
+
+def completed(weights: tuple[float, ...]) -> tuple[float, ...]:
+    """Weights by :data:`COMPUTE` from those by :data:`NETWORK`, of a fit to steps without adapters; others as they are.
+
+    A multiplication of factors or ControlNets then costs what one of linear layers does, and another segment nothing.
+    """
+    if len(weights) != len(NETWORK):
+        return weights
+    linear = weights[NETWORK.index("linear")]
+    return (*weights, linear, 0.0, linear)
 
 
 @dataclass(frozen=True, eq=False)

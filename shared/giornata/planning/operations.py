@@ -16,8 +16,14 @@ from giornata.wire.blocks import BlockSpec
 from giornata.wire.values import Mode
 
 Array = NDArray[np.float64]
-COMPUTE: Final = ("calls", "sequences", "linear", "attention", "convolution", "gathered")
+NETWORK: Final = ("calls", "sequences", "linear", "attention", "convolution", "gathered")
+"""Features of what the network itself computes."""
+ADAPTING: Final = ("low_rank", "segments", "control")
+"""Features of what adapters add."""
+COMPUTE: Final = (*NETWORK, *ADAPTING)
 """Features of a step's computing, in the order of :attr:`Work.features`."""
+VALUE_BYTES: Final = 2
+"""Of a weight of an adapter's file, of which the size alone is known: most files hold 16 bits a weight."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,16 +41,32 @@ class Work:
     """Multiplications of convolutions."""
     gathered: float = 0.0
     """Values that tiles gather from their neighbours."""
+    low_rank: float = 0.0
+    """Multiplications of LoRAs' factors; see :attr:`Shape.low_rank`."""
+    segments: float = 0.0
+    """Sets of LoRAs that differ: the rows of one set are multiplied together."""
+    control: float = 0.0
+    """Multiplications of ControlNets in this process; see :func:`control_work`."""
 
     @property
     def features(self) -> tuple[float, ...]:
         """In the order of :data:`COMPUTE`."""
-        return self.calls, self.sequences, self.linear, self.attention, self.convolution, self.gathered
+        return (
+            self.calls,
+            self.sequences,
+            self.linear,
+            self.attention,
+            self.convolution,
+            self.gathered,
+            self.low_rank,
+            self.segments,
+            self.control,
+        )
 
     @property
     def multiplications(self) -> float:
         """Of all kinds."""
-        return self.linear + self.attention + self.convolution
+        return self.linear + self.attention + self.convolution + self.low_rank + self.control
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +81,13 @@ class Shape:
     """Of the text tokens, those of which keys and values are kept: they are attended to and not computed."""
     prefix: int = field(default=0, kw_only=True)
     """Tokens beside these that no step computes: they attend among themselves alone, and are attended to."""
+    low_rank: float = field(default=0.0, kw_only=True)
+    """Weights in the factors of its LoRAs (:func:`low_rank_weights`). A module of in * out weights multiplies a token
+    so many times, and factors of rank * (in + out) weights multiply it so many times."""
+    segments: float = field(default=0.0, kw_only=True)
+    """Its part of its set of LoRAs: 1 where no other sequence has the set."""
+    control: float = field(default=0.0, kw_only=True)
+    """Multiplications of its ControlNets in this process, in every step."""
 
     @property
     def live_text(self) -> int:
@@ -82,14 +111,17 @@ class Shape:
         own = self.own(mode)
         pairs = own * self.image
         taking = own if mode is Mode.KV else 0
-        return 1.0, own, self.live_text, self.projected(mode), pairs, self.pairs(mode) - pairs, taking
+        text, projected, rank = self.live_text, self.projected(mode), self.low_rank
+        network = 1.0, own, text, projected, pairs, self.pairs(mode) - pairs, taking
+        return *network, rank * own, rank * text, rank * projected, self.segments, self.control
 
 
 class Operations:
     """What the blocks of a network compute, as matrices: features by the amounts of a sequence.
 
     Rows are :data:`COMPUTE` without calls. Columns are :meth:`Shape.amounts`: sequences, computed cells, computed text
-    tokens, projected cells, pairs of the picture, pairs with text or a prefix, cells that take from a recording.
+    tokens, projected cells, pairs of the picture, pairs with text or a prefix, cells that take from a recording; then
+    cells, text tokens and projected cells, each times its LoRAs' weights; segments; multiplications of ControlNets.
     """
 
     def __init__(self, specs: Iterable[BlockSpec]) -> None:
@@ -101,7 +133,8 @@ class Operations:
         self.blocks: Final = len(every)
         self.together: Final = together(every)
         """Whether a step takes all blocks of a sequence from a recording, or none."""
-        self.by_block: Final[Array] = np.array([_matrix(spec, len(every)) for spec in every])
+        weights = sum((spec.linear + spec.convolution) * spec.grain**2 for spec in every)
+        self.by_block: Final[Array] = np.array([_matrix(spec, len(every), weights or 1.0) for spec in every])
         """(blocks, features, amounts)"""
 
     @cached_property
@@ -183,12 +216,29 @@ def _in_modes(operations: Operations, modes: tuple[Mode, ...]) -> tuple[tuple[Mo
     return tuple((mode, operations.by_block[chosen == mode].sum(0)) for mode in (first, *others))
 
 
-def _matrix(spec: BlockSpec, blocks: int) -> list[list[float]]:
-    """(features, amounts) of one of so many blocks; a sequence counts once in all of them together."""
+def low_rank_weights(size_bytes: Iterable[int]) -> float:
+    """Weights in the factors of LoRAs whose files have these sizes."""
+    return sum(size_bytes) / VALUE_BYTES
+
+
+def control_work(weight_bytes: float, tokens: int) -> float:
+    """Multiplications of a ControlNet with so many bytes of weights in one step: each weight meets every token."""
+    return weight_bytes / VALUE_BYTES * tokens
+
+
+def _matrix(spec: BlockSpec, blocks: int, weights: float) -> list[list[float]]:
+    """(features, amounts) of one of so many blocks; a sequence counts once in all of them together.
+
+    The factors of LoRAs lie where the `weights` of all blocks' modules do: each block has its share of both.
+    """
+    each, own = 1 / blocks, (spec.linear + spec.convolution) / weights
     return [
-        [1 / blocks, 0, 0, 0, 0, 0, 0],
-        [0, spec.linear, spec.text, spec.outside, 0, 0, 0],
-        [0, spec.across, 0, 0, spec.pair, spec.text_pair, 0],
-        [0, spec.convolution, 0, 0, 0, 0, 0],
-        [0, 0, 0, 0, 0, 0, spec.gathered],
+        [each, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0],
+        [0, spec.linear, spec.text, spec.outside, 0, 0, 0, 0, 0, 0, 0, 0],
+        [0, spec.across, 0, 0, spec.pair, spec.text_pair, 0, 0, 0, 0, 0, 0],
+        [0, spec.convolution, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0],
+        [0, 0, 0, 0, 0, 0, spec.gathered, 0, 0, 0, 0, 0],
+        [0, 0, 0, 0, 0, 0, 0, own, spec.text / weights, spec.outside / weights, 0, 0],
+        [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, each, 0],
+        [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, each],
     ]

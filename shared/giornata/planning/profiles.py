@@ -6,12 +6,14 @@ from typing import Any, Final
 
 from pydantic import BaseModel, ConfigDict, model_validator
 
-from giornata.planning.costs import StepCosts
+from giornata.planning.costs import StepCosts, completed
+from giornata.planning.operations import ADAPTING, COMPUTE
 from giornata.planning.regression import Fit
 from giornata.wire.blocks import BlockSpec
 
-SCHEMA: Final = 2
-"""Of a profile. Those of schema 1 counted tokens and pairs."""
+SCHEMA: Final = 3
+"""Of a profile. Those of schema 1 counted tokens and pairs; those of schema 2 knew no adapters, and are completed."""
+WITHOUT_ADAPTERS: Final = 2
 
 
 class BatchCap(BaseModel):
@@ -51,9 +53,12 @@ class Profile(BaseModel):
     @classmethod
     def _is_of_this_schema(cls, given: Any) -> Any:
         received = given.get("schema_version", SCHEMA) if isinstance(given, dict) else SCHEMA
+        if received == WITHOUT_ADAPTERS and isinstance(given.get("compute"), dict):
+            return {**given, "schema_version": SCHEMA, "compute": _completed(given["compute"])}
         if received != SCHEMA:
             raise ValueError(
-                f"received a profile of schema {received}, accepted is {SCHEMA}: its costs are of other features"
+                f"received a profile of schema {received}, accepted are {SCHEMA} and {WITHOUT_ADAPTERS}: "
+                "its costs are of other features"
             )
         return given
 
@@ -61,3 +66,9 @@ class Profile(BaseModel):
     def costs(self) -> StepCosts:
         """The weights, for planner and admission."""
         return StepCosts(self.compute.weights, self.load.weights)
+
+
+def _completed(compute: dict[str, Any]) -> dict[str, Any]:
+    """A fit of schema 2, with weights of adapters."""
+    weights = completed(tuple(compute.get("weights", ())))
+    return {**compute, "names": COMPUTE, "weights": weights, "derived": ADAPTING}

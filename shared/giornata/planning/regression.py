@@ -29,6 +29,8 @@ class Fit(BaseModel):
     error_p50: float = 0.0
     error_p95: float = 0.0
     """Quantiles of absolute residuals, each as a share of its time."""
+    derived: tuple[str, ...] = ()
+    """Names of weights that nothing measured tells: they follow from the others."""
 
     def predict(self, features: Sequence[float]) -> float:
         """Milliseconds."""

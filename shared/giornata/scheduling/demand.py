@@ -16,7 +16,7 @@ from giornata.wire.values import Mode
 
 TOKENS: Final = Operations([BlockSpec(linear=1.0, text=1.0)])
 """Of a network that nothing is known of: one operation a computed token."""
-UNIT: Final = StepCosts((0.0, 0.0, 1.0, 0.0, 0.0, 0.0))
+UNIT: Final = StepCosts((0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0))
 """A millisecond an operation: workers that have told nothing are compared by the tokens that they compute."""
 
 

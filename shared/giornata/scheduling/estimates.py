@@ -18,8 +18,9 @@ from giornata.planning.costing import CostModel
 from giornata.planning.operations import Operations, Work
 from giornata.scheduling.demand import Pace
 from giornata.wire.blocks import BlockSpec
+from giornata.wire.queues import KindCosts
 from giornata.wire.values import Mode
-from giornata.wire.workers import KindCosts, StepSample, Tier, WorkerCosts, WorkerState
+from giornata.wire.workers import StepSample, Tier, WorkerCosts, WorkerState
 
 KEPT: Final = 0.9
 """Weight of all earlier observations at each new one."""
@@ -188,6 +189,9 @@ def work_of(sample: StepSample) -> Work:
         sample.attention,
         sample.convolution,
         sample.gathered,
+        sample.low_rank,
+        sample.segments,
+        sample.control,
     )
 
 

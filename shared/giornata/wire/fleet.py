@@ -6,8 +6,9 @@ from pydantic import Field
 
 from giornata.wire.cells import MAIN
 from giornata.wire.models import ModelCard
+from giornata.wire.queues import StoreRoom
 from giornata.wire.values import Wire
-from giornata.wire.workers import ServiceName, ServiceState, StoreRoom, TemplateCounters
+from giornata.wire.workers import ServiceName, ServiceState, TemplateCounters
 
 
 class FleetSummary(Wire):

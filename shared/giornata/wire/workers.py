@@ -9,6 +9,7 @@ from giornata.wire.blocks import BlockSpec
 from giornata.wire.cells import MAIN
 from giornata.wire.loras import LoraCounters
 from giornata.wire.models import ModelCard
+from giornata.wire.queues import CostFit, QueueState, StoreRoom
 from giornata.wire.values import Mode, Wire
 
 
@@ -59,6 +60,10 @@ class RowProgress(Wire):
     """Without a template: one step in so many is computed in full; 0 for a row with one, or that computes all so."""
     companion_tokens: int = 0
     """Tokens beside the picture's, which steps in full compute."""
+    low_rank: float = 0.0
+    """Weights in the factors of the LoRAs that act in its next step."""
+    control: float = 0.0
+    """Multiplications of ControlNets in this process that its next step takes, of one sequence."""
     encoded: bool | None = None
     """Whether its inputs are here, which tell its shape; None from versions whose text passed the blocks always."""
 
@@ -86,7 +91,7 @@ class StepSample(Wire):
     attention_pairs: int
     """Sum over sequences of their computed tokens times all of their tokens, on average over blocks."""
     calls: int = 1
-    """Forwards of the network. This, `sequences` and the next four are the features of a step,
+    """Forwards of the network. This, `sequences` and the next seven are the features of a step,
     :data:`giornata.planning.operations.COMPUTE`."""
     linear: float = 0.0
     """Multiplications of linear layers, in all blocks; as in the next three, of all sequences together. 0 in all of
@@ -95,6 +100,12 @@ class StepSample(Wire):
     convolution: float = 0.0
     gathered: float = 0.0
     """Values that tiles gather from their neighbours."""
+    low_rank: float = 0.0
+    """Multiplications of LoRAs' factors."""
+    segments: int = 0
+    """Sets of LoRAs that differ."""
+    control: float = 0.0
+    """Multiplications of ControlNets in this process."""
     loaded_bytes: int = 0
     """Bytes of recordings that were loaded while the step ran or waited."""
     assemble_ms: float
@@ -119,19 +130,13 @@ class LoadSample(Wire):
     load_ms: float
 
 
-class CostFit(Wire):
-    """A worker's linear cost model; see :mod:`giornata.planning.costs`."""
+class AdapterLoad(Wire):
+    """The load of a LoRA, until rows could use it. The router learns from these how long other loads take."""
 
-    weights: tuple[float, ...]
-    """ms per unit."""
-    r2: float
-    """Over the worker's latest samples; the first fit's, while they are too few."""
-    residual_ms: float
-    """Median of absolute residuals over the same samples."""
-    samples: int
-    """Samples used since the start."""
-    outliers: int
-    """Samples left out since the start."""
+    source: Tier | None
+    """The fastest tier that had it; None: it came from the LoRA store."""
+    size_bytes: int
+    load_ms: float
 
 
 class WorkerCosts(Wire):
@@ -139,7 +144,7 @@ class WorkerCosts(Wire):
 
     compute: CostFit
     load: CostFit
-    """One weight for each of :data:`giornata.planning.operations.COMPUTE` and :data:`giornata.planning.costs.LOAD`."""
+    """By :data:`giornata.planning.operations.COMPUTE` and :data:`giornata.planning.costs.LOAD`."""
     device: str = ""
     """Torch's name of it; workers of one model and device share regressions at the router."""
     reused: Mode = Mode.KV
@@ -222,52 +227,13 @@ class WorkerState(Wire):
     """Steps since the last telemetry, at most 16."""
     loads: tuple[LoadSample, ...] = ()
     """Loads since the last telemetry, at most 16."""
+    adapter_loads: tuple[AdapterLoad, ...] = ()
+    """Loads of LoRAs since the last telemetry, at most 16."""
     cost_model: WorkerCosts | None = None
     """None if the worker has no cost model, or one that an older version counts by tokens."""
     blocks: tuple[BlockSpec, ...] | None = None
     """The blocks of its network, equal ones counted, in the order of the first of each. None: as the worker, or another
     one of its model, told last; telemetry has them every few seconds, as `resident`."""
-
-
-class KindCosts(Wire):
-    """The router's regressions for all workers of one model and device."""
-
-    model_digest: str
-    device: str
-    compute: CostFit
-    load: CostFit
-
-
-class QueueState(Wire):
-    """Telemetry of the active router: the jobs that wait for a worker."""
-
-    jobs: int = 0
-    """Jobs that no worker has taken: in the queue, and prepared."""
-    rows: int = 0
-    steps: int = 0
-    full: bool = False
-    """As many jobs of a priority are accepted as may be: more of them are refused."""
-    unreadable: int = 0
-    """Messages in the work queue that this router cannot read."""
-    wait_ms: float | None = None
-    """Time until the denoising of one more picture would begin. None: unknown, since no worker's speed is, or several
-    models are served.
-    """
-    costs: tuple[KindCosts, ...] = ()
-
-
-class StoreRoom(Wire):
-    """How full one of JetStream's streams is."""
-
-    store: str
-    """The stream's name."""
-    used_bytes: int
-    limit_bytes: int
-
-    @property
-    def nearly_full(self) -> bool:
-        """Whether an operator should look at it: it holds four fifths of what it may."""
-        return 5 * self.used_bytes >= 4 * self.limit_bytes
 
 
 class ServiceState(Wire):

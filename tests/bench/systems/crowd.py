@@ -24,10 +24,10 @@ from giornata.bus.telemetry import telemetry
 from giornata.records import Records
 from giornata.signals import on_signals
 from giornata.wire.cells import MAIN
+from giornata.wire.queues import CostFit
 from giornata.wire.stores import STORE_BYTES
 from giornata.wire.templates import digest_of
 from giornata.wire.workers import (
-    CostFit,
     RowProgress,
     ServiceName,
     ServiceState,

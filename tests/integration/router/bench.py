@@ -25,10 +25,11 @@ from giornata.wire.events import DoneEvent
 from giornata.wire.jobs import BlobRef, Job, Priority
 from giornata.wire.messages import Accepted, SubmitRequest
 from giornata.wire.permissions import User
+from giornata.wire.queues import CostFit
 from giornata.wire.requests import EditParameters, Reuse
 from giornata.wire.resolution import resolve
 from giornata.wire.stores import STORE_BYTES
-from giornata.wire.workers import CostFit, WorkerCosts
+from giornata.wire.workers import WorkerCosts
 from giornata_router.config import RouterConfig
 from giornata_router.service import Router
 from tests.fakes.denoiser import FakeDenoiser

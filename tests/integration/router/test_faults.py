@@ -17,8 +17,9 @@ from giornata.wire.errors import (
 )
 from giornata.wire.jobs import Job, JobState
 from giornata.wire.messages import Forecast, ForecastRequest, RunAnswer
+from giornata.wire.queues import QueueState
 from giornata.wire.requests import Reuse
-from giornata.wire.workers import QueueState, ServiceName, ServiceState
+from giornata.wire.workers import ServiceName, ServiceState
 from tests.fakes.fleet import CARD
 from tests.fakes.news import News
 from tests.integration.conftest import NatsServer

@@ -19,8 +19,9 @@ from giornata.wire import codec, stores, subjects
 from giornata.wire.errors import BatchQueueFull, TenantQueueFull
 from giornata.wire.jobs import Job, JobState, Priority
 from giornata.wire.messages import Epoch
+from giornata.wire.queues import QueueState
 from giornata.wire.stores import RECORDS
-from giornata.wire.workers import QueueState, ServiceName, ServiceState
+from giornata.wire.workers import ServiceName, ServiceState
 from giornata_router import queue as router_queue
 from giornata_router.carrying import HeldJob
 from giornata_router.tools import Tools

@@ -5,15 +5,8 @@ from __future__ import annotations
 from rich.console import Console
 
 from giornata.wire.fleet import FleetView
-from giornata.wire.workers import (
-    QueueState,
-    RowProgress,
-    ServiceName,
-    ServiceState,
-    StoreRoom,
-    TemplateCounters,
-    WorkerState,
-)
+from giornata.wire.queues import QueueState, StoreRoom
+from giornata.wire.workers import RowProgress, ServiceName, ServiceState, TemplateCounters, WorkerState
 from giornata_gateway.views.fleet import fleet_view
 from giornata_router.rules.reports import StepRates, report
 from giornata_tools.cli.status import fleet_table, sums

@@ -5,15 +5,8 @@ from __future__ import annotations
 import pytest
 
 from giornata.wire.fleet import FleetView
-from giornata.wire.workers import (
-    QueueState,
-    RowProgress,
-    ServiceName,
-    ServiceState,
-    StepSample,
-    StoreRoom,
-    WorkerState,
-)
+from giornata.wire.queues import QueueState, StoreRoom
+from giornata.wire.workers import RowProgress, ServiceName, ServiceState, StepSample, WorkerState
 from giornata_gateway.fleet import FleetListener
 from giornata_gateway.views.fleet import fleet_view
 from giornata_router.rules.reports import SAMPLES_S, WINDOW_S, StepRates, report, summary

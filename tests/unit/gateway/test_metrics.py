@@ -3,16 +3,8 @@
 from __future__ import annotations
 
 from giornata.wire.fleet import InstanceReport
-from giornata.wire.workers import (
-    CostFit,
-    KindCosts,
-    QueueState,
-    ServiceName,
-    ServiceState,
-    StoreRoom,
-    WorkerCosts,
-    WorkerState,
-)
+from giornata.wire.queues import CostFit, KindCosts, QueueState, StoreRoom
+from giornata.wire.workers import ServiceName, ServiceState, WorkerCosts, WorkerState
 from giornata_gateway.metrics import Metrics
 
 

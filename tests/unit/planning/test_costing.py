@@ -44,7 +44,8 @@ def test_it_comes_to_predict_the_machine_that_it_serves_on() -> None:
     for work in works(50, seed=7):
         assert model.costs.step_ms(work) == pytest.approx(TRUE.step_ms(work), rel=0.05)
     assert min(model.costs.compute) >= 0
-    assert model.state.compute.weights == model.costs.compute
+    told = model.state.compute
+    assert (*told.weights, *told.adapting) == model.costs.compute
     assert model.state.compute.r2 > 0.99
     assert model.state.compute.samples == 300 - 300 % EVERY
 

@@ -20,14 +20,8 @@ from giornata.scheduling.scheduler import MAX_PASSED, InTurn
 from giornata.wire.events import DenoisedEvent
 from giornata.wire.jobs import Priority
 from giornata.wire.progress import Assignment
-from giornata.wire.workers import (
-    CostFit,
-    LoadSample,
-    ServiceState,
-    TemplateCounters,
-    Tier,
-    WorkerCosts,
-)
+from giornata.wire.queues import CostFit
+from giornata.wire.workers import LoadSample, ServiceState, TemplateCounters, Tier, WorkerCosts
 from giornata_router.dispatch import Dispatch, NoReport
 from tests.fakes.networks import plain
 from tests.unit.scheduling.test_placement import DEMAND, SHAPE, row, worker

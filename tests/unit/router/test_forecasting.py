@@ -13,7 +13,8 @@ from giornata.scheduling.placement import Placement
 from giornata.scheduling.waiting import QueuedJob, Waiting
 from giornata.wire.errors import QueueTooLong
 from giornata.wire.jobs import Priority
-from giornata.wire.workers import CostFit, QueueState, ServiceState, WorkerCosts
+from giornata.wire.queues import CostFit, QueueState
+from giornata.wire.workers import ServiceState, WorkerCosts
 from giornata_router.rules.forecasting import Forecasting
 from tests.contract.messages import JOB
 from tests.fakes.fleet import CARD

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from giornata.wire import stores
-from giornata.wire.workers import StoreRoom
+from giornata.wire.queues import StoreRoom
 from giornata_router.rules.room import GROWTH_BYTES, may_come
 from giornata_tools.launcher.servers import MAX_FILE_STORE
 

@@ -8,11 +8,13 @@ from random import Random
 
 import pytest
 
+from giornata.planning.costs import StepCosts
 from giornata.planning.operations import Work
 from giornata.scheduling.demand import UNIT, RowShape
 from giornata.scheduling.estimates import TEACHERS, Estimates, work_of
+from giornata.wire.queues import CostFit
 from giornata.wire.values import Mode
-from giornata.wire.workers import CostFit, LoadSample, StepSample, Tier, WorkerCosts, WorkerState
+from giornata.wire.workers import LoadSample, StepSample, Tier, WorkerCosts, WorkerState
 from tests.fakes.networks import plain
 
 BLOCKS = 10
@@ -49,7 +51,7 @@ def sample(
     computed = sum(rng.randint(50, 500) for _ in range(rows))
     pairs = computed * 600
     work = Work(1, rows, BLOCKS * (computed + 64 * rows), BLOCKS * pairs)
-    ms = slowness * sum(w * f for w, f in zip(weights, work.features, strict=True))
+    ms = slowness * StepCosts(weights).step_ms(work)
     return StepSample(
         rows=rows,
         sequences=rows,
@@ -147,7 +149,7 @@ def test_devices_and_models_are_apart_and_who_tells_nothing_is_compared_by_token
     estimates.observe("a", "m", shown(costs(device="gpu")))
     estimates.observe("b", "m", shown(costs((*TRUE[:2], 1.0, 1.0, 0.0, 0.0), device="cpu")))
     estimates.observe("c", "m", shown(None))
-    assert estimates.pace("a").costs.compute == TRUE
+    assert estimates.pace("a").costs.compute == StepCosts(TRUE).compute
     assert estimates.pace("b").costs.compute[2] == 1.0
     assert estimates.pace("c").costs.compute == UNIT.compute
     assert {(k.model_digest, k.device) for k in estimates.kinds()} == {("m", "gpu"), ("m", "cpu")}

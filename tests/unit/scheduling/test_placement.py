@@ -15,8 +15,8 @@ from giornata.scheduling.placement import Patience, Placement
 from giornata.scheduling.policies import Policy, finish_time, request_level
 from giornata.scheduling.scheduler import LOOKED_AT
 from giornata.scheduling.slack import Slacks
+from giornata.wire.queues import CostFit
 from giornata.wire.workers import (
-    CostFit,
     LoadSample,
     RowProgress,
     ServiceName,

@@ -27,14 +27,16 @@ from typing import Any, Final
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from giornata.planning.costing import told_compute
 from giornata.planning.costs import LOAD, StepCosts
 from giornata.planning.operations import COMPUTE, Operations, Shape, step_work
 from giornata.planning.profiles import Profile
 from giornata.planning.regression import fit
 from giornata.scheduling.demand import Pace
 from giornata.wire.blocks import BlockSpec
+from giornata.wire.queues import CostFit
 from giornata.wire.values import Mode
-from giornata.wire.workers import CostFit, WorkerCosts
+from giornata.wire.workers import WorkerCosts
 from giornata_tools.simulation.jobs import MODEL, PictureSetting
 
 FIGURES: Final[Mapping[str, Any]] = json.loads(
@@ -111,7 +113,7 @@ class Machine:
             CostFit(weights=weights, r2=1.0, residual_ms=0.0, samples=0, outliers=0)
             for weights in (self.costs.compute, self.costs.load)
         )
-        return WorkerCosts(compute=compute, load=load, device=self.device, keeps_padding=True)
+        return WorkerCosts(compute=told_compute(compute), load=load, device=self.device, keeps_padding=True)
 
 
 def h800_flux(rows: int = 8) -> Machine:

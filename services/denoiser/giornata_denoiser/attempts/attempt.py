@@ -87,7 +87,10 @@ class Attempt:
             resumed = asked.resume.step if asked.resume else 0
             shape: dict[str, Any] = {"encoded": row is not None}
             if row is not None:
+                first = row.shapes[0]
                 shape |= {
+                    "low_rank": first.low_rank,
+                    "control": first.control,
                     "companion_tokens": row.companions,
                     "computed_tokens": row.computed_tokens if row.template or row.renewed_every else None,
                     "text_tokens": row.prompts[0].joint_tokens,

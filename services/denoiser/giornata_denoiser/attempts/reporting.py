@@ -10,14 +10,14 @@ from giornata.planning.costing import CostModel
 from giornata.planning.profiles import Profile
 from giornata.scheduling.batch import RowKey
 from giornata.wire.values import Mode
-from giornata.wire.workers import LoadSample, RowProgress, StepSample, TemplateCounters, Tier, WorkerState
+from giornata.wire.workers import AdapterLoad, LoadSample, RowProgress, StepSample, TemplateCounters, Tier, WorkerState
 from giornata_denoiser.blocks.own import renew_steps
 from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.config import DenoiserConfig, ReuseText
 from giornata_denoiser.engine.protocol import StepReport
 from giornata_denoiser.templates.identity import form_of
 
-Sample = TypeVar("Sample", StepSample, LoadSample)
+Sample = TypeVar("Sample", StepSample, LoadSample, AdapterLoad)
 
 MAX_SAMPLES: Final = 16
 """Step and load samples that one telemetry message carries."""
@@ -39,6 +39,7 @@ class Reporter:
         self._blocks = checkpoint.family.operations.specs
         self._samples: deque[StepSample] = deque(maxlen=MAX_SAMPLES)
         self._loads: deque[LoadSample] = deque(maxlen=MAX_SAMPLES)
+        self._adapter_loads: deque[AdapterLoad] = deque(maxlen=MAX_SAMPLES)
         self._steps_total = 0
 
     def stepped(self, report: StepReport) -> None:
@@ -50,6 +51,10 @@ class Reporter:
     def loaded(self, load: LoadSample) -> None:
         """A load has ended."""
         self._loads.append(load)
+
+    def adapter_loaded(self, load: AdapterLoad) -> None:
+        """A LoRA has become usable."""
+        self._adapter_loads.append(load)
 
     def state(
         self,
@@ -79,6 +84,7 @@ class Reporter:
             resident=resident,
             samples=_taken(self._samples),
             loads=_taken(self._loads),
+            adapter_loads=_taken(self._adapter_loads),
             blocks=self._blocks,
             cost_model=self._costs.state.model_copy(update=self._told_of_costs),
         )

@@ -183,9 +183,11 @@ class Sources:
         return load.slabs.load_bytes(load.block, load.mode)
 
     def _work(self, rows: Iterable[Running]) -> Work:
-        """What a step of `rows` computes, over all blocks."""
-        shapes, modes = self._sequences(rows)
-        return step_work(self._family.operations, shapes, modes)
+        """What a step of `rows` computes, over all blocks; rows of one set of LoRAs are one segment."""
+        rows = tuple(rows)
+        work = step_work(self._family.operations, *self._sequences(rows))
+        sets = {each.row.adapters.set_at(each.row.step) for each in rows}
+        return replace(work, segments=float(len(sets - {()})))
 
     def _sequences(self, rows: Iterable[Running]) -> tuple[list[Shape], list[tuple[Mode, ...]]]:
         """Shape and modes of every sequence of a step of `rows`."""
@@ -218,6 +220,9 @@ class Sources:
             attention=work.attention,
             convolution=work.convolution,
             gathered=work.gathered,
+            low_rank=work.low_rank,
+            segments=round(work.segments),
+            control=work.control,
             loaded_bytes=missing_bytes,
             assemble_ms=0.0,
             step_ms=0.0,

@@ -12,8 +12,8 @@ from typing import Final
 
 import numpy as np
 
-from giornata.planning.costs import LOAD
-from giornata.planning.operations import COMPUTE
+from giornata.planning.costs import LOAD, completed
+from giornata.planning.operations import ADAPTING, COMPUTE, NETWORK
 from giornata.planning.profiles import Profile
 from giornata.planning.regression import Fit, fit, graded
 from giornata.planning.specs import taking_modes
@@ -78,7 +78,9 @@ def proportional(samples: Sequence[Sample]) -> Fit:
     names = tuple(COMPUTE[cost[0]] for cost in costs)
     for cost, weight in zip(costs, fit(names, columns, times, relative=True).weights, strict=True):
         weights[list(cost)] = weight
-    return graded(COMPUTE, weights, features, times)
+    completed_by = completed(tuple(weights[: len(NETWORK)].tolist()))
+    found = graded(COMPUTE, np.array(completed_by), features, times)
+    return found.model_copy(update={"derived": ADAPTING})
 
 
 def _steps(blocks: int, text: int, modes: Sequence[Mode]) -> tuple[Mixture, ...]:

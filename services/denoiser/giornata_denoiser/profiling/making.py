@@ -14,7 +14,8 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from giornata.planning.operations import Operations
+from giornata.planning.costs import completed
+from giornata.planning.operations import ADAPTING, NETWORK, Operations
 from giornata.planning.profiles import BatchCap, Profile
 from giornata.planning.regression import Array, Fit, fit, graded
 from giornata.wire.values import Mode
@@ -116,10 +117,21 @@ def activation_bytes(meter: Meter, steps: Iterable[Mixture]) -> float:
 def fitted(names: Sequence[str], samples: Sequence[Sample]) -> Fit:
     """Over :data:`giornata.planning.operations.COMPUTE` or :data:`giornata.planning.costs.LOAD`.
 
+    Where no sample has any of what adapters add, that weight follows from the others.
+
     Raises:
         ValueError: samples are fewer than features.
     """
-    return fit(names, *_arrays(samples), relative=True)
+    features, times = _arrays(samples)
+    found = fit(names, features, times, relative=True)
+    derived = tuple(name for name in ADAPTING if name in names and not features[:, names.index(name)].any())
+    if not derived:
+        return found
+    known = completed(found.weights[: len(NETWORK)])
+    weights = (
+        ours if name in derived else own for name, own, ours in zip(names, found.weights, known, strict=True)
+    )
+    return found.model_copy(update={"weights": tuple(weights), "derived": derived})
 
 
 def predictions(found: Fit, samples: Iterable[Sample]) -> list[Predicted]:

@@ -20,6 +20,9 @@ UNITS: Final = {
     "attention": "ms a multiplication of attention",
     "convolution": "ms a multiplication of convolutions",
     "gathered": "ms a value that tiles gather",
+    "low_rank": "ms a multiplication of LoRAs' factors",
+    "segments": "ms a set of LoRAs",
+    "control": "ms a multiplication of ControlNets",
     "slab": "ms a slab",
     "bytes": "ms a byte",
 }
@@ -55,7 +58,8 @@ def _table(title: str, fit: Fit, unseen: Fit) -> Iterator[str]:
     """`unseen` grades predictions of samples that were left out of the fit."""
     yield f"{title}: R² {fit.r2:.4f} over {fit.samples} sizes, {unseen.r2:.4f} on sizes not seen"
     for name, weight in zip(fit.names, fit.weights, strict=True):
-        yield f"  {name:<10} {weight:>12.4g}  {UNITS[name]}"
+        derived = ", as that of others" if name in fit.derived else ""
+        yield f"  {name:<10} {weight:>12.4g}  {UNITS[name]}{derived}"
     yield f"  residual   p50 {fit.residual_ms_p50:.3f} ms, p95 {fit.residual_ms_p95:.3f} ms"
     yield (
         f"  error      p50 {fit.error_p50:.1%}, p95 {fit.error_p95:.1%}; "

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from giornata.planning.operations import control_work, low_rank_weights
+
 
 @dataclass(frozen=True, order=True)
 class RowLora:
@@ -19,6 +21,11 @@ class RowLora:
     size_bytes: int = 0
     """Of its file."""
 
+    @property
+    def acts(self) -> bool:
+        """Whether it changes the denoising network at all."""
+        return self.modules > 0 and self.scale != 0
+
 
 @dataclass(frozen=True)
 class RowControl:
@@ -33,6 +40,8 @@ class RowControl:
     end_step: int
     """Up to this one, which it does not see."""
     mode: int | None = None
+    weight_bytes: int = 0
+    """Of its checkpoint, where this process computes it; 0 where another one does."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +54,19 @@ class Adapters:
     """The first step in which they act: 0 but where the row did not wait for them."""
     controls: tuple[RowControl, ...] = ()
     """In the request's order."""
+
+    def set_at(self, step: int) -> tuple[RowLora, ...]:
+        """The LoRAs that act in `step`; rows with equal ones are one segment of it."""
+        return tuple(lora for lora in self.loras if lora.acts) if step >= self.loras_from else ()
+
+    def low_rank(self, step: int) -> float:
+        """Weights in the factors of the LoRAs that act in `step`."""
+        return low_rank_weights(lora.size_bytes for lora in self.set_at(step))
+
+    def control(self, step: int, tokens: int) -> float:
+        """Multiplications in `step` of ControlNets in this process, for a sequence of so many tokens."""
+        acting = (net for net in self.controls if net.scale and net.first_step <= step < net.end_step)
+        return sum(control_work(net.weight_bytes, tokens) for net in acting)
 
 
 NONE = Adapters()

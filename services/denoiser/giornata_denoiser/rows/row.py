@@ -187,15 +187,29 @@ class Row:
         padding = self.padding if padding_kept else (0,) * len(self.prompts)
         tokens = self.block_tokens
         computed = tokens if self.region is None else self.computed_tokens
+        low_rank = self.adapters.low_rank(self.step)
+        segment = 1 / len(self.prompts) if low_rank else 0.0
         return tuple(
-            Shape(prompt.joint_tokens, tokens, computed, padding=kept, prefix=prefix)
+            Shape(
+                prompt.joint_tokens,
+                tokens,
+                computed,
+                padding=kept,
+                prefix=prefix,
+                low_rank=low_rank,
+                segments=segment,
+                control=self.adapters.control(self.step, prompt.joint_tokens + tokens),
+            )
             for prompt, kept, prefix in zip(self.prompts, padding, self._prefixes, strict=True)
         )
 
     @property
     def joining(self) -> tuple[Shape, ...]:
         """The shapes of the prefixes, as sequences of their own, that its next step computes: its first one here."""
-        return () if self.begun else tuple(Shape(0, tokens, tokens) for tokens in self.prefix if tokens)
+        if self.begun:
+            return ()
+        low_rank = self.adapters.low_rank(self.step)
+        return tuple(Shape(0, tokens, tokens, low_rank=low_rank) for tokens in self.prefix if tokens)
 
     @property
     def _prefixes(self) -> tuple[int, ...]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from giornata.wire.fleet import FleetView, InstanceReport, InstanceView, WorkerView
-from giornata.wire.workers import ServiceState, StoreRoom, TemplateCounters
+from giornata.wire.queues import StoreRoom
+from giornata.wire.workers import ServiceState, TemplateCounters
 
 
 def fleet_view(reports: Sequence[InstanceReport] | None) -> FleetView:

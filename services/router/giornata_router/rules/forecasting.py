@@ -18,7 +18,8 @@ from giornata.wire.errors import QueueTooLong
 from giornata.wire.jobs import Priority
 from giornata.wire.messages import Forecast
 from giornata.wire.models import ModelCard
-from giornata.wire.workers import QueueState, ServiceName
+from giornata.wire.queues import QueueState
+from giornata.wire.workers import ServiceName
 
 
 class Forecasting:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from giornata.wire.workers import StoreRoom
+from giornata.wire.queues import StoreRoom
 
 DOOR: Final = 0.9
 """Share of the bucket beyond which no job is accepted."""

@@ -77,12 +77,14 @@ def test_a_fit_is_the_same_after_it_was_written_down() -> None:
     assert Fit.model_validate_json(fit.model_dump_json()) == fit
 
 
-@pytest.mark.parametrize("schema", [1, 3])
+@pytest.mark.parametrize("schema", [1, 4])
 def test_a_profile_of_another_schema_is_refused(
     tmp_path: Path, checkpoint: Checkpoint, profile: Profile, schema: int
 ) -> None:
     path = tmp_path / "profile.json"
     write_profile(path, profile.model_copy(update={"schema_version": schema}))
-    with pytest.raises(Failed, match=f"received a profile of schema {schema}, accepted is 2") as caught:
+    with pytest.raises(
+        Failed, match=f"received a profile of schema {schema}, accepted are 3 and 2"
+    ) as caught:
         read_profile(path, checkpoint)
     assert "giornata profile" in str(caught.value)

@@ -225,9 +225,10 @@ def test_a_few_steps_and_the_number_of_operations_tell_the_costs() -> None:
     steps = [Mixture((row,)) for row in rows] + [Mixture((rows[0],) * 3)]
     samples = [making.Sample(step.work(PLAIN_4).features, true.step_ms(step.work(PLAIN_4))) for step in steps]
     np.testing.assert_allclose(proportional(samples).weights, true.compute, rtol=1e-5)
-    calls, sequences, *kinds, gathered = proportional(samples[:1]).weights
+    calls, sequences, *kinds, gathered, low_rank, segments, control = proportional(samples[:1]).weights
+    assert {low_rank, control} == set(kinds)
     assert len(set(kinds)) == 1
-    assert kinds[0] > 0 == calls == sequences == gathered
+    assert kinds[0] > 0 == calls == sequences == gathered == segments
 
 
 def test_the_report_names_weights_units_and_the_worst(tmp_path: Path) -> None:
