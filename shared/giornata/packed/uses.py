@@ -1,4 +1,4 @@
-"""What enters the blocks of one forward beside their tokens: what is taken from a template, and what is recorded."""
+"""What enters the blocks of one forward beside their tokens: what is taken and recorded, and what LoRAs change."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Protocol
 from torch import Tensor
 
 from giornata.packed.attention import Apart
+from giornata.packed.low_rank import LowRank
 from giornata.wire.values import Mode
 
 
@@ -70,6 +71,8 @@ class Use:
     """Where its prompt's padding is found in every block, whatever the block's mode; None computes it."""
     padding_recorder: KeysValuesRecorder | None = None
     """Is shown its prompt's padding, where that is computed."""
+    low_rank: LowRank | None = None
+    """Its LoRAs, which change what the layers make of its tokens; None for none."""
 
 
 def by_sequence(of_rows: Sequence[Sequence[Use]]) -> tuple[Use, ...]:

@@ -132,6 +132,8 @@ class Sources:
         )
 
     def _advanced(self, row: Row) -> Running:
+        if row.joins_loras:  # what was learned without them corrects nothing any more
+            row = replace(row, corrections=None)
         running = self._running.get(row.key)
         if running is None or not running.is_of(row):
             bits, whole = self._options.correction_bits, together(self._family.specs)

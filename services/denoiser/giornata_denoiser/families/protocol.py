@@ -10,6 +10,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from giornata.packed.low_rank import LowRank
 from giornata.packed.region import Region
 from giornata.packed.tracing import UNTRACED, Tracing
 from giornata.packed.uses import Use
@@ -135,11 +136,14 @@ class Network(Protocol):
         times: Tensor,
         conditioning: Mapping[str, Tensor],
         beside: Sequence[Grid],
+        *,
+        low_rank: LowRank | None = None,
     ) -> object:
         """What the network computes of a sequence for all steps of a track: once, when the row joins.
 
-        `beside` is as in :meth:`prefix_tokens`. Tensors are on the network's device; `times` are (steps,) float32. The
-        result does not depend on what else is in the batch.
+        `low_rank` are its LoRAs; where they join later, this is made again. `beside` is as in :meth:`prefix_tokens`.
+        Tensors are on the network's device; `times` are (steps,) float32. The result does not depend on what else is in
+        the batch.
         """
 
     def assemble(self, sequences: Sequence[SequenceInputs]) -> object:

@@ -46,5 +46,18 @@ class Adapters:
     controls: tuple[RowControl, ...] = ()
     """In the request's order."""
 
+    def acting(self, step: int) -> tuple[RowLora, ...]:
+        """The LoRAs that act in a step."""
+        return self.loras if step >= self.loras_from else ()
+
+    def learned_under(self, step: int) -> str | None:
+        """What a correction that is learned in a step belongs to, beside template and mask; empty without adapters.
+
+        None where it belongs to this row alone: what a ControlNet adds follows a picture of the row's own.
+        """
+        if self.controls:
+            return None
+        return "+".join(f"{lora.digest}*{lora.scale!r}" for lora in self.acting(step))
+
 
 NONE = Adapters()
