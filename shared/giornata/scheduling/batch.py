@@ -70,7 +70,8 @@ class Batch(Generic[M]):
     """Rows of one worker: first come, first served.
 
     A row that is larger than the whole capacity is not refused for ever: it runs alone. A row that waits for an input
-    keeps its place in the order and lets others pass; so does a running row that is paused. Background rows yield: one of them shares a step while no row
+    keeps its place in the order and lets others pass; so does a running row that is paused. Background rows yield: one
+    of them shares a step while no row
     could join and it fits, or there is no other; where there is no such step for long, every so often one beside the
     others, which a saturated worker needs most: what it records makes all lighter.
 
