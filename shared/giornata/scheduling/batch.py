@@ -227,7 +227,7 @@ class Batch(Generic[M]):
         for rows in self._all():
             rows.pop(key, None)
 
-    def _set_aside(self, rows: Mapping[RowKey, M]) -> None:
+    def _set_aside(self, rows: dict[RowKey, M]) -> None:
         """Let running rows wait, in their order among those that have run before."""
         for key in rows:
             del self._running[key]

@@ -31,7 +31,7 @@ class LoraFile:
     """The tensors of one file that change the denoising network."""
 
     tensors: Mapping[str, Tensor]
-    """``<path>.down`` (rank, in) and ``<path>.up`` (out, rank) of each module, of one dtype: the file's mapped pages."""
+    """``<path>.down`` (rank, in) and ``<path>.up`` (out, rank) of each module, of one dtype: mapped pages."""
 
     @property
     def size_bytes(self) -> int:
