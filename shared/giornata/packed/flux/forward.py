@@ -79,10 +79,12 @@ class FluxForward:
         for index, block in enumerate(model.transformer_blocks):
             with self._trace.span(Lane.COMPUTE, f"block {index}"):
                 text, image = self._double_block(index, block, text, self._tokens.enter(index, image))
+                image = self._tokens.add(index, image)
         joint = self._tokens.now.layout.join(text, image)
         for index, block in enumerate(model.single_transformer_blocks, len(model.transformer_blocks)):
             with self._trace.span(Lane.COMPUTE, f"block {index}"):
                 joint = self._single_block(index, block, self._tokens.enter_joint(index, joint))
+                joint = self._tokens.add_joint(index, joint)
         image = joint.index_select(0, self._tokens.now.layout.image_positions)
         image = self._tokens.leave(image)
         normed = self._parts.elementwise.modulated(
