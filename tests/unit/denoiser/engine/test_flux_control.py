@@ -85,12 +85,12 @@ def test_packed_samples_equal_those_of_each_row_alone() -> None:
         )
         each = elementwise.choose(CPU, torch.float32)
         parts = Parts(model, Projections(model), attention.choose(CPU, torch.float32, each.gather), each)
-        modulation = Modulation(model, list(vectors.split(1)), (0, 0, 0))
+        modulation = Modulation(model, list(torch.split(vectors, 1)), (0, 0, 0))
         forward = FluxForward(parts, sequences, modulation, (), trace=UNTRACED)
         text = model.context_embedder(torch.cat(texts))
         hint = model.controlnet_x_embedder(torch.cat(conditions))
         packed = [
-            list(s.split([len(p) for p in places])) for s in forward.samples(text, torch.cat(latents), hint)
+            torch.split(s, [len(p) for p in places]) for s in forward.samples(text, torch.cat(latents), hint)
         ]
     assert len(packed) == 3
     for i, (doubles, singles) in enumerate(whole):
