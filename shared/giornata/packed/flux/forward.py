@@ -7,7 +7,7 @@ module's own `forward` of each sequence alone.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -91,10 +91,12 @@ class FluxForward:
         for index, block in enumerate(model.transformer_blocks):
             with self._trace.span(Lane.COMPUTE, f"block {index}"):
                 text, image = self._double_block(index, block, text, self._tokens.enter(index, image))
+                image = self._tokens.add(index, image)
         joint = self._tokens.now.layout.join(text, image)
         for index, block in enumerate(model.single_transformer_blocks, len(model.transformer_blocks)):
             with self._trace.span(Lane.COMPUTE, f"block {index}"):
                 joint = self._single_block(index, block, self._tokens.enter_joint(index, joint))
+                joint = self._tokens.add_joint(index, joint)
         image = joint.index_select(0, self._tokens.now.layout.image_positions)
         image = self._tokens.leave(image)
         normed = self._parts.elementwise.modulated(
@@ -102,6 +104,28 @@ class FluxForward:
         )
         velocity: Tensor = model.proj_out(normed)
         return velocity
+
+    def samples(self, text: Tensor, image: Tensor, hint: Tensor) -> Iterator[Tensor]:
+        """Of a `FluxControlNetModel`: what it adds behind blocks, (live_tokens, inner_dim), block by block, unscaled.
+
+        `text` is the embedded text stream, (text_tokens, inner_dim), with the embedding of a union's mode before each
+        sequence's. `image` and `hint`, (image_tokens, in_channels) and (image_tokens, inner_dim), are of all tokens:
+        latents, and what the network's `controlnet_x_embedder` makes of the control image.
+        """
+        model, doubles = self._transformer, len(self._transformer.transformer_blocks)
+        if not all(self._tokens.now.whole):
+            image, hint = (part.index_select(0, self._tokens.now.image) for part in (image, hint))
+        image = model.x_embedder(image) + hint
+        for index, block in enumerate(model.transformer_blocks):
+            text, image = self._double_block(index, block, text, self._tokens.enter(index, image))
+            yield model.controlnet_blocks[index](image)
+        if not model.single_transformer_blocks:
+            return
+        joint = self._tokens.now.layout.join(text, image)
+        for index, block in enumerate(model.single_transformer_blocks, doubles):
+            joint = self._single_block(index, block, self._tokens.enter_joint(index, joint))
+            pictures = joint.index_select(0, self._tokens.now.layout.image_positions)
+            yield model.controlnet_single_blocks[index - doubles](pictures)
 
     # Blocks
 

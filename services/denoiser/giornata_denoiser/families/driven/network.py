@@ -272,6 +272,7 @@ class DrivenNetwork(ABC):
                 self._project(forward, block)
                 parts = forward.batched(text, Stream.TEXT), forward.batched(image, Stream.IMAGE)
                 text, image = (part.flatten(0, 1) for part in self.pair(block, *parts))
+                image = forward.tokens.add(index, image)
         if self.singles:
             joint = forward.tokens.now.layout.join(text, image)
             for index, block in enumerate(self.singles, len(self.pairs)):
@@ -279,6 +280,7 @@ class DrivenNetwork(ABC):
                     joint = forward.tokens.enter_joint(index, joint)
                     self._project(forward, block)
                     joint = self.single(block, forward.batched(joint, Stream.JOINT)).flatten(0, 1)
+                    joint = forward.tokens.add_joint(index, joint)
             image = forward.tokens.now.layout.split(joint)[1]
         return image
 
