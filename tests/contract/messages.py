@@ -283,7 +283,7 @@ MESSAGES: list[BaseModel] = [
         paths=(DataPath.UNIX, DataPath.TCP),
         remaining_ms=900,
     ),
-    Opened(path=DataPath.UNIX, address="/run/c1.sock", token="t"),
+    Opened(path=DataPath.UNIX, address="/run/c1.sock", token="t"),  # noqa: S106 - no secret
     CloseControl(job_id="job_1", attempt=1, index=0, remaining_ms=900),
     Closed(was_open=True),
     CancelMessage(job_id="job_1", api_key="k"),
