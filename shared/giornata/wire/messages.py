@@ -176,13 +176,6 @@ class RemoveTemplate(Wire):
     template_key: str
 
 
-class AdapterRequest(Wire):
-    """Any request to the ControlNet service."""
-
-    adapter: str
-    remaining_ms: int
-
-
 INLINE_BYTES: Final = 6 << 20
 """All pictures of a message together, inline; larger ones travel as claim checks."""
 IDEMPOTENCY_HEADER: Final = "Nats-Msg-Id"
