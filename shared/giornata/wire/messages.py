@@ -5,6 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Final, NamedTuple
 
+from giornata.wire.adapters import LoraUse
 from giornata.wire.jobs import BlobRef, Encoding, Inspection, Job, Priority
 from giornata.wire.loras import NormaliseLora
 from giornata.wire.progress import RowRecord
@@ -162,10 +163,15 @@ class RecordRequest(Wire):
 
 
 class PrefetchTemplate(Wire):
-    """router → one denoiser: an edit of this picture probably comes; load its recording from disk into memory."""
+    """router → one denoiser: an edit of this picture probably comes; load what it needs ahead of it.
+
+    That is the picture's recording, from disk into memory, and the LoRAs.
+    """
 
     job: Job
     inspection: Inspection
+    loras: tuple[LoraUse, ...] = ()
+    """Those of the job's LoRAs that its rows are expected to wait for there."""
     epoch: Epoch | None = None
 
 
