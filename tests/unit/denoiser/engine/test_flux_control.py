@@ -12,6 +12,7 @@ from giornata.packed import attention, elementwise
 from giornata.packed.flux.forward import FluxForward, Parts
 from giornata.packed.flux.modulation import Modulation, prepared
 from giornata.packed.flux.projections import Projections
+from giornata.packed.low_rank_hooks import LowRankHooks
 from giornata.packed.packing import layout
 from giornata.packed.region import Sequences
 from giornata.packed.tracing import UNTRACED
@@ -84,7 +85,8 @@ def test_packed_samples_equal_those_of_each_row_alone() -> None:
             (None, None, None),
         )
         each = elementwise.choose(CPU, torch.float32)
-        parts = Parts(model, Projections(model), attention.choose(CPU, torch.float32, each.gather), each)
+        attend = attention.choose(CPU, torch.float32, each.gather)
+        parts = Parts(model, Projections(model), attend, each, LowRankHooks(model))
         modulation = Modulation(model, list(torch.split(vectors, 1)), (0, 0, 0))
         forward = FluxForward(parts, sequences, modulation, (), trace=UNTRACED)
         text = model.context_embedder(torch.cat(texts))
