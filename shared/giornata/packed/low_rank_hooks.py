@@ -44,6 +44,11 @@ class LowRankHooks:
         weight = next(network.parameters())
         self._products = choose(weight.device, weight.dtype)
 
+    @property
+    def layers(self) -> dict[str, nn.Module]:
+        """All layers that sets may change, by path."""
+        return {path: module for module, path in self._paths.items()}
+
     def paths_in(self, part: nn.Module) -> tuple[str, ...]:
         """Of all layers of a part of the network."""
         return tuple(self._paths[module] for module in part.modules() if module in self._paths)

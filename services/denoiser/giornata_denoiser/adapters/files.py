@@ -16,13 +16,10 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
+from giornata.packed.low_rank import DOWN, TEXT_ENCODER, UP
 from giornata.wire.errors import LoraMismatch, LoraUnreadable
 
-DOWN: Final = ".down"
-UP: Final = ".up"
 DTYPES: Final = (torch.float32, torch.float16, torch.bfloat16)
-TEXT_ENCODER: Final = "text_encoder"
-"""Begins the names of modules that prepost applies, not the denoiser."""
 READ_BYTES: Final = 1 << 22
 
 
@@ -39,8 +36,8 @@ class LoraFile:
         return sum(tensor.nbytes for tensor in self.tensors.values())
 
 
-def open_lora(path: Path, digest: str, network: nn.Module) -> LoraFile:
-    """The file of this sha-256, if its modules are those of `network`, which may lie on the meta device.
+def open_lora(path: Path, digest: str, layers: Mapping[str, nn.Module]) -> LoraFile:
+    """The file of this sha-256, if its modules are among the `layers` of the network, by path.
 
     Every byte is read once.
 
@@ -57,7 +54,7 @@ def open_lora(path: Path, digest: str, network: nn.Module) -> LoraFile:
             tensors: dict[str, Tensor] = {name: file.get_tensor(name) for name in names}
     except SafetensorError as error:
         raise LoraUnreadable(received=str(error), accepted="a whole file of safetensors") from error
-    _check(tensors, network)
+    _check(tensors, layers)
     return LoraFile(tensors)
 
 
@@ -70,8 +67,7 @@ def sha256(path: Path) -> str:
     return digest.hexdigest()
 
 
-def _check(tensors: Mapping[str, Tensor], network: nn.Module) -> None:
-    modules = dict(network.named_modules())
+def _check(tensors: Mapping[str, Tensor], layers: Mapping[str, nn.Module]) -> None:
     if len({tensor.dtype for tensor in tensors.values()}) > 1:
         raise LoraMismatch("The LoRA's factors have several dtypes.", accepted="one of them")
     for name, tensor in tensors.items():
@@ -82,7 +78,7 @@ def _check(tensors: Mapping[str, Tensor], network: nn.Module) -> None:
         if down is None or up is None:
             raise LoraMismatch("The LoRA has one factor of a module without the other.", received=name)
         received = tuple(down.shape), tuple(up.shape)
-        wanted = _shapes(modules.get(path), len(down) if down.ndim else 0)
+        wanted = _shapes(layers.get(path), len(down) if down.ndim else 0)
         if received != wanted:
             raise LoraMismatch(
                 received=f"{path}: {received}", accepted="no such module" if wanted is None else str(wanted)

@@ -58,12 +58,12 @@ class Budgets(NamedTuple):
 
 
 class LoraTiers(Generic[S]):
-    """LoRAs by digest in a folder and in memory, and sets of them on the device of `network`.
+    """LoRAs by digest in a folder and in memory, and sets of them on the device of the network.
 
     Args:
         fetch: brings a file that is not in the folder.
         make: makes sets.
-        network: what the LoRAs change; its parameters' device and dtype are those of sets.
+        layers: what LoRAs may change, by path; the device and dtype of their weights are those of sets.
         folder: its files are taken over, oldest use first.
         loads: how many loads run at a time.
     """
@@ -72,14 +72,14 @@ class LoraTiers(Generic[S]):
         self,
         fetch: Fetch,
         make: Make[S],
-        network: nn.Module,
+        layers: Mapping[str, nn.Module],
         folder: Path,
         budgets: Budgets,
         *,
         loads: int = 2,
     ) -> None:
-        self._fetch, self._make, self._network, self._folder = fetch, make, network, folder
-        some = next(network.parameters())
+        self._fetch, self._make, self._layers, self._folder = fetch, make, layers, folder
+        some = next(parameter for layer in layers.values() for parameter in layer.parameters())
         self._device, self._dtype = some.device, some.dtype
         self._stream: Any = None
         if self._device.type == "cuda":
@@ -192,7 +192,7 @@ class LoraTiers(Generic[S]):
             with self._kept(lora.digest):
                 fetched = self._on_disk(lora)
                 try:
-                    return open_lora(self._path(lora.digest), lora.digest, self._network)
+                    return open_lora(self._path(lora.digest), lora.digest, self._layers)
                 except Exception:
                     self._forget(lora.digest)
                     raise

@@ -8,28 +8,12 @@ that waits.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Protocol
 
-from giornata_denoiser.rows.adapters import RowLora
+from giornata_denoiser.engine.low_ranks import LowRanks
 from giornata_denoiser.rows.row import Row
 
 
-class Loaded(Protocol):
-    """Tells which sets of LoRAs are where rows use them."""
-
-    def find(self, loras: tuple[RowLora, ...]) -> object | None:
-        """The set of these LoRAs; None while it is not loaded. Does not wait."""
-
-
-class Everything:
-    """Every set is loaded; satisfies :class:`Loaded`."""
-
-    def find(self, loras: tuple[RowLora, ...]) -> object | None:
-        """The names of the set."""
-        return loras
-
-
-def able(row: Row, loaded: Loaded) -> Row | None:
+def able(row: Row, low_ranks: LowRanks) -> Row | None:
     """`row` as it makes its next step; None while it has to wait for its LoRAs.
 
     They act from this step on where they were to act later and are loaded. What the row has learned of its template
@@ -39,7 +23,7 @@ def able(row: Row, loaded: Loaded) -> Row | None:
     if not adapters.loras:
         return row
     late = row.step < adapters.loras_from
-    if loaded.find(adapters.loras) is None:
+    if low_ranks.find(adapters.loras) is None:
         return row if late else None
     if not late:
         return row

@@ -95,7 +95,7 @@ class Engine:
         self._clock, self._trace = clock, trace
         self._placed: dict[RowKey, DeviceInputs] = {}
         self._assembled: tuple[tuple[Row, ...], tuple[LowRank | None, ...], Assembly] | None = None
-        self._low_ranks = low_ranks or NoLoras()
+        self.low_ranks = low_ranks or NoLoras()
         self._waits = Waits(clock)
         self._hosting = hosting_for(family.device, self._waits)
         self._sources = Sources(family, how, self._waits, trace)
@@ -189,7 +189,7 @@ class Engine:
         began = self._clock()
         show, network = self._preview_map, self.family.network
         with torch.inference_mode():
-            low_ranks = tuple(acting(row, self._low_ranks) for row in rows)
+            low_ranks = tuple(acting(row, self.low_ranks) for row in rows)
             assembly = self._assembly_of(rows, low_ranks)
             assembled = self._clock()
             plan = self._sources.step(rows)

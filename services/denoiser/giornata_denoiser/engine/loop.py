@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Self
 
 from giornata.scheduling.batch import RowKey
-from giornata_denoiser.engine.arriving import Everything, Loaded, able
+from giornata_denoiser.engine.arriving import able
 from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.engine.protocol import EngineState, StepReport
 from giornata_denoiser.rows.row import Row
@@ -31,10 +31,8 @@ class EngineLoop:
         engine: Engine,
         on_report: Callable[[StepReport], object],
         on_crash: Callable[[Exception], object],
-        loaded: Loaded | None = None,
     ) -> None:
         self._engine, self._on_report, self._on_crash = engine, on_report, on_crash
-        self._loaded = loaded or Everything()
         self.paused = 0
         """How many rows have waited for LoRAs while others could go on."""
         self._began_s: float | None = None
@@ -123,7 +121,7 @@ class EngineLoop:
         batch = self._engine.batch
         late: list[RowKey] = []
         for row in (*batch.running, *batch.waiting):
-            now = able(row, self._loaded)
+            now = able(row, self._engine.low_ranks)
             if now is None:
                 late.append(row.key)
             elif now is not row:

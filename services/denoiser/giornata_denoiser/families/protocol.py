@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import NamedTuple, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from giornata.packed.low_rank import LowRank
 from giornata.packed.region import Region
@@ -125,6 +125,10 @@ class Network(Protocol):
 
     def unmasked(self, conditioning: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The conditioning of an edit with an empty mask, from that of any edit of the picture."""
+
+    @property
+    def layers(self) -> Mapping[str, nn.Module]:
+        """Its linear layers and convolutions, which LoRAs may change, by their paths in the checkpoint's network."""
 
     @property
     def prepared_bytes(self) -> int:

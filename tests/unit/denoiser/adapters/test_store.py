@@ -76,7 +76,9 @@ def stack() -> Iterator[ExitStack]:
 
 
 def tiers(remote: Remote, folder: Path, stack: ExitStack, budgets: Budgets = ROOMY) -> LoraTiers[Summed]:
-    return stack.enter_context(LoraTiers(remote.fetch, Summed, NETWORK, folder, budgets))
+    return stack.enter_context(
+        LoraTiers(remote.fetch, Summed, dict(NETWORK.named_modules()), folder, budgets)
+    )
 
 
 def test_a_set_is_there_once_it_is_loaded_and_each_tier_counts(

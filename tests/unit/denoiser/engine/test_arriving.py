@@ -9,6 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from giornata.packed.low_rank import LowRank
 from giornata_denoiser.engine.arriving import able
 from giornata_denoiser.rows.adapters import Adapters, RowLora
 from giornata_denoiser.rows.row import Row
@@ -26,9 +27,10 @@ class Shelf:
 
     def __init__(self) -> None:
         self.here: set[tuple[RowLora, ...]] = set()
+        self._changes_nothing = LowRank("empty", {})
 
-    def find(self, loras: tuple[RowLora, ...]) -> object | None:
-        return loras if loras in self.here else None
+    def find(self, loras: tuple[RowLora, ...]) -> LowRank | None:
+        return self._changes_nothing if loras in self.here else None
 
 
 def adapted(row: Row, loras_from: int = 0) -> Row:
@@ -59,7 +61,7 @@ def shelf() -> Shelf:
 
 @pytest.fixture
 def gated(shelf: Shelf) -> GatedLoop:
-    return GatedLoop(loaded=shelf)
+    return GatedLoop(low_ranks=shelf)
 
 
 def test_a_row_waits_for_its_loras_while_others_go_on(gated: GatedLoop, shelf: Shelf) -> None:

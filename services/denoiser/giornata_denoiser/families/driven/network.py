@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import Any, Final, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from giornata.packed import attention, elementwise
 from giornata.packed.low_rank import LowRank
@@ -163,6 +163,11 @@ class DrivenNetwork(ABC):
     def unmasked(self, conditioning: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Nothing is repainted."""
         return {**conditioning, "mask": torch.zeros_like(conditioning["mask"])}
+
+    @property
+    def layers(self) -> Mapping[str, nn.Module]:
+        """See :attr:`giornata_denoiser.families.protocol.Network.layers`."""
+        return self.low_ranks.layers
 
     @property
     def prepared_bytes(self) -> int:

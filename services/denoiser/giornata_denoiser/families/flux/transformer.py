@@ -13,7 +13,7 @@ from typing import Any, Final, cast
 
 import torch
 from diffusers.models.transformers.transformer_flux import FluxTransformer2DModel
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from giornata.packed import attention, elementwise
@@ -155,6 +155,11 @@ class PackedFlux(ABC):
                 count=len(model.transformer_blocks) + len(model.single_transformer_blocks),
             ),
         )
+
+    @property
+    def layers(self) -> Mapping[str, nn.Module]:
+        """See :attr:`giornata_denoiser.families.protocol.Network.layers`."""
+        return self._low_ranks.layers
 
     @cached_property
     def prepared_bytes(self) -> int:

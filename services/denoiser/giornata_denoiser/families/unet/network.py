@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import pixel_unshuffle
 
 from giornata.packed import attention, elementwise
@@ -102,6 +102,11 @@ class TiledUnet(ABC):
     def blocks(self) -> tuple[BlockSpec, ...]:
         """Convolutions, group norms and transformer blocks; what they keep and compute of a token is that of a tile."""
         return self._structure.specs
+
+    @property
+    def layers(self) -> Mapping[str, nn.Module]:
+        """See :attr:`giornata_denoiser.families.protocol.Network.layers`."""
+        return self._low_ranks.layers
 
     @property
     def prepared_bytes(self) -> int:
