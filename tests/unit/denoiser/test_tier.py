@@ -80,8 +80,9 @@ class Holding(RuleBasedStateMachine):
         assert found.loaded == (name not in here)
         assert len(found.value or "") == here.get(name, size)
         self.model = [each for each in self.model if each[0] != name]
-        if name in here or size <= 10 or self.pins[name]:
-            self.model.append((name, here.get(name, size)))
+        if name not in here and size > 10 and not self.pins[name]:
+            return  # it is given, not kept, and nothing has to go for it
+        self.model.append((name, here.get(name, size)))
         if name not in here:
             self.evict(keep=name)
 
