@@ -22,7 +22,7 @@ from giornata.bus.bus import Bus
 from giornata.bus.telemetry import state_of, telemetry
 from giornata.wire import subjects
 from giornata.wire.cells import in_cell
-from giornata.wire.errors import InputLost, ServiceUnavailable
+from giornata.wire.errors import ServiceUnavailable
 from giornata.wire.jobs import BlobRef, Encoding, Inspection, Job
 from giornata.wire.loras import NormaliseLora
 from giornata.wire.messages import (
@@ -46,12 +46,12 @@ from giornata_prepost.families.protocol import (
     ImageModel,
     rehearse,
 )
-from giornata_prepost.handing import inspection_of, latents_of, model_size, new_key
+from giornata_prepost.handing import hand_over, inspection_of, latents_of, model_size, new_key
 from giornata_prepost.images import generation
 from giornata_prepost.images.geometry import Box, Size
 from giornata_prepost.images.pictures import Pixels
-from giornata_prepost.images.references import prepare
-from giornata_prepost.images.stages import Inspected, PixelLimits, finish, inspect, inspect_template
+from giornata_prepost.images.stages import PixelLimits, finish, inspect_template
+from giornata_prepost.inspecting import Inspecting
 from giornata_prepost.loras.normaliser import Normaliser
 from giornata_prepost.loras.work import LoraPool
 from giornata_prepost.work import ImagePool, ModelThread, Precedence
@@ -74,6 +74,9 @@ class Prepost:
         self._limits = PixelLimits(config.max_pixels, config.model_pixels)
         # of two edits a process has in memory, one is computed while the other's pictures arrive
         self._held = asyncio.Semaphore(2 * config.image_processes)
+        self._inspecting = Inspecting(
+            blobs, pool, model.card, self._limits, config.image_timeout_s, self._held
+        )
         self._thread = ModelThread()
         self._answering: dict[asyncio.Timeout, str] = {}
         """Questions in progress, by their time limit."""
@@ -122,14 +125,7 @@ class Prepost:
         """
         job = request.job
         job.check_model(self._model.card)
-        if job.task is Task.GENERATE:
-            return await self._generation(job)
-        async with self._held:
-            found, compute_ms = await self._inspected(job)
-        prepared = await self._hand_over(job, "prepared", found.prepared)
-        alpha = await self._hand_over(job, "alpha", found.alpha)
-        references = found.references and await self._hand_over(job, "references", found.references)
-        return inspection_of(found, prepared, alpha, compute_ms, references or None)
+        return await self._inspecting.inspection(job)
 
     async def encode(self, request: EncodeRequest) -> Encoding:
         """Conditioning of the job and of each of its rows."""
@@ -147,16 +143,18 @@ class Prepost:
         reuses = job.parameters.reuse is not Reuse.OFF
         shared = None
         if made.references is not None:
-            shared = await self._hand_over(job, "reference-latents", made.references)
+            shared = await hand_over(self._blobs, job, "reference-latents", made.references)
         clean = sum(height * width for height, width in inspection.reference_grids)
         if job.task is not Task.GENERATE:
             clean += inspection.tokens
         return Encoding(
-            text=await self._hand_over(job, "text", await asyncio.to_thread(tensors.pack, made.text)),
+            text=await hand_over(self._blobs, job, "text", await asyncio.to_thread(tensors.pack, made.text)),
             text_tokens=self._model.text_tokens(made.text),
             padding_tokens=tensors.padding_tokens(made.text.get(tensors.PROMPT_MASK)),
             prefix_tokens=self._model.prefix_tokens(made.text, clean),
-            rows=tuple([await self._hand_over(job, f"row-{i}", row) for i, row in enumerate(made.rows)]),
+            rows=tuple(
+                [await hand_over(self._blobs, job, f"row-{i}", row) for i, row in enumerate(made.rows)]
+            ),
             references=shared,
             empty_text=await self._empty_text.keep(size, encoding.seen_by(self._model, prepared))
             if reuses
@@ -198,7 +196,7 @@ class Prepost:
         (row,), _ = await self._thread.timed(Precedence.BEGIN, encode)
         keep = partial(self._store, template.template_id, ttl_s=TEMPLATE_INPUTS_TTL_S)
         return TemplateInputs(
-            inspection=inspection_of(found, await keep("prepared", found.prepared), None, compute_ms),
+            inspection=inspection_of(found, compute_ms, prepared=await keep("prepared", found.prepared)),
             empty_text=await self._empty_text.keep(
                 Size(found.model_width, found.model_height), encoding.seen_by(self._model, found.prepared)
             ),
@@ -232,40 +230,12 @@ class Prepost:
         crop = inspection.crop and Box(*inspection.crop)
         return await in_pool(finish, image, alpha, job.parameters, self._limits, painted, crop)
 
-    async def _inspected(self, job: Job) -> tuple[Inspected, float]:
-        """The job's inspection, and the milliseconds that it took in a process of the pool."""
-        if job.image is None:
-            raise InputLost("A job without image has nothing to inspect.", received=job.job_id)
-        image = await self._blobs.get(job.image)
-        mask = await self._blobs.get(job.mask) if job.mask else None
-        references = [await self._blobs.get(ref) for ref in job.references]
-        edit = (image, mask, job.parameters, self._model.card, self._limits, references)
-        return await self._pool.timed(inspect, *edit, limit_s=self._config.image_timeout_s)
-
-    async def _generation(self, job: Job) -> Inspection:
-        """The inspection of a generation, which has no picture but its references."""
-        measured = partial(generation.measured, job.parameters, self._model.card, self._limits)
-        if not job.references:
-            return measured()
-        limits = self._limits.max_pixels, self._limits.budget_pixels
-        async with self._held:
-            files = [await self._blobs.get(ref) for ref in job.references]
-            found, compute_ms = await self._pool.timed(
-                prepare, files, self._model.card, *limits, limit_s=self._config.image_timeout_s
-            )
-        stored = None if found.packed is None else await self._hand_over(job, "references", found.packed)
-        return measured(found.grids).model_copy(update={"references": stored, "compute_ms": compute_ms})
-
     async def _alpha(self, job: Job, inspection: Inspection) -> bytes:
         """The effective alpha, packed; computed again if an older version inspected the job and did not keep it."""
         if inspection.alpha is not None:
             return await intermediate(self._blobs, inspection.alpha, Intermediate.ALPHA)
-        found, _ = await self._inspected(job)
+        found, _ = await self._inspecting.measured(job)
         return found.alpha
-
-    async def _hand_over(self, job: Job, name: str, data: bytes) -> BlobRef:
-        """Leave a result for the job's next stages."""
-        return await self._blobs.hand_over(new_key(job.job_id, name), data, job.intermediate_ttl_s)
 
     async def _store(self, owner: str, name: str, data: bytes, ttl_s: int) -> BlobRef:
         """Keep a result of a job or template."""
