@@ -7,9 +7,11 @@ decoding at a time.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import tempfile
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
+from pathlib import Path
 from typing import Final, TypeVar
 
 import structlog
@@ -53,6 +55,7 @@ from giornata_prepost.images.pictures import Pixels
 from giornata_prepost.images.stages import PixelLimits, finish, inspect_template
 from giornata_prepost.inspecting import Inspecting
 from giornata_prepost.loras.normaliser import Normaliser
+from giornata_prepost.loras.text_parts import TextParts
 from giornata_prepost.loras.work import LoraPool
 from giornata_prepost.work import ImagePool, ModelThread, Precedence
 
@@ -92,19 +95,12 @@ class Prepost:
         Raises:
             Failed: the model does not work.
         """
-        loras = LoraPool()
-        normaliser = Normaliser(bus, loras, self._model.card, self._config)
-        endpoints = (
-            Endpoint(self._subject("inspect"), InspectRequest, self._until_cut_off(self.inspect)),
-            Endpoint(self._subject("encode"), EncodeRequest, self._until_cut_off(self.encode)),
-            Endpoint(self._subject("finish"), FinishRequest, self._until_cut_off(self.finish)),
-            Endpoint(self._subject("template"), TemplateRequest, self._until_cut_off(self.template)),
-            Endpoint(self._subject("adapter"), NormaliseLora, self._until_cut_off(normaliser.answer)),
-        )
         async with AsyncExitStack() as stack:
             stack.callback(self._thread.close)
-            await stack.enter_async_context(loras)
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="giornata-lora-text-"))
+            loras = await stack.enter_async_context(LoraPool())
             await self._thread.timed(Precedence.BEGIN, rehearse, self._model)
+            endpoints = self._endpoints(bus, loras, Path(folder))
             await stack.enter_async_context(bus.serve("prepost", *endpoints, instance=self._config.instance))
             await stack.enter_async_context(telemetry(bus, self._config.telemetry_hz, self._state))
             log.info("ready", model=self._model.card.name, digest=self._model.card.digest[:12])
@@ -114,6 +110,22 @@ class Prepost:
             for answer in self._answering:
                 answer.reschedule(self._cut_off_s)
         log.info("drained")
+
+    def _endpoints(self, bus: Bus, loras: LoraPool, text_folder: Path) -> tuple[Endpoint, ...]:
+        """What is answered; text parts of LoRAs are kept in `text_folder`."""
+        config = self._config
+        texts = TextParts(
+            bus, text_folder, file_bytes=config.lora_file_bytes, kept_bytes=config.lora_text_bytes
+        )
+        encode = partial(self.encode, texts=texts)
+        normaliser = Normaliser(bus, loras, self._model.card, config)
+        return (
+            Endpoint(self._subject("inspect"), InspectRequest, self._until_cut_off(self.inspect)),
+            Endpoint(self._subject("encode"), EncodeRequest, self._until_cut_off(encode)),
+            Endpoint(self._subject("finish"), FinishRequest, self._until_cut_off(self.finish)),
+            Endpoint(self._subject("template"), TemplateRequest, self._until_cut_off(self.template)),
+            Endpoint(self._subject("adapter"), NormaliseLora, self._until_cut_off(normaliser.answer)),
+        )
 
     def _subject(self, verb: str) -> str:
         return in_cell(subjects.prepost(verb, self._model.card.name), self._config.cell)
@@ -127,18 +139,19 @@ class Prepost:
         job.check_model(self._model.card)
         return await self._inspecting.inspection(job)
 
-    async def encode(self, request: EncodeRequest) -> Encoding:
-        """Conditioning of the job and of each of its rows."""
+    async def encode(self, request: EncodeRequest, texts: TextParts) -> Encoding:
+        """Conditioning of the job and of each of its rows; `texts` has the text parts of its LoRAs."""
         job = request.job
         job.check_model(self._model.card)
         inspection = request.inspection
-        prepared, given = [
+        prepared, references, controls = [
             None if ref is None else await intermediate(self._blobs, ref, Intermediate.PREPARED)
-            for ref in (inspection.prepared, inspection.references)
+            for ref in (inspection.prepared, inspection.references, inspection.controls)
         ]
+        inputs = encoding.Inputs(prepared, references, controls, await texts.of(job.loras))
         size = model_size(inspection)
         made, compute_ms = await self._thread.timed(
-            Precedence.BEGIN, encoding.encoded, self._model, job, prepared, given, size
+            Precedence.BEGIN, encoding.encoded, self._model, job, inputs, size
         )
         reuses = job.parameters.reuse is not Reuse.OFF
         shared = None
@@ -152,10 +165,9 @@ class Prepost:
             text_tokens=self._model.text_tokens(made.text),
             padding_tokens=tensors.padding_tokens(made.text.get(tensors.PROMPT_MASK)),
             prefix_tokens=self._model.prefix_tokens(made.text, clean),
-            rows=tuple(
-                [await hand_over(self._blobs, job, f"row-{i}", row) for i, row in enumerate(made.rows)]
-            ),
+            rows=await self._hand_over_each(job, "row", made.rows),
             references=shared,
+            controls=await self._hand_over_each(job, "controls", made.controls),
             empty_text=await self._empty_text.keep(size, encoding.seen_by(self._model, prepared))
             if reuses
             else None,
@@ -189,11 +201,9 @@ class Prepost:
             found, compute_ms = await self._pool.timed(
                 inspect_template, *edit, limit_s=self._config.image_timeout_s
             )
-        # the row's noise is not read: all edits share another
-        encode = partial(
-            encoding.encoded_rows, self._model, found.prepared, seeds=(0,), sampled=False, draws=False
+        row, _ = await self._thread.timed(
+            Precedence.BEGIN, encoding.template_row, self._model, found.prepared
         )
-        (row,), _ = await self._thread.timed(Precedence.BEGIN, encode)
         keep = partial(self._store, template.template_id, ttl_s=TEMPLATE_INPUTS_TTL_S)
         return TemplateInputs(
             inspection=inspection_of(found, compute_ms, prepared=await keep("prepared", found.prepared)),
@@ -236,6 +246,12 @@ class Prepost:
             return await intermediate(self._blobs, inspection.alpha, Intermediate.ALPHA)
         found, _ = await self._inspecting.measured(job)
         return found.alpha
+
+    async def _hand_over_each(self, job: Job, name: str, blobs: Sequence[bytes]) -> tuple[BlobRef, ...]:
+        """Leave results of one kind for the job's next stages."""
+        return tuple(
+            [await hand_over(self._blobs, job, f"{name}-{index}", data) for index, data in enumerate(blobs)]
+        )
 
     async def _store(self, owner: str, name: str, data: bytes, ttl_s: int) -> BlobRef:
         """Keep a result of a job or template."""

@@ -14,7 +14,7 @@ from safetensors.numpy import load
 
 from giornata.wire.adapters import Annotator, ControlUse
 from giornata.wire.errors import GiornataError, SizeMismatch
-from giornata_prepost.images import controls
+from giornata_prepost.images import controls, pictures
 from giornata_prepost.images.annotators import canny, tile
 from giornata_prepost.images.controls import View, control_images, scaled, seen
 from giornata_prepost.images.geometry import Box, Size
@@ -81,11 +81,10 @@ def test_the_picture_itself_is_annotated_as_the_model_sees_it() -> None:
 def test_each_file_is_decoded_once_and_each_annotation_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
     decoded: list[str] = []
     drawn: list[Pixels] = []
-    decode = controls.decode
 
     def counted(data: bytes, most: int, field: str) -> Any:
         decoded.append(field)
-        return decode(data, most, field)
+        return pictures.decode(data, most, field)
 
     def canny_once(picture: Pixels) -> Pixels:
         drawn.append(picture)

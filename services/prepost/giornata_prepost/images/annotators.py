@@ -18,7 +18,7 @@ from giornata_prepost.images.pictures import Pixels
 CANNY_LOW: Final = 100
 CANNY_HIGH: Final = 200
 """Thresholds of the Sobel gradient of 8-bit greys, which are not smoothed: as the examples of diffusers call
-`cv2.Canny`, and as ControlNets are trained. Here a gradient is measured by its length, there by the sum of its parts."""
+`cv2.Canny`, and as ControlNets are trained. Gradients are measured by their length, there by the sum of their parts."""
 SOFT_SIGMA: Final = 1.5
 """Width of a soft edge, in pixels."""
 SOFT_GAIN: Final = 2.0
