@@ -10,6 +10,7 @@ import hashlib
 import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Final, TypeVar
 
 import structlog
@@ -152,6 +153,13 @@ async def pieces(bus: Bus, file: StoredFile, limit_bytes: int) -> AsyncIterator[
         raise LoraUnreadable(
             "The file in the LoRA store is damaged.", received=f"{offset} bytes of {file.sha256}"
         )
+
+
+async def fetch(bus: Bus, file: StoredFile, path: Path, limit_bytes: int) -> None:
+    """Write a file of the store to `path`; raises as :func:`pieces`, and OSError where the disk fails."""
+    with path.open("wb") as target:
+        async for piece in pieces(bus, file, limit_bytes):
+            await asyncio.to_thread(target.write, piece)
 
 
 async def _asked(bus: Bus, verb: subjects.LoraVerb, request: BaseModel, reply: type[M]) -> M:

@@ -13,7 +13,6 @@ import os
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
@@ -25,7 +24,6 @@ from giornata.bus.bus import connect_as
 from giornata.bus.telemetry import state_of, telemetry
 from giornata.config import CellConfig, ServiceConfig, load
 from giornata.signals import on_signals
-from giornata.wire.cells import in_cell
 from giornata.wire.errors import GiornataError
 from giornata.wire.workers import ServiceName
 
@@ -53,12 +51,8 @@ def start(service: ServiceName, kind: type[C], main: Callable[[C, asyncio.Event]
 async def serve_stateless(
     service: ServiceName, endpoints: Sequence[Endpoint], config: CellConfig, stop: asyncio.Event
 ) -> None:
-    """The `main` of a service that keeps nothing: answer on `endpoints` until `stop`, then finish what is there.
-
-    The subjects of the endpoints are those of the first cell.
-    """
+    """The `main` of a service that keeps nothing: answer on `endpoints` until `stop`, then finish what is there."""
     state = state_of(service, config)
-    endpoints = [replace(one, subject=in_cell(one.subject, config.cell)) for one in endpoints]
     async with AsyncExitStack() as stack:
         bus = await stack.enter_async_context(connect_as(service, config))
         await stack.enter_async_context(bus.serve(service, *endpoints, instance=config.instance))

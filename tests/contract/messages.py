@@ -6,6 +6,7 @@ from pydantic import BaseModel
 
 from giornata.families import Family
 from giornata.wire.blocks import BlockSpec
+from giornata.wire.controlnets import CloseControl, Closed, DataPath, OpenControl, Opened
 from giornata.wire.errors import ErrorBody
 from giornata.wire.events import DenoisedEvent, DoneEvent, PreviewEvent, StateEvent, StepEvent
 from giornata.wire.jobs import BlobRef, Encoding, Inspection, Job, JobState, Priority
@@ -29,7 +30,6 @@ from giornata.wire.loras import (
 )
 from giornata.wire.messages import (
     Accepted,
-    AdapterRequest,
     CancelMessage,
     CancelRows,
     EditMessage,
@@ -271,7 +271,20 @@ MESSAGES: list[BaseModel] = [
     EncodeRequest(job=JOB, inspection=INSPECTION, remaining_ms=900),
     ENCODING,
     FinishRequest(job=JOB, inspection=INSPECTION, index=0, latents=REF, remaining_ms=900),
-    AdapterRequest(adapter="watercolour", remaining_ms=900),
+    OpenControl(
+        job=JOB,
+        attempt=1,
+        index=0,
+        inspection=INSPECTION,
+        encoding=ENCODING,
+        denoiser="d1",
+        host="h",
+        paths=(DataPath.UNIX, DataPath.TCP),
+        remaining_ms=900,
+    ),
+    Opened(path=DataPath.UNIX, address="/run/c1.sock", token="t"),  # noqa: S106 - no secret
+    CloseControl(job_id="job_1", attempt=1, index=0, remaining_ms=900),
+    Closed(was_open=True),
     CancelMessage(job_id="job_1", api_key="k"),
     EditReply(
         job_id="job_1",

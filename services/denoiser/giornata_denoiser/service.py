@@ -21,6 +21,7 @@ from giornata.blobs import BlobStore
 from giornata.bus import telemetry
 from giornata.bus.answering import Endpoint
 from giornata.bus.bus import Bus
+from giornata.packed.low_rank import LowRank
 from giornata.planning.costing import CostModel
 from giornata.planning.profiles import Profile
 from giornata.records import Records
@@ -41,7 +42,10 @@ from giornata.wire.messages import (
     RunRequest,
 )
 from giornata.wire.workers import ServiceName, ServiceState
-from giornata_denoiser.attempts.carrying import Carrier
+from giornata_denoiser.adapters.opening import held, tiers_of
+from giornata_denoiser.adapters.store import LoraTiers
+from giornata_denoiser.attempts.adapting import adapters_of
+from giornata_denoiser.attempts.carrying import Carrier, Fetched
 from giornata_denoiser.attempts.epochs import Epochs
 from giornata_denoiser.attempts.inputs import rows_of
 from giornata_denoiser.attempts.outcomes import Outcomes
@@ -51,8 +55,7 @@ from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.config import DenoiserConfig
 from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.engine.loop import EngineLoop
-from giornata_denoiser.engine.protocol import RowEngine, RowPreview, StepReport
-from giornata_denoiser.rows.row import Row
+from giornata_denoiser.engine.protocol import RowPreview, StepReport
 from giornata_denoiser.templates.lookup import Lookup
 from giornata_denoiser.templates.registered import Registrations
 from giornata_denoiser.templates.runs import Runs
@@ -68,7 +71,8 @@ log = structlog.get_logger(__name__)
 class Denoiser:
     """One instance with one model; `costs` follow what its steps and loads take, from what the profile says."""
 
-    _engine: RowEngine
+    _engine: EngineLoop
+    _loras: LoraTiers[LowRank]
     _carrier: Carrier
     _store: RecordingStore
     _runs: Runs
@@ -105,8 +109,14 @@ class Denoiser:
         templates = await just_made(partial(TemplateRecords.open, bus.jetstream))
         registrations = Registrations(templates, config.instance)
         async with AsyncExitStack() as stack:
+            self._loras = stack.enter_context(tiers_of(config, bus, self._checkpoint.family.network))
             engine = engine_of(
-                config, self._checkpoint, self._profile, self._costs, told=self._reporter.loaded
+                config,
+                self._checkpoint,
+                self._profile,
+                self._costs,
+                told=self._reporter.loaded,
+                low_ranks=self._loras,
             )
             self._engine = stack.enter_context(self._engine_loop(stack.enter_context(engine), stop))
             tasks = await stack.enter_async_context(asyncio.TaskGroup())
@@ -189,9 +199,11 @@ class Denoiser:
         )
 
     @asynccontextmanager
-    async def _fetch(self, request: RunRequest) -> AsyncIterator[tuple[Row, ...]]:
+    async def _fetch(self, request: RunRequest) -> AsyncIterator[Fetched]:
         async with self._lookup.held(request) as reusing:
-            yield await rows_of(request, self._checkpoint, self._blobs, reusing)
+            rows = await rows_of(request, self._checkpoint, self._blobs, reusing)
+            async with held(self._loras, rows) as arriving:
+                yield Fetched(rows, arriving)
 
     async def _run_rows(self, request: RunRequest) -> RunReply:
         """Endpoint ``giornata.worker.<worker>.run``."""
@@ -219,6 +231,7 @@ class Denoiser:
         """Subject ``giornata.worker.<worker>.prefetch``."""
         if self._obeys(message):
             self._lookup.prefetch(message)
+            self._loras.prefetch(adapters_of(message.job, steps=1).loras)
 
     def _obeys(self, message: RunRequest | RecordRequest | CancelRows | PrefetchTemplate) -> bool:
         obeys = self._epochs.admits(message.epoch)
@@ -277,6 +290,8 @@ class Denoiser:
             stepping_ms=0.0 if engine.began_s is None else (time.perf_counter() - engine.began_s) * 1e3,
             templates=self._runs.counters(),
             resident=self._store.resident(),
+            adapters=self._loras.counted().model_copy(update={"paused": self._engine.paused}),
+            adapters_resident=self._loras.resident(),
         )
         return telemetry.state_of(
             ServiceName.DENOISER,

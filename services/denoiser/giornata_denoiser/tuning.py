@@ -23,6 +23,7 @@ from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.config import DenoiserConfig
 from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.engine.loading import Loaded, Loader, device_for
+from giornata_denoiser.engine.low_ranks import LowRanks
 from giornata_denoiser.engine.sources import ReuseOptions
 from giornata_denoiser.engine.weighing import Budget
 from giornata_denoiser.templates.identity import keeping, levels_of
@@ -80,10 +81,13 @@ def engine_of(
     profile: Profile,
     model: CostModel,
     told: Callable[[LoadSample], object] = lambda _: None,
+    *,
+    low_ranks: LowRanks | None = None,
 ) -> Iterator[Engine]:
     """An engine with its loader, which ends with the context; then the trace is written, if there is one.
 
-    `told` hears of every load that the cost model hears of, in the loader's thread.
+    `told` hears of every load that the cost model hears of, in the loader's thread. `low_ranks`
+    holds the LoRAs of rows.
     """
     device = checkpoint.family.device
     memory = memory_of(config, free_bytes(device))
@@ -115,6 +119,7 @@ def engine_of(
                 joining=config.batching,
                 reusing=reusing,
                 trace=trace or UNTRACED,
+                low_ranks=low_ranks,
             )
     finally:
         if trace is not None and config.trace_file is not None:

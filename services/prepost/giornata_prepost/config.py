@@ -20,6 +20,9 @@ class PrepostConfig(ModelConfig):
         120.0, gt=0, le=3600, description="Time that reading one LoRA may take in a process of its own."
     )
     lora_file_bytes: int = Field(2 << 30, ge=1 << 10, description="Largest file of a LoRA.")
+    lora_text_bytes: int = Field(
+        1 << 30, ge=0, description="Bytes on disk of LoRAs' text parts that are kept for the next jobs."
+    )
     max_pixels: int = Field(
         40_000_000, ge=1024, le=178_956_970, description="Most pixels of an image, a mask or an output."
     )

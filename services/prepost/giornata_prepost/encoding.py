@@ -2,19 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
 from giornata import tensors
-from giornata.wire.errors import NotSupported, TaskNotSupported
+from giornata.wire.adapters import control_name
+from giornata.wire.errors import InputLost, NotSupported, TaskNotSupported
 from giornata.wire.jobs import Job
 from giornata.wire.models import Task
 from giornata.wire.references import REFERENCE
 from giornata.wire.requests import Reuse
 from giornata.wire.resolution import guided_by
-from giornata_prepost.families.protocol import GeneratingModel, ImageModel, ReferringModel, Tensors
+from giornata_prepost.families.protocol import (
+    Condition,
+    ControlEncoding,
+    ControlImage,
+    ControlledModel,
+    GeneratingModel,
+    ImageModel,
+    ReferringModel,
+    Tensors,
+    nothing,
+)
 from giornata_prepost.images.geometry import Size
 from giornata_prepost.images.pictures import Pixels
+from giornata_prepost.loras.acting import TextLora, acting
+
+
+class Inputs(NamedTuple):
+    """What encoding reads beside the job: safetensors of its inspection, and text parts of its LoRAs."""
+
+    prepared: bytes | None
+    """The picture; None of a generation."""
+    references: bytes | None = None
+    controls: bytes | None = None
+    text_loras: tuple[TextLora, ...] = ()
 
 
 class Encoded(NamedTuple):
@@ -23,33 +48,41 @@ class Encoded(NamedTuple):
     text: Tensors
     rows: list[bytes]
     """safetensors of each."""
+    controls: list[bytes]
+    """safetensors, see :attr:`giornata.wire.jobs.Encoding.controls`."""
     references: bytes | None
     """safetensors, see :attr:`giornata.wire.jobs.Encoding.references`; None without any."""
 
 
-def encoded(model: ImageModel, job: Job, prepared: bytes | None, given: bytes | None, size: Size) -> Encoded:
+def encoded(model: ImageModel, job: Job, inputs: Inputs, size: Size) -> Encoded:
     """The conditioning of a job whose picture has this `size`.
 
-    `prepared` and `given` are the safetensors of its inspection: the picture, which generations lack, and references.
-
     Raises:
-        TaskNotSupported, NotSupported: the model generates nothing, or takes no references.
+        TaskNotSupported, NotSupported: the model generates nothing, or takes no references or ControlNets.
+        LoraMismatch: a LoRA has text modules that the model does not have.
     """
     parameters = job.parameters
     if parameters.seed is None or parameters.strength is None:
         raise ValueError("encoding needs resolved parameters")
-    seen = seen_by(model, prepared)
-    text = model.encode_text(parameters.prompt, size, seen)
-    if guided_by(job) is not None:
-        text |= model.encode_unguided(parameters.negative_prompt, size, seen)
-    references = None if given is None else _references(model, given)
+    text = _text(model, job, inputs, size)
+    references = None if inputs.references is None else _references(model, inputs.references)
+    sampled = parameters.reuse is Reuse.OFF
+    controls = _controls(model, job, inputs, sampled=sampled)
     seeds = range(parameters.seed, parameters.seed + parameters.n)
     draws = parameters.sampler is not None and parameters.sampler.stochastic
-    if prepared is None:
-        return Encoded(text, _noise_rows(model, size, seeds, draws=draws), references)
-    sampled = parameters.reuse is Reuse.OFF
-    rows = encoded_rows(model, prepared, seeds, sampled=sampled, draws=draws, strength=parameters.strength)
-    return Encoded(text, rows, references)
+    if inputs.prepared is None:
+        rows = _noise_rows(model, size, seeds, draws=draws, first=controls.condition)
+    else:
+        rows = model.encode_rows(
+            *_picture(inputs.prepared),
+            seeds,
+            sampled=sampled,
+            draws=draws,
+            strength=parameters.strength,
+            first=controls.condition,
+        )
+    names = [control_name(index) for index in range(len(job.controls))]
+    return Encoded(text, *_packed(rows, names, shared=controls.shared), references)
 
 
 def seen_by(model: ImageModel, prepared: bytes | None) -> Pixels | None:
@@ -60,26 +93,65 @@ def seen_by(model: ImageModel, prepared: bytes | None) -> Pixels | None:
     return pixels
 
 
-def encoded_rows(
-    model: ImageModel,
-    prepared: bytes,
-    seeds: Sequence[int],
-    *,
-    sampled: bool,
-    draws: bool,
-    strength: float = 1.0,
-) -> list[bytes]:
-    """safetensors of each row, as :meth:`giornata_prepost.families.protocol.ImageModel.encode_rows` tells."""
+def template_row(model: ImageModel, prepared: bytes) -> bytes:
+    """safetensors of a template run's row: modes of posteriors. Its noise is not read: all edits share another."""
+    image, mask = _picture(prepared)
+    (row,) = model.encode_rows(image, mask, (0,), sampled=False)
+    return tensors.pack(row)
+
+
+def _text(model: ImageModel, job: Job, inputs: Inputs, size: Size) -> Tensors:
+    """Both halves of the job's text, under the text parts of its LoRAs."""
+    seen = seen_by(model, inputs.prepared)
+    with acting(model, inputs.text_loras):
+        text = model.encode_text(job.parameters.prompt, size, seen)
+        if guided_by(job) is not None:
+            text |= model.encode_unguided(job.parameters.negative_prompt, size, seen)
+    return text
+
+
+def _packed(
+    rows: Iterable[Tensors], names: Sequence[str], *, shared: bool
+) -> tuple[list[bytes], list[bytes]]:
+    """safetensors of each row, and of its tensors of these `names`; of the latter one where they are `shared`."""
+    packed: list[bytes] = []
+    apart: list[bytes] = []
+    for row in rows:
+        named = {name: row.pop(name) for name in names}
+        if named and not (shared and apart):
+            apart.append(tensors.pack(named))
+        packed.append(tensors.pack(row))
+    return packed, apart
+
+
+def _picture(prepared: bytes) -> tuple[Pixels, npt.NDArray[np.uint8]]:
+    """The picture and the mask of an inspection."""
     pixels = tensors.unpack(prepared)
-    image, mask = pixels["image"].numpy(), pixels["mask"].numpy()
-    rows = model.encode_rows(image, mask, seeds, sampled=sampled, draws=draws, strength=strength)
-    return [tensors.pack(row) for row in rows]
+    return pixels["image"].numpy(), pixels["mask"].numpy()
 
 
-def _noise_rows(model: ImageModel, size: Size, seeds: Sequence[int], *, draws: bool) -> list[bytes]:
+def _controls(model: ImageModel, job: Job, inputs: Inputs, *, sampled: bool) -> ControlEncoding:
+    if not job.controls:
+        return ControlEncoding(nothing, shared=True)
+    if not isinstance(model, ControlledModel):
+        raise NotSupported("The model takes no ControlNets.", field="controlnets", received=model.card.family)
+    if inputs.controls is None:
+        raise InputLost("The inspection of this job has no control images.", received=job.job_id)
+    pictures = tensors.unpack(inputs.controls)
+    images = [
+        ControlImage(pictures[control_name(index)].numpy(), use.sees)
+        for index, use in enumerate(job.controls)
+    ]
+    mask = None if inputs.prepared is None else _picture(inputs.prepared)[1]
+    return model.encode_controls(images, mask, sampled=sampled)
+
+
+def _noise_rows(
+    model: ImageModel, size: Size, seeds: Sequence[int], *, draws: bool, first: Condition
+) -> Iterator[Tensors]:
     if not isinstance(model, GeneratingModel):
         raise TaskNotSupported(received=Task.GENERATE, accepted=", ".join(model.card.tasks))
-    return [tensors.pack(row) for row in model.noise_rows(size, seeds, draws=draws)]
+    return model.noise_rows(size, seeds, draws=draws, first=first)
 
 
 def _references(model: ImageModel, given: bytes) -> bytes:

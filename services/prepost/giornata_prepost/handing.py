@@ -7,8 +7,9 @@ import secrets
 import torch
 
 from giornata import tensors
+from giornata.blobs import BlobStore
 from giornata.wire.errors import InputLost
-from giornata.wire.jobs import BlobRef, Inspection
+from giornata.wire.jobs import BlobRef, Inspection, Job
 from giornata.wire.messages import FinishRequest
 from giornata_prepost.images.geometry import Size
 from giornata_prepost.images.stages import Inspected
@@ -27,16 +28,15 @@ def model_size(inspection: Inspection) -> Size:
     return Size(inspection.model_width, inspection.model_height)
 
 
-def inspection_of(
-    found: Inspected,
-    prepared: BlobRef,
-    alpha: BlobRef | None,
-    compute_ms: float,
-    references: BlobRef | None = None,
-) -> Inspection:
-    """The measures for the router, with claim checks instead of blobs."""
-    stored = {"prepared": prepared, "alpha": alpha, "references": references, "compute_ms": compute_ms}
-    return Inspection.model_validate(vars(found) | stored)
+async def hand_over(blobs: BlobStore, job: Job, name: str, data: bytes) -> BlobRef:
+    """Leave a result for the job's next stages."""
+    return await blobs.hand_over(new_key(job.job_id, name), data, job.intermediate_ttl_s)
+
+
+def inspection_of(found: Inspected, compute_ms: float, **stored: BlobRef | None) -> Inspection:
+    """The measures for the router, with claim checks instead of blobs: `stored`, by the names of these."""
+    blobs = dict.fromkeys(("prepared", "alpha", "references", "controls")) | stored
+    return Inspection.model_validate(vars(found) | blobs | {"compute_ms": compute_ms})
 
 
 def latents_of(data: bytes, request: FinishRequest) -> torch.Tensor:

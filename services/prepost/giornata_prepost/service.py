@@ -7,9 +7,11 @@ decoding at a time.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import tempfile
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
+from pathlib import Path
 from typing import Final, TypeVar
 
 import structlog
@@ -22,7 +24,7 @@ from giornata.bus.bus import Bus
 from giornata.bus.telemetry import state_of, telemetry
 from giornata.wire import subjects
 from giornata.wire.cells import in_cell
-from giornata.wire.errors import InputLost, ServiceUnavailable
+from giornata.wire.errors import ServiceUnavailable
 from giornata.wire.jobs import BlobRef, Encoding, Inspection, Job
 from giornata.wire.loras import NormaliseLora
 from giornata.wire.messages import (
@@ -46,13 +48,14 @@ from giornata_prepost.families.protocol import (
     ImageModel,
     rehearse,
 )
-from giornata_prepost.handing import inspection_of, latents_of, model_size, new_key
+from giornata_prepost.handing import hand_over, inspection_of, latents_of, model_size, new_key
 from giornata_prepost.images import generation
 from giornata_prepost.images.geometry import Box, Size
 from giornata_prepost.images.pictures import Pixels
-from giornata_prepost.images.references import prepare
-from giornata_prepost.images.stages import Inspected, PixelLimits, finish, inspect, inspect_template
+from giornata_prepost.images.stages import PixelLimits, finish, inspect_template
+from giornata_prepost.inspecting import Inspecting
 from giornata_prepost.loras.normaliser import Normaliser
+from giornata_prepost.loras.text_parts import TextParts
 from giornata_prepost.loras.work import LoraPool
 from giornata_prepost.work import ImagePool, ModelThread, Precedence
 
@@ -74,6 +77,9 @@ class Prepost:
         self._limits = PixelLimits(config.max_pixels, config.model_pixels)
         # of two edits a process has in memory, one is computed while the other's pictures arrive
         self._held = asyncio.Semaphore(2 * config.image_processes)
+        self._inspecting = Inspecting(
+            blobs, pool, model.card, self._limits, config.image_timeout_s, self._held
+        )
         self._thread = ModelThread()
         self._answering: dict[asyncio.Timeout, str] = {}
         """Questions in progress, by their time limit."""
@@ -89,19 +95,12 @@ class Prepost:
         Raises:
             Failed: the model does not work.
         """
-        loras = LoraPool()
-        normaliser = Normaliser(bus, loras, self._model.card, self._config)
-        endpoints = (
-            Endpoint(self._subject("inspect"), InspectRequest, self._until_cut_off(self.inspect)),
-            Endpoint(self._subject("encode"), EncodeRequest, self._until_cut_off(self.encode)),
-            Endpoint(self._subject("finish"), FinishRequest, self._until_cut_off(self.finish)),
-            Endpoint(self._subject("template"), TemplateRequest, self._until_cut_off(self.template)),
-            Endpoint(self._subject("adapter"), NormaliseLora, self._until_cut_off(normaliser.answer)),
-        )
         async with AsyncExitStack() as stack:
             stack.callback(self._thread.close)
-            await stack.enter_async_context(loras)
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="giornata-lora-text-"))
+            loras = await stack.enter_async_context(LoraPool())
             await self._thread.timed(Precedence.BEGIN, rehearse, self._model)
+            endpoints = self._endpoints(bus, loras, Path(folder))
             await stack.enter_async_context(bus.serve("prepost", *endpoints, instance=self._config.instance))
             await stack.enter_async_context(telemetry(bus, self._config.telemetry_hz, self._state))
             log.info("ready", model=self._model.card.name, digest=self._model.card.digest[:12])
@@ -111,6 +110,22 @@ class Prepost:
             for answer in self._answering:
                 answer.reschedule(self._cut_off_s)
         log.info("drained")
+
+    def _endpoints(self, bus: Bus, loras: LoraPool, text_folder: Path) -> tuple[Endpoint, ...]:
+        """What is answered; text parts of LoRAs are kept in `text_folder`."""
+        config = self._config
+        texts = TextParts(
+            bus, text_folder, file_bytes=config.lora_file_bytes, kept_bytes=config.lora_text_bytes
+        )
+        encode = partial(self.encode, texts=texts)
+        normaliser = Normaliser(bus, loras, self._model.card, config)
+        return (
+            Endpoint(self._subject("inspect"), InspectRequest, self._until_cut_off(self.inspect)),
+            Endpoint(self._subject("encode"), EncodeRequest, self._until_cut_off(encode)),
+            Endpoint(self._subject("finish"), FinishRequest, self._until_cut_off(self.finish)),
+            Endpoint(self._subject("template"), TemplateRequest, self._until_cut_off(self.template)),
+            Endpoint(self._subject("adapter"), NormaliseLora, self._until_cut_off(normaliser.answer)),
+        )
 
     def _subject(self, verb: str) -> str:
         return in_cell(subjects.prepost(verb, self._model.card.name), self._config.cell)
@@ -122,42 +137,37 @@ class Prepost:
         """
         job = request.job
         job.check_model(self._model.card)
-        if job.task is Task.GENERATE:
-            return await self._generation(job)
-        async with self._held:
-            found, compute_ms = await self._inspected(job)
-        prepared = await self._hand_over(job, "prepared", found.prepared)
-        alpha = await self._hand_over(job, "alpha", found.alpha)
-        references = found.references and await self._hand_over(job, "references", found.references)
-        return inspection_of(found, prepared, alpha, compute_ms, references or None)
+        return await self._inspecting.inspection(job)
 
-    async def encode(self, request: EncodeRequest) -> Encoding:
-        """Conditioning of the job and of each of its rows."""
+    async def encode(self, request: EncodeRequest, texts: TextParts) -> Encoding:
+        """Conditioning of the job and of each of its rows; `texts` has the text parts of its LoRAs."""
         job = request.job
         job.check_model(self._model.card)
         inspection = request.inspection
-        prepared, given = [
+        prepared, references, controls = [
             None if ref is None else await intermediate(self._blobs, ref, Intermediate.PREPARED)
-            for ref in (inspection.prepared, inspection.references)
+            for ref in (inspection.prepared, inspection.references, inspection.controls)
         ]
+        inputs = encoding.Inputs(prepared, references, controls, await texts.of(job.loras))
         size = model_size(inspection)
         made, compute_ms = await self._thread.timed(
-            Precedence.BEGIN, encoding.encoded, self._model, job, prepared, given, size
+            Precedence.BEGIN, encoding.encoded, self._model, job, inputs, size
         )
         reuses = job.parameters.reuse is not Reuse.OFF
         shared = None
         if made.references is not None:
-            shared = await self._hand_over(job, "reference-latents", made.references)
+            shared = await hand_over(self._blobs, job, "reference-latents", made.references)
         clean = sum(height * width for height, width in inspection.reference_grids)
         if job.task is not Task.GENERATE:
             clean += inspection.tokens
         return Encoding(
-            text=await self._hand_over(job, "text", await asyncio.to_thread(tensors.pack, made.text)),
+            text=await hand_over(self._blobs, job, "text", await asyncio.to_thread(tensors.pack, made.text)),
             text_tokens=self._model.text_tokens(made.text),
             padding_tokens=tensors.padding_tokens(made.text.get(tensors.PROMPT_MASK)),
             prefix_tokens=self._model.prefix_tokens(made.text, clean),
-            rows=tuple([await self._hand_over(job, f"row-{i}", row) for i, row in enumerate(made.rows)]),
+            rows=await self._hand_over_each(job, "row", made.rows),
             references=shared,
+            controls=await self._hand_over_each(job, "controls", made.controls),
             empty_text=await self._empty_text.keep(size, encoding.seen_by(self._model, prepared))
             if reuses
             else None,
@@ -191,14 +201,12 @@ class Prepost:
             found, compute_ms = await self._pool.timed(
                 inspect_template, *edit, limit_s=self._config.image_timeout_s
             )
-        # the row's noise is not read: all edits share another
-        encode = partial(
-            encoding.encoded_rows, self._model, found.prepared, seeds=(0,), sampled=False, draws=False
+        row, _ = await self._thread.timed(
+            Precedence.BEGIN, encoding.template_row, self._model, found.prepared
         )
-        (row,), _ = await self._thread.timed(Precedence.BEGIN, encode)
         keep = partial(self._store, template.template_id, ttl_s=TEMPLATE_INPUTS_TTL_S)
         return TemplateInputs(
-            inspection=inspection_of(found, await keep("prepared", found.prepared), None, compute_ms),
+            inspection=inspection_of(found, compute_ms, prepared=await keep("prepared", found.prepared)),
             empty_text=await self._empty_text.keep(
                 Size(found.model_width, found.model_height), encoding.seen_by(self._model, found.prepared)
             ),
@@ -232,40 +240,18 @@ class Prepost:
         crop = inspection.crop and Box(*inspection.crop)
         return await in_pool(finish, image, alpha, job.parameters, self._limits, painted, crop)
 
-    async def _inspected(self, job: Job) -> tuple[Inspected, float]:
-        """The job's inspection, and the milliseconds that it took in a process of the pool."""
-        if job.image is None:
-            raise InputLost("A job without image has nothing to inspect.", received=job.job_id)
-        image = await self._blobs.get(job.image)
-        mask = await self._blobs.get(job.mask) if job.mask else None
-        references = [await self._blobs.get(ref) for ref in job.references]
-        edit = (image, mask, job.parameters, self._model.card, self._limits, references)
-        return await self._pool.timed(inspect, *edit, limit_s=self._config.image_timeout_s)
-
-    async def _generation(self, job: Job) -> Inspection:
-        """The inspection of a generation, which has no picture but its references."""
-        measured = partial(generation.measured, job.parameters, self._model.card, self._limits)
-        if not job.references:
-            return measured()
-        limits = self._limits.max_pixels, self._limits.budget_pixels
-        async with self._held:
-            files = [await self._blobs.get(ref) for ref in job.references]
-            found, compute_ms = await self._pool.timed(
-                prepare, files, self._model.card, *limits, limit_s=self._config.image_timeout_s
-            )
-        stored = None if found.packed is None else await self._hand_over(job, "references", found.packed)
-        return measured(found.grids).model_copy(update={"references": stored, "compute_ms": compute_ms})
-
     async def _alpha(self, job: Job, inspection: Inspection) -> bytes:
         """The effective alpha, packed; computed again if an older version inspected the job and did not keep it."""
         if inspection.alpha is not None:
             return await intermediate(self._blobs, inspection.alpha, Intermediate.ALPHA)
-        found, _ = await self._inspected(job)
+        found, _ = await self._inspecting.measured(job)
         return found.alpha
 
-    async def _hand_over(self, job: Job, name: str, data: bytes) -> BlobRef:
-        """Leave a result for the job's next stages."""
-        return await self._blobs.hand_over(new_key(job.job_id, name), data, job.intermediate_ttl_s)
+    async def _hand_over_each(self, job: Job, name: str, blobs: Sequence[bytes]) -> tuple[BlobRef, ...]:
+        """Leave results of one kind for the job's next stages."""
+        return tuple(
+            [await hand_over(self._blobs, job, f"{name}-{index}", data) for index, data in enumerate(blobs)]
+        )
 
     async def _store(self, owner: str, name: str, data: bytes, ttl_s: int) -> BlobRef:
         """Keep a result of a job or template."""

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from giornata.packed.packing import Layout
 from giornata.packed.region import Live, Sequences
 from giornata.packed.uses import Taken, Use
 from giornata.wire.values import Mode
@@ -29,6 +30,7 @@ class LiveTokens:
         self._sequences = sequences
         self.taken = {s: use.taken for s, use in enumerate(uses) if use.taken is not None}
         self.recorders = {s: use.recorder for s, use in enumerate(uses) if use.recorder is not None}
+        self._residuals = {s: use.residuals for s, use in enumerate(uses) if use.residuals is not None}
         self.hidden: dict[int, Tensor] = {}
         """By sequence: the present block's input of the outside tokens, (outside, ...), where it is needed."""
         # A first block that needs the hidden state of outside tokens makes it from their latents.
@@ -60,9 +62,36 @@ class LiveTokens:
         image = self.enter(block, image)
         return self.now.layout.join(text, image)
 
+    def add(self, block: int, image: Tensor) -> Tensor:
+        """The image stream behind `block`, (live_tokens, channels), with what ControlNets add to it, in place."""
+        return self._added(block, image, self.now.layout.image.bounds)
+
+    def add_joint(self, block: int, joint: Tensor) -> Tensor:
+        """:meth:`add` for the joint order."""
+        return self._added(block, joint, _pictures(self.now.layout)) if self._residuals else joint
+
     def leave(self, image: Tensor) -> Tensor:
         """The regions' tokens of the image stream behind the last block."""
         return self._converted(image, self._sequences.live((False,) * len(self._sequences.regions)), LAST)
+
+    def _added(self, block: int, stream: Tensor, spans: Sequence[tuple[int, int]]) -> Tensor:
+        """`stream`, in which the live tokens of each sequence's picture lie at `spans`."""
+        for sequence, residuals in self._residuals.items():
+            sample, region = residuals.sample(block), self._sequences.regions[sequence]
+            if sample is None:
+                continue
+            part = stream[slice(*spans[sequence])]
+            if residuals.whole and self.now.whole[sequence]:
+                part[: len(sample)] += sample  # companions lie behind the picture's tokens
+            elif region is None:
+                raise ValueError(f"sequence {sequence} has no region, and a residual of one")
+            elif residuals.whole:
+                part += sample.index_select(0, region.computed)
+            elif self.now.whole[sequence]:
+                part.index_add_(0, region.computed, sample)
+            else:
+                part += sample
+        return stream
 
     def _in(self, block: int) -> Live:
         return self._where(lambda taken: taken.modes[block] is Mode.FULL)
@@ -104,3 +133,9 @@ class LiveTokens:
                 whole[region.outside] = self._kept(sequence, block, part)
                 parts[sequence] = whole
         return torch.cat(parts)
+
+
+def _pictures(layout: Layout) -> list[tuple[int, int]]:
+    """(start, end) of each sequence's image tokens in the joint order."""
+    spans = zip(layout.joint.bounds, layout.text.lengths, strict=True)
+    return [(start + text, end) for (start, end), text in spans]

@@ -1,4 +1,4 @@
-"""What enters the blocks of one forward beside their tokens: what is taken from a template, and what is recorded."""
+"""What enters the blocks of one forward beside their tokens: what is taken, recorded, added, and changed by LoRAs."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Protocol
 from torch import Tensor
 
 from giornata.packed.attention import Apart
+from giornata.packed.low_rank import LowRank
 from giornata.wire.values import Mode
 
 
@@ -50,6 +51,17 @@ class ActivationRecorder(KeysValuesRecorder, Protocol):
         """(tokens, channels): another part of `block`, see :meth:`Source.part`."""
 
 
+class Residuals(Protocol):
+    """What the ControlNets of a sequence add behind its blocks, in one step: scaled, and summed over all of them."""
+
+    @property
+    def whole(self) -> bool:
+        """Whether samples are of all tokens of the picture; else they are of its region's, in that order."""
+
+    def sample(self, block: int) -> Tensor | None:
+        """(tokens, channels): what is added behind `block`, and may be waited for here; None for nothing."""
+
+
 @dataclass(frozen=True, eq=False)
 class Taken:
     """What a sequence takes from a template: its region is computed, all other tokens are taken."""
@@ -70,6 +82,10 @@ class Use:
     """Where its prompt's padding is found in every block, whatever the block's mode; None computes it."""
     padding_recorder: KeysValuesRecorder | None = None
     """Is shown its prompt's padding, where that is computed."""
+    low_rank: LowRank | None = None
+    """Its LoRAs, which change what the layers make of its tokens; None for none."""
+    residuals: Residuals | None = None
+    """None where no ControlNet acts on it."""
 
 
 def by_sequence(of_rows: Sequence[Sequence[Use]]) -> tuple[Use, ...]:

@@ -70,7 +70,8 @@ class Batch(Generic[M]):
     """Rows of one worker: first come, first served.
 
     A row that is larger than the whole capacity is not refused for ever: it runs alone. A row that waits for an input
-    keeps its place in the order and lets others pass. Background rows yield: one of them shares a step while no row
+    keeps its place in the order and lets others pass; so does a running row that is paused. Background rows yield: one
+    of them shares a step while no row
     could join and it fits, or there is no other; where there is no such step for long, every so often one beside the
     others, which a saturated worker needs most: what it records makes all lighter.
 
@@ -90,6 +91,9 @@ class Batch(Generic[M]):
         self._running: dict[RowKey, M] = {}
         self._background: dict[RowKey, M] = {}
         self._unready: set[RowKey] = set()
+        self._places: dict[RowKey, int] = {}
+        """Counts the rows of edits that have joined, by the order in which they first did."""
+        self._joined = 0
         self._passed_over = 0
 
     @property
@@ -135,12 +139,36 @@ class Batch(Generic[M]):
         """The inputs of a row are here; it joins before the rows that came after it. It may have left already."""
         self._unready.discard(key)
 
+    @property
+    def able(self) -> bool:
+        """Whether a step has rows: some row is not waiting for an input."""
+        return any(key not in self._unready for key in self.keys)
+
+    def pause(self, keys: Iterable[RowKey]) -> int:
+        """Let rows wait for :meth:`make_ready` and leave steps to others; returns how many did not wait for it before.
+
+        A running row goes on from its step, before all rows that have not joined yet.
+        """
+        paused = {key for key in keys if key in self} - self._unready
+        self._unready |= paused
+        self._set_aside({key: row for key, row in self._running.items() if key in paused})
+        return len(paused)
+
+    def change(self, member: M) -> None:
+        """Take `member` for the row of its key; a row that has left stays away."""
+        for rows in self._all():
+            if member.key in rows:
+                rows[member.key] = member
+
     def admit(self) -> tuple[M, ...]:
         """Let waiting rows join, in order and while they fit, and return the rows of the next step."""
         if self._joining_when is Joining.STEP or not self._running:
             for member in list(self._joining(self._ready(self._waiting))):
                 del self._waiting[member.key]
                 self._running[member.key] = member
+                self._joined += 1
+                self._places.setdefault(member.key, self._joined)
+            self._running = self._in_order(self._running)
         background = self._ready(self._background)
         beside = () if self._ready(self._waiting) else tuple(islice(self._joining(background), 1))
         self._passed_over = 0 if beside or not background else self._passed_over + 1
@@ -159,11 +187,8 @@ class Batch(Generic[M]):
         stay = 1
         while stay < len(running) and self._fits(running[: stay + 1]):
             stay += 1
-        aside = {member.key: member for member in running[stay:]}
-        for key in aside:
-            del self._running[key]
-        self._waiting = aside | self._waiting
-        return tuple(aside.values())
+        self._set_aside({member.key: member for member in running[stay:]})
+        return tuple(running[stay:])
 
     def settle(self, advanced: Iterable[M], left: Iterable[RowKey]) -> None:
         """Take in a step's results: the rows as they are now, and the keys of the rows that have left.
@@ -171,12 +196,9 @@ class Batch(Generic[M]):
         Rows that were cancelled while the step ran are no longer here and stay away.
         """
         for member in advanced:
-            for rows in (self._running, self._background):
-                if member.key in rows:
-                    rows[member.key] = member
+            self.change(member)
         for key in left:
-            self._running.pop(key, None)
-            self._background.pop(key, None)
+            self._forget(key)
 
     def cancel(self, job_id: str, attempt: int | None = None) -> tuple[M, ...]:
         """Drop a job's rows, waiting and running, of one attempt or all; return them as of the last step."""
@@ -187,18 +209,34 @@ class Batch(Generic[M]):
             if member.key.job_id == job_id and attempt in (None, member.key.attempt)
         ]
         for member in gone:
-            self._unready.discard(member.key)
-            for rows in self._all():
-                rows.pop(member.key, None)
+            self._forget(member.key)
         return tuple(gone)
 
     def take_all(self) -> tuple[M, ...]:
         """Drop every row; return all but the background rows, running ones first, as of the last step."""
         gone = (*self._running.values(), *self._waiting.values())
         self._unready.clear()
+        self._places.clear()
         for rows in self._all():
             rows.clear()
         return gone
+
+    def _forget(self, key: RowKey) -> None:
+        self._unready.discard(key)
+        self._places.pop(key, None)
+        for rows in self._all():
+            rows.pop(key, None)
+
+    def _set_aside(self, rows: dict[RowKey, M]) -> None:
+        """Let running rows wait, in their order among those that have run before."""
+        for key in rows:
+            del self._running[key]
+        begun = {key: row for key, row in self._waiting.items() if key in self._places}
+        self._waiting = self._in_order(begun | rows) | self._waiting
+
+    def _in_order(self, rows: Mapping[RowKey, M]) -> dict[RowKey, M]:
+        """`rows`, which have joined, in the order in which they first did."""
+        return dict(sorted(rows.items(), key=lambda item: self._places[item[0]]))
 
     def _all(self) -> tuple[dict[RowKey, M], ...]:
         return self._running, self._waiting, self._background

@@ -36,6 +36,20 @@ class Annotator(StrEnum):
     TILE = "tile"
 
 
+class ControlInput(StrEnum):
+    """What a ControlNet sees of its control image."""
+
+    USUAL = "usual"
+    """What its kind usually sees. UNets: pixels in 0 to 1. Transformers: latents, normalised as those of pictures."""
+    PIXELS = "pixels"
+    """Pixels in -1 to 1; ControlNets of Flux with an `input_hint_block`, as XLabs trains them."""
+    UNSHIFTED = "unshifted"
+    """Latents from which the autoencoder's shift is not subtracted; InstantX's ControlNets of SD3."""
+    MASKED = "masked"
+    """Latents of a picture without the pixels that are edited, and one channel more: 1 where a latent pixel is kept;
+    ControlNets of SD3 that inpaint."""
+
+
 class _Asked(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -110,6 +124,8 @@ class ControlUse(Recorded):
     start: float = 0.0
     end: float = 1.0
     mode: int | None = None
+    sees: ControlInput = ControlInput.USUAL
+    """As its card tells."""
 
 
 class ControlKind(StrEnum):
@@ -132,4 +148,15 @@ class ControlCard(Wire):
     """Width of the text embeddings that it takes, which tells SD 1.5, SD 2 and SDXL apart."""
     modes: int = 0
     """Of a union ControlNet: so many kinds of control images, counted from 0; 0 of others."""
+    sees: ControlInput = ControlInput.USUAL
     weight_bytes: int = 0
+
+
+def control_name(index: int) -> str:
+    """The name of a control image's tensor where those of a job travel together."""
+    return f"control_{index}"
+
+
+def control_field(index: int) -> str:
+    """The name of the request's file that is its control image `index`."""
+    return f"control_image_{index}"

@@ -5,7 +5,6 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Final, NamedTuple
 
-from giornata.wire.adapters import LoraUse
 from giornata.wire.jobs import BlobRef, Encoding, Inspection, Job, Priority
 from giornata.wire.loras import NormaliseLora
 from giornata.wire.progress import RowRecord
@@ -170,8 +169,6 @@ class PrefetchTemplate(Wire):
 
     job: Job
     inspection: Inspection
-    loras: tuple[LoraUse, ...] = ()
-    """Those of the job's LoRAs that its rows are expected to wait for there."""
     epoch: Epoch | None = None
 
 
@@ -180,13 +177,6 @@ class RemoveTemplate(Wire):
 
     tenant: str
     template_key: str
-
-
-class AdapterRequest(Wire):
-    """Any request to the ControlNet service."""
-
-    adapter: str
-    remaining_ms: int
 
 
 INLINE_BYTES: Final = 6 << 20

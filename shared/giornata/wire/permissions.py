@@ -126,10 +126,10 @@ def _lora(*verbs: subjects.LoraVerb) -> tuple[str, ...]:
     return tuple(map(subjects.lora, verbs))
 
 
-def _stateless(service: User, endpoints: str, *askers: User) -> Rights:
+def _stateless(service: User, endpoints: Sequence[str], *askers: User) -> Rights:
     """A micro service that keeps nothing in JetStream; its health check hears its own telemetry."""
     told = subjects.telemetry_of(service)
-    return Rights((told, *_answers(*askers, User.OBSERVER)), (*anywhere(endpoints), told, *_micro(service)))
+    return Rights((told, *_answers(*askers, User.OBSERVER)), (*endpoints, told, *_micro(service)))
 
 
 def _and(granted: Rights, *publish: str) -> Rights:
@@ -200,21 +200,24 @@ _NEEDS: Final[Mapping[User, Rights]] = {
             subjects.telemetry_of(User.DENOISER),
             *_answers(User.ROUTER),
             *_keeps(stores.TEMPLATES),
+            *subjects.ALL_CONTROLNET,
+            *_lora("read"),
         ),
         subscribe=(
             *subjects.ALL_WORKERS,
             *anywhere(subjects.ALL_CANCELS),
             subjects.TEMPLATE_REMOVED,
             subjects.telemetry_of(User.DENOISER),
+            subjects.telemetry_of(User.CONTROLNET),
         ),
     ),
     User.PREPOST: _and(
-        _stateless(User.PREPOST, subjects.ALL_PREPOST, User.ROUTER, User.LORA_STORE),
+        _stateless(User.PREPOST, anywhere(subjects.ALL_PREPOST), User.ROUTER, User.LORA_STORE),
         *_lora("begin", "piece", "keep", "drop", "read"),
     ),
-    User.CONTROLNET: _stateless(User.CONTROLNET, subjects.ALL_CONTROLNET),
+    User.CONTROLNET: _stateless(User.CONTROLNET, subjects.ALL_CONTROLNET, User.DENOISER),
     User.LORA_STORE: _and(
-        _stateless(User.LORA_STORE, subjects.ALL_LORA, User.GATEWAY, User.PREPOST),
+        _stateless(User.LORA_STORE, anywhere(subjects.ALL_LORA), User.GATEWAY, User.PREPOST, User.DENOISER),
         *anywhere(subjects.ALL_ADAPTER),
         *_keeps(stores.LORAS),
         *(f"{API}.STREAM.CREATE.{stream}" for stream in stores.SHARED_STREAMS),

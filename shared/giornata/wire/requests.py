@@ -16,7 +16,6 @@ from pydantic import (
     field_validator,
 )
 
-from giornata.wire.adapters import MAX_CONTROLNETS, MAX_LORAS, AskedControl, AskedLora, LoraWait
 from giornata.wire.errors import GiornataError, InvalidField, NotSupported, UnknownField
 from giornata.wire.samplers import Sampler, evaluations
 from giornata.wire.values import Recorded
@@ -113,16 +112,6 @@ class GenerationParameters(Recorded):
     )
     seed: int | None = Field(
         None, ge=0, le=MAX_SEED, description="Seed of picture 0; default: random, and reported."
-    )
-    loras: tuple[AskedLora, ...] = Field(
-        (), max_length=MAX_LORAS, description="LoRAs that act on the model, each with a scale."
-    )
-    lora_wait: LoraWait = Field(
-        LoraWait.EXACT,
-        description="`exact`: every step has the LoRAs; `bounded`: the first steps may be made before they are loaded.",
-    )
-    controlnets: tuple[AskedControl, ...] = Field(
-        (), max_length=MAX_CONTROLNETS, description="ControlNets that direct the picture."
     )
     partial_images: int = Field(
         0,

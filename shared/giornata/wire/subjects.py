@@ -35,12 +35,13 @@ TELEMETRY = "giornata.telemetry.*.*"
 ALL_CANCELS = "giornata.cancel.*"
 ALL_JOBS = "giornata.jobs.*"
 ALL_PREPOST = "giornata.prepost.*.*"
-ALL_CONTROLNET = "giornata.controlnet.*"
 ALL_LORA = "giornata.lora.*"
 ALL_ADAPTER = "giornata.prepost.adapter.*"
 """Have the canonical file of a LoRA made (prepost of its model)."""
 WorkerVerb = Literal["run", "cancel", "record", "prefetch"]
 ALL_WORKERS = tuple(f"giornata.worker.*.{verb}" for verb in get_args(WorkerVerb))
+ControlVerb = Literal["open", "close"]
+ALL_CONTROLNET = tuple(f"giornata.controlnet.*.{verb}" for verb in get_args(ControlVerb))
 INBOX = "_INBOX"
 """Prefix of an application's inboxes; a service's inboxes begin with it, an underscore and the service's name."""
 
@@ -70,9 +71,9 @@ def prepost(verb: str, model: str) -> str:
     return f"giornata.prepost.{token(verb)}.{token(model.replace('.', '_'))}"
 
 
-def controlnet(verb: str) -> str:
-    """Micro endpoint of any ControlNet instance."""
-    return f"giornata.controlnet.{token(verb)}"
+def controlnet(name: str, verb: ControlVerb) -> str:
+    """Micro endpoint of one ControlNet instance, which has the rows that are open there."""
+    return f"giornata.controlnet.{token(name)}.{verb}"
 
 
 def lora(verb: LoraVerb) -> str:

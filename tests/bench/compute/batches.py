@@ -12,14 +12,16 @@ import torch
 
 from giornata.packed.attention import varlen
 from giornata.packed.kernels import TRITON
+from giornata.packed.low_rank import LowRank
 from giornata.packed.tracing import UNTRACED, Tracing
 from giornata.packed.uses import Taken, Use
 from giornata.wire.values import Mode
 from giornata_denoiser.blocks.device import Device
 from giornata_denoiser.blocks.recording import CorrectionRecorder
 from giornata_denoiser.blocks.slabs import Slabs
-from giornata_denoiser.engine.assembly import assemble
+from giornata_denoiser.engine.assembly import assemble, place
 from giornata_denoiser.engine.loading import device_for
+from giornata_denoiser.engine.low_ranks import adapted
 from giornata_denoiser.engine.stepping import denoise_step
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.rows.correction import Correction
@@ -74,26 +76,28 @@ class MetaDevice(Device):
 
 
 class Batches:
-    """Makes steps of masked rows of one picture, each with a mask of its own place.
+    """Makes steps of masked rows of one picture, each with a mask of the ratio `mask` at its own place.
 
     Args:
         rows: whose family, sizes and setting they have. On `meta`, the family attends as on a GPU from now on.
     """
 
-    def __init__(self, rows: Rows) -> None:
-        self._rows, self._family = rows, rows.family
+    def __init__(self, rows: Rows, mask: float = MASK) -> None:
+        self._rows, self._family, self._mask = rows, rows.family, mask
         if self._on_meta:
             network: Any = self._family.network
             # What their `choose` picks in half precision on a GPU.
             network._parts = network._parts._replace(attend=varlen, elementwise=TRITON)
         self._entry = self._made_entry()
 
-    def prepared(self, kind: StepKind, count: int) -> Step:
-        """A step of `count` rows; called again, it is the same step again."""
+    def prepared(self, kind: StepKind, count: int, low_ranks: Sequence[LowRank | None] = ()) -> Step:
+        """A step of `count` rows, under LoRAs or none; called again, it is the same step again."""
         family = self._family
         rows = [self._row(index, count) for index in range(count)]
         with torch.inference_mode():
-            assembly = assemble(family, rows)
+            sets = low_ranks or [None] * count
+            placed = [place(row, family, each) for row, each in zip(rows, sets, strict=True)]
+            assembly = assemble(family, rows, placed)
             corrections = [self._correction(row) if kind is StepKind.CORRECTED else None for row in rows]
         made = partial(self._uses, kind, rows, corrections)
         kept = None if kind in LOADING else made(self._device(), UNTRACED)
@@ -101,6 +105,8 @@ class Batches:
         def step(trace: Tracing) -> object:
             with torch.inference_mode():
                 uses = made(self._device(), trace) if kept is None else kept
+                if low_ranks:
+                    uses = adapted(uses or (Use(),) * count, rows, low_ranks)
                 return denoise_step(family, assembly, rows, uses, trace)
 
         return step
@@ -147,8 +153,8 @@ class Batches:
         )
 
     def _row(self, index: int, count: int) -> Row:
-        place = (index + 0.5) / count
-        row = self._rows.masked(Edit(index, 0, MASK, place, 1 - place, STEPS))
+        where = (index + 0.5) / count
+        row = self._rows.masked(Edit(index, 0, self._mask, where, 1 - where, STEPS))
         return replace(row, latent=row.latent.to(self._family.device))
 
     def _made_entry(self) -> Entry:

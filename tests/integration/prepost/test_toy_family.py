@@ -15,8 +15,7 @@ from giornata.wire.requests import EditParameters
 from giornata_prepost import checkpoint
 from giornata_prepost.config import PrepostConfig
 from giornata_prepost.families.flux.images import FillImages
-from giornata_prepost.families.pipeline import Condition
-from giornata_prepost.families.protocol import rehearse
+from giornata_prepost.families.protocol import Condition, rehearse
 from giornata_prepost.images.stages import PixelLimits, inspect
 from giornata_tools.model.random.build import build
 from tests.integration.prepost.asking import MASK, SCENE, png

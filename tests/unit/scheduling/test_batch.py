@@ -193,6 +193,18 @@ def test_rows_that_no_longer_fit_wait_first_in_the_line_and_go_on_from_their_ste
     assert batch.set_aside() == ()
 
 
+def test_a_paused_row_leaves_its_step_to_others_and_goes_on_before_later_ones() -> None:
+    batch: Batch[Seat] = Batch(Capacity(rows=2, tokens=10))
+    batch.submit([seat("a"), seat("b"), seat("c"), seat("d")])
+    assert names(batch.admit()) == ["a", "b"]
+    assert batch.pause([RowKey("a", 1, 0)]) == 1
+    assert names(batch.admit()) == ["b", "c"]
+    batch.make_ready(RowKey("a", 1, 0))
+    assert names(batch.admit()) == ["b", "c"], "no row is thrown out for it"
+    batch.settle([], [RowKey("b", 1, 0)])
+    assert names(batch.admit()) == ["a", "c"]
+
+
 class Serving(RuleBasedStateMachine):
     """Any order of submits, inputs, steps, ends and cancels against a plain list of what should be there."""
 
@@ -247,6 +259,17 @@ class Serving(RuleBasedStateMachine):
         assert len(self.batch.running) == min(len(before), most)
 
     @rule(key=submitted)
+    def pause(self, key: RowKey) -> None:
+        """As where an input of a row is missing, which may run."""
+        new = key in self.expected and key not in self.unready
+        assert self.batch.pause([key]) == new
+        self.unready |= {key} & set(self.expected)
+
+    @rule(key=submitted)
+    def change(self, key: RowKey) -> None:
+        self.batch.change(Seat(key, 2))
+
+    @rule(key=submitted)
     def cancel(self, key: RowKey) -> None:
         self.batch.cancel(key.job_id)
         self.expected = [k for k in self.expected if k.job_id != key.job_id]
@@ -260,7 +283,9 @@ class Serving(RuleBasedStateMachine):
         set_aside = [key for key in self.begun if key in waiting]
         arrived = [key for key in self.expected if key in waiting and key not in set_aside]
         assert waiting == set_aside + arrived, "in the order of joining, then of arrival"
+        assert running == [key for key in self.begun if key in running], "in the order of joining"
         assert not self.unready & set(running)
+        assert self.batch.able == bool(set(self.expected) - self.unready)
         ready = [key for key in self.expected if key not in self.unready]
         assert len(ready) >= len(running)
 

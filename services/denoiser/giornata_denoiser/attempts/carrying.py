@@ -11,6 +11,7 @@ import time
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import asdict, dataclass, field
+from typing import NamedTuple
 
 import structlog
 from pydantic import BaseModel
@@ -26,7 +27,16 @@ from giornata_denoiser.attempts.outcomes import Outcomes
 from giornata_denoiser.engine.protocol import RowEngine, StepReport
 from giornata_denoiser.rows.row import Row
 
-Fetch = Callable[[RunRequest], AbstractAsyncContextManager[tuple[Row, ...]]]
+
+class Fetched(NamedTuple):
+    """What an attempt's rows are made of."""
+
+    rows: tuple[Row, ...]
+    arriving: Awaitable[object]
+    """Ends when all LoRAs of the rows have been loaded, or with the error of one that cannot be."""
+
+
+Fetch = Callable[[RunRequest], AbstractAsyncContextManager[Fetched]]
 """Makes a request's rows, as `inputs.rows_of`, and keeps what they take from in memory."""
 Publish = Callable[[Job, EventKind, BaseModel], Awaitable[None]]
 """Publishes an event of a job."""
@@ -167,10 +177,10 @@ class Carrier:
         """Until every row has a latent or an error; rows that have neither are handed back."""
         job_id = attempt.request.job.job_id
         try:
-            async with self._fetch(attempt.request) as rows:
-                attempt.rows = {row.key.index: row for row in rows}
-                if self._engine.submit(rows):
-                    await self._carried[attempt.key].released.wait()
+            async with self._fetch(attempt.request) as fetched:
+                attempt.rows = {row.key.index: row for row in fetched.rows}
+                if self._engine.submit(fetched.rows):
+                    await self._released(attempt, fetched.arriving)
         except Overloaded as error:
             log.warning("inputs_unreachable", job=job_id, error=str(error))
         except GiornataError as error:
@@ -178,6 +188,24 @@ class Carrier:
         except Exception:  # the attempt's edge: logged and answered
             log.exception("inputs_failed", job=job_id)
             attempt.fail(InternalError())
+
+    async def _released(self, attempt: Attempt, arriving: Awaitable[object]) -> None:
+        """Until the engine is done with its rows; those that wait for LoRAs go on once these have arrived.
+
+        Raises:
+            GiornataError: they cannot be loaded.
+        """
+        released = asyncio.create_task(self._carried[attempt.key].released.wait(), name="released")
+        loading = asyncio.ensure_future(arriving)
+        try:
+            await asyncio.wait((released, loading), return_when=asyncio.FIRST_COMPLETED)
+            if not released.done():
+                await loading
+                self._engine.resume(*attempt.key)
+                await released
+        finally:
+            released.cancel()
+            await asyncio.wait([released])
 
     async def _tell(self, attempt: Attempt, record: JobRecord, *, handed_back: bool) -> None:
         """The event that follows the record, unless the attempt is void."""

@@ -26,6 +26,7 @@ from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.engine.weighing import profits, recorded_bytes, run_ms
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.families.rows import build_row, referred
+from giornata_denoiser.rows.adapters import NONE
 from giornata_denoiser.rows.row import Row
 from giornata_denoiser.rows.snapshot import Snapshot
 from giornata_denoiser.rows.template import shared_noise
@@ -152,7 +153,8 @@ def _renewing(row: Row, where: Region, how: Reusing, family: ModelFamily) -> Row
     every = renewed_every(row.steps, how.renew_steps)
     later = renewed_later(row.key.index, row.steps, every)
     renewing = replace(row, region=where, renewed_every=every, renewed_later=later)
-    leaving = replace(renewing, records=how.leaves if every and not row.step else None)
+    leaves = every and not row.step and row.adapters == NONE  # a template is recorded without adapters
+    leaving = replace(renewing, records=how.leaves if leaves else None)
     return leaving if recorded_bytes(leaving, family) <= how.room_bytes else renewing
 
 
@@ -170,16 +172,17 @@ def _taking(row: Row, where: Region, how: Reusing, family: ModelFamily) -> Row:
             return row
         where = either
     taking = replace(row, region=where, template=recording, tolerance=how.tolerance, skipped=False)
-    if recording is None or known is None:
+    under = row.adapters.learned_under(row.step)
+    if recording is None or known is None or under is None:
         return taking
-    if (found := known.find(recording.id, where, sequences)) is not None:
+    if (found := known.find(recording.id, where, sequences, under)) is not None:
         return replace(taking, corrections=found)
-    if (wider := known.nearest(recording.id, where, sequences)) is None:
+    if (wider := known.nearest(recording.id, where, sequences, under)) is None:
         return taking
     widened = replace(taking, region=wider, corrections=())
     if run_ms(widened, how.costs, family.operations) >= run_ms(taking, how.costs, family.operations):
         return taking
-    found = known.widened(recording.id, wider, sequences)
+    found = known.widened(recording.id, wider, sequences, under)
     return taking if found is None else replace(widened, corrections=found)
 
 

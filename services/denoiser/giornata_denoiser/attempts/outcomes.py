@@ -64,9 +64,10 @@ class Outcomes:
                     "resume": None,
                     "computed_tokens": row.computed_tokens,
                     "template": template_use(job, row),
+                    "loras_from": row.adapters.loras_from if row.adapters.loras else None,
                 }
             else:
-                changes[index] = {"resume": RowState(step=row.step, latents=latents)}
+                changes[index] = {"resume": _state(row, latents)}
         record = await self._change(attempt.request, changes)
         held = {ref.key for row in record.rows for ref in _latents(row)}
         return Written(record, tuple(ref for ref in stored if ref.key not in held))
@@ -99,6 +100,10 @@ def _latents(row: RowRecord) -> Iterator[BlobRef]:
         yield row.latents
     if row.resume is not None:
         yield row.resume.latents
+
+
+def _state(row: Row, latents: BlobRef) -> RowState:
+    return RowState(step=row.step, latents=latents, loras_from=row.adapters.loras_from)
 
 
 def template_use(job: Job, row: Row) -> TemplateUse:

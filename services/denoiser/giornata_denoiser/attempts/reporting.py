@@ -10,7 +10,16 @@ from giornata.planning.costing import CostModel
 from giornata.planning.profiles import Profile
 from giornata.scheduling.batch import RowKey
 from giornata.wire.values import Mode
-from giornata.wire.workers import AdapterLoad, LoadSample, RowProgress, StepSample, TemplateCounters, Tier, WorkerState
+from giornata.wire.workers import (
+    AdapterCounters,
+    AdapterLoad,
+    LoadSample,
+    RowProgress,
+    StepSample,
+    TemplateCounters,
+    Tier,
+    WorkerState,
+)
 from giornata_denoiser.blocks.own import renew_steps
 from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.config import DenoiserConfig, ReuseText
@@ -64,6 +73,8 @@ class Reporter:
         stepping_ms: float,
         templates: TemplateCounters,
         resident: dict[Tier, tuple[str, ...]],
+        adapters: AdapterCounters,
+        adapters_resident: dict[Tier, tuple[str, ...]],
     ) -> WorkerState:
         """The next message; samples are told once.
 
@@ -82,6 +93,8 @@ class Reporter:
             stepping_ms=stepping_ms,
             templates=templates,
             resident=resident,
+            adapters=adapters,
+            adapters_resident=adapters_resident,
             samples=_taken(self._samples),
             loads=_taken(self._loads),
             adapter_loads=_taken(self._adapter_loads),

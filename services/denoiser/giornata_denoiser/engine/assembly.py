@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from giornata.packed.low_rank import LowRank
 from giornata.packed.moving import moved
 from giornata.packed.packing import Segments
 from giornata_denoiser.families.protocol import ModelFamily, SequenceInputs
@@ -25,15 +26,23 @@ class DeviceInputs:
     """The row's own conditioning; `conditioning` is a copy of it. Every row is built with its own."""
     matrices: Tensor
     """(steps, states, 2 + states): those of the row's track."""
+    low_rank: LowRank | None = None
+    """The LoRAs under which the sequences are prepared."""
 
 
-def place(row: Row, family: ModelFamily) -> DeviceInputs:
-    """The inputs of `row` on the family's device; its own tensors where they are there already."""
+def place(row: Row, family: ModelFamily, low_rank: LowRank | None = None) -> DeviceInputs:
+    """The inputs of `row` on the family's device; its own tensors where they are there already.
+
+    They are for steps in which `low_rank` acts.
+    """
     device = family.device
     region = None if row.region is None else row.region.on(device)
     prompts, times = [prompt.to(device) for prompt in row.prompts], moved(row.track.times, device)
     conditioning = {name: moved(tensor, device) for name, tensor in row.conditioning.items()}
-    prepared = (family.network.prepare(prompt, times, conditioning, row.beside) for prompt in prompts)
+    prepared = (
+        family.network.prepare(prompt, times, conditioning, row.beside, low_rank=low_rank)
+        for prompt in prompts
+    )
     return DeviceInputs(
         tuple(
             SequenceInputs(prompt, row.grid, region, row.companions, made, row.beside)
@@ -42,6 +51,7 @@ def place(row: Row, family: ModelFamily) -> DeviceInputs:
         conditioning,
         row.conditioning,
         moved(row.track.matrices, device),
+        low_rank,
     )
 
 

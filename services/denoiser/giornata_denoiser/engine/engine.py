@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import torch
 
+from giornata.packed.low_rank import LowRank
 from giornata.packed.tracing import UNTRACED, Lane, Tracing
 from giornata.planning.operations import Work
 from giornata.scheduling.batch import Batch, Capacity, Joining, RowKey
@@ -24,6 +25,7 @@ from giornata_denoiser.engine import results
 from giornata_denoiser.engine.assembly import Assembly, DeviceInputs, assemble, place
 from giornata_denoiser.engine.checks import Checks, Judge, Verdict, judge_for
 from giornata_denoiser.engine.hosting import hosting_for
+from giornata_denoiser.engine.low_ranks import LowRanks, NoLoras, acting, adapted, by_set
 from giornata_denoiser.engine.protocol import FailedRow, StepReport
 from giornata_denoiser.engine.shortage import MemoryLimit
 from giornata_denoiser.engine.sources import ReuseOptions, Sources, StepPlan
@@ -52,7 +54,7 @@ class Engine:
     `judge` tells whether what steps make is finite; by default as the family's device can.
 
     `capacity` limits a step by counts, `budget` by predicted time and memory; `clock` gives monotonic seconds. Rows are
-    shown where there is a preview map.
+    shown where there is a preview map. `low_ranks` holds the LoRAs of rows.
     """
 
     def __init__(
@@ -67,6 +69,7 @@ class Engine:
         reusing: ReuseOptions | None = None,
         trace: Tracing = UNTRACED,
         judge: Judge | None = None,
+        low_ranks: LowRanks | None = None,
     ) -> None:
         self.family = family
         self._judge = judge or judge_for(family.device)
@@ -91,7 +94,8 @@ class Engine:
         )
         self._clock, self._trace = clock, trace
         self._placed: dict[RowKey, DeviceInputs] = {}
-        self._assembled: tuple[tuple[Row, ...], Assembly] | None = None
+        self._assembled: tuple[tuple[Row, ...], tuple[LowRank | None, ...], Assembly] | None = None
+        self.low_ranks = low_ranks or NoLoras()
         self._waits = Waits(clock)
         self._hosting = hosting_for(family.device, self._waits)
         self._sources = Sources(family, how, self._waits, trace)
@@ -117,7 +121,7 @@ class Engine:
             del self._placed[key]
         if not rows:
             self._assembled = None
-        return rows
+        return by_set(rows)
 
     def rest(self) -> None:
         """Give back what steps have kept for rows: slabs, inputs, assembly. Rows that go on have theirs made again."""
@@ -185,11 +189,13 @@ class Engine:
         began = self._clock()
         show, network = self._preview_map, self.family.network
         with torch.inference_mode():
-            assembly = self._assembly_of(rows)
+            low_ranks = tuple(acting(row, self.low_ranks) for row in rows)
+            assembly = self._assembly_of(rows, low_ranks)
             assembled = self._clock()
             plan = self._sources.step(rows)
             self._waits.total_s = 0.0
-            stepped = denoise_step(self.family, assembly, rows, plan.uses, self._trace)
+            uses = adapted(plan.uses, rows, low_ranks)
+            stepped = denoise_step(self.family, assembly, rows, uses, self._trace)
             # (height, width, 3) uint8 on the device, of the rows that are shown after this step.
             pictures = [
                 None if clean is None or show is None else show(network.unpacked(clean, row.grid))
@@ -257,20 +263,21 @@ class Engine:
         measured = {"assemble_ms": given.assemble_ms, "step_ms": step_ms, "waited_ms": given.waited_ms}
         return given.sample.model_copy(update=measured)
 
-    def _assembly_of(self, rows: tuple[Row, ...]) -> Assembly:
-        """The assembly of `rows`: that of the last step while no row joined or left."""
-        if self._assembled and _same_inputs(self._assembled[0], rows):
-            return self._assembled[1]
+    def _assembly_of(self, rows: tuple[Row, ...], low_ranks: tuple[LowRank | None, ...]) -> Assembly:
+        """The assembly of `rows`: that of the last step while no row joined or left, and no LoRA joined."""
+        if self._assembled and _same_inputs(self._assembled[0], rows) and self._assembled[1] == low_ranks:
+            return self._assembled[2]
         self._assembled = None  # freed before the next is made
-        assembly = assemble(self.family, rows, [self._placed_row(row) for row in rows])
-        self._assembled = (rows, assembly)
+        placed = [self._placed_row(row, of) for row, of in zip(rows, low_ranks, strict=True)]
+        assembly = assemble(self.family, rows, placed)
+        self._assembled = (rows, low_ranks, assembly)
         return assembly
 
-    def _placed_row(self, row: Row) -> DeviceInputs:
-        """The inputs of `row` on the device, copied unless they are there."""
+    def _placed_row(self, row: Row, low_rank: LowRank | None) -> DeviceInputs:
+        """The inputs of `row` on the device under `low_rank`, copied unless they are there."""
         placed = self._placed.get(row.key)
-        if placed is None or placed.source is not row.conditioning:
-            placed = self._placed[row.key] = place(row, self.family)
+        if placed is None or placed.source is not row.conditioning or placed.low_rank is not low_rank:
+            placed = self._placed[row.key] = place(row, self.family, low_rank)
         return placed
 
 

@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Self
 
+from giornata.scheduling.batch import RowKey
+from giornata_denoiser.engine.arriving import able
 from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.engine.protocol import EngineState, StepReport
 from giornata_denoiser.rows.row import Row
@@ -21,7 +23,7 @@ class EngineLoop:
 
     Satisfies :class:`giornata_denoiser.engine.protocol.RowEngine`. Nothing else may touch the engine from now on. In
     its thread, `on_report` is told of every step, and `on_crash` that the engine has lost its device and cannot go on;
-    its rows can still be taken.
+    its rows can still be taken. Rows whose LoRAs are not `loaded` wait for :meth:`resume`.
     """
 
     def __init__(
@@ -31,6 +33,8 @@ class EngineLoop:
         on_crash: Callable[[Exception], object],
     ) -> None:
         self._engine, self._on_report, self._on_crash = engine, on_report, on_crash
+        self.paused = 0
+        """How many rows have waited for LoRAs while others could go on."""
         self._began_s: float | None = None
         self._condition = threading.Condition()
         self._accepting = True
@@ -55,8 +59,17 @@ class EngineLoop:
             if not self._accepting:
                 return False
             self._engine.batch.submit(rows)
+            self._pause()
             self._condition.notify()
             return True
+
+    def resume(self, job_id: str, attempt: int) -> None:
+        """See :meth:`giornata_denoiser.engine.protocol.RowEngine.resume`."""
+        with self._condition:
+            for key in self._engine.batch.keys:
+                if (key.job_id, key.attempt) == (job_id, attempt):
+                    self._engine.batch.make_ready(key)
+            self._condition.notify()
 
     def cancel(self, job_id: str, attempt: int | None = None) -> tuple[Row, ...]:
         """See :meth:`giornata_denoiser.engine.protocol.RowEngine.cancel`."""
@@ -94,10 +107,23 @@ class EngineLoop:
     def _next(self) -> tuple[Row, ...]:
         """The rows of the next step, once there are any; none when the loop is to stop."""
         with self._condition:
-            if not len(self._engine.batch):
+            self._pause()
+            if not self._engine.batch.able:
                 self._engine.rest()
-            self._condition.wait_for(lambda: self._stopping or len(self._engine.batch) > 0)
+            self._condition.wait_for(lambda: self._stopping or self._engine.batch.able)
             if self._stopping:
                 return ()
             self._began_s = time.perf_counter()
             return self._engine.plan()
+
+    def _pause(self) -> None:
+        """Let rows wait whose LoRAs are missing, and those that have arrived act from the next step on."""
+        batch = self._engine.batch
+        late: list[RowKey] = []
+        for row in (*batch.running, *batch.waiting):
+            now = able(row, self._engine.low_ranks)
+            if now is None:
+                late.append(row.key)
+            elif now is not row:
+                batch.change(now)
+        self.paused += batch.pause(late)

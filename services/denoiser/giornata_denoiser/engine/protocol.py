@@ -76,6 +76,9 @@ class RowEngine(Protocol):
             ValueError: a row of this key is here already.
         """
 
+    def resume(self, job_id: str, attempt: int) -> None:
+        """The LoRAs of an attempt's rows are loaded, for which they may have been waiting."""
+
     def cancel(self, job_id: str, attempt: int | None = None) -> tuple[Row, ...]:
         """Drop a job's rows, of one attempt or of all, and return them as of their last step."""
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from giornata.wire.errors import GiornataError, InternalError, RowPoisoned
+from giornata_denoiser.engine.low_ranks import LoraNotLoaded
 from giornata_denoiser.engine.protocol import RowPreview
 from giornata_denoiser.engine.sources import StepPlan
 from giornata_denoiser.engine.stepping import Stepped
@@ -49,6 +50,8 @@ def row_error(cause: Exception) -> GiornataError:
     """How a row that raised when it was computed alone is answered."""
     if isinstance(cause, torch.OutOfMemoryError):
         error: GiornataError = InternalError("The denoiser ran out of memory on this picture.")
+    elif isinstance(cause, LoraNotLoaded):
+        error = InternalError("A LoRA of this picture was not loaded.")
     else:
         error = RowPoisoned("The denoiser could not compute this picture.")
     error.__cause__ = cause

@@ -59,11 +59,12 @@ class Running:
         self._padding = Padding(padding) if any(row.padding) else None
 
     def is_of(self, row: Row) -> bool:
-        """Whether `row` is this row some steps later, and not another row of its name."""
+        """Whether `row` is this row some steps later, under the same LoRAs, and not another row of its name."""
         return (
             row.conditioning is self.row.conditioning
             and row.template is self.row.template
             and row.renewed_every == self.row.renewed_every
+            and row.adapters.acting(row.step) == self.row.adapters.acting(self.row.step)
         )
 
     @property

@@ -132,6 +132,8 @@ class Sources:
         )
 
     def _advanced(self, row: Row) -> Running:
+        if row.joins_loras:  # what was learned without them corrects nothing any more
+            row = replace(row, corrections=None)
         running = self._running.get(row.key)
         if running is None or not running.is_of(row):
             bits, whole = self._options.correction_bits, together(self._family.specs)
@@ -186,7 +188,7 @@ class Sources:
         """What a step of `rows` computes, over all blocks; rows of one set of LoRAs are one segment."""
         rows = tuple(rows)
         work = step_work(self._family.operations, *self._sequences(rows))
-        sets = {each.row.adapters.set_at(each.row.step) for each in rows}
+        sets = {each.row.adapters.acting(each.row.step) for each in rows}
         return replace(work, segments=float(len(sets - {()})))
 
     def _sequences(self, rows: Iterable[Running]) -> tuple[list[Shape], list[tuple[Mode, ...]]]:

@@ -8,8 +8,9 @@ from functools import cached_property
 from typing import NamedTuple, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from giornata.packed.low_rank import LowRank
 from giornata.packed.region import Region
 from giornata.packed.tracing import UNTRACED, Tracing
 from giornata.packed.uses import Use
@@ -126,6 +127,10 @@ class Network(Protocol):
         """The conditioning of an edit with an empty mask, from that of any edit of the picture."""
 
     @property
+    def layers(self) -> Mapping[str, nn.Module]:
+        """Its linear layers and convolutions, which LoRAs may change, by their paths in the checkpoint's network."""
+
+    @property
     def prepared_bytes(self) -> int:
         """Bytes of what :meth:`prepare` makes for each step of a sequence; its prefix is counted by its tokens."""
 
@@ -135,11 +140,14 @@ class Network(Protocol):
         times: Tensor,
         conditioning: Mapping[str, Tensor],
         beside: Sequence[Grid],
+        *,
+        low_rank: LowRank | None = None,
     ) -> object:
         """What the network computes of a sequence for all steps of a track: once, when the row joins.
 
-        `beside` is as in :meth:`prefix_tokens`. Tensors are on the network's device; `times` are (steps,) float32. The
-        result does not depend on what else is in the batch.
+        `low_rank` are its LoRAs; where they join later, this is made again. `beside` is as in :meth:`prefix_tokens`.
+        Tensors are on the network's device; `times` are (steps,) float32. The result does not depend on what else is in
+        the batch.
         """
 
     def assemble(self, sequences: Sequence[SequenceInputs]) -> object:

@@ -21,11 +21,6 @@ class RowLora:
     size_bytes: int = 0
     """Of its file."""
 
-    @property
-    def acts(self) -> bool:
-        """Whether it changes the denoising network at all."""
-        return self.modules > 0 and self.scale != 0
-
 
 @dataclass(frozen=True)
 class RowControl:
@@ -55,18 +50,27 @@ class Adapters:
     controls: tuple[RowControl, ...] = ()
     """In the request's order."""
 
-    def set_at(self, step: int) -> tuple[RowLora, ...]:
-        """The LoRAs that act in `step`; rows with equal ones are one segment of it."""
-        return tuple(lora for lora in self.loras if lora.acts) if step >= self.loras_from else ()
+    def acting(self, step: int) -> tuple[RowLora, ...]:
+        """The LoRAs that act in a step."""
+        return self.loras if step >= self.loras_from else ()
 
     def low_rank(self, step: int) -> float:
         """Weights in the factors of the LoRAs that act in `step`."""
-        return low_rank_weights(lora.size_bytes for lora in self.set_at(step))
+        return low_rank_weights(lora.size_bytes for lora in self.acting(step))
 
     def control(self, step: int, tokens: int) -> float:
         """Multiplications in `step` of ControlNets in this process, for a sequence of so many tokens."""
         acting = (net for net in self.controls if net.scale and net.first_step <= step < net.end_step)
         return sum(control_work(net.weight_bytes, tokens) for net in acting)
+
+    def learned_under(self, step: int) -> str | None:
+        """What a correction that is learned in a step belongs to, beside template and mask; empty without adapters.
+
+        None where it belongs to this row alone: what a ControlNet adds follows a picture of the row's own.
+        """
+        if self.controls:
+            return None
+        return "+".join(f"{lora.digest}*{lora.scale!r}" for lora in self.acting(step))
 
 
 NONE = Adapters()

@@ -224,7 +224,12 @@ class Row:
     @property
     def settled(self) -> bool:
         """Whether its next step is like the later ones; with a template, a row without corrections begins in full."""
-        return self.begun or self.corrections is not None
+        return not self.joins_loras and (self.begun or self.corrections is not None)
+
+    @property
+    def joins_loras(self) -> bool:
+        """Whether LoRAs act from its next step on, and did not in the one before: nothing kept of it holds then."""
+        return self.begun and bool(self.adapters.loras) and self.step == self.adapters.loras_from
 
     @property
     def renews(self) -> bool:
@@ -239,7 +244,12 @@ class Row:
         if self.template is not None:
             return self.settled
         since = self.step - self.renewed_later
-        return self.renews and self.begun and (since <= 0 or since % self.renewed_every > 0)
+        return (
+            self.renews
+            and self.begun
+            and not self.joins_loras
+            and (since <= 0 or since % self.renewed_every > 0)
+        )
 
     @property
     def steps_in_full(self) -> int:

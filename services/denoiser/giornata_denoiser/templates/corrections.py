@@ -26,7 +26,10 @@ class _Kept(NamedTuple):
 
 
 class KeptCorrections:
-    """Corrections by recording, mask and number of sequences, in host memory; the least recently used go first.
+    """Corrections by recording, mask, number of sequences, and LoRAs under which they were learned.
+
+    They are in host memory; the least recently used go first. `under` is what
+    :meth:`giornata_denoiser.rows.adapters.Adapters.learned_under` tells.
 
     The first edit's stay: those of other seeds and prompts are hardly better for the next one. With `pin` they are kept
     in pinned memory, from which a CUDA device reads asynchronously.
@@ -47,9 +50,9 @@ class KeptCorrections:
         with self._lock:
             return self._ledger.size_bytes
 
-    def find(self, recording_id: str, region: Region, sequences: int) -> Corrections | None:
+    def find(self, recording_id: str, region: Region, sequences: int, under: str = "") -> Corrections | None:
         """What a row of so many sequences takes; None where no edit has learned it."""
-        name = _name(recording_id, region, sequences)
+        name = _name(recording_id, region, sequences, under)
         with self._lock:
             found = self._kept.get(name)
             if found is not None:
@@ -57,27 +60,29 @@ class KeptCorrections:
                 self.served += 1
         return None if found is None else found.corrections
 
-    def nearest(self, recording_id: str, region: Region, sequences: int) -> Region | None:
+    def nearest(self, recording_id: str, region: Region, sequences: int, under: str = "") -> Region | None:
         """The smallest region that holds `region` and for which :meth:`widened` has corrections; None where none has.
 
         It is `region` with that of another mask: what lies outside of both, an edit of the other has learned.
         """
-        unions = [united(region, kept.region) for _, kept in self._latest(recording_id, sequences)]
+        unions = [united(region, kept.region) for _, kept in self._latest(recording_id, sequences, under)]
         return min(
             (union for union in unions if union is not None),
             key=lambda union: len(union.computed),
             default=None,
         )
 
-    def widened(self, recording_id: str, region: Region, sequences: int) -> Corrections | None:
+    def widened(
+        self, recording_id: str, region: Region, sequences: int, under: str = ""
+    ) -> Corrections | None:
         """What a row of a region of :meth:`nearest` takes; None where it has gone meanwhile.
 
         Copies at the first time, and keeps the copy.
         """
-        found = self.find(recording_id, region, sequences)
+        found = self.find(recording_id, region, sequences, under)
         if found is not None:
             return found
-        for source, kept in self._latest(recording_id, sequences):
+        for source, kept in self._latest(recording_id, sequences, under):
             inside = torch.isin(kept.region.outside, region.outside)
             if int(inside.sum()) < len(region.outside):
                 continue
@@ -86,13 +91,13 @@ class KeptCorrections:
             with self._lock:
                 self.served += 1
                 if source in self._kept:  # else its template was removed meanwhile
-                    self._enter(_name(recording_id, region, sequences), _Kept(region, made))
+                    self._enter(_name(recording_id, region, sequences, under), _Kept(region, made))
             return made
         return None
 
-    def _latest(self, recording_id: str, sequences: int) -> list[tuple[str, _Kept]]:
+    def _latest(self, recording_id: str, sequences: int, under: str) -> list[tuple[str, _Kept]]:
         """What is kept for rows of so many sequences, the last used :data:`TRIED`, the latest first."""
-        prefix, suffix = f"{recording_id}/", f"/{sequences}"
+        prefix, suffix = f"{recording_id}/", f"/{sequences}/{under}"
         with self._lock:
             names = (n for n in reversed(tuple(self._ledger)) if n.startswith(prefix) and n.endswith(suffix))
             return [(name, self._kept[name]) for name in islice(names, TRIED)]
@@ -142,14 +147,15 @@ class KeptCorrections:
                 self._ledger.remove(name)
 
 
-def _name(recording_id: str, region: Region, sequences: int) -> str:
-    return f"{recording_id}/{region.digest.hex()}/{sequences}"
+def _name(recording_id: str, region: Region, sequences: int, under: str) -> str:
+    return f"{recording_id}/{region.digest.hex()}/{sequences}/{under}"
 
 
 def _name_of(row: Row) -> str | None:
     if row.template is None or row.region is None or row.corrections is None:
         return None
-    return _name(row.template.id, row.region, len(row.prompts))
+    under = row.adapters.learned_under(row.step - 1)  # in the step behind it
+    return None if under is None else _name(row.template.id, row.region, len(row.prompts), under)
 
 
 def _size_bytes(corrections: Corrections) -> int:

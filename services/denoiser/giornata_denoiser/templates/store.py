@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from itertools import islice
 from pathlib import Path
 from typing import Final
 
 from giornata.wire.workers import LoadSample, TemplateCounters, Tier
-from giornata_denoiser.blocks.ledger import TierLedger
 from giornata_denoiser.rows.template import Recording
 from giornata_denoiser.templates.corrections import KeptCorrections
 from giornata_denoiser.templates.disk import Disk
 from giornata_denoiser.templates.first import FirstTemplates
 from giornata_denoiser.templates.identity import picture_of
+from giornata_denoiser.tiers.loaded import LoadedTier
 
 MEMORY: Final = "hits_memory"
 DISK: Final = "hits_disk"
@@ -48,23 +46,22 @@ class RecordingStore:
         pin: bool = False,
         told: Callable[[LoadSample], object] = lambda _: None,
     ) -> None:
-        self._lock = threading.RLock()
-        self._memory = TierLedger(memory_bytes)
-        self._recordings: dict[str, Recording] = {}
+        self._memory: LoadedTier[Recording] = LoadedTier(memory_bytes, lambda recording: recording.size_bytes)
+        self._lock = self._memory.lock
         self._disk = Disk(folder, disk_bytes, self._lock, pin=pin, told=told)
         self.corrections = KeptCorrections(corrections_bytes, pin=pin)
         self.first = FirstTemplates(first_bytes, pin=pin)
-        self._reading: dict[str, Future[Recording | None]] = {}
         self.counters: Counter[str] = Counter()
-        """Lookups, prefetches and evictions, by their field of :class:`giornata.wire.workers.TemplateCounters`."""
+        """Lookups, prefetches and what left the disk, by field of :class:`giornata.wire.workers.TemplateCounters`."""
 
     def counted(self) -> TemplateCounters:
         """The counters and sizes, as telemetry tells them."""
         with self._lock:
             sizes = {"memory_bytes": self._memory.size_bytes, "disk_bytes": self._disk.ledger.size_bytes}
+            gone = {"evicted_memory": self._memory.evicted}
         learned = {"corrected": self.corrections.served, "corrections_bytes": self.corrections.size_bytes}
         left = {"first": self.first.left, "first_bytes": self.first.size_bytes}
-        return TemplateCounters.model_validate({**self.counters, **sizes, **learned, **left})
+        return TemplateCounters.model_validate({**self.counters, **gone, **sizes, **learned, **left})
 
     def resident(self) -> dict[Tier, tuple[str, ...]]:
         """Pictures whose recordings are here, the last used first, at most :data:`LISTED` a tier."""
@@ -120,8 +117,7 @@ class RecordingStore:
         Raises:
             OSError: it cannot be written to disk; memory has it.
         """
-        with self._lock:
-            self._keep(recording)
+        self._memory.keep(recording.id, recording)
         gone = self._disk.put(recording)
         with self._lock:
             self.counters["evicted_disk"] += gone
@@ -130,7 +126,6 @@ class RecordingStore:
         """Remove a recording from both tiers; whether it was in one. Rows that run with it go on."""
         with self._lock:
             here = self._memory.remove(recording_id)
-            self._recordings.pop(recording_id, None)
             there = self._disk.forget(recording_id)
         if there:
             self._disk.unlink(recording_id)
@@ -147,48 +142,26 @@ class RecordingStore:
         self.corrections.remove_all(prefix)
         self.first.remove_all(prefix)
 
-    @contextmanager
-    def pinned(self, recording_id: str) -> Iterator[None]:
+    def pinned(self, recording_id: str) -> AbstractContextManager[None]:
         """Keep a recording in memory within the context, from when it is there."""
-        with self._lock:
-            self._memory.pin(recording_id)
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._drop(self._memory.unpin(recording_id))
+        return self._memory.pinned(recording_id)
 
     def _load(self, recording_id: str) -> tuple[Recording | None, str]:
-        """The recording, and which counter its lookup belongs to. One thread reads a file; others wait for it."""
-        with self._lock:
-            found = self._recordings.get(recording_id)
-            if found is not None:
-                self._memory.use(recording_id)
-                return found, MEMORY
-            if recording_id not in self._disk.ledger:
-                return None, MISS
-            reading = self._reading.get(recording_id)
-            if reading is None:
-                mine = self._reading[recording_id] = Future()
-        if reading is not None:
-            found = reading.result()
-            return found, MISS if found is None else MEMORY
-        try:
-            found = self._disk.read(recording_id)
-        finally:
+        """The recording, and which counter its lookup belongs to."""
+
+        def read() -> Recording | None:
             with self._lock:
-                del self._reading[recording_id]
-                if found is not None and recording_id in self._disk.ledger:  # a removal meanwhile holds
-                    self._keep(found)
-                    self._disk.ledger.use(recording_id)
-            mine.set_result(found)
-        return found, MISS if found is None else DISK
+                if recording_id not in self._disk.ledger:
+                    return None
+            return self._disk.read(recording_id)
 
-    def _keep(self, recording: Recording) -> None:
-        self._recordings[recording.id] = recording
-        self._drop(self._memory.add(recording.id, recording.size_bytes))
+        def stays() -> bool:
+            here = recording_id in self._disk.ledger
+            if here:
+                self._disk.ledger.use(recording_id)
+            return here
 
-    def _drop(self, gone: tuple[str, ...]) -> None:
-        self.counters["evicted_memory"] += len(gone)
-        for name in gone:
-            self._recordings.pop(name, None)
+        found = self._memory.load(recording_id, read, stays)
+        if found.value is None:
+            return None, MISS
+        return found.value, DISK if found.loaded else MEMORY

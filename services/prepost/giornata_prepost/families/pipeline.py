@@ -3,9 +3,10 @@
 All random numbers of an edit are drawn here, for each row from a CPU generator with the row's seed, in the order in
 which the pipeline draws. So a full computation equals diffusers' own for the same seed. The order is:
 
-1. the posterior sample of the picture, 2. the noise, 3. what the pipeline draws for the masked picture.
+1. posterior samples of control images, 2. that of the picture, 3. the noise, 4. what the pipeline draws for the masked
+picture.
 
-A generation has no picture: its noise is drawn first.
+A generation has no picture: its noise follows its control images.
 
 A sampler that draws noise goes on with the same generator: its state after these draws is handed on.
 
@@ -16,7 +17,7 @@ then drawn first.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -26,17 +27,15 @@ import torch
 from diffusers.pipelines.stable_diffusion.pipeline_stable_diffusion_img2img import retrieve_latents
 from diffusers.utils.torch_utils import randn_tensor
 from PIL import Image
+from torch import nn
 from torch.nn.functional import interpolate, pixel_shuffle, pixel_unshuffle
 
 from giornata.latents import normalisation_of
 from giornata.wire.errors import RowPoisoned
 from giornata.wire.models import ModelCard
-from giornata_prepost.families.protocol import Tensors
+from giornata_prepost.families.protocol import Condition, Tensors, nothing
 from giornata_prepost.images.geometry import Size
 from giornata_prepost.images.pictures import Pixels
-
-Condition = Callable[[torch.Generator], Tensors]
-"""Makes what a pipeline adds to a row, (tokens, channels) each; draws from the row's generator, after the noise."""
 
 SAMPLE, MODE = "sample", "argmax"
 """The `sample_mode` by which diffusers' `retrieve_latents` takes latents from a posterior."""
@@ -106,6 +105,7 @@ class PipelineImages(ABC):
         sampled: bool = True,
         draws: bool = False,
         strength: float = 1.0,
+        first: Condition = nothing,
     ) -> Iterator[Tensors]:
         """`noise` and `image_latents` (tokens, token_latents ** 2 * latent_channels), and what the pipeline adds."""
         height, width = mask.shape
@@ -114,15 +114,15 @@ class PipelineImages(ABC):
         picture = picture.to(torch.float32)
         posterior = self._posterior(picture)
         how = SAMPLE if sampled else MODE
-        first = self._picture_mode(how, strength)
+        picture_how = self._picture_mode(how, strength)
         condition = self._condition(picture, holes, how)
         for seed in seeds:
             generator = torch.Generator("cpu").manual_seed(seed)
-            image_latents = self._latents(posterior, generator, first)
+            row = first(generator)
+            image_latents = self._latents(posterior, generator, picture_how)
             noise = self._noise(image_latents, generator)
-            row = {"noise": self._pack(noise), "image_latents": self._pack(image_latents)} | condition(
-                generator
-            )
+            row |= {"noise": self._pack(noise), "image_latents": self._pack(image_latents)}
+            row |= condition(generator)
             if draws:
                 if self.draws_unread and sampled and not bool((row["mask"] == 1).all()):
                     self._noise(image_latents, generator)
@@ -141,6 +141,11 @@ class PipelineImages(ABC):
         if not bool(torch.isfinite(picture).all()):
             raise RowPoisoned("The denoised latents do not decode to a picture: values are not finite.")
         return np.asarray(self.pipeline.image_processor.postprocess(picture, output_type="pil")[0])
+
+    def text_encoder(self, name: str) -> nn.Module | None:
+        """As :class:`giornata_prepost.families.protocol.AdaptedModel`."""
+        found: nn.Module | None = self.pipeline.components.get(name)
+        return found
 
     @classmethod
     def _left_out(cls, folder: Path) -> tuple[str, ...]:  # noqa: ARG003 - families with optional encoders look there
@@ -174,8 +179,8 @@ class PipelineImages(ABC):
     def _condition(self, picture: torch.Tensor, holes: torch.Tensor, how: str) -> Condition:  # noqa: ARG002 - some do
         """What the pipeline adds to every row of a job: `mask`, one value a latent pixel, repeated for each channel.
 
-        `picture` is (1, 3, height, width) float32 in -1..1; `holes` is (1, 1, height, width) float32, 1 = edit; `how`
-        is the `sample_mode` of posteriors.
+        It draws after the noise. `picture` is (1, 3, height, width) float32 in -1..1; `holes` is (1, 1, height, width)
+        float32, 1 = edit; `how` is the `sample_mode` of posteriors.
         """
         mask = self._pack(self._mask(holes).expand(-1, self.card.latent_channels, -1, -1))
         return lambda _generator: {"mask": mask}
@@ -221,12 +226,16 @@ class GeneratingImages(PipelineImages):
     """Of a family whose pipelines make pictures from text alone, too."""
 
     @torch.no_grad()
-    def noise_rows(self, size: Size, seeds: Sequence[int], *, draws: bool = False) -> Iterator[Tensors]:
+    def noise_rows(
+        self, size: Size, seeds: Sequence[int], *, draws: bool = False, first: Condition = nothing
+    ) -> Iterator[Tensors]:
         """See :class:`giornata_prepost.families.protocol.GeneratingModel`: noise is all that is drawn."""
         factor = self.card.vae_scale_factor
         shape = (1, self.card.latent_channels, size.height // factor, size.width // factor)
         latents = torch.empty(shape, device="meta")  # a shape is all that noise follows
         for seed in seeds:
             generator = torch.Generator("cpu").manual_seed(seed)
-            row = {"noise": self._pack(self._noise(latents, generator)).cpu().contiguous()}
-            yield row | ({"generator": generator.get_state()} if draws else {})
+            row = first(generator) | {"noise": self._pack(self._noise(latents, generator))}
+            if draws:
+                row["generator"] = generator.get_state()
+            yield {name: tensor.cpu().contiguous() for name, tensor in row.items()}

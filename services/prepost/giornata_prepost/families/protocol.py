@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Final, Protocol, TypeAlias, runtime_checkable
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import nn
 
+from giornata.wire.adapters import ControlInput
 from giornata.wire.errors import Failed, RowPoisoned
 from giornata.wire.models import ModelCard
 from giornata_prepost.images.geometry import Size
@@ -17,8 +19,16 @@ from giornata_prepost.images.pictures import Pixels
 Tensors: TypeAlias = dict[str, torch.Tensor]
 """Tensors on the CPU, of the loaded dtype, by the names under which the denoiser reads them."""
 
+Condition: TypeAlias = Callable[[torch.Generator], Tensors]
+"""Makes tensors of a row; draws from the row's generator."""
+
 REHEARSED_PIXELS: Final = 256
 """Pixels a side of the picture that a model rehearses with, about."""
+
+
+def nothing(_generator: torch.Generator) -> Tensors:
+    """The condition that makes and draws nothing."""
+    return {}
 
 
 class ImageModel(Protocol):
@@ -66,8 +76,11 @@ class ImageModel(Protocol):
         sampled: bool = True,
         draws: bool = False,
         strength: float = 1.0,
+        first: Condition = nothing,
     ) -> Iterator[Tensors]:
         """Conditioning of each row of a job, one a seed; the picture is encoded once.
+
+        What `first` makes, which draws before all else, is the row's, too.
 
         `image` is (height, width, 3) uint8 at the model's size; `mask` is (height, width) uint8, 255 = edit, 0 = keep.
         Latents are `sampled` from their posteriors, as the pipeline does at this `strength`, or are the modes. Each
@@ -90,10 +103,12 @@ class ImageModel(Protocol):
 class GeneratingModel(Protocol):
     """An :class:`ImageModel` whose card has the task `generate`: it begins pictures from text alone."""
 
-    def noise_rows(self, size: Size, seeds: Sequence[int], *, draws: bool = False) -> Iterator[Tensors]:
+    def noise_rows(
+        self, size: Size, seeds: Sequence[int], *, draws: bool = False, first: Condition = nothing
+    ) -> Iterator[Tensors]:
         """Where each row of a generation begins, one a seed: `noise`, (tokens, channels), row-major.
 
-        Where the row's sampler `draws` noise, `generator` is beside it, as in :meth:`ImageModel.encode_rows`.
+        `draws` and `first` are as of :meth:`ImageModel.encode_rows`.
 
         It is what the family's text-to-image pipeline draws for the seed, before the scheduler scales it. The sides of
         `size` are multiples of a token's.
@@ -109,6 +124,47 @@ class ReferringModel(Protocol):
 
         `image` is (height, width, 3) uint8, its sides multiples of a token's.
         """
+
+
+class ControlImage(NamedTuple):
+    """A control image of a job, and how its ControlNet sees it."""
+
+    pixels: Pixels
+    """(height, width, 3) uint8, of the size of the model's picture."""
+    sees: ControlInput
+
+
+class ControlEncoding(NamedTuple):
+    """What ControlNets see of a job's control images, for its rows."""
+
+    condition: Condition
+    """Makes `control_0` and so on, see :attr:`giornata.wire.jobs.Encoding.controls`."""
+    shared: bool
+    """Whether that is the same for all rows, and nothing is drawn."""
+
+
+@runtime_checkable
+class ControlledModel(Protocol):
+    """An :class:`ImageModel` of a family for which diffusers has ControlNets."""
+
+    def encode_controls(
+        self, images: Sequence[ControlImage], mask: npt.NDArray[np.uint8] | None, *, sampled: bool
+    ) -> ControlEncoding:
+        """What ControlNets see. Its condition comes `first` in :meth:`ImageModel.encode_rows`.
+
+        `mask` is as there, None of a generation. Latents are `sampled` from their posteriors, or are the modes.
+
+        Raises:
+            InvalidField: a ControlNet sees something that the family, or a generation, does not have.
+        """
+
+
+@runtime_checkable
+class AdaptedModel(Protocol):
+    """An :class:`ImageModel` whose text encoders LoRAs may change."""
+
+    def text_encoder(self, name: str) -> nn.Module | None:
+        """A text encoder by its name in the checkpoint; None where there is none."""
 
 
 def rehearse(model: ImageModel) -> None:

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import torch
 
-from giornata_prepost.families.pipeline import MODE, Condition, GeneratingImages, PipelineImages
-from giornata_prepost.families.protocol import Tensors
+from giornata_prepost.families.controls import ControlledImages
+from giornata_prepost.families.pipeline import MODE, GeneratingImages
+from giornata_prepost.families.protocol import Condition, Tensors
 
 
-class TiledImages(PipelineImages):
-    """Of a UNet: text is attended to, and passes no block."""
+class TiledImages(ControlledImages):
+    """Of a UNet: text is attended to, and passes no block. ControlNets see pixels."""
+
+    control_pixels = True
 
     def text_tokens(self, text: Tensors) -> int:  # noqa: ARG002 - protocol
         """None."""

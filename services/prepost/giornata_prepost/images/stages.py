@@ -5,15 +5,18 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Final, NamedTuple
 
 import numpy as np
 from safetensors.numpy import save
 
+from giornata.wire.adapters import ControlUse
 from giornata.wire.models import ModelCard
 from giornata.wire.requests import EditParameters
 from giornata.wire.values import CellMap
 from giornata_prepost.images import masks
+from giornata_prepost.images.controls import View, control_images
 from giornata_prepost.images.geometry import Box, Size, crop_box, crop_size, model_size, output_size
 from giornata_prepost.images.masks import Alpha
 from giornata_prepost.images.paste import paste, resize
@@ -57,6 +60,18 @@ class Inspected:
     """The effective alpha, by :func:`giornata_prepost.images.masks.pack`."""
     references: bytes | None
     """See :attr:`giornata.wire.jobs.Inspection.references`."""
+    controls: bytes | None = None
+    """See :attr:`giornata.wire.jobs.Inspection.controls`."""
+
+
+class Controls(NamedTuple):
+    """The files of a job's control images, and the ControlNets that see them."""
+
+    files: Sequence[bytes] = ()
+    uses: Sequence[ControlUse] = ()
+
+
+NO_CONTROLS: Final = Controls()
 
 
 def inspect(  # noqa: PLR0917 - the pool passes by position
@@ -66,17 +81,20 @@ def inspect(  # noqa: PLR0917 - the pool passes by position
     card: ModelCard,
     limits: PixelLimits,
     references: Sequence[bytes] = (),
+    controls: Controls = NO_CONTROLS,
 ) -> Inspected:
     """Measure an edit that `card` will compute; `image`, `mask` and `references` are files as they were sent.
 
     Raises:
         BadRequest: one of the leaves that :func:`~giornata_prepost.images.pictures.decode`,
-            :func:`~giornata_prepost.images.masks.edited_region` and
-            :func:`~giornata_prepost.images.geometry.output_size` name.
+            :func:`~giornata_prepost.images.masks.edited_region`,
+            :func:`~giornata_prepost.images.geometry.output_size` and
+            :func:`~giornata_prepost.images.controls.control_images` name.
     """
     original, alpha = read_edit(image, mask, parameters, limits)
     beside = prepare(references, card, limits.max_pixels, limits.budget_pixels)
-    return _measured(original, alpha, parameters, card, limits, beside)
+    found, view = _measured(original, alpha, parameters, card, limits, beside)
+    return replace(found, controls=control_images(*controls, view, limits.max_pixels))
 
 
 def inspect_template(
@@ -89,7 +107,8 @@ def inspect_template(
     """
     original = decode(image, limits.max_pixels)
     nothing = np.zeros(original.pixels.shape[:2], np.float32)
-    return _measured(original, nothing, parameters, card, limits, Prepared((), None, ()))
+    found, _ = _measured(original, nothing, parameters, card, limits, Prepared((), None, ()))
+    return found
 
 
 def finish(  # noqa: PLR0917 - the pool passes by position
@@ -143,8 +162,8 @@ def _measured(  # noqa: PLR0917 - one of two callers has no mask
     card: ModelCard,
     limits: PixelLimits,
     beside: Prepared,
-) -> Inspected:
-    """Measures of an edit, or of a template, whose alpha is 0 everywhere."""
+) -> tuple[Inspected, View]:
+    """Measures of an edit, or of a template, whose alpha is 0 everywhere; and what the model sees of it."""
     size = Size.of(original.pixels)
     output = output_size(size, parameters.output_size, limits.max_pixels)
     crop, model = visible(alpha, parameters.padding_mask_crop, card, limits.budget_pixels)
@@ -154,7 +173,7 @@ def _measured(  # noqa: PLR0917 - one of two callers has no mask
     tokens = model.pixels // card.pixel_multiple**2
     compute_tokens = int(np.count_nonzero(masks.cells(edited, card.pixel_multiple)))
     computed = masks.compute_set(edited, parameters.halo, card.pixel_multiple)
-    return Inspected(
+    found = Inspected(
         width=size.width,
         height=size.height,
         has_alpha=original.pixels.shape[2] == 4,
@@ -175,6 +194,7 @@ def _measured(  # noqa: PLR0917 - one of two callers has no mask
         alpha=masks.pack(alpha),
         references=beside.packed,
     )
+    return found, View(size, crop, model, seen)
 
 
 def _template_key(pixels: Pixels, card: ModelCard, references: Sequence[Pixels]) -> str:

@@ -11,7 +11,7 @@ import structlog
 
 from giornata.bus.bus import Bus
 from giornata.checkpoints import checkpoint_folder
-from giornata.lora_transfer import pieces, sending
+from giornata.lora_transfer import fetch, sending
 from giornata.wire.errors import MalformedMessage
 from giornata.wire.loras import PIECE_BYTES, Canonical, LoraRecord, NormaliseLora, StoredFile
 from giornata.wire.models import ModelCard
@@ -42,9 +42,7 @@ class Normaliser:
 
     async def _made(self, lora: LoraRecord, source: StoredFile, folder: Path) -> Canonical:
         read, written = folder / "source", folder / "canonical"
-        with read.open("wb") as file:
-            async for piece in pieces(self.bus, source, self.config.lora_file_bytes):
-                await asyncio.to_thread(file.write, piece)
+        await fetch(self.bus, source, read, self.config.lora_file_bytes)
         checkpoint = await asyncio.to_thread(checkpoint_folder, self.config.model)
         told = {"model": self.card.name, "model_digest": self.card.digest, "source_sha256": source.sha256}
         made, compute_ms = await self.pool.timed(

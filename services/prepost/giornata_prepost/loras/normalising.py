@@ -11,7 +11,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from giornata.wire.errors import LoraMismatch, LoraNotFinite, LoraUnreadable
-from giornata_prepost.loras.canonical import write_canonical
+from giornata_prepost.loras.canonical import TEXT_ENCODERS, write_canonical
 from giornata_prepost.loras.checkpoint_modules import CheckpointModules
 from giornata_prepost.loras.source import Factors, read_source
 
@@ -48,7 +48,7 @@ def normalise(source: Path, target: Path, folder: Path, told: Mapping[str, str])
     written = _written(parts)
     rank = max(factors.down.shape[0] for factors in parts.values())
     text_modules = len(parts) - len(network)
-    facts = {"rank": str(rank), "text_encoders": ",".join(found.text_encoders), **told}
+    facts = {"rank": str(rank), TEXT_ENCODERS: ",".join(found.text_encoders), **told}
     write_canonical(target, written, facts)
     return Made(rank, len(network), text_modules)
 

@@ -7,7 +7,7 @@ module's own `forward` of each sequence alone.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -16,10 +16,12 @@ from torch import Tensor
 from giornata.packed.attention import Apart, Attention, Beside, Outside
 from giornata.packed.elementwise import Elementwise, HeadNorm, Projected
 from giornata.packed.flux.modulation import Modulation, Vectors
-from giornata.packed.flux.projections import Projections
+from giornata.packed.flux.projections import Joined, Projections
 from giornata.packed.live import LiveTokens
+from giornata.packed.low_rank import Owners, Spans
+from giornata.packed.low_rank_hooks import LowRankHooks, of_text
 from giornata.packed.packing import Segments
-from giornata.packed.region import Sequences
+from giornata.packed.region import Beyond, Sequences
 from giornata.packed.tracing import Lane, Tracing
 from giornata.packed.uses import Use
 from giornata.wire.values import Mode
@@ -32,6 +34,8 @@ class Parts(NamedTuple):
     projections: Projections
     attend: Attention
     elementwise: Elementwise
+    low_ranks: LowRankHooks
+    """Of the transformer."""
 
 
 class FluxForward:
@@ -62,6 +66,9 @@ class FluxForward:
         self._sequences = sequences if unpadded is None else unpadded.sequences
         self._live_text = None if unpadded is None else unpadded.text
         self._tokens = LiveTokens(self._sequences, uses)
+        self._owners = Owners([use.low_rank for use in uses])
+        self._beyond: tuple[Beyond, tuple[int, ...]] | None = None
+        """The outside tokens, and of which sequences, that layers see instead of a stream's."""
 
     def run(self, text: Tensor, image: Tensor, answered: Tensor | None = None) -> Tensor:
         """Velocity of the regions' tokens, or of those that are `answered`.
@@ -69,6 +76,11 @@ class FluxForward:
         `text` is the text stream, (text_tokens, joint_dim), `image` the image stream of all tokens,
         (image_tokens, in_channels).
         """
+        with self._parts.low_ranks.acting(self._spans if self._owners else None):
+            velocity = self._run(text, image)
+        return velocity if answered is None else velocity.index_select(0, answered)
+
+    def _run(self, text: Tensor, image: Tensor) -> Tensor:
         model = self._transformer
         if self._live_text is not None:
             text = text.index_select(0, self._live_text)
@@ -79,21 +91,59 @@ class FluxForward:
         for index, block in enumerate(model.transformer_blocks):
             with self._trace.span(Lane.COMPUTE, f"block {index}"):
                 text, image = self._double_block(index, block, text, self._tokens.enter(index, image))
+                image = self._tokens.add(index, image)
         joint = self._tokens.now.layout.join(text, image)
         for index, block in enumerate(model.single_transformer_blocks, len(model.transformer_blocks)):
             with self._trace.span(Lane.COMPUTE, f"block {index}"):
                 joint = self._single_block(index, block, self._tokens.enter_joint(index, joint))
+                joint = self._tokens.add_joint(index, joint)
         image = joint.index_select(0, self._tokens.now.layout.image_positions)
         image = self._tokens.leave(image)
         normed = self._parts.elementwise.modulated(
             image, self._modulation.output(), self._tokens.now.layout.image, model.norm_out.norm.eps
         )
-        if answered is not None:
-            normed = normed.index_select(0, answered)
         velocity: Tensor = model.proj_out(normed)
         return velocity
 
+    def samples(self, text: Tensor, image: Tensor, hint: Tensor) -> Iterator[Tensor]:
+        """Of a `FluxControlNetModel`: what it adds behind blocks, (live_tokens, inner_dim), block by block, unscaled.
+
+        `text` is the embedded text stream, (text_tokens, inner_dim), with the embedding of a union's mode before each
+        sequence's. `image` and `hint`, (image_tokens, in_channels) and (image_tokens, inner_dim), are of all tokens:
+        latents, and what the network's `controlnet_x_embedder` makes of the control image.
+        """
+        model, doubles = self._transformer, len(self._transformer.transformer_blocks)
+        if not all(self._tokens.now.whole):
+            image, hint = (part.index_select(0, self._tokens.now.image) for part in (image, hint))
+        image = model.x_embedder(image) + hint
+        for index, block in enumerate(model.transformer_blocks):
+            text, image = self._double_block(index, block, text, self._tokens.enter(index, image))
+            yield model.controlnet_blocks[index](image)
+        if not model.single_transformer_blocks:
+            return
+        joint = self._tokens.now.layout.join(text, image)
+        for index, block in enumerate(model.single_transformer_blocks, doubles):
+            joint = self._single_block(index, block, self._tokens.enter_joint(index, joint))
+            pictures = joint.index_select(0, self._tokens.now.layout.image_positions)
+            yield model.controlnet_single_blocks[index - doubles](pictures)
+
     # Blocks
+
+    def _spans(self, path: str) -> Spans:
+        """See :data:`giornata.packed.low_rank_hooks.Where`."""
+        if self._beyond is not None:
+            beyond, of = self._beyond
+            return self._owners.over(beyond.segments.lengths, of)
+        layout = self._tokens.now.layout
+        if path.startswith("single_transformer_blocks."):
+            return self._owners.over(layout.joint.lengths)
+        return self._owners.over((layout.text if of_text(path) else layout.image).lengths)
+
+    def _projections(self, joined: Joined, normed: Tensor) -> tuple[Tensor, ...]:
+        """What joined layers make of (tokens, in_features)."""
+        parts = joined(normed)
+        self._parts.low_ranks.add_each(joined.layers, normed, parts)
+        return parts
 
     def _double_block(self, index: int, block: Any, text: Tensor, image: Tensor) -> tuple[Tensor, Tensor]:
         """`FluxTransformerBlock`: text and image stream with weights of their own and one attention."""
@@ -103,9 +153,17 @@ class FluxForward:
         normed_image = each.modulated(image, of_image[:2], layout.image, block.norm1.norm.eps)
         streams = (
             _projected(
-                self._parts.projections.text[index](normed_text), attn, attn.norm_added_q, attn.norm_added_k
+                self._projections(self._parts.projections.text[index], normed_text),
+                attn,
+                attn.norm_added_q,
+                attn.norm_added_k,
             ),
-            _projected(self._parts.projections.image[index](normed_image), attn, attn.norm_q, attn.norm_k),
+            _projected(
+                self._projections(self._parts.projections.image[index], normed_image),
+                attn,
+                attn.norm_q,
+                attn.norm_k,
+            ),
         )
         attended = self._attention(
             index, streams, self._outside(index, attn, block.norm1.norm.eps, of_image[:2])
@@ -131,8 +189,8 @@ class FluxForward:
         attn, each, segments = block.attn, self._parts.elementwise, self._tokens.now.layout.joint
         shift, scale, gate = self._modulation.single(index)
         normed = each.modulated(joint, (shift, scale), segments, block.norm.norm.eps)
-        projections = self._parts.projections.single[index - len(self._transformer.transformer_blocks)]
-        *attending, mlp = projections(normed)
+        joined = self._parts.projections.single[index - len(self._transformer.transformer_blocks)]
+        *attending, mlp = self._projections(joined, normed)
         stream = _projected(attending, attn, attn.norm_q, attn.norm_k)
         outside = self._outside(index, attn, block.norm.norm.eps, (shift, scale))
         attended = self._attention(index, (stream,), outside)
@@ -176,8 +234,11 @@ class FluxForward:
             normed = each.modulated(
                 torch.cat(list(self._tokens.hidden.values())), vectors, beyond.segments, eps
             )
-            key = each.rotated(_heads(attn.to_k(normed), attn), _head_norm(attn.norm_k), beyond.rotary)
-            value = _heads(attn.to_v(normed), attn)
+            self._beyond = beyond, sequences
+            projected = attn.to_k(normed), attn.to_v(normed)
+            self._beyond = None
+            key = each.rotated(_heads(projected[0], attn), _head_norm(attn.norm_k), beyond.rotary)
+            value = _heads(projected[1], attn)
             outside |= {
                 sequence: Outside(key[start:end], value[start:end])
                 for sequence, (start, end) in zip(sequences, beyond.segments.bounds, strict=True)

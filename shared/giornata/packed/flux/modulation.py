@@ -62,4 +62,5 @@ def _layers(transformer: Any) -> list[Any]:
         norm.linear for block in transformer.transformer_blocks for norm in (block.norm1, block.norm1_context)
     ]
     singles = [block.norm.linear for block in transformer.single_transformer_blocks]
-    return [*doubles, *singles, transformer.norm_out.linear]
+    last = getattr(transformer, "norm_out", None)  # of a ControlNet nothing follows the last block
+    return [*doubles, *singles, *([] if last is None else [last.linear])]

@@ -18,6 +18,7 @@ class Joined:
     """
 
     def __init__(self, layers: Sequence[Any]) -> None:
+        self.layers = tuple(layers)
         self._widths = [layer.out_features for layer in layers]
         self._weight = torch.cat([layer.weight.detach() for layer in layers])
         self._bias = torch.cat([layer.bias.detach() for layer in layers])

@@ -47,12 +47,14 @@ def texts_of(pipeline: Any) -> list[str]:
     return [name for name in names if "CLIP" in type(getattr(pipeline, name, None)).__name__]
 
 
-def saved(folder: Path, target: Path, *, rank: int = 4, alpha: int = 2, told: bool = True) -> Path:
+def saved(
+    folder: Path, target: Path, *, rank: int = 4, alpha: int = 2, told: bool = True, seed: int = 0
+) -> Path:
     """A LoRA of network and text encoders, by PEFT and the pipeline's own saver; random factors.
 
     `told`: PEFT's configuration is in the file's metadata. Returns the file.
     """
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     pipeline = opened(folder)
     layers: dict[str, Any] = {}
     for part in (network_of(pipeline), *texts_of(pipeline)):

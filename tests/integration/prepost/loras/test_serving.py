@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 import torch
 from safetensors.torch import save
 
+from giornata import tensors
 from giornata.blobs import RedisBlobs
+from giornata.bus.bus import Bus
 from giornata.config import new_instance
 from giornata.families import Family
-from giornata.lora_transfer import pieces
-from giornata.wire.loras import LoraState
+from giornata.lora_transfer import fetch, pieces
+from giornata.wire.adapters import LoraUse
+from giornata.wire.errors import LoraNotFound
+from giornata.wire.jobs import BlobRef
+from giornata.wire.loras import LoraRecord, LoraState, StoredFile
 from giornata_prepost.checkpoint import open_model
 from giornata_prepost.config import PrepostConfig
+from giornata_prepost.families.protocol import Tensors
+from giornata_prepost.handing import model_size
+from giornata_prepost.loras.acting import TextLora, acting
+from giornata_prepost.loras.canonical import TextFactors, read_text_part
 from tests.integration.lora_bench import open_bench
-from tests.integration.prepost.asking import serving
+from tests.integration.prepost.asking import MASK, SCENE, a_job, encoded, inspected, png, serving
 from tests.integration.prepost.loras import oracle
 
 
@@ -52,4 +63,40 @@ async def test_a_store_and_a_prepost_make_a_canonical_file(
         failed = await bench.settled(await bench.send(bad, "default"))
         assert failed.error is not None
         assert (failed.state, failed.error.code) == (LoraState.FAILED, "lora_not_finite")
+        await _check_text(bench.bus, blobs, config, ready)
     oracle.check_equal(tmp_path / "canonical", folder, source)
+
+
+async def _check_text(bus: Bus, blobs: RedisBlobs, config: PrepostConfig, ready: LoraRecord) -> None:
+    """The LoRA acts on its own job's prompts alone, by its scale; what the store does not have is an error."""
+    assert ready.canonical is not None
+    made = ready.canonical
+    use = LoraUse(
+        lora_id=ready.lora_id, sha256=made.file.sha256, size_bytes=made.file.size_bytes, rank=made.rank,
+        modules=made.modules, text_modules=made.text_modules, scale=0.8,
+    )  # fmt: skip
+    model = open_model(config)
+    job = await a_job(blobs, model.card, png(SCENE), png(MASK), reuse="auto")
+    inspection = await inspected(bus, job)
+
+    async def text(*loras: LoraUse) -> tuple[Tensors, BlobRef | None]:
+        found = await encoded(bus, job.model_copy(update={"loras": loras}), inspection)
+        return tensors.unpack(await blobs.get(found.text)), found.empty_text
+
+    plain, under, after = await text(), await text(use), await text()
+    assert under[1] == plain[1] == after[1], "the empty text of templates has no LoRA"
+    size = model_size(inspection)
+    with acting(model, [TextLora(0.8, await _part(bus, made.file))]):
+        expected = model.encode_text(job.parameters.prompt, size)
+    for name, tensor in expected.items():
+        torch.testing.assert_close(under[0][name], tensor, rtol=1e-5, atol=1e-5, msg=name)
+        assert torch.equal(after[0][name], plain[0][name])
+    assert not torch.allclose(under[0]["pooled_prompt_embeds"], plain[0]["pooled_prompt_embeds"], atol=1e-2)
+    with pytest.raises(LoraNotFound):
+        await text(use.model_copy(update={"sha256": "0" * 64}))
+
+
+async def _part(bus: Bus, file: StoredFile) -> dict[str, dict[str, TextFactors]]:
+    with tempfile.NamedTemporaryFile() as whole:
+        await fetch(bus, file, Path(whole.name), 1 << 30)
+        return read_text_part(Path(whole.name))

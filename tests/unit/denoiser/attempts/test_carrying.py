@@ -13,26 +13,25 @@ from giornata.wire.jobs import JobState
 from giornata.wire.messages import RunAnswer, RunRequest
 from giornata.wire.progress import JobRecord, RowRecord
 from giornata_denoiser.attempts.attempt import Attempt
-from giornata_denoiser.attempts.carrying import Carrier, Fetch
+from giornata_denoiser.attempts.carrying import Carrier, Fetch, Fetched
 from giornata_denoiser.attempts.outcomes import Written
 from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.engine.loop import EngineLoop
-from giornata_denoiser.rows.row import Row
 from tests.fakes import tiny_flux
 from tests.unit.denoiser.attempts.test_attempt import request
 
 
 @asynccontextmanager
-async def fetch_for_ever(request: RunRequest) -> AsyncIterator[tuple[Row, ...]]:
+async def fetch_for_ever(request: RunRequest) -> AsyncIterator[Fetched]:
     await asyncio.Event().wait()
-    yield ()
+    yield Fetched((), asyncio.sleep(0))
 
 
 @asynccontextmanager
-async def refuse(request: RunRequest) -> AsyncIterator[tuple[Row, ...]]:
+async def refuse(request: RunRequest) -> AsyncIterator[Fetched]:
     if request.rows:
         raise InvalidField("strength leaves no step to compute.", field="strength")
-    yield ()
+    yield Fetched((), asyncio.sleep(0))
 
 
 async def publish_nothing(*event: object) -> None:

@@ -13,6 +13,7 @@ from giornata.wire.jobs import JobState
 from giornata.wire.progress import JobRecord, RowRecord
 from giornata_denoiser.attempts.attempt import Attempt
 from giornata_denoiser.attempts.outcomes import Outcomes
+from giornata_denoiser.rows.adapters import Adapters, RowLora
 from tests.fakes import tiny_flux
 from tests.fakes.tiny_flux import Spec
 from tests.unit.denoiser.attempts.test_attempt import JOB, request
@@ -42,3 +43,18 @@ async def test_a_row_that_is_not_finite_leaves_an_error_and_no_latents() -> None
     assert (bad.resume, bad.latents) == (None, None)
     assert bad.error is not None
     assert bad.error.code == "row_poisoned"
+
+
+async def test_the_record_tells_the_step_from_which_loras_act() -> None:
+    held = tuple(RowRecord(index=index, seed=0, attempt=1, worker="worker") for index in range(3))
+    records: Any = OneRecord(JobRecord(job=JOB, state=JobState.RUNNING, rows=held))
+    attempt, of = Attempt(request(rows=held), 0.0), tiny_flux.family()
+    under = Adapters((RowLora("a" * 64),), loras_from=3)
+    for index, (step, adapters) in enumerate(((2, under), (4, under), (4, Adapters()))):
+        row = tiny_flux.row(of, Spec("job", index=index))
+        attempt.rows[index] = replace(row, step=step, adapters=adapters)
+    written = await Outcomes(MemoryBlobs(), records, "worker").write(attempt)
+    under_way, done, without = written.record.rows
+    assert under_way.resume is not None
+    assert under_way.resume.loras_from == 3
+    assert (done.loras_from, without.loras_from) == (3, None)

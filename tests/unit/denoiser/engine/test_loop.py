@@ -13,6 +13,7 @@ from torch import Tensor
 from giornata.scheduling.batch import Capacity
 from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.engine.loop import EngineLoop
+from giornata_denoiser.engine.low_ranks import LowRanks
 from giornata_denoiser.engine.protocol import StepReport
 from giornata_denoiser.families.flux.checkpoints import FluxInpaint
 from tests.fakes import tiny_flux
@@ -42,13 +43,15 @@ class Gated(FluxInpaint):
 class GatedLoop:
     """A loop over a gated network, whose steps a test begins and ends."""
 
-    def __init__(self, capacity: Capacity = SMALL) -> None:
+    def __init__(self, capacity: Capacity = SMALL, low_ranks: LowRanks | None = None) -> None:
         self.network = Gated()
         self.family = tiny_flux.family(self.network)
         self.reports: queue.Queue[StepReport] = queue.Queue()
         self.crashes: queue.Queue[Exception] = queue.Queue()
         self.engine = EngineLoop(
-            Engine(self.family, capacity, time.monotonic), self.reports.put, self.crashes.put
+            Engine(self.family, capacity, time.monotonic, low_ranks=low_ranks),
+            self.reports.put,
+            self.crashes.put,
         )
 
     def submit(self, *specs: Spec) -> bool:

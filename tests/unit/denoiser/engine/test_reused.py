@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,8 +18,10 @@ from giornata.wire.requests import EditParameters, Reuse
 from giornata.wire.values import CellMap
 from giornata_denoiser.attempts import inputs, outcomes
 from giornata_denoiser.attempts.inputs import reused, rows_of
+from giornata_denoiser.rows.adapters import Adapters, RowLora
+from giornata_denoiser.rows.row import RecordingSpec
 from giornata_denoiser.rows.stored import store
-from giornata_denoiser.rows.template import Entry, Kept, Recording, template_noise
+from giornata_denoiser.rows.template import Entry, Form, Kept, Recording, template_noise
 from giornata_denoiser.templates import identity, lookup
 from giornata_denoiser.templates.lookup import Reusing
 from tests.fakes import tiny_flux
@@ -65,6 +68,18 @@ def test_a_template_that_is_not_worth_it_is_told_apart_from_none() -> None:
         )
     ]
     assert uses == ["hit", "skipped", "skipped", "miss", "miss"]
+
+
+def test_an_edit_under_adapters_leaves_no_template() -> None:
+    spec = RecordingSpec(frozenset({Form.KV}), 8)
+    how = Reusing(1.0, None, COSTS, renew_steps=3, leaves=spec, room_bytes=1 << 30)
+    plain = tiny_flux.row(FAMILY, Spec(grid=(4, 4), steps=7))
+    cells = torch.zeros(plain.grid, dtype=torch.bool)
+    cells[0, 0] = True
+    for adapters, left in ((Adapters(), spec), (Adapters((RowLora("a"),)), None)):
+        found = reused(replace(plain, adapters=adapters), region(cells), how, FAMILY)
+        assert found.renewed_every
+        assert found.records == left
 
 
 @pytest.mark.parametrize(

@@ -64,7 +64,9 @@ class Flux2Klein(DrivenNetwork):
             return super().keys_values(attn, normed)
         layer, rows = attn.to_qkv_mlp_proj, slice(attn.inner_dim, 3 * attn.inner_dim)
         bias = None if layer.bias is None else layer.bias[rows]
-        key, value = functional.linear(normed, layer.weight[rows], bias).chunk(2, dim=-1)
+        both = functional.linear(normed, layer.weight[rows], bias)
+        self.low_ranks.add(layer, normed, both, rows)
+        key, value = both.chunk(2, dim=-1)
         return by_head(attn, key, attn.norm_k), by_head(attn, value)
 
     def vectors(self, prompt: DrivenPrompt, times: Tensor) -> Tensor:  # noqa: ARG002 - protocol

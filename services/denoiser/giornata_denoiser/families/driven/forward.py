@@ -12,6 +12,7 @@ from torch import Tensor
 
 from giornata.packed.attention import Apart, Attention, Beside, Outside
 from giornata.packed.live import LiveTokens
+from giornata.packed.low_rank import Owners, Spans
 from giornata.packed.packing import Segments
 from giornata.packed.pages import Pages
 from giornata.packed.region import Beyond, Rotary, Sequences
@@ -62,6 +63,7 @@ class Forward:
         self._sequences, self._vectors, self._attend, self._output = sequences, vectors, attend, output
         self._prefixes = {sequence: prefix for sequence, prefix in enumerate(prefixes) if prefix}
         self.tokens = LiveTokens(sequences, uses)
+        self.owners = Owners([use.low_rank for use in uses])
         self._beyond: Beyond | None = None
         """The outside tokens that modules see instead of a stream's."""
         self._shown: dict[int, list[tuple[Tensor, Tensor]]] = {}
@@ -92,6 +94,11 @@ class Forward:
             Stream.JOINT: layout.joint,
             Stream.OUTPUT: self._output,
         }[stream]
+
+    def spans(self, stream: Stream) -> Spans:
+        """What the sequences' LoRAs change of the tokens of a stream."""
+        of = None if self._beyond is None else tuple(self.tokens.hidden)
+        return self.owners.over(self.segments(stream).lengths, of)
 
     def rotary(self, stream: Stream) -> Rotary | None:
         """Cosine and sine of the tokens of a stream; None where positions turn nothing."""

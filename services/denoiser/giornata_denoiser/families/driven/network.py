@@ -8,9 +8,11 @@ from functools import lru_cache
 from typing import Any, Final, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from giornata.packed import attention, elementwise
+from giornata.packed.low_rank import LowRank
+from giornata.packed.low_rank_hooks import LowRankHooks
 from giornata.packed.region import Rotary
 from giornata.packed.tracing import UNTRACED, Lane, Tracing
 from giornata.packed.uses import Use
@@ -21,6 +23,7 @@ from giornata_denoiser.families.driven.attention import by_head
 from giornata_denoiser.families.driven.batch import DrivenBatch, Prepared, assembled
 from giornata_denoiser.families.driven.forward import Forward, Prefilled, Stream
 from giornata_denoiser.families.driven.hooks import Hooks
+from giornata_denoiser.families.driven.low_ranks import Streams
 from giornata_denoiser.families.driven.prefix import Prefix, PrefixKeysValues, empty_text
 from giornata_denoiser.families.driven.prompts import EMBEDS, DrivenPrompt, DrivenText
 from giornata_denoiser.families.protocol import SequenceInputs
@@ -48,10 +51,12 @@ class DrivenNetwork(ABC):
         self.device: torch.device = transformer.device
         self.dtype: torch.dtype = transformer.dtype
         self.hooks = Hooks()
+        self.low_ranks = LowRankHooks(transformer)  # before others stand in place of layers
         gather = elementwise.choose(self.device, self.dtype).gather
         self._attend = attention.choose(self.device, self.dtype, gather)
         self._rotary = lru_cache(maxsize=64)(self.rotated)
         self.hook()
+        self._streams = Streams(self.low_ranks, self.pairs, self.singles)
 
     # What a family says
 
@@ -160,6 +165,11 @@ class DrivenNetwork(ABC):
         return {**conditioning, "mask": torch.zeros_like(conditioning["mask"])}
 
     @property
+    def layers(self) -> Mapping[str, nn.Module]:
+        """See :attr:`giornata_denoiser.families.protocol.Network.layers`."""
+        return self.low_ranks.layers
+
+    @property
     def prepared_bytes(self) -> int:
         """See :attr:`giornata_denoiser.families.protocol.Network.prepared_bytes`."""
         return self.hooks.width * self.dtype.itemsize
@@ -170,13 +180,16 @@ class DrivenNetwork(ABC):
         times: Tensor,
         conditioning: Mapping[str, Tensor],
         beside: Sequence[Grid],
+        *,
+        low_rank: LowRank | None = None,
     ) -> Prepared:
         """Modulation of all steps, the text stream and the prefix: none of them depends on the latent."""
         of = cast("DrivenPrompt", prompt)
         prefilled: Prefilled = ()
-        if self.prefix_tokens(of, beside):
-            prefilled = self._prefilled(of, self.prefix(of, conditioning, beside))
-        return Prepared(self.vectors(of, times), self.text_stream(of), prefilled)
+        with self.low_ranks.alone(low_rank):
+            if self.prefix_tokens(of, beside):
+                prefilled = self._prefilled(of, self.prefix(of, conditioning, beside))
+            return Prepared(self.vectors(of, times), self.text_stream(of), prefilled)
 
     def rotary(self, text_tokens: int, grid: Grid, beside: tuple[Grid, ...]) -> Rotary:
         """:meth:`rotated`, kept for pictures of one size and texts of one length."""
@@ -202,7 +215,7 @@ class DrivenNetwork(ABC):
         made = [each.vectors[step : step + 1] for each, step in zip(batch.prepared, steps, strict=True)]
         prefixes = [each.prefix for each in batch.prepared]
         forward = Forward(batch.sequences, torch.cat(made), uses, self._attend, batch.output, prefixes)
-        with self.hooks.running(forward):
+        with self.hooks.running(forward), self.low_ranks.acting(self._streams.where(forward)):
             image = self._entering(forward, batch, latents, conditioning)
             image = forward.tokens.leave(self._run(forward, batch.text, image, trace))
             _, places = batch.rows(forward.tokens.now)
@@ -232,7 +245,9 @@ class DrivenNetwork(ABC):
         live = forward.tokens.now
         rows, places = batch.rows(live)
         some = len(rows) < len(latents)
-        picture = self.image_stream(latents.index_select(0, rows) if some else latents)
+        entering = self._streams.entering(forward, batch.companions)
+        with self.low_ranks.acting(entering):
+            picture = self.image_stream(latents.index_select(0, rows) if some else latents)
         if batch.positions is not None:
             picture = picture + (batch.positions.index_select(0, rows) if some else batch.positions)
         if len(rows) == len(live.image):
@@ -242,7 +257,8 @@ class DrivenNetwork(ABC):
         for sequence, count in enumerate(batch.companions):
             if count and live.whole[sequence]:
                 _, end = live.layout.image.bounds[sequence]
-                image[end - count : end] = self.companion_stream(count, conditioning[sequence])
+                with self.low_ranks.alone(forward.owners.of(sequence)):
+                    image[end - count : end] = self.companion_stream(count, conditioning[sequence])
         return image
 
     def _prefilled(self, prompt: DrivenPrompt, prefix: Prefix) -> Prefilled:
@@ -261,6 +277,7 @@ class DrivenNetwork(ABC):
                 self._project(forward, block)
                 parts = forward.batched(text, Stream.TEXT), forward.batched(image, Stream.IMAGE)
                 text, image = (part.flatten(0, 1) for part in self.pair(block, *parts))
+                image = forward.tokens.add(index, image)
         if self.singles:
             joint = forward.tokens.now.layout.join(text, image)
             for index, block in enumerate(self.singles, len(self.pairs)):
@@ -268,6 +285,7 @@ class DrivenNetwork(ABC):
                     joint = forward.tokens.enter_joint(index, joint)
                     self._project(forward, block)
                     joint = self.single(block, forward.batched(joint, Stream.JOINT)).flatten(0, 1)
+                    joint = forward.tokens.add_joint(index, joint)
             image = forward.tokens.now.layout.split(joint)[1]
         return image
 

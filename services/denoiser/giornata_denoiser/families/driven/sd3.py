@@ -71,7 +71,9 @@ class StableDiffusion3(DrivenNetwork):
     def image_stream(self, latents: Tensor) -> Tensor:
         """A token's 2x2 pixels are what its patch embedding convolves."""
         embed = self.transformer.pos_embed.proj
-        return functional.linear(latents, embed.weight.flatten(1), embed.bias)
+        image = functional.linear(latents, embed.weight.flatten(1), embed.bias)
+        self.low_ranks.add(embed, latents, image)
+        return image
 
     def positions(self, grid: Grid) -> Tensor:
         """See :class:`DrivenNetwork`."""

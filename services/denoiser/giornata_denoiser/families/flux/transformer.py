@@ -13,13 +13,15 @@ from typing import Any, Final, cast
 
 import torch
 from diffusers.models.transformers.transformer_flux import FluxTransformer2DModel
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from giornata.packed import attention, elementwise
 from giornata.packed.flux.forward import FluxForward, Parts
 from giornata.packed.flux.modulation import Modulation, prepared, prepared_channels
 from giornata.packed.flux.projections import Projections
+from giornata.packed.low_rank import LowRank
+from giornata.packed.low_rank_hooks import LowRankHooks
 from giornata.packed.moving import moved
 from giornata.packed.packing import layout
 from giornata.packed.region import Rotary, Sequences
@@ -120,7 +122,8 @@ class PackedFlux(ABC):
         self.out_channels = int(transformer.out_channels)
         each = elementwise.choose(self.device, self.dtype)
         attend = attention.choose(self.device, self.dtype, each.gather)
-        self._parts = Parts(transformer, Projections(transformer), attend, each)
+        self._low_ranks = LowRankHooks(transformer)
+        self._parts = Parts(transformer, Projections(transformer), attend, each, self._low_ranks)
         # One per picture size and text length: 4.7 MB for 1024x1024 pixels.
         self._rotary = lru_cache(maxsize=64)(self._made_rotary)
 
@@ -153,6 +156,11 @@ class PackedFlux(ABC):
             ),
         )
 
+    @property
+    def layers(self) -> Mapping[str, nn.Module]:
+        """See :attr:`giornata_denoiser.families.protocol.Network.layers`."""
+        return self._low_ranks.layers
+
     @cached_property
     def prepared_bytes(self) -> int:
         """See :attr:`giornata_denoiser.families.protocol.Network.prepared_bytes`; 2.1 MB for Flux.1 in 16 bits."""
@@ -164,6 +172,8 @@ class PackedFlux(ABC):
         times: Tensor,
         conditioning: Mapping[str, Tensor],  # noqa: ARG002 - protocol
         beside: Sequence[Grid],  # noqa: ARG002 - likewise
+        *,
+        low_rank: LowRank | None = None,
     ) -> Tensor:
         """(steps, vectors * inner_dim): all adaLN vectors. Rounds to the dtype where diffusers does."""
         model, of = self.transformer, cast("FluxPrompt", prompt)
@@ -171,7 +181,8 @@ class PackedFlux(ABC):
         if model.config.guidance_embeds:
             guidance = torch.full_like(times, of.guidance_scale)
             scaled.append(guidance.to(self.dtype) * TRAIN_TIMESTEPS)
-        return prepared(model, model.time_text_embed(*scaled, of.pooled.expand(len(times), -1)))
+        with self._low_ranks.alone(low_rank):
+            return prepared(model, model.time_text_embed(*scaled, of.pooled.expand(len(times), -1)))
 
     def companions(self, grid: Grid, given: Sequence[Grid] = (), *, generated: bool = False) -> int:
         """The clean pictures' tokens."""

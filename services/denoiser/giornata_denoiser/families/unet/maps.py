@@ -10,6 +10,8 @@ import torch.nn.functional as F  # noqa: N812 - the field's name
 from torch import Tensor
 
 from giornata.packed.attention import Crossing
+from giornata.packed.low_rank_hooks import LowRankHooks
+from giornata.packed.low_rank_products import convolve
 from giornata.packed.packing import Segments
 from giornata.packed.tracing import Lane, Tracing
 from giornata.packed.uses import ActivationRecorder
@@ -33,18 +35,21 @@ class MapPass:
         recorders: Mapping[int, ActivationRecorder],
         *,
         cross: Crossing,
+        low_ranks: LowRankHooks,
         trace: Tracing,
     ) -> None:
         self._grid, self._prepared, self._recorders = grid, prepared, recorders
-        self._cross, self._trace = cross, trace
+        self._cross, self._low_ranks, self._trace = cross, low_ranks, trace
         self._vectors = torch.stack([of.modulation[step] for of, step in zip(prepared, steps, strict=True)])
 
     def convolution(self, leaf: Leaf, hidden: Tensor) -> Tensor:
-        """diffusers' own."""
+        """diffusers' own, and what LoRAs add to it."""
         with self._trace.span(Lane.COMPUTE, leaf.name):
             for item, recorder in self._recorders.items():
                 keep_border(recorder, leaf, self._tiles(item, hidden))
-            return _own(leaf.module, hidden)
+            out = _own(leaf.module, hidden)
+            convolve(hidden, out, self._low_ranks.parts(leaf.module, len(hidden)), leaf.module)
+            return out
 
     def norm(self, leaf: Leaf, hidden: Tensor) -> Tensor:
         """diffusers' own."""

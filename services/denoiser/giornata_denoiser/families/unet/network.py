@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import pixel_unshuffle
 
 from giornata.packed import attention, elementwise
+from giornata.packed.low_rank import LowRank, Owners
+from giornata.packed.low_rank_hooks import LowRankHooks
 from giornata.packed.tracing import UNTRACED, Tracing
 from giornata.packed.uses import ActivationRecorder, Source, Taken, Use
 from giornata.wire.blocks import BlockSpec
@@ -74,6 +77,9 @@ class TiledUnet(ABC):
         self._structure = structure(unet, side)
         # Channels last: cells are rows of their channels, which gathers and matrix products read as they are.
         unet.to(memory_format=torch.channels_last)
+        apart = [leaf.module for leaf in self._structure.convolutions]
+        apart += [resnet.time_emb_proj for resnet in self._structure.resnets]
+        self._low_ranks = LowRankHooks(unet, apart)
         self._interior = Interior(unet, self._structure)
         self._gather = elementwise.choose(self.device, self.dtype).gather
         self._attend = attention.choose(self.device, self.dtype, self._gather)
@@ -98,6 +104,11 @@ class TiledUnet(ABC):
         return self._structure.specs
 
     @property
+    def layers(self) -> Mapping[str, nn.Module]:
+        """See :attr:`giornata_denoiser.families.protocol.Network.layers`."""
+        return self._low_ranks.layers
+
+    @property
     def prepared_bytes(self) -> int:
         """See :attr:`giornata_denoiser.families.protocol.Network.prepared_bytes`; the text's is the prompt's."""
         return self._structure.modulation_channels * self.dtype.itemsize
@@ -108,9 +119,13 @@ class TiledUnet(ABC):
         times: Tensor,
         conditioning: Mapping[str, Tensor],  # noqa: ARG002 - protocol
         beside: Sequence[Grid],  # noqa: ARG002 - likewise
+        *,
+        low_rank: LowRank | None = None,
     ) -> Prepared:
         """What timesteps and text come to in all blocks."""
-        return prepared(self.unet, self._structure, cast("UnetPrompt", prompt), times)
+        of = cast("UnetPrompt", prompt)
+        with self._low_ranks.alone(low_rank):
+            return prepared(self.unet, self._structure, of, times, self._low_ranks)
 
     def prefix_tokens(self, prompt: Prompt, beside: Sequence[Grid]) -> int:  # noqa: ARG002 - protocol
         """None."""
@@ -153,7 +168,7 @@ class TiledUnet(ABC):
         ]
         sources = {index: source for index, use in enumerate(uses) if (source := _source(use.taken))}
         recorders = {index: use.recorder for index, use in enumerate(uses) if use.recorder is not None}
-        forward = _Forward(batch, inputs, steps, recorders, trace)
+        forward = _Forward(batch, inputs, steps, recorders, Owners([use.low_rank for use in uses]), trace)
         outputs = self._tiles(forward, sources) if sources else {}
         whole: dict[tuple[int, int], list[int]] = {}
         for index, sequence in enumerate(batch.sequences):
@@ -199,10 +214,12 @@ class TiledUnet(ABC):
             attend=self._attend,
             cross=self._cross,
             gather=self._gather,
+            low_ranks=self._low_ranks,
             trace=forward.trace,
         )
         sample = torch.cat(taken).contiguous(memory_format=torch.channels_last)
-        out = self._interior.run(through, sample).reshape(len(sample), -1)
+        with forward.adapted(self._low_ranks, tiling.tiles.lengths, of):
+            out = self._interior.run(through, sample).reshape(len(sample), -1)
         return dict(zip(of, torch.split(out, list(tiling.tiles.lengths)), strict=True))
 
     def _maps(self, forward: _Forward, grid: tuple[int, int], of: list[int]) -> dict[int, Tensor]:
@@ -214,10 +231,12 @@ class TiledUnet(ABC):
             [forward.steps[index] for index in of],
             forward.recording(of),
             cross=self._cross,
+            low_ranks=self._low_ranks,
             trace=forward.trace,
         )
         sample = joined(torch.stack([forward.inputs[index] for index in of]), grid)
-        out = self._interior.run(through, sample.contiguous(memory_format=torch.channels_last))
+        with forward.adapted(self._low_ranks, (1,) * len(of), tuple(of)):
+            out = self._interior.run(through, sample.contiguous(memory_format=torch.channels_last))
         tiles = parted(out, grid).flatten(2)
         regions = [batch.sequences[index].region for index in of]
         return {
@@ -235,11 +254,18 @@ class _Forward:
     """(tiles, in_channels, side, side) each: all tiles of a picture."""
     steps: Sequence[int]
     recorders: Mapping[int, ActivationRecorder]
+    owners: Owners
     trace: Tracing
 
     def recording(self, of: Sequence[int]) -> dict[int, ActivationRecorder]:
         """The recorders of these sequences, by place among them."""
         return {place: self.recorders[index] for place, index in enumerate(of) if index in self.recorders}
+
+    def adapted(
+        self, hooks: LowRankHooks, items: tuple[int, ...], of: tuple[int, ...]
+    ) -> AbstractContextManager[None]:
+        """Let the LoRAs of the sequences `of` act on their items, so many of each."""
+        return hooks.acting((lambda _: self.owners.over(items, of)) if self.owners else None)
 
 
 def _source(taken: Taken | None) -> Source | None:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from giornata.packed.low_rank_hooks import LowRankHooks
 from giornata_denoiser.families.unet.structure import Structure
 
 TIME_IDS = 6
@@ -85,14 +86,23 @@ class Prepared(NamedTuple):
     """By attention: keys and values of the text, (text_tokens, heads, head_dim) each."""
 
 
-def prepared(unet: Any, structure: Structure, prompt: UnetPrompt, times: Tensor) -> Prepared:
-    """See :class:`Prepared`; `times` are (steps,). Rounds to the dtype where diffusers does."""
+def prepared(
+    unet: Any, structure: Structure, prompt: UnetPrompt, times: Tensor, low_ranks: LowRankHooks
+) -> Prepared:
+    """See :class:`Prepared`; `times` are (steps,). Rounds to the dtype where diffusers does.
+
+    The hooks add what the prompt's LoRAs make.
+    """
     dtype = prompt.embeds.dtype
     embedding = _run(unet.time_embedding, _run(unet.time_proj, times).to(dtype))
     if prompt.pooled is not None and prompt.time_ids is not None:
         sizes = _run(unet.add_time_proj, prompt.time_ids.float()).flatten()
         embedding = embedding + _run(unet.add_embedding, torch.cat((prompt.pooled, sizes.to(dtype)))[None])
-    parts = [_run(r.time_emb_proj, r.nonlinearity(embedding)) for r in structure.resnets]
+    parts = []
+    for resnet in structure.resnets:
+        activated = resnet.nonlinearity(embedding)
+        parts.append(_run(resnet.time_emb_proj, activated))
+        low_ranks.add(resnet.time_emb_proj, activated, parts[-1])
     text = []
     for leaf in structure.attentions:
         attn = leaf.module.attn2

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - the field's name
 from torch import Tensor
 
 from giornata.packed.attention import Attention, Crossing, Outside
+from giornata.packed.low_rank_hooks import LowRankHooks
+from giornata.packed.low_rank_products import convolve
 from giornata.packed.pages import Gather, Own, Pages, Placed
 from giornata.packed.tracing import Lane, Tracing
 from giornata.packed.uses import ActivationRecorder, Source
@@ -42,11 +44,13 @@ class TilePass:
         attend: Attention,
         cross: Crossing,
         gather: Gather,
+        low_ranks: LowRankHooks,
         trace: Tracing,
     ) -> None:
         self._tiling, self._prepared, self._recorders = tiling, prepared, recorders
         self._sources, self._around = sources, around
-        self._attend, self._cross, self._gather, self._trace = attend, cross, gather, trace
+        self._attend, self._cross, self._gather = attend, cross, gather
+        self._low_ranks, self._trace = low_ranks, trace
         vectors = [of.modulation[step] for of, step in zip(prepared, steps, strict=True)]
         self._vectors = torch.stack(vectors).index_select(0, tiling.tiles.sequence)
 
@@ -68,12 +72,20 @@ class TilePass:
             if ring is not None
         ]
         cells = torch.cat((tiles.reshape(-1, channels), *around, tiles.new_zeros(1, channels)))
-        side = leaf.side // reading.stride
+        side, acting = leaf.side // reading.stride, self._low_ranks.parts(module, len(tiles))
         if leaf.side < WHOLE:
-            out = _products(cells, self._tiling.neighbours(reading), module)
+            neighbours = self._tiling.neighbours(reading)
+            out = _products(cells, neighbours, module.weight, module.bias)
+            for factors, *tiles_of in acting:
+                start, end = (side * side * bound for bound in tiles_of)
+                low = _products(cells, neighbours[9 * start : 9 * end], factors.down)
+                out[start:end].addmm_(low, factors.up.flatten(1).t())
             return out.view(-1, side, side, module.out_channels).permute(0, 3, 1, 2)
         read = cells.index_select(0, windows.index.view(-1)).view(*windows.index.shape, channels)
-        return F.conv2d(read.permute(0, 3, 1, 2), module.weight, module.bias, reading.stride)
+        read = read.permute(0, 3, 1, 2)
+        out = F.conv2d(read, module.weight, module.bias, reading.stride)
+        convolve(read, out, acting, module, padding=0)
+        return out
 
     def norm(self, leaf: Leaf, hidden: Tensor) -> Tensor:
         """Statistics of the whole picture: of computed tiles as they are, of the others as they are taken."""
@@ -160,20 +172,24 @@ class TilePass:
         return Outside(key.view(-1, *shape[2:]), value.view(-1, *shape[2:]), room)
 
 
-def _products(cells: Tensor, neighbours: Tensor, module: Any) -> Tensor:
-    """(outputs, out_channels): the convolution `module` at outputs that read nine of `cells` (cells, channels) each.
+def _products(cells: Tensor, neighbours: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """(outputs, out_channels): a 3x3 convolution at outputs that read nine of `cells` (cells, channels) each.
 
-    `neighbours` is (outputs * 9,). A processor works through them in parts that its allocator and caches keep.
+    `weight` is (out_channels, channels, 3, 3), `neighbours` (outputs * 9,). A processor works through them in parts
+    that its allocator and caches keep.
     """
     width = 9 * cells.shape[1]
-    matrix = module.weight.permute(0, 2, 3, 1).reshape(-1, width).t()
+    matrix = weight.permute(0, 2, 3, 1).reshape(-1, width).t()
     outputs = len(neighbours) // 9
     part = outputs if cells.is_cuda else max(1, PART_BYTES // (width * cells.itemsize))
     out = cells.new_empty(outputs, matrix.shape[1])
     for start in range(0, outputs, part):
         end = min(start + part, outputs)
         read = cells.index_select(0, neighbours[9 * start : 9 * end]).view(-1, width)
-        torch.addmm(module.bias, read, matrix, out=out[start:end])
+        if bias is None:
+            torch.mm(read, matrix, out=out[start:end])
+        else:
+            torch.addmm(bias, read, matrix, out=out[start:end])
     return out
 
 

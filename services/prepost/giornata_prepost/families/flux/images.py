@@ -6,20 +6,18 @@ import torch
 from diffusers import FluxFillPipeline, FluxInpaintPipeline, FluxKontextInpaintPipeline
 
 from giornata.tensors import PROMPT_MASK
-from giornata_prepost.families.pipeline import (
-    MODE,
-    Condition,
-    GeneratingImages,
-    PipelineImages,
-    ReferringImages,
-)
-from giornata_prepost.families.protocol import Tensors
+from giornata.wire.adapters import ControlInput
+from giornata_prepost.families.controls import ControlledImages
+from giornata_prepost.families.pipeline import MODE, GeneratingImages, ReferringImages
+from giornata_prepost.families.protocol import Condition, Tensors
 from giornata_prepost.images.geometry import Size
 from giornata_prepost.images.pictures import Pixels
 
 
-class FluxImages(PipelineImages):
-    """What both kinds of Flux share."""
+class FluxImages(ControlledImages):
+    """What all kinds of Flux share. Control images are drawn as `FluxControlNetInpaintPipeline` draws them."""
+
+    control_inputs = frozenset({ControlInput.USUAL, ControlInput.PIXELS})
 
     def _prompt(self, prompt: str, size: Size, seen: Pixels | None) -> Tensors:  # noqa: ARG002 - protocol
         """`prompt_embeds` (text_tokens, joint_dim), `pooled_prompt_embeds` (pooled_dim,) and the prompt's mask.

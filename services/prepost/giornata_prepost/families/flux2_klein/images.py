@@ -7,8 +7,8 @@ from diffusers import Flux2KleinInpaintPipeline
 from diffusers.utils.torch_utils import randn_tensor
 from torch.nn.functional import interpolate, pixel_shuffle
 
-from giornata_prepost.families.pipeline import MODE, Condition, GeneratingImages, ReferringImages
-from giornata_prepost.families.protocol import Tensors
+from giornata_prepost.families.pipeline import MODE, GeneratingImages, ReferringImages
+from giornata_prepost.families.protocol import Condition, Tensors
 from giornata_prepost.images.geometry import Size
 from giornata_prepost.images.pictures import Pixels
 

@@ -13,7 +13,7 @@ from diffusers import QwenImageEditInpaintPipeline
 from PIL import Image
 
 from giornata_prepost.families.pipeline import PipelineImages
-from giornata_prepost.families.protocol import Tensors
+from giornata_prepost.families.protocol import Condition, Tensors, nothing
 from giornata_prepost.families.qwen_image_edit.processor import PictureProcessor
 from giornata_prepost.images.geometry import Size
 from giornata_prepost.images.pictures import Pixels
@@ -46,9 +46,16 @@ class QwenEditImages(PipelineImages):
         sampled: bool = True,
         draws: bool = False,
         strength: float = 1.0,
+        first: Condition = nothing,
     ) -> Iterator[Tensors]:
         """As the protocol: of a whole picture at full strength, the pipeline takes the mode of the posterior."""
         instruction = strength >= 1 and bool((mask == np.uint8(255)).all())
         return super().encode_rows(
-            image, mask, seeds, sampled=sampled and not instruction, draws=draws, strength=strength
+            image,
+            mask,
+            seeds,
+            sampled=sampled and not instruction,
+            draws=draws,
+            strength=strength,
+            first=first,
         )

@@ -8,21 +8,27 @@ from types import SimpleNamespace
 import torch
 from diffusers import SD3Transformer2DModel, StableDiffusion3InpaintPipeline
 
+from giornata.wire.adapters import ControlInput
 from giornata.wire.models import ModelCard
+from giornata_prepost.families.controls import ControlledImages
 from giornata_prepost.families.pipeline import GeneratingImages
 from giornata_prepost.families.protocol import Tensors
 from giornata_prepost.images.geometry import Size
 from giornata_prepost.images.pictures import Pixels
 
 
-class SD3Images(GeneratingImages):
+class SD3Images(GeneratingImages, ControlledImages):
     """`StableDiffusion3InpaintPipeline`, decoded as `StableDiffusion3Pipeline` does.
 
     The one that inpaints subtracts the autoencoder's shift when it encodes, and forgets it when it decodes.
+
+    Pipelines with ControlNets draw control images from torch's own generator, and with guidance each half another
+    sample. Here a generator with the row's seed draws one for both.
     """
 
     kind = StableDiffusion3InpaintPipeline
     left_out = ("transformer", "feature_extractor", "image_encoder")
+    control_inputs = frozenset({ControlInput.USUAL, ControlInput.UNSHIFTED, ControlInput.MASKED})
 
     def __init__(self, folder: Path, card: ModelCard, device: torch.device, dtype: torch.dtype) -> None:
         super().__init__(folder, card, device, dtype)
@@ -49,3 +55,7 @@ class SD3Images(GeneratingImages):
             max_sequence_length=self.card.max_text_tokens - self.pipeline.tokenizer_max_length,
         )
         return {"prompt_embeds": embeds[0], "pooled_prompt_embeds": pooled[0]}
+
+    def _control_generator(self, generator: torch.Generator) -> torch.Generator:
+        """Another one with the row's seed: what the row draws is the same with and without control images."""
+        return torch.Generator("cpu").manual_seed(generator.initial_seed())

@@ -1,0 +1,1 @@
+"""LoRAs in the denoiser: files from the LoRA store, their pages in memory, and sets of them on the device."""

@@ -1,0 +1,268 @@
+"""Where LoRAs are: on disk, as mapped pages in memory, and as sets on the device.
+
+Loads run in a few threads of their own; a load that is under way serves all that wait for it. Sets that rows use or
+wait for are pinned: no eviction takes them from running rows.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from itertools import islice
+from pathlib import Path
+from typing import Any, Final, Generic, NamedTuple, Protocol, Self, TypeVar
+
+import structlog
+import torch
+from torch import Tensor, nn
+
+from giornata.wire.workers import AdapterCounters, Tier
+from giornata_denoiser.adapters.files import LoraFile, open_lora
+from giornata_denoiser.blocks.ledger import TierLedger
+from giornata_denoiser.rows.adapters import RowLora
+from giornata_denoiser.tiers.loaded import LoadedTier
+
+SUFFIX: Final = ".lora.safetensors"
+PART: Final = ".lora.part"
+"""Ends the names of files that are being fetched."""
+LISTED: Final = 256
+"""Digests of each tier that telemetry lists."""
+
+log = structlog.get_logger(__name__)
+
+
+class LoraSet(Protocol):
+    """Factors of a set of LoRAs on the device."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all factors."""
+
+
+S = TypeVar("S", bound=LoraSet)
+Fetch = Callable[[RowLora, Path], None]
+"""Writes a LoRA's canonical file to a path; raises a GiornataError where the LoRA store has none. Waits."""
+Make = Callable[[str, Sequence[tuple[Mapping[str, Tensor], float]]], S]
+"""Makes the set of this name of its LoRAs' tensors, on the device and in the network's dtype, and scales."""
+
+
+class Budgets(NamedTuple):
+    """Most bytes of what is not pinned, by tier."""
+
+    disk: int
+    memory: int
+    device: int
+
+
+class LoraTiers(Generic[S]):
+    """LoRAs by digest in a folder and in memory, and sets of them on the device of the network.
+
+    Args:
+        fetch: brings a file that is not in the folder.
+        make: makes sets.
+        layers: what LoRAs may change, by path; the device and dtype of their weights are those of sets.
+        folder: its files are taken over, oldest use first.
+        loads: how many loads run at a time.
+    """
+
+    def __init__(
+        self,
+        fetch: Fetch,
+        make: Make[S],
+        layers: Mapping[str, nn.Module],
+        folder: Path,
+        budgets: Budgets,
+        *,
+        loads: int = 2,
+    ) -> None:
+        self._fetch, self._make, self._layers, self._folder = fetch, make, layers, folder
+        some = next(parameter for layer in layers.values() for parameter in layer.parameters())
+        self._device, self._dtype = some.device, some.dtype
+        self._stream: Any = None
+        if self._device.type == "cuda":
+            self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]  # torch's is not typed
+        self._files: LoadedTier[LoraFile] = LoadedTier(budgets.memory, lambda file: file.size_bytes)
+        self._sets: LoadedTier[S] = LoadedTier(budgets.device, lambda made: made.size_bytes)
+        self._lock = threading.Lock()
+        self._disk = TierLedger(budgets.disk)
+        self._members: dict[str, tuple[RowLora, ...]] = {}
+        """The LoRAs of every set that was asked for."""
+        self._counters: Counter[str] = Counter()
+        self._threads = ThreadPoolExecutor(loads, thread_name_prefix="lora")
+        self._take_over()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        """Wait for loads that have begun; those that have not are cancelled."""
+        self._threads.shutdown(cancel_futures=True)
+
+    def find(self, loras: tuple[RowLora, ...]) -> S | None:
+        """The set of these LoRAs on the device; the same object while it stays. None while it is not loaded."""
+        return self._sets.get(name_of(loras))
+
+    @contextmanager
+    def held(self, loras: tuple[RowLora, ...]) -> Iterator[Future[S]]:
+        """The set of these LoRAs, which is loaded at once and stays within the context.
+
+        The future has the load's error where it fails. A load that has not begun when the context ends is let go.
+        """
+        name = name_of(loras)
+        with ExitStack() as pins:
+            pins.enter_context(self._sets.pinned(name))
+            for lora in loras:
+                pins.enter_context(self._files.pinned(lora.digest))
+            loading = self._threads.submit(self._loaded, loras)
+            try:
+                yield loading
+            finally:
+                loading.cancel()
+
+    def prefetch(self, loras: Sequence[RowLora]) -> None:
+        """Bring files into memory: an edit with them is about to come. A failure is logged; the edit tries again."""
+        for lora in loras:
+            self._threads.submit(self._prefetched, lora)
+
+    def counted(self) -> AdapterCounters:
+        """The counters and sizes, as telemetry tells them."""
+        with self._lock:
+            found = dict(self._counters) | {"disk_bytes": self._disk.size_bytes}
+        sizes = {"device_bytes": self._sets.size_bytes, "memory_bytes": self._files.size_bytes}
+        gone = {"evicted_device": self._sets.evicted, "evicted_memory": self._files.evicted}
+        return AdapterCounters.model_validate({**found, **sizes, **gone})
+
+    def resident(self) -> dict[Tier, tuple[str, ...]]:
+        """Digests of LoRAs that are here, the last used first, at most :data:`LISTED` a tier."""
+        sets = [lora.digest for name in reversed(tuple(self._sets)) for lora in self._members[name]]
+        with self._lock:
+            disk = tuple(reversed(tuple(self._disk)))
+        tiers = {Tier.DEVICE: sets, Tier.MEMORY: reversed(tuple(self._files)), Tier.DISK: disk}
+        listed = {tier: tuple(islice(dict.fromkeys(names), LISTED)) for tier, names in tiers.items()}
+        return {tier: names for tier, names in listed.items() if names}
+
+    def _loaded(self, loras: tuple[RowLora, ...]) -> S:
+        name = name_of(loras)
+        self._members[name] = loras
+        try:
+            found = self._sets.load(name, lambda: self._made(name, loras))
+        except Exception:
+            self._count("failed")
+            raise
+        if not found.loaded:
+            self._count("hits_device")
+        if found.value is None:
+            raise RuntimeError(f"the set {name} was not made")
+        return found.value
+
+    def _made(self, name: str, loras: tuple[RowLora, ...]) -> S:
+        files = [(self._file(lora, counted=True), lora.scale) for lora in loras]
+        if self._stream is None:
+            return self._make(name, [(self._moved(file), scale) for file, scale in files])
+        with torch.cuda.stream(self._stream):
+            made = self._make(name, [(self._moved(file), scale) for file, scale in files])
+        self._stream.synchronize()  # rows find the set when it is all there
+        return made
+
+    def _moved(self, file: LoraFile) -> dict[str, Tensor]:
+        """The factors on the device, from pinned pages where that is another one."""
+        if self._device.type == "cpu":
+            return {name: tensor.to(self._dtype) for name, tensor in file.tensors.items()}
+        return {
+            name: tensor.pin_memory().to(self._device, self._dtype, non_blocking=True)
+            for name, tensor in file.tensors.items()
+        }
+
+    def _prefetched(self, lora: RowLora) -> None:
+        try:
+            if self._files.get(lora.digest) is None:
+                self._file(lora, counted=False)
+                self._count("prefetched")
+        except Exception:  # a load's edge: the row that needs it tries again, and is told
+            log.exception("lora_not_prefetched", lora=lora.digest)
+
+    def _file(self, lora: RowLora, *, counted: bool) -> LoraFile:
+        fetched = False
+
+        def read() -> LoraFile:
+            nonlocal fetched
+            with self._kept(lora.digest):
+                fetched = self._on_disk(lora)
+                try:
+                    return open_lora(self._path(lora.digest), lora.digest, self._layers)
+                except Exception:
+                    self._forget(lora.digest)
+                    raise
+
+        found = self._files.load(lora.digest, read)
+        if counted:
+            self._count("misses" if fetched else "hits_disk" if found.loaded else "hits_memory")
+        if found.value is None:
+            raise RuntimeError(f"the file {lora.digest} was not read")
+        return found.value
+
+    def _on_disk(self, lora: RowLora) -> bool:
+        """Have the file in the folder; whether it had to be fetched. One thread asks for a file at a time."""
+        path = self._path(lora.digest)
+        with self._lock:
+            if lora.digest in self._disk:
+                self._disk.use(lora.digest)
+                return False
+        part = path.with_suffix(PART)
+        try:
+            self._fetch(lora, part)
+            part.replace(path)
+        finally:
+            part.unlink(missing_ok=True)
+        with self._lock:
+            gone = self._disk.add(lora.digest, path.stat().st_size)
+        self._unlink(gone)
+        return True
+
+    @contextmanager
+    def _kept(self, digest: str) -> Iterator[None]:
+        """Keep a file in the folder while it is opened; once it is mapped, it may go."""
+        with self._lock:
+            self._disk.pin(digest)
+        try:
+            yield
+        finally:
+            with self._lock:
+                gone = self._disk.unpin(digest)
+            self._unlink(gone)
+
+    def _unlink(self, gone: tuple[str, ...]) -> None:
+        with self._lock:
+            self._counters["evicted_disk"] += len(gone)
+        for name in gone:
+            self._path(name).unlink(missing_ok=True)
+
+    def _forget(self, digest: str) -> None:
+        with self._lock:
+            self._disk.remove(digest)
+        self._path(digest).unlink(missing_ok=True)
+
+    def _count(self, name: str) -> None:
+        with self._lock:
+            self._counters[name] += 1
+
+    def _path(self, digest: str) -> Path:
+        return self._folder / f"{digest}{SUFFIX}"
+
+    def _take_over(self) -> None:
+        """Enter what an earlier process left, and clear what it left half fetched."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        for path in self._folder.glob(f"*{PART}"):
+            path.unlink(missing_ok=True)
+        found = [(path, path.stat()) for path in self._folder.glob(f"*{SUFFIX}")]
+        for path, stat in sorted(found, key=lambda item: item[1].st_mtime):
+            for name in self._disk.add(path.name.removesuffix(SUFFIX), stat.st_size):
+                self._path(name).unlink(missing_ok=True)
+
+
+def name_of(loras: tuple[RowLora, ...]) -> str:
+    """The name of a set: the same for the same LoRAs and scales."""
+    return ",".join(f"{lora.digest}*{lora.scale!r}" for lora in loras)

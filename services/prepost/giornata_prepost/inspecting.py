@@ -1,0 +1,89 @@
+"""The image work of a job before it is encoded: files from the blob store, through the pool, results back to it."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from functools import partial
+
+from giornata.blobs import BlobStore
+from giornata.wire.errors import InputLost
+from giornata.wire.jobs import BlobRef, Inspection, Job
+from giornata.wire.models import ModelCard, Task
+from giornata_prepost.handing import hand_over, inspection_of, model_size
+from giornata_prepost.images import generation
+from giornata_prepost.images.controls import View, control_images
+from giornata_prepost.images.references import prepare
+from giornata_prepost.images.stages import Controls, Inspected, PixelLimits, inspect
+from giornata_prepost.work import ImagePool
+
+
+@dataclass(frozen=True)
+class Inspecting:
+    """One instance's, for the model of `card`."""
+
+    blobs: BlobStore
+    pool: ImagePool
+    card: ModelCard
+    limits: PixelLimits
+    timeout_s: float
+    """Time that the pictures of one job may take in a process."""
+    held: asyncio.Semaphore
+    """Bounds the jobs whose pictures are in memory."""
+
+    async def inspection(self, job: Job) -> Inspection:
+        """Decode and measure the job's pictures; prepare them for the autoencoder."""
+        if job.task is Task.GENERATE:
+            return await self._generation(job)
+        async with self.held:
+            found, compute_ms = await self.measured(job)
+        stored = {
+            name: None if data is None else await hand_over(self.blobs, job, name, data)
+            for name, data in (
+                ("prepared", found.prepared),
+                ("alpha", found.alpha),
+                ("references", found.references),
+                ("controls", found.controls),
+            )
+        }
+        return inspection_of(found, compute_ms, **stored)
+
+    async def measured(self, job: Job) -> tuple[Inspected, float]:
+        """What inspecting an edit finds, and the milliseconds that it took in a process of the pool."""
+        if job.image is None:
+            raise InputLost("A job without image has nothing to inspect.", received=job.job_id)
+        image = await self.blobs.get(job.image)
+        mask = await self.blobs.get(job.mask) if job.mask else None
+        references = await self._files(job.references)
+        controls = Controls(await self._files(job.control_images), job.controls)
+        edit = (image, mask, job.parameters, self.card, self.limits, references, controls)
+        return await self.pool.timed(inspect, *edit, limit_s=self.timeout_s)
+
+    async def _generation(self, job: Job) -> Inspection:
+        """The inspection of a generation, which has no picture but its references and control images."""
+        measured = partial(generation.measured, job.parameters, self.card, self.limits)
+        found = measured()
+        in_pool = partial(self.pool.timed, limit_s=self.timeout_s)
+        most = self.limits.max_pixels
+        async with self.held:
+            if job.references:
+                files = await self._files(job.references)
+                pixels = most, self.limits.budget_pixels
+                beside, compute_ms = await in_pool(prepare, files, self.card, *pixels)
+                found = await self._with(measured(beside.grids), job, "references", beside.packed, compute_ms)
+            if job.controls:
+                files, size = await self._files(job.control_images), model_size(found)
+                view = View(size, None, size)
+                packed, compute_ms = await in_pool(control_images, files, job.controls, view, most)
+                found = await self._with(found, job, "controls", packed, compute_ms)
+        return found
+
+    async def _with(
+        self, found: Inspection, job: Job, name: str, data: bytes | None, compute_ms: float
+    ) -> Inspection:
+        """The inspection with one result more."""
+        stored = None if data is None else await hand_over(self.blobs, job, name, data)
+        return found.model_copy(update={name: stored, "compute_ms": found.compute_ms + compute_ms})
+
+    async def _files(self, refs: tuple[BlobRef, ...]) -> list[bytes]:
+        return [await self.blobs.get(ref) for ref in refs]

@@ -1,0 +1,102 @@
+"""Text parts of LoRAs: fetched from the LoRA store, and kept on disk by the digest of their canonical file.
+
+Of a canonical file, which may have hundreds of megabytes, the text part alone is kept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections import Counter, OrderedDict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+from weakref import WeakValueDictionary
+
+import structlog
+
+from giornata.bus.bus import Bus
+from giornata.lora_transfer import fetch
+from giornata.wire.adapters import LoraUse
+from giornata.wire.errors import LoraMismatch
+from giornata.wire.loras import StoredFile
+from giornata_prepost.loras.acting import TextLora
+from giornata_prepost.loras.canonical import read_text_part, write_text_part
+
+FETCHES: Final = 2
+"""Files that are fetched at the same time; each lies on disk as a whole until it is read."""
+
+log = structlog.get_logger(__name__)
+
+
+class TextParts:
+    """Those of one instance, in `folder`, which is its own: at most `kept_bytes`, the least recently used go first.
+
+    Used from one event loop.
+    """
+
+    def __init__(self, bus: Bus, folder: Path, *, file_bytes: int, kept_bytes: int) -> None:
+        self._bus, self._folder = bus, folder
+        self._file_bytes, self._kept_bytes = file_bytes, kept_bytes
+        self._kept: OrderedDict[str, int] = OrderedDict()
+        """Bytes by digest, the least recently used first."""
+        self._using: Counter[str] = Counter()
+        self._fetching: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._turns = asyncio.Semaphore(FETCHES)
+
+    async def of(self, loras: Sequence[LoraUse]) -> tuple[TextLora, ...]:
+        """The text parts of a job's LoRAs, in their order; of those that have one and a scale.
+
+        Raises:
+            LoraNotFound: the store does not have the file.
+            LoraUnreadable: its bytes are not those of its digest, or no canonical file.
+            LoraMismatch: it has no text part, against its record.
+            LoraTooLarge: it is larger than this instance reads.
+            ServiceUnavailable, DeadlineExceeded: the store is away.
+        """
+        return tuple([await self._one(use) for use in loras if use.text_modules and use.scale])
+
+    async def _one(self, use: LoraUse) -> TextLora:
+        path = self._folder / use.sha256
+        with self._in_use(use.sha256):
+            lock = self._fetching.setdefault(use.sha256, asyncio.Lock())
+            async with lock:  # who waits here finds the file
+                if use.sha256 not in self._kept:
+                    await self._fetch(use, path)
+            self._kept.move_to_end(use.sha256)
+            return TextLora(use.scale, await asyncio.to_thread(read_text_part, path))
+
+    async def _fetch(self, use: LoraUse, path: Path) -> None:
+        file = StoredFile(sha256=use.sha256, size_bytes=use.size_bytes)
+        async with self._turns:
+            with tempfile.TemporaryDirectory(dir=self._folder) as folder:
+                whole, part = Path(folder) / "whole", Path(folder) / "part"
+                await fetch(self._bus, file, whole, self._file_bytes)
+                if not await asyncio.to_thread(write_text_part, whole, part):
+                    raise LoraMismatch(
+                        "The LoRA has no text part.",
+                        received=f"{use.lora_id}, of {use.sha256}",
+                        accepted=f"{use.text_modules} modules of text encoders, as its record says",
+                    )
+                self._kept[use.sha256] = part.replace(path).stat().st_size
+        log.info("lora_text_fetched", lora=use.lora_id, size_bytes=self._kept[use.sha256])
+
+    @contextmanager
+    def _in_use(self, sha256: str) -> Iterator[None]:
+        """Inside, its part is not removed."""
+        self._using[sha256] += 1
+        try:
+            yield
+        finally:
+            self._using[sha256] -= 1
+            if not self._using[sha256]:
+                del self._using[sha256]
+            self._make_room()
+
+    def _make_room(self) -> None:
+        over = sum(self._kept.values()) - self._kept_bytes
+        for sha256 in [each for each in self._kept if each not in self._using]:
+            if over > 0:
+                (self._folder / sha256).unlink()
+                over -= self._kept.pop(sha256)

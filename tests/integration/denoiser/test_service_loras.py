@@ -1,0 +1,168 @@
+"""The denoiser's rows under LoRAs that the LoRA store has: fetched, waited for, applied, refused."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from typing import cast
+
+import torch
+from safetensors.torch import save
+from torch import Tensor, nn
+
+from giornata.bus.answering import Endpoint
+from giornata.wire import subjects
+from giornata.wire.adapters import LoraUse
+from giornata.wire.errors import LoraNotFound
+from giornata.wire.loras import FilePiece, ReadFile
+from giornata.wire.messages import CancelRows, RunRequest
+from giornata.wire.workers import Tier
+from tests.integration.denoiser.bench import WAIT_S, Bench, Worker
+
+LAYERS = (
+    "transformer_blocks.0.attn.to_q",
+    "transformer_blocks.0.norm1.linear",
+    "single_transformer_blocks.0.proj_out",
+)
+RANK = 3
+
+
+class Store:
+    """Answers for one canonical file, once it may."""
+
+    def __init__(self, network: nn.Module) -> None:
+        draw = torch.Generator().manual_seed(0)
+        self.tensors: dict[str, Tensor] = {}
+        for path in LAYERS:
+            out_features, in_features = weight_of(network, path).shape
+            self.tensors[f"{path}.down"] = 0.2 * torch.randn(RANK, in_features, generator=draw)
+            self.tensors[f"{path}.up"] = 0.2 * torch.randn(out_features, RANK, generator=draw)
+        self.file = save(self.tensors)
+        self.asked, self.may_answer = asyncio.Event(), asyncio.Event()
+        self.may_answer.set()
+
+    @property
+    def use(self) -> LoraUse:
+        digest = hashlib.sha256(self.file).hexdigest()
+        return LoraUse(
+            lora_id="lora_x",
+            sha256=digest,
+            size_bytes=len(self.file),
+            rank=RANK,
+            modules=len(LAYERS),
+            scale=0.5,
+        )
+
+    async def read(self, request: ReadFile) -> FilePiece:
+        self.asked.set()
+        await self.may_answer.wait()
+        if request.sha256 != self.use.sha256:
+            raise LoraNotFound(received=request.sha256)
+        return FilePiece(data=self.file[request.offset :][: request.size_bytes])
+
+
+@asynccontextmanager
+async def stored(bench: Bench) -> AsyncIterator[Store]:
+    store = Store(transformer(bench))
+    async with bench.bus.answer(Endpoint(subjects.lora("read"), ReadFile, store.read)):
+        yield store
+
+
+def transformer(bench: Bench) -> nn.Module:
+    network: nn.Module = bench.checkpoint.family.network.transformer  # type: ignore[attr-defined]  # of the tiny checkpoint
+    return network
+
+
+def weight_of(network: nn.Module, path: str) -> Tensor:
+    return cast("nn.Linear", network.get_submodule(path)).weight
+
+
+@contextmanager
+def fused(network: nn.Module, tensors: Mapping[str, Tensor], scale: float) -> Iterator[None]:
+    """The network with the LoRA's products in its weights, in place."""
+    weights = {path: weight_of(network, path) for path in LAYERS}
+    originals = {path: weight.detach().clone() for path, weight in weights.items()}
+    with torch.no_grad():
+        for path, weight in weights.items():
+            weight.add_(scale * tensors[f"{path}.up"] @ tensors[f"{path}.down"])
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for path, weight in weights.items():
+                weight.copy_(originals[path])
+
+
+async def computed(bench: Bench, worker: Worker, request: RunRequest) -> Tensor:
+    await bench.run(worker, request)
+    await bench.report()
+    (latents,) = await bench.latents(request)
+    return latents
+
+
+def under(request: RunRequest, *loras: LoraUse) -> RunRequest:
+    return request.model_copy(update={"job": request.job.model_copy(update={"loras": loras})})
+
+
+async def test_a_picture_under_a_lora_equals_one_of_fused_weights(bench: Bench) -> None:
+    async with stored(bench) as store, bench.worker() as worker:
+        plain = await computed(bench, worker, await bench.job(worker))
+        found = await computed(bench, worker, under(await bench.job(worker), store.use))
+        with fused(transformer(bench), store.tensors, scale=0.5):
+            wanted = await computed(bench, worker, await bench.job(worker))
+        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+        assert (found - plain).abs().max() > 1e-2
+        async with asyncio.timeout(WAIT_S):
+            while (told := (await bench.states.get()).worker) is None or not told.adapters_resident:
+                pass
+        assert told.adapters_resident[Tier.DEVICE] == (store.use.sha256,)
+
+
+async def test_a_row_waits_for_its_lora_while_others_go_on(bench: Bench) -> None:
+    async with stored(bench) as store, bench.worker() as worker:
+        store.may_answer.clear()
+        late = under(await bench.job(worker), store.use)
+        await bench.run(worker, late)
+        other = await bench.job(worker)
+        await computed(bench, worker, other)
+        store.may_answer.set()
+        assert (await bench.report()).job_id == late.job.job_id
+        assert len(await bench.latents(late)) == 1
+
+
+async def test_a_lora_that_the_store_does_not_have_fails_its_job_alone(bench: Bench) -> None:
+    async with stored(bench) as store, bench.worker() as worker:
+        gone = under(await bench.job(worker), store.use.model_copy(update={"sha256": "0" * 64}))
+        await bench.run(worker, gone)
+        await bench.report()
+        (row,) = (await bench.records.get(gone.job.job_id)).rows
+        assert row.error is not None
+        assert row.error.code == "lora_not_found"
+        await computed(bench, worker, await bench.job(worker))
+
+
+async def test_a_waiting_job_can_be_cancelled(bench: Bench) -> None:
+    async with stored(bench) as store, bench.worker() as worker:
+        store.may_answer.clear()
+        late = under(await bench.job(worker), store.use)
+        await bench.run(worker, late)
+        drop = CancelRows(job_id=late.job.job_id, attempt=late.attempt)
+        await bench.bus.publish(subjects.worker(worker.instance, "cancel"), drop)
+        await bench.idle()
+        store.may_answer.set()
+
+
+async def test_a_worker_stops_while_a_lora_is_being_fetched(bench: Bench) -> None:
+    async with stored(bench) as store:
+        store.may_answer.clear()
+        async with bench.worker(drain_s=0.1) as worker:
+            await bench.run(worker, under(await bench.job(worker), store.use))
+            await asyncio.wait_for(store.asked.wait(), WAIT_S)
+            worker.stop.set()
+            assert worker.ended is not None
+            await asyncio.wait_for(asyncio.wait([worker.ended]), WAIT_S)
+        event = await bench.report()
+        assert event.handed_back
+        store.may_answer.set()

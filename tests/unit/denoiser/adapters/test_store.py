@@ -1,0 +1,176 @@
+"""LoRAs from the store's file to a set on the device."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save
+from torch import Tensor, nn
+
+from giornata.wire.errors import GiornataError, LoraMismatch, LoraUnreadable, ServiceUnavailable
+from giornata.wire.workers import Tier
+from giornata_denoiser.adapters.store import Budgets, LoraTiers
+from giornata_denoiser.rows.adapters import RowLora
+from tests.patience import HUNG_S
+
+NETWORK = nn.ModuleDict({"layer": nn.Linear(6, 4)})
+ROOMY = Budgets(1 << 20, 1 << 20, 1 << 20)
+
+
+class Summed:
+    """A set as the change of the one layer's weight."""
+
+    def __init__(self, name: str, loras: Sequence[tuple[Mapping[str, Tensor], float]]) -> None:
+        self.name = name
+        self.change = sum(scale * of["layer.up"] @ of["layer.down"] for of, scale in loras)
+        self.size_bytes = sum(tensor.nbytes for of, _ in loras for tensor in of.values())
+
+
+class Remote:
+    """A LoRA store."""
+
+    def __init__(self) -> None:
+        self.files: dict[str, bytes] = {}
+        self.asked: list[str] = []
+        self.gate: threading.Event | None = None
+        self.begun = threading.Event()
+
+    def add(self, tensors: Mapping[str, Tensor], scale: float = 1.0) -> RowLora:
+        data = save(dict(tensors))
+        digest = hashlib.sha256(data).hexdigest()
+        self.files[digest] = data
+        return RowLora(digest, scale, size_bytes=len(data))
+
+    def fetch(self, lora: RowLora, path: Path) -> None:
+        self.asked.append(lora.digest)
+        self.begun.set()
+        if self.gate is not None:
+            path.write_bytes(b"half")
+            assert self.gate.wait(HUNG_S)
+        if lora.digest not in self.files:
+            raise ServiceUnavailable
+        path.write_bytes(self.files[lora.digest])
+
+
+def factors(seed: int, rank: int = 2) -> dict[str, Tensor]:
+    made = torch.Generator().manual_seed(seed)
+    down, up = torch.randn(rank, 6, generator=made), torch.randn(4, rank, generator=made)
+    return {"layer.down": down, "layer.up": up}
+
+
+@pytest.fixture
+def remote() -> Remote:
+    return Remote()
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+def tiers(remote: Remote, folder: Path, stack: ExitStack, budgets: Budgets = ROOMY) -> LoraTiers[Summed]:
+    return stack.enter_context(
+        LoraTiers(remote.fetch, Summed, dict(NETWORK.named_modules()), folder, budgets)
+    )
+
+
+def test_a_set_is_there_once_it_is_loaded_and_each_tier_counts(
+    remote: Remote, tmp_path: Path, stack: ExitStack
+) -> None:
+    one, two = remote.add(factors(1), 0.5), remote.add(factors(2))
+    store, loras = tiers(remote, tmp_path, stack), tuple(sorted((one, two)))
+    assert store.find(loras) is None
+    with store.held(loras) as loading:
+        made = loading.result(HUNG_S)
+        assert store.find(loras) is made
+    change = [of["layer.up"] @ of["layer.down"] for of in (factors(1), factors(2))]
+    torch.testing.assert_close(made.change, 0.5 * change[0] + change[1])
+    with store.held((one,)) as loading:
+        loading.result(HUNG_S)
+    with store.held(loras) as loading:
+        assert loading.result(HUNG_S) is made
+    counted = store.counted()
+    assert (counted.misses, counted.hits_memory, counted.hits_device) == (2, 1, 1)
+    assert set(store.resident()[Tier.DISK]) == {one.digest, two.digest}
+    again = tiers(remote, tmp_path, stack)
+    with again.held((one,)) as loading:
+        loading.result(HUNG_S)
+    assert (again.counted().hits_disk, len(remote.asked)) == (1, 2)
+
+
+def test_what_rows_hold_outlives_pressure_and_goes_afterwards(
+    remote: Remote, tmp_path: Path, stack: ExitStack
+) -> None:
+    loras = [(remote.add(factors(seed)),) for seed in range(4)]
+    store = tiers(remote, tmp_path, stack, Budgets(0, 0, 0))
+    with ExitStack() as rows:
+        for lora in loras:
+            rows.enter_context(store.held(lora)).result(HUNG_S)
+        assert all(store.find(lora) is not None for lora in loras)
+    assert all(store.find(lora) is None for lora in loras)
+    assert not store.resident()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_is_fetched_once_for_all_that_wait(remote: Remote, tmp_path: Path, stack: ExitStack) -> None:
+    lora = (remote.add(factors(1)),)
+    store = tiers(remote, tmp_path, stack)
+    remote.gate = threading.Event()
+    store.prefetch(lora)
+    assert remote.begun.wait(HUNG_S)
+    with store.held(lora) as loading:
+        remote.gate.set()
+        loading.result(HUNG_S)
+    assert len(remote.asked) == 1
+    assert store.counted().prefetched == 1
+
+
+@pytest.mark.parametrize(
+    ("tensors", "error"),
+    [
+        ({"layer.down": torch.ones(2, 5), "layer.up": torch.ones(4, 2)}, LoraMismatch),
+        ({"other.down": torch.ones(2, 6), "other.up": torch.ones(4, 2)}, LoraMismatch),
+        ({"layer.down": torch.ones(2, 6)}, LoraMismatch),
+        ({"layer.down": torch.ones(2, 6), "layer.up": torch.ones(4, 2).half()}, LoraMismatch),
+        ({"layer.alpha": torch.ones(())}, LoraMismatch),
+    ],
+)
+def test_a_file_that_does_not_fit_fails_alone(
+    remote: Remote, tmp_path: Path, stack: ExitStack, tensors: dict[str, Tensor], error: type[GiornataError]
+) -> None:
+    bad, good = (remote.add(tensors),), (remote.add(factors(1)),)
+    store = tiers(remote, tmp_path, stack)
+    with store.held(bad) as failing, store.held(good) as loading:
+        with pytest.raises(error):
+            failing.result(HUNG_S)
+        loading.result(HUNG_S)
+    assert store.counted().failed == 1
+    assert store.resident()[Tier.DISK] == (good[0].digest,)
+
+
+def test_a_damaged_file_is_told_and_fetched_anew(remote: Remote, tmp_path: Path, stack: ExitStack) -> None:
+    lora = (remote.add(factors(1)),)
+    whole = remote.files[lora[0].digest]
+    remote.files[lora[0].digest] = whole[:-1]
+    store = tiers(remote, tmp_path, stack)
+    with store.held(lora) as loading, pytest.raises(LoraUnreadable):
+        loading.result(HUNG_S)
+    remote.files[lora[0].digest] = whole
+    with store.held(lora) as loading:
+        loading.result(HUNG_S)
+
+
+def test_a_store_that_is_away_fails_the_load_and_leaves_nothing(
+    remote: Remote, tmp_path: Path, stack: ExitStack
+) -> None:
+    store = tiers(remote, tmp_path, stack)
+    with store.held((RowLora("0" * 64),)) as loading, pytest.raises(ServiceUnavailable):
+        loading.result(HUNG_S)
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,220 @@
+"""Rows under LoRAs of their own in one forward: each equals PEFT's `set_adapters` of its LoRAs alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from giornata.packed.low_rank import LowRank
+from giornata.packed.uses import Taken, Use
+from giornata.wire.values import Mode
+from giornata_denoiser.engine.assembly import assemble, place
+from giornata_denoiser.engine.low_ranks import adapted
+from giornata_denoiser.families.protocol import ModelFamily
+from giornata_denoiser.rows.row import Row
+from tests.fakes import tiny_driven, tiny_flux, tiny_unet
+from tests.fakes.loras import Chosen, Loras
+from tests.fakes.tiny_driven import FAMILIES
+from tests.fakes.tiny_flux import Spec
+from tests.unit.denoiser.engine.test_masked import Everything, Recorded, masked
+from tests.unit.denoiser.families.test_driven import region_of
+
+EXACT = 1e-5
+"""Of the largest value: diffusers turns positions and times in float32."""
+NONE: Chosen = ()
+CHOSEN: tuple[Chosen, ...] = (NONE, (("a", 1.0),), (("b", 0.7),), (("b", 0.7),), (("a", 0.4), ("c", 1.3)))
+"""Of each of `SPECS`: two neighbours have one set."""
+SPECS = (
+    Spec("none", grid=(3, 5), text_tokens=5, steps=4, seed=1),
+    Spec("attention", grid=(6, 4), text_tokens=9, steps=7, seed=2),
+    Spec("all", grid=(4, 4), text_tokens=33, steps=3, seed=3),
+    Spec("all again", grid=(4, 5), text_tokens=7, steps=5, seed=4),
+    Spec("two", grid=(5, 3), text_tokens=6, steps=4, seed=5),
+)
+
+
+def close(found: Tensor, wanted: Tensor) -> None:
+    """Within :data:`EXACT` of the largest value."""
+    torch.testing.assert_close(found, wanted, atol=EXACT * float(wanted.abs().max()), rtol=0)
+
+
+def predicted(
+    of: ModelFamily, rows: Sequence[Row], low_ranks: Sequence[LowRank | None], uses: Sequence[Use] = ()
+) -> list[Tensor]:
+    """The network's output of each sequence: positive ones, then negative ones."""
+    assembly = assemble(of, rows, [place(row, of, each) for row, each in zip(rows, low_ranks, strict=True)])
+    owners = [*rows, *(row for row in rows if len(row.prompts) > 1)]
+    uses = adapted(uses or [Use()] * len(owners), rows, low_ranks)
+    with torch.inference_mode():
+        out = of.network.predict(
+            assembly.batch,
+            torch.cat([row.latent for row in owners]),
+            assembly.conditioning,
+            [row.step for row in owners],
+            uses=uses,
+        )
+    return list(torch.split(out, [row.computed_tokens for row in owners]))
+
+
+# Flux
+
+
+@cache
+def flux() -> tuple[ModelFamily, Loras]:
+    return tiny_flux.family(dtype=torch.float64), Loras(
+        torch.nn.Module.to(tiny_flux.transformer(), torch.float64)
+    )
+
+
+def flux_alone(row: Row, chosen: Chosen, negative: bool = False) -> Tensor:
+    """The module's own forward under PEFT."""
+    prompt: Any = row.prompts[-1 if negative else 0]
+    ids = torch.zeros(row.image_tokens, 3)
+    ids[:, 1] = torch.arange(row.grid[0]).repeat_interleave(row.grid[1])
+    ids[:, 2] = torch.arange(row.grid[1]).repeat(row.grid[0])
+    with flux()[1].alone(chosen) as model, torch.no_grad():
+        out: Tensor = model(
+            hidden_states=row.latent[None],
+            encoder_hidden_states=prompt.embeds[None],
+            pooled_projections=prompt.pooled[None],
+            timestep=row.track.times[row.step : row.step + 1] / 1000,
+            img_ids=ids,
+            txt_ids=torch.zeros(len(prompt.embeds), 3),
+            guidance=torch.tensor([prompt.guidance_scale]),
+            return_dict=False,
+        )[0][0]
+    return out
+
+
+def test_flux_rows_equal_peft_alone() -> None:
+    """Of all LoRAs, and both sequences of a guided row."""
+    of, loras = flux()
+    specs = [replace(spec, true_cfg_scale=2.0 if spec.job_id in {"all", "two"} else 1.0) for spec in SPECS]
+    rows = [replace(tiny_flux.row(of, spec), step=index % 3) for index, spec in enumerate(specs)]
+    found = predicted(of, rows, loras.sets(CHOSEN))
+    for row, chosen, out in zip(rows, CHOSEN, found, strict=False):
+        close(out, flux_alone(row, chosen))
+        if chosen:  # else nothing would be tested
+            assert (out - flux_alone(row, NONE)).abs().max() > 100 * EXACT
+    for index, out in zip((2, 4), found[len(rows) :], strict=True):
+        close(out, flux_alone(rows[index], CHOSEN[index], negative=True))
+
+
+@pytest.mark.parametrize("mode", [Mode.KV, Mode.HIDDEN])
+def test_masked_flux_rows_equal_full_ones_under_their_loras(mode: Mode) -> None:
+    """Outside tokens whose keys and values are projected again are projected under the row's LoRAs."""
+    of, loras = flux()
+    rows = [masked(of, spec, [1, 2, 7]) for spec in SPECS]
+    sets = loras.sets(CHOSEN)
+    seen = [Everything() for _ in rows]
+    whole = predicted(of, [replace(row, region=None) for row in rows], sets, [Use(recorder=e) for e in seen])
+    uses = [
+        Use(Taken((Mode.FULL, mode, mode, mode), Recorded(kept, row.region)))
+        for row, kept in zip(rows, seen, strict=True)
+        if row.region is not None
+    ]
+    for row, part, full in zip(rows, predicted(of, rows, sets, uses), whole, strict=True):
+        assert row.region is not None
+        close(part, full[row.region.computed])
+
+
+# Driven transformers
+
+
+@cache
+def driven(name: str) -> Loras:
+    return Loras(tiny_driven.transformer(name))
+
+
+@pytest.mark.parametrize("alike", [False, True], ids=["unlike", "of one length"])
+@pytest.mark.parametrize("name", sorted(FAMILIES))
+def test_driven_rows_equal_peft_alone(name: str, alike: bool) -> None:
+    of, loras = tiny_driven.family(name), driven(name)
+    specs = [replace(SPECS[0], seed=spec.seed) for spec in SPECS] if alike else SPECS
+    rows = [replace(tiny_driven.row(of, spec), step=index % 3) for index, spec in enumerate(specs)]
+    for row, chosen, out in zip(rows, CHOSEN, predicted(of, rows, loras.sets(CHOSEN)), strict=True):
+        with loras.alone(chosen) as model, torch.no_grad():
+            close(out, FAMILIES[name].alone(model, row))
+
+
+@pytest.mark.parametrize("name", sorted(FAMILIES))
+def test_masked_driven_rows_equal_full_ones_under_their_loras(name: str) -> None:
+    of, sets = tiny_driven.family(name), driven(name).sets(CHOSEN)
+    rows = [tiny_driven.row(of, spec) for spec in SPECS]
+    seen = [Everything() for _ in rows]
+    whole = predicted(of, rows, sets, [Use(recorder=each) for each in seen])
+    rows = [replace(row, region=region_of(row, (1, 2, 7))) for row in rows]
+    uses = [
+        Use(Taken((Mode.HIDDEN, Mode.KV, Mode.HIDDEN, Mode.HIDDEN), Recorded(kept, row.region)))
+        for row, kept in zip(rows, seen, strict=True)
+        if row.region is not None
+    ]
+    for row, part, full in zip(rows, predicted(of, rows, sets, uses), whole, strict=True):
+        assert row.region is not None
+        close(part, full[row.region.computed])
+
+
+# UNets
+
+
+@cache
+def unet(shape: str) -> tuple[Any, Loras]:
+    of = tiny_unet.network(shape, dtype=torch.float64)
+    return of, Loras(tiny_unet.unet(shape, dtype=torch.float64))
+
+
+def unet_predicted(
+    of: Any, rows: Sequence[Any], sets: Sequence[LowRank | None], where: Sequence[Any], uses: Sequence[Use]
+) -> list[Tensor]:
+    sequences = [
+        tiny_unet.inputs(of, row, region)._replace(
+            prepared=of.prepare(
+                of.text.prompt(row.text, row.grid, 1.0), row.times, row.conditioning, (), low_rank=each
+            )
+        )
+        for row, region, each in zip(rows, where, sets, strict=True)
+    ]
+    with torch.inference_mode():
+        out = of.predict(
+            of.assemble(sequences),
+            torch.cat([row.latent for row in rows]),
+            [row.conditioning for row in rows],
+            [row.step for row in rows],
+            uses=[replace(use, low_rank=each) for use, each in zip(uses, sets, strict=True)],
+        )
+    lengths = [
+        len(row.latent) if region is None else len(region.computed)
+        for row, region in zip(rows, where, strict=True)
+    ]
+    return list(torch.split(out, lengths))
+
+
+@pytest.mark.parametrize("shape", ["sd", "xl"])
+def test_unet_rows_equal_peft_alone_as_maps_and_as_tiles(shape: str) -> None:
+    """Linear layers, convolutions, the timestep's layers, and what is made of text when a row joins."""
+    of, loras = unet(shape)
+    grids = ((4, 4), (4, 4), (3, 4), (3, 4), (4, 4))
+    rows = [
+        tiny_unet.picture(of, grid, words=3 + index, step=index % 2, seed=index)
+        for index, grid in enumerate(grids)
+    ]
+    sets, seen = loras.sets(CHOSEN), [tiny_unet.Everything() for _ in rows]
+    whole = unet_predicted(of, rows, sets, [None] * len(rows), [Use(recorder=each) for each in seen])
+    for row, chosen, out in zip(rows, CHOSEN, whole, strict=True):
+        with loras.alone(chosen) as model:
+            close(out, tiny_unet.alone(model, of, row))
+    lines = {3: ("#...", ".##.", "...."), 4: ("#...", ".##.", "....", "...#")}
+    where = [tiny_unet.drawn(*lines[row.grid[0]]) for row in rows]
+    uses = [
+        Use(Taken((Mode.KV,) * len(of.blocks), tiny_unet.Recorded(kept, region)))
+        for kept, region in zip(seen, where, strict=True)
+    ]
+    parts = unet_predicted(of, rows, sets, where, uses)
+    for part, full, region in zip(parts, whole, where, strict=True):
+        close(part, full[region.computed])

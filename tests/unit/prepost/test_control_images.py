@@ -1,0 +1,183 @@
+"""Control images follow the picture: the same part of it, resized alike."""
+
+from __future__ import annotations
+
+from io import BytesIO
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+from safetensors.numpy import load
+
+from giornata.wire.adapters import Annotator, ControlUse
+from giornata.wire.errors import GiornataError, SizeMismatch
+from giornata_prepost.images import controls, pictures
+from giornata_prepost.images.annotators import canny, tile
+from giornata_prepost.images.controls import View, control_images, scaled, seen
+from giornata_prepost.images.geometry import Box, Size
+from giornata_prepost.images.pictures import Pixels, flatten
+from giornata_prepost.images.stages import Controls, inspect
+from tests.unit.prepost.test_inspection import LIMITS, SCENE, asked, box, card, file
+
+MOST = 1 << 20
+CONTROL = np.random.default_rng(7).integers(0, 256, (160, 240, 3), np.uint8)
+
+
+def use(image: int | None = 0, annotator: Annotator | None = None) -> ControlUse:
+    return ControlUse(model="outline", digest="d", image=image, annotator=annotator)
+
+
+def upright(pixels: Pixels) -> bytes:
+    """A file whose EXIF block says that it lies on its side."""
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    target = BytesIO()
+    Image.fromarray(np.rot90(pixels)).save(target, "PNG", exif=exif)
+    return target.getvalue()
+
+
+def made(*uses: ControlUse, files: tuple[bytes, ...] = (), **fields: Any) -> dict[str, Pixels]:
+    mask = box(top=70, left=100, bottom=90, right=140)
+    found = inspect(file(SCENE), mask, asked(**fields), card(), LIMITS, (), Controls(files, uses))
+    assert found.controls is not None
+    named = load(found.controls)
+    assert all(each.shape == (found.model_height, found.model_width, 3) for each in named.values())
+    return named
+
+
+def test_a_control_image_is_resized_as_the_picture_is() -> None:
+    expected = np.asarray(Image.fromarray(CONTROL).resize((144, 96), Image.Resampling.LANCZOS))
+    for data in (file(CONTROL), upright(CONTROL)):
+        assert np.array_equal(made(use(), files=(data,))["control_0"], expected)
+
+
+def test_a_control_image_is_cut_as_the_picture_is() -> None:
+    mask = box(top=70, left=100, bottom=90, right=140)
+    found = inspect(file(SCENE), mask, asked(padding_mask_crop=10), card(), LIMITS)
+    assert found.crop is not None
+    part = Image.fromarray(CONTROL).crop(
+        (
+            found.crop.left,
+            found.crop.top,
+            found.crop.left + found.crop.width,
+            found.crop.top + found.crop.height,
+        )
+    )
+    expected = np.asarray(part.resize((found.model_width, found.model_height), Image.Resampling.LANCZOS))
+    assert np.array_equal(made(use(), files=(file(CONTROL),), padding_mask_crop=10)["control_0"], expected)
+
+
+def test_the_picture_itself_is_annotated_as_the_model_sees_it() -> None:
+    mask = box(top=70, left=100, bottom=90, right=140)
+    picture = load(inspect(file(SCENE), mask, asked(padding_mask_crop=10), card(), LIMITS).prepared)["image"]
+    named = made(use(None, Annotator.CANNY), use(None, Annotator.TILE), padding_mask_crop=10)
+    assert np.array_equal(named["control_0"], canny(picture))
+    assert np.array_equal(named["control_1"], tile(picture))
+
+
+def test_each_file_is_decoded_once_and_each_annotation_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    decoded: list[str] = []
+    drawn: list[Pixels] = []
+
+    def counted(data: bytes, most: int, field: str) -> Any:
+        decoded.append(field)
+        return pictures.decode(data, most, field)
+
+    def canny_once(picture: Pixels) -> Pixels:
+        drawn.append(picture)
+        return canny(picture)
+
+    monkeypatch.setattr(controls, "decode", counted)
+    monkeypatch.setattr(controls, "ANNOTATORS", {Annotator.CANNY: canny_once})
+    named = made(use(1, Annotator.CANNY), use(1), use(1, Annotator.CANNY), files=(b"", file(CONTROL)))
+    assert decoded == ["control_image_1"]
+    assert len(drawn) == 1
+    assert np.array_equal(named["control_0"], named["control_2"])
+    assert np.array_equal(named["control_0"], canny(named["control_1"]))
+
+
+def test_transparency_is_dropped_of_control_images_and_seen_on_white_of_pictures() -> None:
+    clear = np.dstack([CONTROL, np.zeros(CONTROL.shape[:2], np.uint8)])
+    named = made(use(), use(0, Annotator.TILE), files=(file(clear),))
+    assert np.array_equal(named["control_0"], made(use(), files=(file(CONTROL),))["control_0"])
+    assert flatten(clear).min() == named["control_1"].min() == 255
+
+
+def test_without_controlnets_nothing_travels() -> None:
+    assert inspect(file(SCENE), None, asked(), card(), LIMITS).controls is None
+    assert control_images((), (), View(Size(8, 8), None, Size(8, 8)), MOST) is None
+
+
+@given(
+    width=st.integers(8, 60), height=st.integers(8, 60), times=st.integers(1, 4), left=st.integers(0, 7),
+    top=st.integers(0, 7), wide=st.integers(1, 60), high=st.integers(1, 60),
+)  # fmt: skip
+@settings(max_examples=60, deadline=None)
+def test_a_part_of_a_larger_copy_holds_the_same_pixels(
+    width: int, height: int, times: int, left: int, top: int, wide: int, high: int
+) -> None:
+    """Each pixel of the copy tells which pixel of the picture it is of."""
+    rows, columns = np.indices((height, width), np.uint8)
+    picture = np.dstack([rows, columns, rows])
+    copy = picture.repeat(times, axis=0).repeat(times, axis=1)
+    crop = Box(left, top, min(wide, width - left), min(high, height - top))
+    part = Size(crop.width * times, crop.height * times)
+    view = View(Size(width, height), crop, part)
+    expected = picture[crop.window].repeat(times, axis=0).repeat(times, axis=1)
+    assert np.array_equal(seen(copy, view, 0), expected)
+
+
+@given(
+    picture=st.tuples(st.integers(1, 500), st.integers(1, 500)),
+    other=st.tuples(st.integers(1, 500), st.integers(1, 500)),
+    ends=st.tuples(*[st.floats(0, 1)] * 4),
+)
+@settings(max_examples=100, deadline=None)
+def test_a_scaled_part_lies_within_and_ends_at_the_nearest_edges(
+    picture: tuple[int, int], other: tuple[int, int], ends: tuple[float, ...]
+) -> None:
+    spans = []
+    for length, one, two in ((picture[0], *ends[:2]), (picture[1], *ends[2:])):
+        first, last = sorted((int(one * (length - 1)), int(two * (length - 1))))
+        spans.append((first, last + 1))
+    (left, right), (top, bottom) = spans
+    found = scaled(Box(left, top, right - left, bottom - top), Size(*picture), Size(*other))
+    for (first, last), (start, length), own, whole in zip(
+        spans, ((found.left, found.width), (found.top, found.height)), picture, other, strict=True
+    ):
+        assert 0 <= start < start + length <= whole
+        assert abs(start - first * whole / own) <= 1
+        assert abs(start + length - last * whole / own) <= 1.5
+
+
+GENERATION = View(Size(144, 96), None, Size(144, 96))
+EDIT = View(Size(240, 160), None, Size(144, 96), np.zeros((96, 144, 3), np.uint8))
+
+
+@pytest.mark.parametrize(
+    ("files", "asks", "view", "code", "field"),
+    [
+        ((b"GIF89a",), use(), EDIT, "unsupported_image_format", "control_image_0"),
+        ((file(CONTROL), file(CONTROL)[:-40]), use(1), EDIT, "image_unreadable", "control_image_1"),
+        ((file(np.zeros((1100, 1000, 3), np.uint8)),), use(), EDIT, "too_many_pixels", "control_image_0"),
+        ((file(CONTROL[:, :200]),), use(), EDIT, "size_mismatch", "control_image_0"),
+        ((file(CONTROL[:120]),), use(), GENERATION, "size_mismatch", "control_image_0"),
+        ((file(CONTROL),), use(1), EDIT, "invalid_field", "controlnets"),
+        ((), use(None, Annotator.CANNY), GENERATION, "invalid_field", "controlnets"),
+    ],
+)
+def test_what_cannot_be_a_control_image_is_refused_by_name(
+    files: tuple[bytes, ...], asks: ControlUse, view: View, code: str, field: str
+) -> None:
+    with pytest.raises(GiornataError) as raised:
+        control_images(files, (asks,), view, MOST)
+    assert (raised.value.code, raised.value.field) == (code, field)
+
+
+def test_another_aspect_ratio_names_both_sizes() -> None:
+    with pytest.raises(SizeMismatch, match=r"Received: 200x160\. Accepted: 240x160") as raised:
+        control_images((file(CONTROL[:, :200]),), (use(),), EDIT, MOST)
+    assert raised.value.status == 400
