@@ -109,7 +109,8 @@ class Denoiser:
         templates = await just_made(partial(TemplateRecords.open, bus.jetstream))
         registrations = Registrations(templates, config.instance)
         async with AsyncExitStack() as stack:
-            self._loras = stack.enter_context(tiers_of(config, bus, self._checkpoint.family.network))
+            network, told = self._checkpoint.family.network, self._reporter.adapter_loaded
+            self._loras = stack.enter_context(tiers_of(config, bus, network, told))
             engine = engine_of(
                 config,
                 self._checkpoint,

@@ -21,7 +21,6 @@ from giornata.wire.errors import (
 )
 from giornata.wire.jobs import BlobRef, Encoding, Inspection, JobState
 from giornata.wire.progress import Assignment, JobRecord, RowRecord
-from giornata.wire.requests import Reuse
 from giornata.wire.values import Intermediate
 from giornata_router.computing import Computing
 from giornata_router.lease import LeaseEndedError
@@ -199,8 +198,8 @@ class Walk:
         return inspection
 
     async def _prefetch(self, inspection: Inspection, demand: Demand) -> str | None:
-        """Tell the worker that probably gets a row to read the template from disk while the rows are encoded."""
-        if self._job.parameters.reuse is Reuse.OFF:
+        """Tell the worker that probably gets a row to load its template and LoRAs while the rows are encoded."""
+        if demand.template is None and not demand.loras:
             return None
         worker = self._tools.dispatch.likely(demand)
         if worker is not None:

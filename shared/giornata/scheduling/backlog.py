@@ -83,8 +83,12 @@ class Backlog:
 
     def ends_ms(self) -> list[float]:
         """When each row leaves, running ones first, in ms from now."""
+        return self.times_ms()[1]
+
+    def times_ms(self) -> tuple[list[float], list[float]]:
+        """When each row joins, and when it leaves, running ones first, in ms from now."""
         rows = (*self.running, *self.waiting)
-        ends = [0.0] * len(rows)
+        begins, ends = [0.0] * len(rows), [0.0] * len(rows)
         active: list[tuple[int, int]] = []
         """(step after which it leaves, its index in `rows`)"""
         now_ms, step, each_ms = 0.0, 0, self.base_ms
@@ -96,6 +100,7 @@ class Backlog:
                 if full and active and joined >= len(self.running):
                     break
                 heappush(active, (step + row.steps, joined))
+                begins[joined] = now_ms
                 each_ms += row.step_ms
                 now_ms += row.first_ms  # all rows of its first step wait for it
                 tokens += row.tokens
@@ -108,7 +113,7 @@ class Backlog:
                 each_ms -= rows[index].step_ms
                 tokens -= rows[index].tokens
                 ends[index] = now_ms
-        return ends
+        return begins, ends
 
 
 class Effect(NamedTuple):
@@ -118,6 +123,16 @@ class Effect(NamedTuple):
     """From now until the last of the job's rows leaves."""
     delay_ms: float
     """How much later the other rows leave, summed over them."""
+    begin_ms: float = 0.0
+    """From now until the first of the job's rows has a place."""
+
+    def ready_after(self, ms: float) -> Effect:
+        """The same where the rows can begin only so long from now: only what waiting for a place does not hide counts.
+
+        Others go on meanwhile, since a row that is not ready leaves its place in the step to them.
+        """
+        exposed_ms = max(0.0, ms - self.begin_ms)
+        return self._replace(finish_ms=self.finish_ms + exposed_ms) if exposed_ms else self
 
 
 class Outlook:
@@ -168,8 +183,9 @@ class Outlook:
         return Effect(finish_ms, delay_ms)
 
     def _run(self, rows: Sequence[RowLoad]) -> Effect:
-        ends = replace(self.backlog, waiting=(*self.backlog.waiting, *rows)).ends_ms()
-        return Effect(max(ends[-len(rows) :]), max(0.0, sum(ends[: -len(rows)]) - sum(self.ends_ms)))
+        begins, ends = replace(self.backlog, waiting=(*self.backlog.waiting, *rows)).times_ms()
+        delay_ms = max(0.0, sum(ends[: -len(rows)]) - sum(self.ends_ms))
+        return Effect(max(ends[-len(rows) :]), delay_ms, begins[-len(rows)])
 
 
 def _sums(values: Iterable[float]) -> list[float]:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from operator import mul
 from typing import Final
 
 from giornata.planning.costs import StepCosts, renewed_every
-from giornata.planning.operations import Operations, Shape
+from giornata.planning.operations import Operations, Shape, control_work
+from giornata.scheduling.adapters import NeededControl, NeededLora
 from giornata.scheduling.backlog import RowLoad
 from giornata.wire.blocks import BlockSpec
 from giornata.wire.values import Mode
@@ -37,6 +39,8 @@ class Pace:
     """How many times slower this worker is than `costs`, which all workers of its kind share."""
     loading: float = 1.0
     """How many times longer than their least computing rows that reuse take, as the worker's planner expects."""
+    controls: tuple[tuple[str, int], ...] = ()
+    """Digests and bytes of the ControlNets that its process computes; others cost it nothing."""
 
     @property
     def base_ms(self) -> float:
@@ -61,6 +65,12 @@ class Pace:
         """Time that a row adds to a step."""
         added: float = sum(map(mul, self._rates, shape.amounts(mode)))
         return shape.sequences * added
+
+    def controlled(self, shape: RowShape, controls: Iterable[NeededControl]) -> RowShape:
+        """`shape` with what these ControlNets compute here, spread over its steps."""
+        sizes = dict(self.controls)
+        weights = sum(net.share * sizes.get(net.digest, 0) for net in controls)
+        return replace(shape, control=control_work(weights, shape.text + shape.image)) if weights else shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +152,10 @@ class Demand:
     """Its rows go to one worker; otherwise they may be computed by several."""
     alone: bool = False
     """It goes to an empty worker: it is suspected of having brought others down."""
+    loras: tuple[NeededLora, ...] = ()
+    exact: bool = True
+    """Its rows wait until their LoRAs are there; else they begin without them."""
+    controls: tuple[NeededControl, ...] = ()
 
     def piece(self) -> Demand:
         """What is placed at once: the first row, or all rows where they stay together."""
@@ -182,6 +196,8 @@ class Demand:
         hit = reuses and self.template is not None
         most = pace.renewed_every if self.renews and not hit else 0
         return tuple(
-            shape.load(pace, reuses=hit, renewed_every=renewed_every(shape.steps, most))
+            pace.controlled(shape, self.controls).load(
+                pace, reuses=hit, renewed_every=renewed_every(shape.steps, most)
+            )
             for shape in self.shapes
         )

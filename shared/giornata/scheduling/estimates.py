@@ -10,48 +10,33 @@ step in while its kind has few workers, and an even share of the steps where it 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
 from giornata.planning.costing import CostModel
 from giornata.planning.operations import Operations, Work
+from giornata.scheduling.adapters import Arrivals
 from giornata.scheduling.demand import Pace
+from giornata.scheduling.unit_time import UnitTime
+from giornata.wire.adapters import ControlCard
 from giornata.wire.blocks import BlockSpec
 from giornata.wire.queues import KindCosts
 from giornata.wire.values import Mode
 from giornata.wire.workers import StepSample, Tier, WorkerCosts, WorkerState
 
-KEPT: Final = 0.9
-"""Weight of all earlier observations at each new one."""
 SMOOTHING: Final = 0.1
 """Weight of the latest step in the running mean of how much slower a worker is."""
 UNKNOWN: Final = Pace()
 """Of a worker that has not told what its steps cost."""
+UNTOLD: Final = Arrivals()
+"""Of the same."""
 SLOWEST: Final = 8.0
 """A single step counts as at most this many times slower, or faster, than predicted: page faults say little."""
-
-
 TOLD: Final = 0.02
 """A worker's pace follows its slowness where they differ by more than this share."""
 TEACHERS: Final = 4
 """Up to this number of workers teach a regression every step. More workers teach it as many steps together as these."""
-
-
-class UnitTime:
-    """Time that grows in proportion to an amount: total time over total amount, both with forgetting."""
-
-    def __init__(self) -> None:
-        self._amount = self._ms = 0.0
-
-    def observe(self, amount: float, ms: float) -> None:
-        """Take in that `amount` took `ms`."""
-        self._amount = KEPT * self._amount + amount
-        self._ms = KEPT * self._ms + ms
-
-    def ms(self, amount: float) -> float:
-        """Time that `amount` takes; 0 before the first observation."""
-        return amount * self._ms / self._amount if self._amount else 0.0
 
 
 @dataclass(slots=True)
@@ -61,11 +46,23 @@ class _Worker:
     reused: Mode
     renewed_every: int
     keeps_padding: bool
+    controls: tuple[tuple[str, int], ...] = ()
+    """Digests and bytes of ControlNets in its process."""
     slowness: float = 1.0
     told: float = 1.0
     """The slowness of its pace: it follows in steps, since all costs at the worker are computed again at each."""
     excess: UnitTime = field(default_factory=UnitTime)
     """Time by which loads lengthen steps, per millisecond of the least computing of rows that reuse."""
+
+    def stepped(self, samples: Iterable[StepSample]) -> None:
+        """Take in its latest steps."""
+        for sample in samples:
+            if not sample.rows:
+                continue
+            if sample.reusing_ms:
+                self.excess.observe(sample.reusing_ms, sample.excess_ms)
+            if sample.waited_ms == 0:  # else part of it was waiting for loads
+                self.slowness = self.kind.step(sample, self.slowness)
 
 
 class Estimates:
@@ -78,8 +75,10 @@ class Estimates:
         """By a model's digest: the blocks that its workers tell, and what these compute."""
         self._workers: dict[str, _Worker] = {}
 
-    def observe(self, instance: str, model_digest: str, shown: WorkerState) -> None:
-        """Take in a worker's telemetry.
+    def observe(
+        self, instance: str, model_digest: str, shown: WorkerState, controlnets: Iterable[ControlCard] = ()
+    ) -> None:
+        """Take in a worker's telemetry; `controlnets` are those in its process.
 
         Without a cost model, or before any worker has told the model's blocks, it holds nothing that can be used.
         """
@@ -95,18 +94,9 @@ class Estimates:
             worker = _Worker(kind, operations, costs.reused, costs.renewed_every, costs.keeps_padding)
             self._workers[instance] = worker
             kind.workers += 1
-        for sample in shown.samples:
-            if not sample.rows:
-                continue
-            if sample.reusing_ms:
-                worker.excess.observe(sample.reusing_ms, sample.excess_ms)
-            if sample.waited_ms == 0:  # else part of it was waiting for loads
-                worker.slowness = kind.step(sample, worker.slowness)
-        for load in shown.loads:
-            if load.tier is Tier.MEMORY:
-                kind.steps.observe_load(load.size_bytes, load.load_ms)
-            else:
-                kind.disk.observe(load.size_bytes, load.load_ms)
+        worker.controls = tuple(sorted((card.digest, card.weight_bytes) for card in controlnets))
+        worker.stepped(shown.samples)
+        kind.loaded(shown)
 
     def forget(self, instance: str) -> None:
         """The worker is gone; what its kind costs stays known."""
@@ -136,11 +126,20 @@ class Estimates:
         worker = self._workers.get(instance)
         return 0.0 if worker is None else worker.kind.disk.ms(size_bytes)
 
+    def arrivals(self, instance: str) -> Arrivals:
+        """How long LoRAs take to come to a worker."""
+        worker = self._workers.get(instance)
+        return UNTOLD if worker is None else worker.kind.arrivals
+
     def kinds(self) -> Iterator[KindCosts]:
         """The costs of each kind, and how good they are."""
         for (digest, device), kind in self._kinds.items():
             state = kind.steps.state
             yield KindCosts(model_digest=digest, device=device, compute=state.compute, load=state.load)
+
+
+_Lasting = tuple[Operations, Mode, int, bool, float, float, tuple[tuple[str, int], ...]]
+"""The fields of a pace beside its costs."""
 
 
 class _Kind:
@@ -150,23 +149,34 @@ class _Kind:
         begun = {"samples": 0, "outliers": 0}
         self.steps = CostModel(costs.compute.model_copy(update=begun), costs.load.model_copy(update=begun))
         self.disk = UnitTime()
+        self.arrivals = Arrivals()
         self.workers = 0
         """How many there are of the kind."""
         self._untaught = 0
         """Steps since the regression took one in."""
-        self._paces: dict[tuple[Operations, Mode, int, bool, float, float], Pace] = {}
+        self._paces: dict[_Lasting, Pace] = {}
         """With the present costs."""
 
     def pace(self, worker: _Worker, loading: float) -> Pace:
         """The same object for the same values, until costs are refitted."""
         costs = self.steps.costs
         lasting = worker.operations, worker.reused, worker.renewed_every, worker.keeps_padding
-        key = *lasting, worker.told, loading
+        key = *lasting, worker.told, loading, worker.controls
         pace = self._paces.get(key)
         if pace is None or pace.costs is not costs:
             self._paces = {of: other for of, other in self._paces.items() if other.costs is costs}
             pace = self._paces[key] = Pace(costs, *key)
         return pace
+
+    def loaded(self, shown: WorkerState) -> None:
+        """Take in a worker's latest loads."""
+        for load in shown.loads:
+            if load.tier is Tier.MEMORY:
+                self.steps.observe_load(load.size_bytes, load.load_ms)
+            else:
+                self.disk.observe(load.size_bytes, load.load_ms)
+        for arrived in shown.adapter_loads:
+            self.arrivals.observe(arrived)
 
     def step(self, sample: StepSample, slowness: float) -> float:
         """Take in a step; return how slow its worker is after it."""

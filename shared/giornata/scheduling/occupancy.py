@@ -1,15 +1,16 @@
-"""What one worker has, listed by telemetry or not listed yet, and what a job would cost there. Pure."""
+"""What one worker has, listed by telemetry or not listed yet. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Final, NamedTuple
+from typing import Final
 
+from giornata.scheduling.adapters import Arrivals, by_tier
 from giornata.scheduling.backlog import Backlog, Outlook, RowLoad
 from giornata.scheduling.demand import UNIT, Demand, Pace, RowShape
-from giornata.scheduling.policies import Candidate
+from giornata.scheduling.estimates import UNTOLD
 from giornata.wire.workers import RowProgress, ServiceName, ServiceState, Tier, WorkerState
 
 Attempt = tuple[str, int]
@@ -54,6 +55,8 @@ class Occupancy:
     pace: Pace
     fetch_ms: float = 0.0
     """Time of reading one of its templates from disk."""
+    arrivals: Arrivals = UNTOLD
+    """How long LoRAs take to come here."""
     listed: dict[Attempt, list[RowProgress]] = field(default_factory=dict)
     """Rows by the latest telemetry."""
     unseen: dict[Attempt, Demand] = field(default_factory=dict)
@@ -62,6 +65,8 @@ class Occupancy:
     """The latest attempts that were reported: a message may list them still, or again if it is late."""
     places: dict[str, Tier] = field(default_factory=dict)
     """Templates that it has; one that is in both tiers is in memory. The same object until they change."""
+    loras: dict[str, Tier] = field(default_factory=dict)
+    """The fastest tier of each LoRA that it has, by digest. The same object until they change."""
     on_disk: int = 0
     """Templates on disk, wherever else they are."""
     stalled: bool = False
@@ -69,7 +74,7 @@ class Occupancy:
     """None once the worker's rows have changed."""
     _loads: dict[Attempt, tuple[RowLoad, ...]] = field(default_factory=dict)
     """Costs of what is listed and unseen, at the present pace; a new message empties it."""
-    rates: dict[tuple[int, ...], RowLoad] = field(default_factory=dict)
+    rates: dict[tuple[float, ...], RowLoad] = field(default_factory=dict)
     """Costs of rows like the listed ones, at the present pace: most are listed many times, with fewer steps left."""
 
     @classmethod
@@ -82,7 +87,11 @@ class Occupancy:
             made.ended, made.unseen = before.ended, before.unseen
             if before.pace is pace:
                 made.rates = before.rates
-            made.places, made.on_disk = before.places, before.on_disk
+            made.places, made.on_disk, made.loras = before.places, before.on_disk, before.loras
+        if shown.adapters_resident is not None:
+            loras = by_tier(shown.adapters_resident)
+            if loras != made.loras:
+                made.loras = loras
         if shown.resident is not None:
             tiers = (Tier.DISK, Tier.MEMORY)
             places = {key: tier for tier in tiers for key in shown.resident.get(tier, ())}
@@ -192,12 +201,25 @@ class Occupancy:
         spread = steps if every and not row.begun else 0  # over which steps in full are spread
         text, padding, image = row.text_tokens, row.padding_tokens, row.tokens + row.companion_tokens
         prefix = row.prefix_tokens
-        key = prefix, text, padding, image, computed, row.sequences, row.begun, every, spread
+        key = (
+            *(prefix, text, padding, image, computed, row.sequences, row.begun, every, spread),
+            *(row.low_rank, row.control),
+        )
         alike = self.rates.get(key)
         if alike is not None:
             return RowLoad(steps, alike.step_ms, alike.first_ms, alike.tokens, alike.first_tokens)
         shape = RowShape(
-            text, image, computed, steps, row.sequences, row.begun, padding=padding, prefix=prefix
+            text,
+            image,
+            computed,
+            steps,
+            row.sequences,
+            row.begun,
+            padding=padding,
+            prefix=prefix,
+            low_rank=row.low_rank,
+            segments=1 / row.sequences if row.low_rank else 0.0,
+            control=row.control,
         )
         load = shape.load(self.pace, reuses=computed < image and not every, renewed_every=every)
         if len(self.rates) >= REMEMBERED:
@@ -210,55 +232,3 @@ def _computed(row: RowProgress) -> int:
     if row.computed_tokens is None:
         return row.tokens + row.companion_tokens
     return row.computed_tokens
-
-
-class _Cost(NamedTuple):
-    """What a job costs at one pace, with its template at hand or without it."""
-
-    loads: tuple[RowLoad, ...]
-    work_ms: float
-    """Sum over its rows, without the base of steps."""
-
-
-class Weighing:
-    """Weighs one job on several workers; the cost of its rows is computed once for all workers of one pace."""
-
-    def __init__(self, demand: Demand, repeats: float = 0.0) -> None:
-        self._demand, self._repeats = demand, repeats
-        self._costs: dict[int, tuple[_Cost, _Cost]] = {}
-
-    def ms(self, worker: Occupancy, share: float) -> float:
-        """Time of all rows of the job there, with its `share` of the base of steps: 1 where no other row is there."""
-        hit, miss = self._at(worker.pace)
-        cost = hit if self._demand.template in worker.places else miss
-        return share * worker.pace.base_ms * max(load.steps for load in cost.loads) + cost.work_ms
-
-    def candidate(self, worker: Occupancy) -> Candidate:
-        """The worker, which is summed up, as policies see it."""
-        demand = self._demand
-        hit, miss = self._at(worker.pace)
-        template = worker.places.get(demand.template) if demand.template is not None else None
-        if worker.totals is None:
-            raise ValueError(f"worker {worker.name} was not summed up")
-        return Candidate(
-            worker.name,
-            worker.totals.places,
-            worker.totals.rows,
-            worker.totals.tokens,
-            worker.totals.outlook,
-            loads=miss.loads if template is None else hit.loads,
-            template=template,
-            hit_saves_ms=self._repeats * (miss.work_ms - hit.work_ms),
-            fetch_ms=worker.fetch_ms if template is Tier.DISK else 0.0,
-        )
-
-    def _at(self, pace: Pace) -> tuple[_Cost, _Cost]:
-        """The cost with the template at hand, and without it."""
-        known = self._costs.get(id(pace))
-        if known is None:
-            known = self._costs[id(pace)] = self._cost(pace, reuses=True), self._cost(pace, reuses=False)
-        return known
-
-    def _cost(self, pace: Pace, *, reuses: bool) -> _Cost:
-        loads = self._demand.loads(pace, reuses=reuses)
-        return _Cost(loads, sum(load.work_ms for load in loads))

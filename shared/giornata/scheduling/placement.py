@@ -16,11 +16,12 @@ from giornata.fleet import Fleet, Heard
 from giornata.scheduling.backlog import Prospect
 from giornata.scheduling.demand import Demand
 from giornata.scheduling.estimates import UNKNOWN, Estimates
-from giornata.scheduling.occupancy import Attempt, Occupancy, Served, Totals, Weighing
+from giornata.scheduling.occupancy import Attempt, Occupancy, Served, Totals
 from giornata.scheduling.policies import Candidate
 from giornata.scheduling.repeats import Repeats
 from giornata.scheduling.roster import Roster
 from giornata.scheduling.slack import SLACK, Slacks
+from giornata.scheduling.weighing import Weighing
 from giornata.wire.workers import ServiceState
 
 SAMPLED: Final = 32
@@ -55,7 +56,7 @@ class Placement:
         self._slacks = Slacks(slack)
         self.fleet = Fleet()
         self.estimates = Estimates()
-        self._repeats = Repeats()
+        self._repeats, self._lora_repeats = Repeats(), Repeats()
         self._patience = patience or Patience()
         self._bookings: dict[Attempt, Booking] = {}
         self._listed = Heard[Attempt]()
@@ -74,10 +75,11 @@ class Placement:
         if shown is None:
             return False
         digest = state.models[0].digest if state.models else ""
-        self.estimates.observe(name, digest, shown)
+        self.estimates.observe(name, digest, shown, state.controlnets)
         before = self._workers.get(name)
         worker = Occupancy.of(state, shown, self.estimates.pace(name), before)
         worker.fetch_ms = self.estimates.fetch_ms(name, worker.disk_bytes)
+        worker.arrivals = self.estimates.arrivals(name)
         for attempt in worker.listed:
             booking = self._bookings.get(attempt)
             if booking and booking.worker == name:
@@ -151,18 +153,16 @@ class Placement:
     def candidates(
         self, demand: Demand, most: int, excluded: Collection[str] = (), fetching: str | None = None
     ) -> list[Candidate]:
-        """Workers for `demand`, busy or not; of many, about `most` with least to compute and as many with its template.
+        """Workers for `demand`, busy or not.
 
-        The job's template is not waited for on the worker that is `fetching` it from disk.
+        Of many, about `most` with least to compute, as many with its template and as many with its LoRAs. These are
+        not waited for on the worker that is `fetching` them.
         """
         serving, closed = self._serving(demand), self._closed(excluded)
         many = len(serving) - len(closed) > 2 * most
-        able = serving.least(most, closed, demand.template) if many else serving.all(closed)
-        weigh = Weighing(demand, self._repeats.share)
-        found = [weigh.candidate(worker) for worker in able]
-        if fetching is not None:
-            found = [c._replace(fetch_ms=0.0) if c.instance == fetching else c for c in found]
-        return found
+        able = serving.fitting(demand, most, closed) if many else serving.all(closed)
+        weigh = Weighing(demand, self._repeats.share, self._lora_repeats.share)
+        return [weigh.candidate(worker, fetching=worker.name == fetching) for worker in able]
 
     def soonest(self, demand: Demand, excluded: Collection[str] = ()) -> str | None:
         """The worker that will be empty first, whether it has room now or not; None if none serves `demand`."""
@@ -213,8 +213,8 @@ class Placement:
 
     def assign(self, job_id: str, attempt: int, worker: str, demand: Demand, now: float) -> None:
         """Count `demand` as on `worker` from now on, instead of what the attempt was assigned with before."""
-        if demand.template is not None and job_id not in self._attempts:
-            self._repeats.see(demand.template)
+        if job_id not in self._attempts:
+            self._see(demand)
         self.release(job_id, attempt)
         booking = Booking((job_id, attempt), worker, demand)
         self._bookings[booking.key] = booking
@@ -259,6 +259,12 @@ class Placement:
             for known, attempt in counted:
                 known.forget(attempt, before[known.name])
                 self._changed(known)
+
+    def _see(self, demand: Demand) -> None:
+        if demand.template is not None:
+            self._repeats.see(demand.template)
+        for lora in demand.loras:
+            self._lora_repeats.see(lora.digest)
 
     def _closed(self, excluded: Collection[str]) -> Collection[str]:
         return self._refused.union(excluded) if self._refused else excluded

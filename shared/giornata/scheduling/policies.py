@@ -30,13 +30,18 @@ class Candidate(NamedTuple):
     """Time that later jobs like this one are expected to save if the template is recorded once and found again."""
     fetch_ms: float = 0.0
     """Time of reading the template, before the job's rows could begin on an idle worker."""
+    arrive_ms: float = 0.0
+    """Time until the job's LoRAs are usable here."""
+    exact: bool = True
+    """The job's rows wait for them."""
+    absent: tuple[tuple[str, float], ...] = ()
+    """The job's LoRAs that are in none of this worker's tiers, each with the time that later jobs are expected to save
+    if it comes to a worker once and is found there again."""
 
     def prediction(self) -> Effect:
-        """What would become of this worker if it got the job."""
+        """What would become of this worker if it got the job; templates and LoRAs are loaded side by side."""
         predicted = self.outlook.predict(self.loads)
-        if self.fetch_ms:
-            return predicted._replace(finish_ms=predicted.finish_ms + self.fetch_ms)
-        return predicted
+        return predicted.ready_after(max(self.fetch_ms, self.arrive_ms if self.exact else 0.0))
 
 
 Policy = Callable[[Sequence[Candidate], Demand], Candidate | None]
@@ -75,18 +80,24 @@ def finish_time(candidates: Sequence[Candidate], demand: Demand) -> Candidate | 
 
     A virtual run of each worker tells both; a miss of the template costs what it costs there. A job whose template no
     worker has goes to the worker that the template's key names, unless that costs more than a later hit is expected to
-    save: so templates are recorded once, and found again. The job waits for a full worker where it still ends earlier
-    than elsewhere.
+    save: so templates are recorded once, and found again. LoRAs that no worker has are placed likewise, and among
+    equals the worker is chosen that has more of the job's LoRAs. The job waits for a full worker where it still ends
+    earlier than elsewhere.
     """
     settled = demand.template is None or any(c.template is not None for c in candidates)
     owner = None if settled else home((c.instance for c in candidates), demand.template or "")
 
-    def cost(candidate: Candidate) -> tuple[float, bool, str]:
+    lora_homes = _homes(candidates)
+
+    def cost(candidate: Candidate) -> tuple[float, bool, float, str]:
         predicted = candidate.prediction()
         cost_ms = predicted.finish_ms + predicted.delay_ms
+        for digest, saves_ms in candidate.absent if lora_homes else ():
+            cost_ms += saves_ms if lora_homes.get(digest, candidate.instance) != candidate.instance else 0.0
         if owner is not None and candidate.instance != owner:
             cost_ms += candidate.hit_saves_ms
-        return cost_ms, not demand.fits(candidate.rows, candidate.capacity_rows), candidate.instance
+        full = not demand.fits(candidate.rows, candidate.capacity_rows)
+        return cost_ms, full, candidate.arrive_ms, candidate.instance
 
     best = min(candidates, key=cost, default=None)
     return best if best is not None and demand.fits(best.rows, best.capacity_rows) else None
@@ -127,10 +138,21 @@ def with_room(candidates: Iterable[Candidate], demand: Demand) -> list[Candidate
     return [c for c in candidates if demand.fits(c.rows, c.capacity_rows)]
 
 
-def home(instances: Iterable[str], template: str) -> str | None:
-    """The worker that a template's key names, by the highest hash: few templates move when workers come and go."""
+def _homes(candidates: Sequence[Candidate]) -> dict[str, str]:
+    """The workers to which LoRAs go that no candidate has, by digest."""
+    absent = [{digest for digest, _ in candidate.absent} for candidate in candidates]
+    nowhere = set.intersection(*absent) if absent else set[str]()
+    names = [candidate.instance for candidate in candidates]
+    return {digest: owner for digest in nowhere if (owner := home(names, digest)) is not None}
+
+
+def home(instances: Iterable[str], key: str) -> str | None:
+    """The worker that the key of a template or a LoRA names, by the highest hash.
+
+    Few of them move when workers come and go.
+    """
 
     def weight(instance: str) -> bytes:
-        return blake2b(f"{template}\0{instance}".encode(), digest_size=8).digest()
+        return blake2b(f"{key}\0{instance}".encode(), digest_size=8).digest()
 
     return max(instances, key=weight, default=None)

@@ -1,4 +1,4 @@
-"""Pictures that are edited again: which of them are recorded, and how likely the next edit is of one. Pure."""
+"""Pictures and LoRAs that come again: which pictures are recorded, and how often edits have known ones. Pure."""
 
 from __future__ import annotations
 
@@ -42,16 +42,16 @@ class RecordingRule:
 
 
 class Repeats:
-    """Where all pictures are new, keeping a template in one place is worth nothing.
+    """Where all pictures, or all LoRAs, are new, keeping one in one place is worth nothing.
 
-    Where few come again and again, as in FlashPS's production trace, one more hit is almost certain.
+    Where few pictures come again and again, as in FlashPS's production trace, one more hit is almost certain.
     """
 
     def __init__(self) -> None:
         self._edits = _Edits(10_000)
         self.share = 0.5
-        """Share of recent edits whose picture was edited before; a half before the first edit."""
+        """Share of recent edits whose picture or LoRA was used before; a half before the first edit."""
 
-    def see(self, template: str) -> None:
-        """Take in that an edit of `template` was placed."""
-        self.share += SMOOTHING * ((self._edits.count(template) > 1) - self.share)
+    def see(self, key: str) -> None:
+        """Take in that an edit was placed whose template, or LoRA, has this key."""
+        self.share += SMOOTHING * ((self._edits.count(key) > 1) - self.share)

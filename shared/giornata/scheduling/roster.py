@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, insort
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from heapq import nsmallest
 from itertools import islice
 
@@ -50,6 +50,37 @@ class _Order:
         return self._values[name], name
 
 
+class _Holders:
+    """Which workers have what."""
+
+    def __init__(self) -> None:
+        self._names: dict[str, set[str]] = {}
+
+    def of(self, key: str) -> Collection[str]:
+        """The workers that have this."""
+        return self._names.get(key, frozenset())
+
+    def of_most(self, keys: Iterable[str]) -> Collection[str]:
+        """The workers that have the first of these that one has, and as many of the following as one has with them."""
+        found: Collection[str] = frozenset()
+        for key in keys:
+            having = self.of(key)
+            found = frozenset(having).intersection(found) or found or having
+        return found
+
+    def change(self, name: str, before: Collection[str], now: Collection[str]) -> None:
+        """The worker of this name had what was `before`, and has what is `now`."""
+        for key in before:
+            if key not in now:
+                holders = self._names[key]
+                holders.discard(name)
+                if not holders:
+                    del self._names[key]
+        for key in now:
+            if key not in before:
+                self._names.setdefault(key, set()).add(name)
+
+
 class Roster:
     """Keeps workers in order while they change; `sum_up` sums up a worker that has changed."""
 
@@ -59,8 +90,7 @@ class Roster:
         self._changed: dict[str, None] = {}
         """Workers that have to be summed up, in the order in which they changed."""
         self._work, self._crowding = _Order(), _Order()
-        self._having: dict[str, set[str]] = {}
-        """The workers that have each template."""
+        self._templates, self._loras = _Holders(), _Holders()
 
     def __len__(self) -> int:
         return len(self._members)
@@ -71,7 +101,9 @@ class Roster:
         self._members[worker.name] = worker
         self._changed[worker.name] = None
         if before is None or before.places is not worker.places:
-            self._have(worker.name, before.places if before else (), worker.places)
+            self._templates.change(worker.name, before.places if before else (), worker.places)
+        if before is None or before.loras is not worker.loras:
+            self._loras.change(worker.name, before.loras if before else (), worker.loras)
 
     def drop(self, name: str) -> None:
         """Take a worker out, if it is there."""
@@ -80,7 +112,8 @@ class Roster:
             self._changed.pop(name, None)
             self._work.drop(name)
             self._crowding.drop(name)
-            self._have(name, worker.places, ())
+            self._templates.change(name, worker.places, ())
+            self._loras.change(name, worker.loras, ())
 
     def changed(self, name: str) -> None:
         """The rows of a worker have changed."""
@@ -104,17 +137,26 @@ class Roster:
                 self._place(name)
         return [(self._members[name], len(self._members) / len(names)) for name in names]
 
-    def least(
-        self, count: int, excluded: Collection[str] = (), template: str | None = None
-    ) -> list[Occupancy]:
-        """The `count` workers with least to compute, and as many of the workers that have the template."""
-        names = list(islice(self._ordered(excluded), count))
-        having = self._having.get(template, ()) if template is not None else ()
+    def least(self, count: int, excluded: Collection[str] = ()) -> list[Occupancy]:
+        """The `count` workers with least to compute."""
+        return [self._members[name] for name in islice(self._ordered(excluded), count)]
+
+    def fitting(self, demand: Demand, count: int, excluded: Collection[str] = ()) -> list[Occupancy]:
+        """The `count` workers with least to compute, and as many that have the template, and the LoRAs, of `demand`."""
+        found = dict.fromkeys(islice(self._ordered(excluded), count))
+        if demand.template is not None:
+            found |= dict.fromkeys(self._least_of(self._templates.of(demand.template), count, excluded))
+        if demand.loras:
+            digests = (lora.digest for lora in sorted(demand.loras, key=lambda lora: -lora.size_bytes))
+            found |= dict.fromkeys(self._least_of(self._loras.of_most(digests), count, excluded))
+        return [self._members[name] for name in found]
+
+    def _least_of(self, having: Collection[str], count: int, excluded: Collection[str]) -> Iterable[str]:
+        """The `count` workers with least to compute of those that have something."""
         if len(having) > count * count:  # so many that they are met soon
-            found = list(islice((name for name in self._ordered(excluded) if name in having), count))
-        else:
-            found = nsmallest(count, (name for name in having if name not in excluded), self._work.of)
-        return [self._members[name] for name in dict.fromkeys(names + found)]
+            return islice((name for name in self._ordered(excluded) if name in having), count)
+        self._settle()
+        return nsmallest(count, (name for name in having if name not in excluded), self._work.of)
 
     def has_room(self, demand: Demand, excluded: Collection[str] = ()) -> bool:
         """Whether a worker could take `demand` now; workers that have changed are summed up until one can."""
@@ -149,14 +191,3 @@ class Roster:
         totals = worker.totals or self._sum_up(worker)
         self._work.put(name, totals.work_ms)
         self._crowding.put(name, totals.rows - totals.places if totals.rows else -math.inf)
-
-    def _have(self, name: str, before: Collection[str], now: Collection[str]) -> None:
-        for template in before:
-            if template not in now:
-                holders = self._having[template]
-                holders.discard(name)
-                if not holders:
-                    del self._having[template]
-        for template in now:
-            if template not in before:
-                self._having.setdefault(template, set()).add(name)

@@ -131,10 +131,13 @@ class LoadSample(Wire):
 
 
 class AdapterLoad(Wire):
-    """The load of a LoRA, until rows could use it. The router learns from these how long other loads take."""
+    """One hop of a LoRA, or of a set of them: into memory, or onto the device from there.
+
+    The router learns from these how long the LoRAs of other jobs take to arrive.
+    """
 
     source: Tier | None
-    """The fastest tier that had it; None: it came from the LoRA store."""
+    """Where it came from; None: the LoRA store."""
     size_bytes: int
     load_ms: float
 

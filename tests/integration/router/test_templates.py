@@ -15,6 +15,7 @@ from giornata.deadlines import Deadline
 from giornata.records import Records
 from giornata.tenant_records import TemplateRecords
 from giornata.wire import subjects
+from giornata.wire.adapters import LoraUse
 from giornata.wire.errors import ImageUnreadable, ServiceUnavailable, TemplateNotFound
 from giornata.wire.jobs import JobState
 from giornata.wire.messages import RunAnswer, TemplateRequest
@@ -27,6 +28,8 @@ from tests.fakes.news import News
 from tests.integration.conftest import NatsServer
 from tests.integration.router.bench import IMAGE, Bench, make_job, running_router
 from tests.patience import HUNG_MS
+
+LORA = LoraUse(lora_id="lora_1", sha256="a" * 64, size_bytes=600, rank=4, modules=3)
 
 
 @pytest.fixture
@@ -131,16 +134,20 @@ async def test_a_template_that_was_deleted_meanwhile_is_not_recorded(
     assert worker.recorded == []
 
 
-@pytest.mark.parametrize("reuse", [Reuse.OFF, Reuse.AUTO, Reuse.STRICT])
-async def test_the_likely_worker_prefetches_for_edits_that_reuse_and_gets_them(
-    bench: Bench, stack: AsyncExitStack, reuse: Reuse
+@pytest.mark.parametrize(
+    ("reuse", "loras"),
+    [(Reuse.OFF, ()), (Reuse.OFF, (LORA,)), (Reuse.AUTO, ()), (Reuse.STRICT, ())],
+)
+async def test_the_likely_worker_prefetches_for_edits_that_reuse_or_have_loras_and_gets_them(
+    bench: Bench, stack: AsyncExitStack, reuse: Reuse, loras: tuple[LoraUse, ...]
 ) -> None:
     workers = [await denoiser(stack, bench, name) for name in ("d1", "d2")]
     job = make_job()
-    job = job.model_copy(update={"parameters": job.parameters.model_copy(update={"reuse": reuse})})
+    parameters = job.parameters.model_copy(update={"reuse": reuse})
+    job = job.model_copy(update={"parameters": parameters, "loras": loras})
     await bench.submit(job)
     (taken,) = await _until_taken(workers)
-    if reuse is Reuse.OFF:
+    if reuse is Reuse.OFF and not loras:
         assert [worker.prefetched for worker in workers] == [[], []]
         return
     await taken.news.until(lambda: taken.prefetched == [job.job_id])

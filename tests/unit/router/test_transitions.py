@@ -10,7 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from giornata.planning.operations import low_rank_weights
+from giornata.scheduling.adapters import NeededControl, NeededLora
 from giornata.scheduling.demand import Demand
+from giornata.wire.adapters import ControlUse, LoraUse
 from giornata.wire.errors import AttemptsExhausted, DeadlineExceeded, InternalError, JobCancelled
 from giornata.wire.jobs import JobState
 from giornata.wire.progress import Assignment, JobRecord, RowRecord, RowState
@@ -226,6 +229,25 @@ def test_what_was_lost_stays_together_and_its_last_attempt_is_made_alone(failure
     demand = transitions.demand(record, INSPECTION, rows, ENCODING, max_failures=limit)
     assert demand.together == (failures > 0)
     assert demand.alone == (failures == limit - 1 and failures > 0)
+
+
+def test_adapters_that_act_are_part_of_what_a_job_asks_for() -> None:
+    loras = (
+        LoraUse(lora_id="1", sha256="a", size_bytes=600, rank=4, modules=3),
+        LoraUse(lora_id="2", sha256="b", size_bytes=400, rank=4, modules=3, scale=0.0),
+        LoraUse(lora_id="3", sha256="c", size_bytes=200, rank=4, modules=0, text_modules=3),
+    )
+    nets = (
+        ControlUse(model="edges", digest="e", start=0.25, end=0.75),
+        ControlUse(model="depth", digest="d", scale=0.0),
+    )
+    job = JOB.model_copy(update={"loras": loras, "controls": nets})
+    demand = demand_of(transitions.accepted(job))
+    assert demand.loras == (NeededLora("a", 600),), "one has no scale, one changes text encoders alone"
+    assert demand.controls == (NeededControl("e", 0.5),)
+    (shape,) = demand.shapes
+    assert (shape.low_rank, shape.sequences * shape.segments) == (low_rank_weights([600]), 1)
+    assert demand_of(transitions.accepted(JOB)).shapes[0].segments == 0
 
 
 def test_whoever_loses_too_many_attempts_is_told_how() -> None:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from giornata.scheduling.backlog import LEAST, Backlog, Outlook, RowLoad
+from giornata.scheduling.backlog import LEAST, Backlog, Effect, Outlook, RowLoad
 
 loads = st.builds(
     RowLoad,
@@ -107,7 +107,7 @@ def test_large_pictures_take_turns_where_a_step_has_no_room_for_two() -> None:
 
 def test_nobody_delays_an_idle_worker() -> None:
     idle = Outlook(Backlog(places=4, base_ms=2.0))
-    assert idle.predict([RowLoad(5, 10.0, 30.0)]) == (5 * 12.0 + 30.0, 0.0)
+    assert idle.predict([RowLoad(5, 10.0, 30.0)]) == Effect(5 * 12.0 + 30.0, 0.0)
     assert Backlog(places=4, base_ms=2.0).ends_ms() == []
 
 

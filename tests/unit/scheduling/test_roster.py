@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from giornata.planning.costs import StepCosts
+from giornata.scheduling.adapters import NeededLora
 from giornata.scheduling.demand import Pace, RowShape
 from giornata.scheduling.occupancy import Occupancy, Totals
 from giornata.scheduling.roster import Roster
@@ -27,19 +29,25 @@ moves = st.lists(
         st.sampled_from(["put", "drop", "give", "take"]),
         st.integers(0, 3),
         st.sets(st.sampled_from("tuv")),
+        st.sets(st.sampled_from("lmn")),
     ),
     max_size=60,
 )
 
 
-def occupied(number: int, rows: int, templates: set[str]) -> Occupancy:
+def occupied(number: int, rows: int, templates: set[str], loras: Iterable[str] = ()) -> Occupancy:
     state = worker(
         f"d{number}",
         *[row(f"j{number}-{i}", 0, 1 + (number + i) % 5) for i in range(rows)],
         capacity=CAPACITY,
     )
     assert state.worker is not None
-    shown = state.worker.model_copy(update={"resident": {Tier.MEMORY: tuple(sorted(templates))}})
+    shown = state.worker.model_copy(
+        update={
+            "resident": {Tier.MEMORY: tuple(sorted(templates))},
+            "adapters_resident": {Tier.DISK: tuple(sorted(loras))},
+        }
+    )
     return Occupancy.of(state, shown, PACE, None)
 
 
@@ -71,13 +79,13 @@ def test_a_row_with_a_prefix_weighs_as_one_of_a_demand() -> None:
 
 @given(moves=moves, excluded=st.sets(st.integers(0, 25).map(lambda number: f"d{number}")))
 def test_those_with_least_to_compute_among_all_and_among_holders(
-    moves: list[tuple[int, str, int, set[str]]], excluded: set[str]
+    moves: list[tuple[int, str, int, set[str], set[str]]], excluded: set[str]
 ) -> None:
     roster, members = Roster(held), dict[str, Occupancy]()
-    for number, move, rows, templates in moves:
+    for number, move, rows, templates, loras in moves:
         name = f"d{number}"
         if move == "put":
-            members[name] = occupied(number, rows, templates)
+            members[name] = occupied(number, rows, templates, loras)
             roster.put(members[name])
         elif move == "drop":
             members.pop(name, None)
@@ -96,7 +104,15 @@ def test_those_with_least_to_compute_among_all_and_among_holders(
     for template in (None, *"tuvw"):
         having = [one.name for one in ordered if template in one.places][:KEPT]
         near = [one.name for one in ordered][:KEPT]
-        found = [one.name for one in roster.least(KEPT, excluded, template)]
+        found = [one.name for one in roster.fitting(replace(DEMAND, template=template), KEPT, excluded)]
+        assert found == list(dict.fromkeys(near + having))
+    for first, second in (("l", "m"), ("m", "n"), ("l", "z"), ("z", "n")):
+        asked = replace(DEMAND, loras=(NeededLora(second, 1), NeededLora(first, 2)))
+        with_first = [one for one in members.values() if first in one.loras] or list(members.values())
+        both = [one for one in with_first if second in one.loras]
+        most = both or (with_first if any(first in one.loras for one in with_first) else [])
+        having = [one.name for one in ordered if one in most][:KEPT]
+        found = [one.name for one in roster.fitting(asked, KEPT, excluded)]
         assert found == list(dict.fromkeys(near + having))
     everyone = sorted(members.values(), key=lambda one: (held(one).work_ms, one.name))
     for count in (1, 3, 100):

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from giornata.scheduling.estimates import KEPT, StageEstimates, UnitTime
+from giornata.scheduling.estimates import StageEstimates
+from giornata.scheduling.unit_time import KEPT, UnitTime
 
 AMOUNTS = st.floats(1, 1e6)
 TIMES = st.floats(0.001, 1e6)

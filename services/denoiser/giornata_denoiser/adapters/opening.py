@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import tempfile
 import threading
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
@@ -15,6 +15,7 @@ from giornata.lora_transfer import pieces
 from giornata.packed.low_rank import LowRank, low_rank
 from giornata.wire.errors import ServiceUnavailable
 from giornata.wire.loras import StoredFile
+from giornata.wire.workers import AdapterLoad
 from giornata_denoiser.adapters.store import Budgets, LoraTiers
 from giornata_denoiser.config import DenoiserConfig
 from giornata_denoiser.families.protocol import Network
@@ -23,8 +24,13 @@ from giornata_denoiser.rows.row import Row
 
 
 @contextmanager
-def tiers_of(config: DenoiserConfig, bus: Bus, network: Network) -> Iterator[LoraTiers[LowRank]]:
-    """The tiers of one process. Loads ask the LoRA store on the running event loop, from threads of their own."""
+def tiers_of(
+    config: DenoiserConfig, bus: Bus, network: Network, told: Callable[[AdapterLoad], None]
+) -> Iterator[LoraTiers[LowRank]]:
+    """The tiers of one process. Loads ask the LoRA store on the running event loop, from threads of their own.
+
+    Each hop of a LoRA is `told`, in these threads.
+    """
     with ExitStack() as stack:
         folder = config.lora_cache_folder
         if folder is None:
@@ -32,7 +38,7 @@ def tiers_of(config: DenoiserConfig, bus: Bus, network: Network) -> Iterator[Lor
         budgets = Budgets(config.lora_disk_mb << 20, config.lora_memory_mb << 20, config.lora_device_mb << 20)
         fetch = _Fetching(bus, config.lora_file_bytes)
         tiers: LoraTiers[LowRank] = LoraTiers(
-            fetch, low_rank, network.layers, folder, budgets, loads=config.lora_loads
+            fetch, low_rank, network.layers, folder, budgets, loads=config.lora_loads, told=told
         )
         stack.enter_context(tiers)
         stack.callback(fetch.close)  # first, or the threads would wait for this loop while it waits for them

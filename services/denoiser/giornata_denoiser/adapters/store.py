@@ -7,6 +7,7 @@ wait for are pinned: no eviction takes them from running rows.
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -19,7 +20,7 @@ import structlog
 import torch
 from torch import Tensor, nn
 
-from giornata.wire.workers import AdapterCounters, Tier
+from giornata.wire.workers import AdapterCounters, AdapterLoad, Tier
 from giornata_denoiser.adapters.files import LoraFile, open_lora
 from giornata_denoiser.blocks.ledger import TierLedger
 from giornata_denoiser.rows.adapters import RowLora
@@ -66,6 +67,7 @@ class LoraTiers(Generic[S]):
         layers: what LoRAs may change, by path; the device and dtype of their weights are those of sets.
         folder: its files are taken over, oldest use first.
         loads: how many loads run at a time.
+        told: is called, in any thread, with each hop of a LoRA that has ended.
     """
 
     def __init__(
@@ -77,7 +79,9 @@ class LoraTiers(Generic[S]):
         budgets: Budgets,
         *,
         loads: int = 2,
+        told: Callable[[AdapterLoad], None] = lambda _: None,
     ) -> None:
+        self._told = told
         self._fetch, self._make, self._layers, self._folder = fetch, make, layers, folder
         some = next(parameter for layer in layers.values() for parameter in layer.parameters())
         self._device, self._dtype = some.device, some.dtype
@@ -160,12 +164,22 @@ class LoraTiers(Generic[S]):
 
     def _made(self, name: str, loras: tuple[RowLora, ...]) -> S:
         files = [(self._file(lora, counted=True), lora.scale) for lora in loras]
+        begun = time.perf_counter()
+        made = self._on_device(name, files)
+        self._tell(Tier.MEMORY, sum(lora.size_bytes for lora in loras), begun)
+        return made
+
+    def _on_device(self, name: str, files: Sequence[tuple[LoraFile, float]]) -> S:
         if self._stream is None:
             return self._make(name, [(self._moved(file), scale) for file, scale in files])
         with torch.cuda.stream(self._stream):
             made = self._make(name, [(self._moved(file), scale) for file, scale in files])
         self._stream.synchronize()  # rows find the set when it is all there
         return made
+
+    def _tell(self, source: Tier | None, size_bytes: int, begun: float) -> None:
+        load_ms = (time.perf_counter() - begun) * 1e3
+        self._told(AdapterLoad(source=source, size_bytes=size_bytes, load_ms=load_ms))
 
     def _moved(self, file: LoraFile) -> dict[str, Tensor]:
         """The factors on the device, from pinned pages where that is another one."""
@@ -197,7 +211,10 @@ class LoraTiers(Generic[S]):
                     self._forget(lora.digest)
                     raise
 
+        begun = time.perf_counter()
         found = self._files.load(lora.digest, read)
+        if found.loaded:
+            self._tell(None if fetched else Tier.DISK, lora.size_bytes, begun)
         if counted:
             self._count("misses" if fetched else "hits_disk" if found.loaded else "hits_memory")
         if found.value is None:

@@ -62,7 +62,7 @@ class Reporter:
         self._loads.append(load)
 
     def adapter_loaded(self, load: AdapterLoad) -> None:
-        """A LoRA has become usable."""
+        """A hop of a LoRA has ended."""
         self._adapter_loads.append(load)
 
     def state(

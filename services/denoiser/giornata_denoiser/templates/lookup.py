@@ -12,6 +12,7 @@ import structlog
 from giornata.planning.costs import StepCosts
 from giornata.wire.jobs import BlobRef
 from giornata.wire.messages import PrefetchTemplate, RunRequest
+from giornata.wire.requests import Reuse
 from giornata.wire.templates import TemplateInputs
 from giornata_denoiser.blocks.own import renew_steps
 from giornata_denoiser.checkpoint import Checkpoint
@@ -113,7 +114,9 @@ class Lookup:
                 self._tasks.create_task(keeping, name="correction")
 
     def prefetch(self, request: PrefetchTemplate) -> None:
-        """Read what is on disk for an edit into memory: the edit is about to come."""
+        """Read what is on disk for an edit that reuses into memory: the edit is about to come."""
+        if request.job.parameters.reuse is Reuse.OFF:
+            return
 
         def work() -> None:
             self._store.prefetch(self._wanted(request).recording_id)

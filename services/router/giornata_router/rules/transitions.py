@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
+from giornata.planning.operations import low_rank_weights
+from giornata.scheduling.adapters import NeededControl, NeededLora
 from giornata.scheduling.demand import Demand, RowShape
+from giornata.wire.adapters import LoraUse
 from giornata.wire.errors import (
     AttemptsExhausted,
     GiornataError,
@@ -162,33 +165,44 @@ def demand(
     the workers that they shared: so they fail alone or are found innocent.
     """
     job, asked = record.job, record.job.parameters
-    reuses = asked.reuse is not Reuse.OFF
-    # at a grain of 1, cells are tokens
-    region = inspection.compute_set[1] if reuses and inspection.compute_set else None
-    image = inspection.tokens + inspection.companion_tokens
-    shapes = tuple(
-        RowShape(
-            text=encoding.text_tokens if encoding else 0,
-            padding=encoding.padding_tokens if encoding and asked.reuse is Reuse.AUTO else 0,
-            prefix=encoding.prefix_tokens if encoding else 0,
-            image=image,
-            computed=region.count if region else image,
-            steps=max(1, job.denoising_steps - (row.resume.step if row.resume else 0)),
-            sequences=1 if guided_by(job) is None else 2,
-            companions=inspection.companion_tokens,
-        )
-        for row in rows
-    )
     failures = max((row.failures for row in rows), default=0)
+    template = picture_id(job.tenant, inspection.template_key) if asked.reuse is not Reuse.OFF else None
     return Demand(
         job.model,
         job.model_digest,
-        shapes,
-        template=picture_id(job.tenant, inspection.template_key) if reuses else None,
+        tuple(_shape(job, inspection, encoding, row) for row in rows),
+        template=template,
         renews=asked.reuse is Reuse.AUTO,
         together=failures > 0,
         alone=0 < failures == max_failures - 1,
+        loras=tuple(NeededLora(lora.sha256, lora.size_bytes) for lora in _acting(job)),
+        controls=tuple(NeededControl(net.digest, net.end - net.start) for net in job.controls if net.scale),
     )
+
+
+def _shape(job: Job, inspection: Inspection, encoding: Encoding | None, row: RowRecord) -> RowShape:
+    """What a row asks for; text counts once it is encoded."""
+    reuse, sequences, loras = job.parameters.reuse, 1 if guided_by(job) is None else 2, _acting(job)
+    # at a grain of 1, cells are tokens
+    region = inspection.compute_set[1] if reuse is not Reuse.OFF and inspection.compute_set else None
+    image = inspection.tokens + inspection.companion_tokens
+    return RowShape(
+        text=encoding.text_tokens if encoding else 0,
+        padding=encoding.padding_tokens if encoding and reuse is Reuse.AUTO else 0,
+        prefix=encoding.prefix_tokens if encoding else 0,
+        image=image,
+        computed=region.count if region else image,
+        steps=max(1, job.denoising_steps - (row.resume.step if row.resume else 0)),
+        sequences=sequences,
+        companions=inspection.companion_tokens,
+        low_rank=low_rank_weights(lora.size_bytes for lora in loras),
+        segments=1 / sequences if loras else 0.0,
+    )
+
+
+def _acting(job: Job) -> tuple[LoraUse, ...]:
+    """The job's LoRAs that change the denoising network; prepost applies what changes text encoders."""
+    return tuple(lora for lora in job.loras if lora.modules and lora.scale)
 
 
 def _lean(record: JobRecord, rows: Sequence[RowRecord]) -> dict[str, object]:

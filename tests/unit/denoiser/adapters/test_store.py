@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from giornata.wire.errors import GiornataError, LoraMismatch, LoraUnreadable, ServiceUnavailable
-from giornata.wire.workers import Tier
+from giornata.wire.workers import AdapterLoad, Tier
 from giornata_denoiser.adapters.store import Budgets, LoraTiers
 from giornata_denoiser.rows.adapters import RowLora
 from tests.patience import HUNG_S
@@ -75,10 +75,15 @@ def stack() -> Iterator[ExitStack]:
         yield stack
 
 
-def tiers(remote: Remote, folder: Path, stack: ExitStack, budgets: Budgets = ROOMY) -> LoraTiers[Summed]:
-    return stack.enter_context(
-        LoraTiers(remote.fetch, Summed, dict(NETWORK.named_modules()), folder, budgets)
-    )
+def tiers(
+    remote: Remote,
+    folder: Path,
+    stack: ExitStack,
+    budgets: Budgets = ROOMY,
+    told: Callable[[AdapterLoad], None] = lambda _: None,
+) -> LoraTiers[Summed]:
+    layers = dict(NETWORK.named_modules())
+    return stack.enter_context(LoraTiers(remote.fetch, Summed, layers, folder, budgets, told=told))
 
 
 def test_a_set_is_there_once_it_is_loaded_and_each_tier_counts(
@@ -103,6 +108,29 @@ def test_a_set_is_there_once_it_is_loaded_and_each_tier_counts(
     with again.held((one,)) as loading:
         loading.result(HUNG_S)
     assert (again.counted().hits_disk, len(remote.asked)) == (1, 2)
+
+
+def test_every_hop_of_a_lora_is_told_once(remote: Remote, tmp_path: Path, stack: ExitStack) -> None:
+    one, two = remote.add(factors(1)), remote.add(factors(2))
+    told: list[AdapterLoad] = []
+    store = tiers(remote, tmp_path, stack, told=told.append)
+    for _ in range(2):
+        with store.held((one,)) as loading:
+            loading.result(HUNG_S)
+    with store.held(tuple(sorted((one, two)))) as loading:
+        loading.result(HUNG_S)
+    both = one.size_bytes + two.size_bytes
+    assert [(hop.source, hop.size_bytes) for hop in told] == [
+        (None, one.size_bytes),
+        (Tier.MEMORY, one.size_bytes),
+        (None, two.size_bytes),
+        (Tier.MEMORY, both),
+    ]
+    assert all(hop.load_ms > 0 for hop in told)
+    told.clear()
+    with tiers(remote, tmp_path, stack, told=told.append).held((two,)) as loading:
+        loading.result(HUNG_S)
+    assert [hop.source for hop in told] == [Tier.DISK, Tier.MEMORY]
 
 
 def test_what_rows_hold_outlives_pressure_and_goes_afterwards(

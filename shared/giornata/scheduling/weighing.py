@@ -1,0 +1,73 @@
+"""What a job would cost on several workers, as policies see it. Pure."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from giornata.scheduling.backlog import RowLoad
+from giornata.scheduling.demand import Demand, Pace
+from giornata.scheduling.occupancy import Occupancy
+from giornata.scheduling.policies import Candidate
+from giornata.wire.workers import Tier
+
+
+class _Cost(NamedTuple):
+    """What a job costs at one pace, with its template at hand or without it."""
+
+    loads: tuple[RowLoad, ...]
+    work_ms: float
+    """Sum over its rows, without the base of steps."""
+
+
+class Weighing:
+    """Weighs one job on several workers; the cost of its rows is computed once for all workers of one pace."""
+
+    def __init__(self, demand: Demand, repeats: float = 0.0, lora_repeats: float = 0.0) -> None:
+        self._demand, self._repeats, self._lora_repeats = demand, repeats, lora_repeats
+        self._costs: dict[int, tuple[_Cost, _Cost]] = {}
+
+    def ms(self, worker: Occupancy, share: float) -> float:
+        """Time of all rows of the job there, with its `share` of the base of steps: 1 where no other row is there."""
+        hit, miss = self._at(worker.pace)
+        cost = hit if self._demand.template in worker.places else miss
+        return share * worker.pace.base_ms * max(load.steps for load in cost.loads) + cost.work_ms
+
+    def candidate(self, worker: Occupancy, *, fetching: bool = False) -> Candidate:
+        """The worker, which is summed up, as policies see it.
+
+        One that is `fetching` what the job needs is not waited for: it was told so a while ago.
+        """
+        demand, arrivals = self._demand, worker.arrivals
+        hit, miss = self._at(worker.pace)
+        template = worker.places.get(demand.template) if demand.template is not None else None
+        if worker.totals is None:
+            raise ValueError(f"worker {worker.name} was not summed up")
+        return Candidate(
+            worker.name,
+            worker.totals.places,
+            worker.totals.rows,
+            worker.totals.tokens,
+            worker.totals.outlook,
+            loads=miss.loads if template is None else hit.loads,
+            template=template,
+            hit_saves_ms=self._repeats * (miss.work_ms - hit.work_ms),
+            fetch_ms=worker.fetch_ms if template is Tier.DISK and not fetching else 0.0,
+            arrive_ms=arrivals.set_ms(demand.loras, worker.loras, fetching=fetching),
+            exact=demand.exact,
+            absent=tuple(
+                (lora.digest, self._lora_repeats * arrivals.repeated_ms(lora))
+                for lora in demand.loras
+                if lora.digest not in worker.loras
+            ),
+        )
+
+    def _at(self, pace: Pace) -> tuple[_Cost, _Cost]:
+        """The cost with the template at hand, and without it."""
+        known = self._costs.get(id(pace))
+        if known is None:
+            known = self._costs[id(pace)] = self._cost(pace, reuses=True), self._cost(pace, reuses=False)
+        return known
+
+    def _cost(self, pace: Pace, *, reuses: bool) -> _Cost:
+        loads = self._demand.loads(pace, reuses=reuses)
+        return _Cost(loads, sum(load.work_ms for load in loads))

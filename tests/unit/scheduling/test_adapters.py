@@ -1,0 +1,254 @@
+"""LoRAs and ControlNets of jobs: where they are, how long they take to arrive, and which worker that makes the best."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from giornata.planning.costs import StepCosts
+from giornata.planning.operations import control_work, low_rank_weights
+from giornata.scheduling.adapters import (
+    Arrivals,
+    NeededControl,
+    NeededLora,
+    by_tier,
+    faster,
+)
+from giornata.scheduling.backlog import Backlog, Effect, Outlook, RowLoad
+from giornata.scheduling.demand import Pace
+from giornata.scheduling.occupancy import Occupancy
+from giornata.scheduling.placement import Placement
+from giornata.scheduling.policies import Candidate, finish_time
+from giornata.wire.adapters import ControlCard, ControlKind
+from giornata.wire.queues import CostFit
+from giornata.wire.workers import AdapterLoad, ServiceState, Tier, WorkerCosts
+from tests.fakes.networks import PLAIN_4, plain
+from tests.unit.scheduling.test_placement import DEMAND, SHAPE, choose, placement, row, worker
+
+TIERS = (None, Tier.DISK, Tier.MEMORY, Tier.DEVICE)
+MB = 1_000_000
+LORA = NeededLora("a" * 64, 341 * MB)
+OTHER = NeededLora("b" * 64, 797 * MB)
+COSTS = WorkerCosts(
+    compute=CostFit(weights=(1.0, 0.0, 0.001, 0.0, 0.0, 0.0), r2=1, residual_ms=0, samples=0, outliers=0),
+    load=CostFit(weights=(0.0, 0.0), r2=1, residual_ms=0, samples=0, outliers=0),
+    device="gpu",
+)
+"""A row of 16 tokens in full adds 0.016 ms a layer to a millisecond."""
+
+
+def having(name: str, tier: Tier | None, *loras: NeededLora, running: int = 0) -> ServiceState:
+    """A worker that has LoRAs in a tier, and so many rows of ten steps."""
+    rows = [row(f"{name}-{number}", 0, 10) for number in range(running)]
+    state = worker(name, *rows)
+    assert state.worker is not None
+    told = {
+        "adapters_resident": {tier: tuple(lora.digest for lora in loras)} if tier else {},
+        "cost_model": COSTS,
+        "blocks": plain(4),
+    }
+    return state.model_copy(update={"worker": state.worker.model_copy(update=told)})
+
+
+def arrived(source: Tier | None, ms_per_mb: float) -> AdapterLoad:
+    return AdapterLoad(source=source, size_bytes=100 * MB, load_ms=100 * ms_per_mb)
+
+
+def test_a_lora_takes_every_hop_from_where_it_is() -> None:
+    arrivals = Arrivals()
+    for source, ms in ((None, 4.0), (Tier.DISK, 1.0), (Tier.MEMORY, 0.1)):
+        for _ in range(60):
+            arrivals.observe(arrived(source, ms))
+    told = [arrivals.ms(10 * MB, tier) for tier in TIERS]
+    assert told == pytest.approx([41.0, 11.0, 1.0, 0.0], rel=1e-3)
+    resident = {LORA.digest: Tier.DISK}
+    both = arrivals.set_ms((LORA, OTHER), resident)
+    assert both == pytest.approx(
+        arrivals.ms(LORA.size_bytes, Tier.DISK) + arrivals.ms(OTHER.size_bytes, None)
+    )
+    fetching = arrivals.set_ms((LORA, OTHER), resident, fetching=True)
+    assert fetching == pytest.approx(arrivals.ms(LORA.size_bytes + OTHER.size_bytes, Tier.MEMORY))
+
+
+def test_the_first_load_outweighs_what_was_assumed() -> None:
+    arrivals = Arrivals()
+    assert arrivals.ms(MB, None) > arrivals.ms(MB, Tier.DISK) > arrivals.ms(MB, Tier.MEMORY) > 0
+    arrivals.observe(arrived(Tier.MEMORY, 3.0))
+    assert arrivals.ms(MB, Tier.MEMORY) == pytest.approx(3.0, rel=0.01)
+
+
+@given(resident=st.dictionaries(st.sampled_from(list(Tier)), st.sets(st.sampled_from("abc"))))
+def test_the_fastest_tier_of_each_lora_counts(resident: dict[Tier, set[str]]) -> None:
+    found = by_tier({tier: sorted(names) for tier, names in resident.items()})
+    for name in "abc":
+        tiers = [tier for tier, names in resident.items() if name in names]
+        fastest: Tier | None = None
+        for tier in tiers:
+            fastest = faster(fastest, tier)
+        assert found.get(name) is fastest
+        assert all(TIERS.index(tier) <= TIERS.index(fastest) for tier in tiers)
+
+
+loads = st.builds(
+    RowLoad,
+    steps=st.integers(1, 12),
+    step_ms=st.floats(0.1, 9),
+    first_ms=st.floats(0, 20),
+    tokens=st.integers(1, 40),
+)
+
+
+@given(
+    rows=st.lists(loads, max_size=7),
+    running=st.integers(0, 7),
+    new=loads,
+    places=st.integers(1, 4),
+    tokens=st.integers(20, 120),
+)
+def test_a_row_begins_when_it_has_a_place(
+    rows: list[RowLoad], running: int, new: RowLoad, places: int, tokens: int
+) -> None:
+    backlog = Backlog(places, 2.0, tuple(rows[:running]), tuple(rows[running:]), tokens)
+    predicted = Outlook(backlog).predict([new])
+    alone = replace(backlog, waiting=(*backlog.waiting, new))
+    begins, ends = alone.times_ms()
+    assert predicted.begin_ms == pytest.approx(begins[-1], abs=1e-6)
+    assert predicted.finish_ms == pytest.approx(ends[-1])
+    moments = [0.0, *backlog.ends_ms()]
+    assert min(abs(predicted.begin_ms - moment) for moment in moments) == pytest.approx(0, abs=1e-6)
+    assert all(begin <= end for begin, end in zip(begins, ends, strict=True))
+
+
+@given(begin=st.floats(0, 1e3), takes=st.floats(0, 1e3), ready=st.floats(0, 2e3), delay=st.floats(0, 1e3))
+def test_only_what_waiting_for_a_place_does_not_hide_is_exposed(
+    begin: float, takes: float, ready: float, delay: float
+) -> None:
+    found = Effect(begin + takes, delay, begin).ready_after(ready)
+    assert found.finish_ms == pytest.approx(max(begin, ready) + takes)
+    assert found.delay_ms == delay
+
+
+@pytest.mark.parametrize("tier", [Tier.DEVICE, Tier.MEMORY, Tier.DISK])
+def test_the_worker_that_has_the_lora_is_chosen_though_it_is_busier(tier: Tier) -> None:
+    known = placement(having("a", None), having("b", tier, LORA, running=2), having("c", Tier.DISK, OTHER))
+    assert choose(known, DEMAND) == "a"
+    assert choose(known, replace(DEMAND, loras=(LORA,))) == "b"
+
+
+def test_an_idle_worker_loads_the_lora_where_that_is_sooner_than_waiting() -> None:
+    known = placement(having("a", None), having("b", Tier.DEVICE, LORA, running=4))
+    small = NeededLora(LORA.digest, 1000)
+    assert choose(known, replace(DEMAND, loras=(small,))) == "a"
+    assert choose(known, replace(DEMAND, loras=(LORA,))) is None, "it waits for the worker that has it"
+
+
+def test_a_load_that_waiting_for_a_place_hides_is_no_reason() -> None:
+    """Both are full; where the place is free sooner, the LoRA is loaded by then."""
+    known = placement(having("a", None, running=4), having("b", Tier.DEVICE, LORA, running=4))
+    held = {
+        c.instance: c for c in known.candidates(replace(DEMAND, loras=(NeededLora(LORA.digest, 1000),)), 8)
+    }
+    assert held["a"].arrive_ms > 0
+    assert held["a"].prediction() == held["b"].prediction()
+
+
+def test_rows_that_begin_without_their_loras_choose_by_them_among_equals_alone() -> None:
+    known = placement(
+        having("a", None), having("b", Tier.MEMORY, LORA), having("c", Tier.MEMORY, LORA, running=1)
+    )
+    late = replace(DEMAND, loras=(LORA,), exact=False)
+    found = {c.instance: c.prediction().finish_ms for c in known.candidates(late, 8)}
+    assert found["a"] == found["b"] < found["c"]
+    assert choose(known, late) == "b"
+
+
+def test_the_likely_worker_is_not_waited_for_beyond_the_hop_onto_its_device() -> None:
+    known = placement(having("a", None), having("b", None))
+    demand = replace(DEMAND, loras=(LORA, OTHER))
+    by_name = {c.instance: c for c in known.candidates(demand, 8, fetching="b")}
+    assert by_name["b"].arrive_ms < by_name["a"].arrive_ms / 5
+    chosen = finish_time(list(by_name.values()), demand)
+    assert chosen is not None
+    assert chosen.instance == "b"
+
+
+def test_a_lora_that_no_worker_has_goes_to_one_worker_again_and_again() -> None:
+    """Until telemetry tells that it is there; other LoRAs go to others."""
+    known = placement(*(having(f"d{number}", None) for number in range(6)))
+    homes = set()
+    for number in range(12):
+        lora = NeededLora(f"{number:064x}", 341 * MB)
+        chosen = {choose(known, replace(DEMAND, loras=(lora,), ticket=ticket)) for ticket in range(3)}
+        assert len(chosen) == 1
+        homes |= chosen
+    assert len(homes) > 2
+
+
+def test_a_rare_lora_does_not_keep_jobs_from_idle_workers() -> None:
+    known = placement(*(having(f"d{number}", None) for number in range(3)))
+    for number in range(300):  # no LoRA comes twice
+        once = replace(DEMAND, loras=(NeededLora(f"{number:064x}", LORA.size_bytes),))
+        known.assign(f"j{number}", 1, "elsewhere", once, now=0)
+        known.release(f"j{number}", 1)
+    absent = [c.absent for c in known.candidates(replace(DEMAND, loras=(LORA,)), 8)]
+    saved = Arrivals().repeated_ms(LORA)
+    assert all(0 <= ms < 0.01 * saved for each in absent for _, ms in each)
+
+
+def test_workers_of_versions_that_tell_nothing_of_loras_are_candidates_that_have_none() -> None:
+    old = worker("old")
+    known = placement(old, having("new", Tier.DEVICE, LORA))
+    demand = replace(DEMAND, loras=(LORA,))
+    by_name: dict[str, Candidate] = {c.instance: c for c in known.candidates(demand, 8)}
+    assert by_name["old"].arrive_ms == pytest.approx(Arrivals().ms(LORA.size_bytes, None))
+    assert by_name["new"].arrive_ms == 0
+    assert choose(known, demand) == "new"
+
+
+def test_telemetry_without_residency_keeps_what_was_told_before() -> None:
+    known = placement(having("a", Tier.DEVICE, LORA))
+    again = having("a", Tier.DEVICE)
+    assert again.worker is not None
+    silent = again.worker.model_copy(update={"adapters_resident": None})
+    known.observe(again.model_copy(update={"worker": silent}), 1)
+    assert known.candidates(replace(DEMAND, loras=(LORA,)), 8)[0].arrive_ms == 0
+
+
+def test_loads_that_are_told_change_how_long_others_take() -> None:
+    known = Placement()
+    state = having("a", None)
+    assert state.worker is not None
+    slow = state.worker.model_copy(update={"adapter_loads": (arrived(None, 50.0),) * 3})
+    known.observe(state.model_copy(update={"worker": slow}), 0)
+    candidate = known.candidates(replace(DEMAND, loras=(LORA,)), 8)[0]
+    assert candidate.arrive_ms == pytest.approx(50 * LORA.size_bytes / MB, rel=0.05)
+
+
+def test_a_row_with_adapters_weighs_as_one_of_a_demand() -> None:
+    pace = Pace(StepCosts((5.0, 0.1, 0.2, 0.001, 0.0, 0.0, 0.3, 2.0, 0.4)), PLAIN_4)
+    told = row("j", 0, 10).model_copy(update={"text_tokens": 9, "low_rank": 7.0, "control": 11.0})
+    state = worker("d", told)
+    assert state.worker is not None
+    weighed = Occupancy.of(state, state.worker, pace, None).sum_up(pace, {}).work_ms
+    shape = replace(SHAPE, text=9, low_rank=7.0, segments=1.0, control=11.0)
+    assert weighed == pytest.approx(shape.load(pace, reuses=False).work_ms)
+    plain_ms = replace(SHAPE, text=9).load(pace, reuses=False).work_ms
+    assert weighed > plain_ms + 10 * 2.0, "ten steps with a set of their own"
+
+
+def test_a_controlnet_costs_the_worker_that_computes_it_itself() -> None:
+    card = ControlCard(name="edges", digest="c", kind=ControlKind.FLUX, text_channels=8, weight_bytes=4000)
+    known = placement(
+        having("apart", None), having("within", None).model_copy(update={"controlnets": (card,)})
+    )
+    demand = replace(DEMAND, controls=(NeededControl("c", 0.5),))
+    by_name = {c.instance: c for c in known.candidates(demand, 8)}
+    added = by_name["within"].loads[0].step_ms - by_name["apart"].loads[0].step_ms
+    pace = known.estimates.pace("within")
+    assert added == pytest.approx(pace.costs.compute[-1] * 0.5 * control_work(4000, SHAPE.text + SHAPE.image))
+    assert choose(known, demand) == "apart"
+    assert choose(known, DEMAND) == "apart"  # by name: they are equals
+    assert low_rank_weights([LORA.size_bytes]) == LORA.size_bytes / 2
