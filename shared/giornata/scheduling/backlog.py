@@ -94,13 +94,14 @@ class Backlog:
         now_ms, step, each_ms = 0.0, 0, self.base_ms
         joined = tokens = 0
         while joined < len(rows) or active:
+            boundary_ms = now_ms
             while joined < len(rows):
                 row = rows[joined]
                 full = len(active) >= self.places or tokens + row.tokens + row.first_tokens > self.tokens
                 if full and active and joined >= len(self.running):
                     break
                 heappush(active, (step + row.steps, joined))
-                begins[joined] = now_ms
+                begins[joined] = boundary_ms
                 each_ms += row.step_ms
                 now_ms += row.first_ms  # all rows of its first step wait for it
                 tokens += row.tokens
