@@ -25,7 +25,7 @@ from scipy import stats
 from giornata.scheduling.line import Turn
 from giornata.scheduling.policies import PolicyName
 from giornata.scheduling.scheduler import InTurn
-from giornata_tools.simulation.simulator import RunOptions
+from giornata_tools.simulation.options import RunOptions
 from tests.bench.reporting import report
 from tests.bench.systems.clusters import (
     WARMUP_S,

@@ -37,7 +37,7 @@ from giornata_tools.loadgen.drawing import figure, svg
 from giornata_tools.loadgen.outcomes import Spread, spread
 from giornata_tools.loadgen.workload import Request, Workload, draw
 from giornata_tools.simulation.jobs import DIGEST, MODEL, SimulatedJob, template_name
-from giornata_tools.simulation.worker import TemplateSetting
+from giornata_tools.simulation.templates import TemplateSetting
 from tests.bench.reporting.report import OUT, write
 from tests.bench.systems.calibration import (
     WARM,

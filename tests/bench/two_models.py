@@ -19,9 +19,10 @@ from giornata.planning.costs import StepCosts
 from giornata_tools.loadgen.outcomes import percentile
 from giornata_tools.simulation.jobs import SimulatedJob, digest_of
 from giornata_tools.simulation.machines import Machine, h800_flux
+from giornata_tools.simulation.options import RunOptions
 from giornata_tools.simulation.results import SimulatedRun
-from giornata_tools.simulation.simulator import RunOptions, Simulation
-from giornata_tools.simulation.worker import TemplateSetting
+from giornata_tools.simulation.simulator import Simulation
+from giornata_tools.simulation.templates import TemplateSetting
 from tests.bench.reporting.report import write
 from tests.bench.systems.clusters import WARMUP_S, scenario
 from tests.flags import option, parsed

@@ -13,7 +13,7 @@ from giornata.scheduling.demand import Demand
 from giornata.scheduling.line import Claim, Key, Line
 from giornata.scheduling.occupancy import Attempt
 from giornata.scheduling.placement import Placement
-from giornata.scheduling.scheduler import Scheduler
+from giornata.scheduling.scheduler import Scheduler, likely
 from giornata.wire.events import DenoisedEvent
 from giornata.wire.progress import Assignment
 from giornata.wire.workers import ServiceState
@@ -99,14 +99,8 @@ class Dispatch:
             self._resolve(attempt, NoReport.RECHECK)
 
     def likely(self, demand: Demand) -> str | None:
-        """The worker that the first piece of `demand` would get now if no job came before it.
-
-        Where none has room, the one that will be empty first.
-        """
-        alone, now = Line(), time.monotonic()
-        alone.join("", demand.piece(), Claim(), now)
-        placements = self._scheduler.decide(alone, self.placement, now).placements
-        return placements[0].worker if placements else self.placement.soonest(demand)
+        """See :func:`giornata.scheduling.scheduler.likely`."""
+        return likely(self._scheduler, self.placement, demand, time.monotonic())
 
     @asynccontextmanager
     async def in_line(

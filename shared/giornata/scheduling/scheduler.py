@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Final, NamedTuple, Protocol
 
 from giornata.scheduling.demand import Demand, RowShape
-from giornata.scheduling.line import Key, Line, QueuedRows
+from giornata.scheduling.line import Claim, Key, Line, QueuedRows
 from giornata.scheduling.occupancy import Attempt
 from giornata.scheduling.placement import Placement
 from giornata.scheduling.policies import POLICIES, Policy, PolicyName
@@ -55,6 +55,17 @@ class Scheduler(Protocol):
 
     def decide(self, line: Line, placement: Placement, now: float) -> Decision:
         """What happens at `now`, on the clock by which `line` and `placement` are fed; both stay as they are."""
+
+
+def likely(scheduler: Scheduler, placement: Placement, demand: Demand, now: float) -> str | None:
+    """The worker that the first piece of `demand` would get now if no job came before it.
+
+    Where none has room, the one that will be empty first.
+    """
+    alone = Line()
+    alone.join("", demand.piece(), Claim(), now)
+    placements = scheduler.decide(alone, placement, now).placements
+    return placements[0].worker if placements else placement.soonest(demand)
 
 
 @dataclass(frozen=True)

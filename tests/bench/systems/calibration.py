@@ -33,8 +33,9 @@ from giornata_tools.launcher.stack import Stack
 from giornata_tools.loadgen.workload import Request
 from giornata_tools.simulation.jobs import SimulatedJob
 from giornata_tools.simulation.machines import Machine
-from giornata_tools.simulation.simulator import RunOptions, Simulation, Stages
-from giornata_tools.simulation.worker import TemplateSetting
+from giornata_tools.simulation.options import RunOptions, Stages
+from giornata_tools.simulation.simulator import Simulation
+from giornata_tools.simulation.templates import TemplateSetting
 from tests.bench.systems.live import PROMPT, Pictures, giornata, served
 from tests.e2e.pictures import edit_form
 

@@ -15,9 +15,9 @@ from giornata_tools.loadgen.distributions import Mix, zipf
 from giornata_tools.loadgen.workload import MaskShape, Workload
 from giornata_tools.simulation.jobs import template_name
 from giornata_tools.simulation.machines import DECODE_MS, FLUX_PICTURE, Machine, flashps_flux, h800_flux
+from giornata_tools.simulation.options import RunOptions, Stages
 from giornata_tools.simulation.scenario import ArrivalSetting, Scenario
-from giornata_tools.simulation.simulator import RunOptions, Stages
-from giornata_tools.simulation.worker import TemplateSetting
+from giornata_tools.simulation.templates import TemplateSetting
 
 WORKERS: Final = 8
 WARMUP_S: Final = 30.0

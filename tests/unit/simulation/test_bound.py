@@ -16,9 +16,9 @@ from giornata_tools.loadgen.outcomes import percentile
 from giornata_tools.loadgen.workload import MaskShape, Workload
 from giornata_tools.simulation.bound import PooledTask, most_on_time
 from giornata_tools.simulation.machines import FLUX, FLUX_PICTURE, h800_flux
+from giornata_tools.simulation.options import Binding, RunOptions
 from giornata_tools.simulation.scenario import ArrivalSetting, Scenario, fewest_workers
-from giornata_tools.simulation.simulator import Binding, RunOptions
-from giornata_tools.simulation.worker import TemplateSetting
+from giornata_tools.simulation.templates import TemplateSetting
 
 
 def brute(tasks: list[PooledTask]) -> int:

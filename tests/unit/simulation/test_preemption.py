@@ -10,8 +10,9 @@ from giornata.scheduling.line import Line
 from giornata.scheduling.placement import Placement
 from giornata.scheduling.policies import finish_time
 from giornata.scheduling.scheduler import Decision, InTurn
-from giornata_tools.simulation.simulator import RunOptions, Simulation
-from giornata_tools.simulation.worker import TemplateSetting
+from giornata_tools.simulation.options import RunOptions
+from giornata_tools.simulation.simulator import Simulation
+from giornata_tools.simulation.templates import TemplateSetting
 from tests.unit.simulation.test_simulation import MACHINE, ends, job
 
 

@@ -13,8 +13,9 @@ from giornata.planning.costs import StepCosts
 from giornata.scheduling.demand import Demand, RowShape
 from giornata_tools.simulation.jobs import DIGEST, MODEL, SimulatedJob
 from giornata_tools.simulation.machines import Machine
+from giornata_tools.simulation.options import RunOptions, Stages
 from giornata_tools.simulation.processors import Clock, Processors, Servers
-from giornata_tools.simulation.simulator import RunOptions, Simulation, Stages
+from giornata_tools.simulation.simulator import Simulation
 from tests.fakes.networks import PLAIN
 
 MACHINE = Machine(StepCosts((0.0, 0.0, 1.0, 0.0, 0.0, 0.0)), PLAIN)

@@ -22,10 +22,12 @@ from giornata_tools.loadgen.distributions import arrival_times
 from giornata_tools.loadgen.outcomes import percentile
 from giornata_tools.simulation.jobs import DIGEST, MODEL, SimulatedJob, digest_of
 from giornata_tools.simulation.machines import FLUX_PICTURE, Machine, Storage, flashps_flux, h800_flux
+from giornata_tools.simulation.options import BASELINES, Binding, RunOptions, Stages
 from giornata_tools.simulation.results import SimulatedRun, summary
-from giornata_tools.simulation.simulator import BASELINES, Binding, RunOptions, Simulation, Stages
+from giornata_tools.simulation.simulator import Simulation
 from giornata_tools.simulation.steps import Segment, row_of, sample
-from giornata_tools.simulation.worker import SimWorker, TemplateSetting
+from giornata_tools.simulation.templates import TemplateSetting
+from giornata_tools.simulation.worker import SimWorker
 from tests.fakes.networks import PLAIN, PLAIN_4
 
 COSTS = StepCosts((10.0, 0.0, 1.0, 0.0, 0.0, 0.0))

@@ -19,9 +19,9 @@ from giornata_tools.loadgen.distributions import zipf
 from giornata_tools.loadgen.workload import MaskShape, Workload
 from giornata_tools.simulation.jobs import template_name
 from giornata_tools.simulation.machines import h800_flux
+from giornata_tools.simulation.options import RunOptions
 from giornata_tools.simulation.scenario import ArrivalSetting, Scenario
-from giornata_tools.simulation.simulator import RunOptions
-from giornata_tools.simulation.worker import TemplateSetting
+from giornata_tools.simulation.templates import TemplateSetting
 
 HOUR_S: Final = 3600.0
 SHARED: Final = (ModuleType, type, FunctionType, MethodType, BuiltinFunctionType)

@@ -26,3 +26,22 @@ ZIPF: Final = float(FACTS["template_zipf_exponent"])
 """Exponent of the popularity of templates."""
 BURSTS: Final = float(FACTS["inter_arrival_cv"])
 """Coefficient of variation of inter-arrival times; a Poisson process has 1."""
+_ADAPTERS: Final[Mapping[str, Any]] = FACTS["adapters"]
+ADAPTERS: Final[Mapping[str, Mapping[str, Mix]]] = {
+    service: {kind: {int(number): share for number, share in mix.items()} for kind, mix in told.items()}
+    for service, told in _ADAPTERS["services"].items()
+}
+"""By service: how many `loras` and `controlnets` a request has."""
+LORAS: Final = int(_ADAPTERS["lora_count"])
+"""Distinct LoRAs."""
+LORA_ZIPF: Final = float(_ADAPTERS["lora_zipf_exponent"])
+"""Exponent of their popularity."""
+LORA_BYTES: Final[Sequence[int]] = _ADAPTERS["lora_bytes"]
+"""Sizes of LoRAs."""
+
+
+def controlnets() -> Mix:
+    """Popularity of ControlNets by number: a few serve nearly all requests, and each of these as many."""
+    count, (most_used, share) = _ADAPTERS["controlnet_count"], _ADAPTERS["controlnet_most_used"]
+    rest = (1 - share) / (count - most_used)
+    return {number: share / most_used if number < most_used else rest for number in range(count)}

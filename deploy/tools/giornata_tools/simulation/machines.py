@@ -29,7 +29,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from giornata.planning.costing import told_compute
 from giornata.planning.costs import LOAD, StepCosts
-from giornata.planning.operations import COMPUTE, Operations, Shape, step_work
+from giornata.planning.operations import COMPUTE, NETWORK, Operations, Shape, step_work
 from giornata.planning.profiles import Profile
 from giornata.planning.regression import fit
 from giornata.scheduling.demand import Pace
@@ -98,13 +98,17 @@ class Machine:
     busy: tuple[tuple[float, float], ...] = ()
     """From when until when, in seconds, no step begins."""
     storage: Storage = field(default_factory=Storage)
+    controls: tuple[tuple[str, int], ...] = ()
+    """Digests and bytes of the ControlNets that it computes itself."""
     model: str = MODEL
     """That it serves."""
 
     @property
     def pace(self) -> Pace:
         """What steps really cost."""
-        return Pace(self.costs, self.operations, keeps_padding=True, slowness=self.slowness)
+        return Pace(
+            self.costs, self.operations, keeps_padding=True, slowness=self.slowness, controls=self.controls
+        )
 
     @property
     def told(self) -> WorkerCosts:
@@ -141,7 +145,8 @@ def flashps_flux(rows: int = 8) -> Machine:
     fitted = FIGURES["fitted"]["flux"]
     token_ms = fitted["ratio_ms"] / FLUX["image_tokens"]
     sequence_ms = fitted["row_ms"] - FLUX["text_tokens"] * token_ms
-    weights = (fitted["step_ms"], sequence_ms, token_ms, 0.0, 0.0, 0.0)
+    adapter_ms = token_ms / FLUX_BLOCKS.total[1, 1]  # a multiplication, of all that a token meets
+    weights = (fitted["step_ms"], sequence_ms, token_ms, 0.0, 0.0, 0.0, adapter_ms, 0.0, adapter_ms)
     return Machine(StepCosts(weights), TOKEN_BLOCKS, "NVIDIA H800, FlashPS", rows)
 
 
@@ -157,8 +162,8 @@ class Costs(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    compute: tuple[float, ...] = Field(min_length=len(COMPUTE), max_length=len(COMPUTE))
-    """In the order of :data:`giornata.planning.operations.COMPUTE`."""
+    compute: tuple[float, ...] = Field(min_length=len(NETWORK), max_length=len(COMPUTE))
+    """In the order of :data:`giornata.planning.operations.COMPUTE`; adapters cost nothing where they are left out."""
     load: tuple[float, ...] = Field((0.0,) * len(LOAD), min_length=len(LOAD), max_length=len(LOAD))
     blocks: tuple[BlockSpec, ...] = Field((PLAIN,), min_length=1)
 
@@ -212,7 +217,8 @@ class Group(BaseModel):
             profile = Profile.model_validate_json(read(self.profile))
             return Machine(profile.costs, Operations(profile.blocks), profile.device)
         if self.costs is not None:
-            return Machine(StepCosts(self.costs.compute, self.costs.load), Operations(self.costs.blocks))
+            compute = (*self.costs.compute, *(0.0,) * (len(COMPUTE) - len(self.costs.compute)))
+            return Machine(StepCosts(compute, self.costs.load), Operations(self.costs.blocks))
         return PUBLISHED[self.machine or ""]()
 
 

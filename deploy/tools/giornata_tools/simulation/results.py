@@ -27,6 +27,12 @@ class Counted:
     hits: Counter[Tier | None] = field(default_factory=Counter)
     """Jobs that may reuse, by where their template was."""
     recorded: int = 0
+    lora_hits: Counter[Tier | None] = field(default_factory=Counter)
+    """LoRAs of rows that came, by where they were."""
+    adapted: int = 0
+    """Times that rows with LoRAs came."""
+    exposed_s: float = 0.0
+    """Time that these waited for their LoRAs and for nothing else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +117,10 @@ class Summary:
     hits_disk: int
     misses: int
     recorded: int
+    lora_hit_share: float | None
+    """Share of LoRAs in the memory or on the device of the worker, or on their way there, when rows with them came."""
+    lora_wait_mean_s: float | None
+    """Time that rows with LoRAs waited for these alone, on average over the times that such rows came."""
 
     @property
     def hit_share(self) -> float:
@@ -133,7 +143,12 @@ def summary(run: SimulatedRun, warmup_s: float = 0.0) -> Summary:
     used = [worker.busy_s / run.seconds for worker in run.workers]
     steps = sum(worker.steps for worker in run.workers)
     moments = [m.waiting for m in run.moments if m.at_s >= warmup_s] or [0]
-    hits = sum((worker.hits for worker in run.workers), Counter[Tier | None]())
+    hits, lora_hits = (
+        sum((count(worker) for worker in run.workers), Counter[Tier | None]())
+        for count in (attrgetter("hits"), attrgetter("lora_hits"))
+    )
+    adapted = sum(worker.adapted for worker in run.workers)
+    near = lora_hits[Tier.DEVICE] + lora_hits[Tier.MEMORY]
     return Summary(
         jobs=len(counted),
         pictures=sum(ended.job.demand.rows for ended in counted),
@@ -155,6 +170,8 @@ def summary(run: SimulatedRun, warmup_s: float = 0.0) -> Summary:
         hits_disk=hits[Tier.DISK],
         misses=hits[None],
         recorded=sum(worker.recorded for worker in run.workers),
+        lora_hit_share=near / lora_hits.total() if lora_hits else None,
+        lora_wait_mean_s=sum(worker.exposed_s for worker in run.workers) / adapted if adapted else None,
     )
 
 

@@ -12,12 +12,14 @@ from giornata_tools.loadgen.distributions import arrival_times
 from giornata_tools.loadgen.outcomes import percentile
 from giornata_tools.loadgen.trace import TraceLine, complete
 from giornata_tools.loadgen.workload import Workload, draw, faster
+from giornata_tools.simulation.adapters import AdapterSetting, AdapterWorkload, with_adapters
 from giornata_tools.simulation.bound import Bound
 from giornata_tools.simulation.jobs import PictureSetting, SimulatedJob, jobs_of, template_name
 from giornata_tools.simulation.machines import Machine
+from giornata_tools.simulation.options import RunOptions, Stages
 from giornata_tools.simulation.results import SimulatedRun, Summary, summary
-from giornata_tools.simulation.simulator import RunOptions, Simulation, Stages
-from giornata_tools.simulation.worker import TemplateSetting
+from giornata_tools.simulation.simulator import Simulation
+from giornata_tools.simulation.templates import TemplateSetting
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,9 @@ class Scenario:
     picture: PictureSetting = field(default_factory=PictureSetting)
     templates: TemplateSetting = field(default_factory=TemplateSetting)
     stages: Stages = field(default_factory=Stages)
+    asked: AdapterWorkload | None = None
+    """LoRAs and ControlNets of jobs; None: no job has any."""
+    adapters: AdapterSetting = field(default_factory=AdapterSetting)
     reuse: bool = True
     slo_s: float | None = None
     cores: float = math.inf
@@ -69,7 +74,8 @@ class Scenario:
             raise ValueError(
                 f"no job arrives within {arriving.seconds:g} s after the warm-up of {arriving.warmup_s:g} s"
             )
-        return jobs_of(requests, self.picture, reuse=self.reuse, slo_s=self.slo_s)
+        jobs = jobs_of(requests, self.picture, reuse=self.reuse, slo_s=self.slo_s)
+        return jobs if self.asked is None else with_adapters(jobs, self.asked, seed)
 
     def run(
         self,
@@ -86,6 +92,7 @@ class Scenario:
             options,
             templates=self.templates,
             stages=self.stages,
+            adapters=self.adapters,
             scheduler=scheduler,
             cores=self.cores,
         )

@@ -5,24 +5,25 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
 from functools import partial
 from typing import Final
 
 from giornata.families import Family
-from giornata.scheduling.line import AGEING_S, Claim, Line, Turn
+from giornata.scheduling.line import Claim, Line
 from giornata.scheduling.occupancy import Attempt
 from giornata.scheduling.placement import Placement
-from giornata.scheduling.policies import POLICIES, Policy, PolicyName
-from giornata.scheduling.scheduler import LOOKED_AT, Decision, InTurn, Placed, Scheduler
-from giornata.scheduling.slack import SLACK
+from giornata.scheduling.scheduler import Scheduler, likely
+from giornata.wire.adapters import ControlCard, ControlKind
 from giornata.wire.models import ModelCard
 from giornata.wire.workers import ServiceName, ServiceState
+from giornata_tools.simulation.adapters import AdapterSetting
 from giornata_tools.simulation.jobs import DIGEST, MODEL, Piece, SimulatedJob, digest_of
 from giornata_tools.simulation.machines import Machine
+from giornata_tools.simulation.options import RunOptions, Stages
 from giornata_tools.simulation.processors import Clock, Processors, Servers
 from giornata_tools.simulation.results import EndedJob, Moment, SimulatedRun
-from giornata_tools.simulation.worker import SimWorker, TemplateSetting
+from giornata_tools.simulation.templates import TemplateSetting
+from giornata_tools.simulation.worker import SimWorker
 
 CARD: Final = ModelCard(
     name=MODEL,
@@ -40,96 +41,6 @@ CARD: Final = ModelCard(
 TOLD: Final = ServiceState(
     service=ServiceName.DENOISER, instance="", host="simulated", version="", ready=True, models=(CARD,)
 )
-
-
-BASELINES: Final = frozenset(
-    {PolicyName.ROUND_ROBIN, PolicyName.REQUEST_LEVEL, PolicyName.TOKEN_LEVEL, PolicyName.MASK_AWARE}
-)
-
-
-class Binding(StrEnum):
-    """When a job is given to a worker."""
-
-    LATE = "late"
-    """When a worker has a place for it; until then it waits in the router's line, as live, and as in FlashPS."""
-    ARRIVAL = "arrival"
-    """At once: it waits at its worker."""
-
-
-@dataclass(frozen=True)
-class AtArrival:
-    """Gives every job whole to the worker that the policy chooses, however full it is."""
-
-    policy: Policy
-    looked_at: int
-
-    def decide(self, line: Line, placement: Placement, now: float) -> Decision:
-        """See :class:`giornata.scheduling.scheduler.Scheduler`."""
-        placed = []
-        with placement.trial() as count:
-            for entry in line.order(now):
-                asked = entry.asked(now)
-                known = placement.candidates(asked, self.looked_at)
-                chosen = self.policy([c._replace(capacity_rows=1 << 30) for c in known], asked)
-                if chosen is not None:
-                    count(entry.job_id, chosen.instance, asked)
-                    placed.append(Placed(entry.key, chosen.instance, entry.rows))
-        return Decision(tuple(placed))
-
-
-@dataclass(frozen=True)
-class Stages:
-    """Times beside denoising."""
-
-    encode_ms: float = 0.0
-    finish_ms: float = 0.0
-    """Decoding and pasting of a picture; a server does one after the other."""
-    servers: int = 8
-    """Servers that encode, and as many that finish."""
-    hops_ms: float = 0.0
-    """Messages and files of a job, in which no process computes."""
-    relay_ms: float = 0.0
-    """Computing of gateway, router and message servers for a job, half of it at each end, one job after the other."""
-
-
-@dataclass(frozen=True)
-class RunOptions:
-    """How a run is scheduled."""
-
-    policy: PolicyName = PolicyName.FINISH_TIME
-    binding: Binding = Binding.LATE
-    spreads: bool = True
-    """Whether rows of one job may go to several workers where jobs are bound late."""
-    telemetry_hz: float = 4.0
-    looked_at: int = LOOKED_AT
-    by_deadline: bool = False
-    """Whether jobs with an SLO come in the line by their deadlines."""
-    turn: Turn = Turn.LEAST_WORK
-    """Which of the waiting jobs comes first."""
-    ageing_s: float = AGEING_S
-    slack: float = SLACK
-    """Share of its fastest rate that a worker may lose to fewer rows while none wait; 0: it gets as many rows as it has
-    places."""
-    seed: int = 0
-    """Seed of noise."""
-
-    @classmethod
-    def of(cls, policy: PolicyName) -> RunOptions:
-        """How a policy serves: ours as live, the baselines as FlashPS's artifact has them.
-
-        There a job waits in one line, in the order of arrival, until a worker has fewer than its maximum, and goes to
-        it whole.
-        """
-        if policy in BASELINES:
-            return cls(policy, spreads=False, turn=Turn.ARRIVAL, slack=0.0)
-        return cls(policy, by_deadline=policy is PolicyName.DEADLINE_AWARE)
-
-    def scheduler(self) -> Scheduler:
-        """The scheduler that these options name."""
-        policy = POLICIES[self.policy]
-        if self.binding is Binding.ARRIVAL:
-            return AtArrival(policy, self.looked_at)
-        return InTurn(policy, self.looked_at, self.spreads)
 
 
 @dataclass(slots=True)
@@ -160,6 +71,7 @@ class Simulation:
         *,
         templates: TemplateSetting | None = None,
         stages: Stages | None = None,
+        adapters: AdapterSetting | None = None,
         scheduler: Scheduler | None = None,
         cores: float = math.inf,
     ) -> None:
@@ -180,6 +92,7 @@ class Simulation:
                 done=self._denoised,
                 seed=options.seed * 100_003 + number,
                 host=self._host,
+                adapters=adapters,
             )
             for number, machine in enumerate(machines)
             for name in [f"w{number:04d}"]
@@ -220,19 +133,30 @@ class Simulation:
         self._relay.serve(self._stages.relay_ms / 2e3, now, partial(self._encode, job))
 
     def _encode(self, job: SimulatedJob, now: float) -> None:
-        joins = partial(self._join, Piece(job, 0, tuple(range(job.demand.rows))))
+        joins = partial(self._join, Piece(job, 0, tuple(range(job.demand.rows))), self._prefetch(job, now))
         hops_s = self._stages.hops_ms / 1e3
         self._encoders.serve(
             self._stages.encode_ms / 1e3, now, lambda then: self._clock.at(then + hops_s, joins)
         )
 
-    def _join(self, piece: Piece, now: float) -> None:
+    def _prefetch(self, job: SimulatedJob, now: float) -> str | None:
+        """Tell the worker that probably gets a row to load its LoRAs while it is encoded."""
+        if not job.demand.loras or not self._options.adapters or not self._stages.encode_ms:
+            return None
+        name = likely(self._scheduler, self._placement, job.demand, now)
+        if name is not None:
+            self._workers[name].loras.prefetch(job.demand.loras, now)
+        return name
+
+    def _join(self, piece: Piece, fetching: str | None, now: float) -> None:
         job, demand = piece.job, piece.demand
+        if not self._options.adapters:
+            demand = replace(demand, loras=(), controls=())
         claim = Claim(takes_s=self._placement.least_ms(demand.piece()) / 1e3)
         if job.slo_s is not None:
             finish_by_s = job.at_s + job.slo_s - job.demand.rows * self._stages.finish_ms / 1e3
             claim = replace(claim, finish_by_s=finish_by_s)
-        self._line.join(job.job_id, demand, claim, now, rows=piece.rows)
+        self._line.join(job.job_id, demand, claim, now, rows=piece.rows, fetching=fetching)
         self._decide(now)
 
     def _decide(self, now: float) -> None:
@@ -258,7 +182,7 @@ class Simulation:
         name = self._placement.worker(attempt)
         if name is not None:
             self._placement.release(*attempt)
-            self._clock.at(now, partial(self._join, self._workers[name].drop(attempt, now)))
+            self._clock.at(now, partial(self._join, self._workers[name].drop(attempt, now), None))
 
     def _denoised(self, piece: Piece, now: float) -> None:
         carried = self._carried[piece.job.job_id]
@@ -290,7 +214,12 @@ class Simulation:
         state = worker.state(now)
         if state is None:
             return False
-        told = {"instance": worker.name, "worker": state, "models": self._models[worker.name]}
+        told = {
+            "instance": worker.name,
+            "worker": state,
+            "models": self._models[worker.name],
+            "controlnets": _cards(worker.machine),
+        }
         self._placement.observe(TOLD.model_copy(update=told), now)
         return True
 
@@ -298,3 +227,11 @@ class Simulation:
         """Note the state of the cluster, once a second."""
         self._moments.append(Moment(now, len(self._line), self._arrived - len(self._ended)))
         self._clock.at(now + 1.0, self._look)
+
+
+def _cards(machine: Machine) -> tuple[ControlCard, ...]:
+    """ControlNets that a worker computes itself."""
+    return tuple(
+        ControlCard(name=digest, digest=digest, kind=ControlKind.FLUX, text_channels=0, weight_bytes=size)
+        for digest, size in machine.controls
+    )

@@ -79,6 +79,8 @@ def row_of(
         text_tokens=shape.text,
         padding_tokens=shape.padding if reuses else 0,
         sequences=shape.sequences,
+        low_rank=shape.low_rank,
+        control=shape.control,
     )
     return SimRow(key, shape, reuses, load.step_ms, load.first_ms, shape.steps, told, template, background)
 
@@ -188,6 +190,9 @@ def sample(segment: Segment, operations: Operations) -> StepSample:
         attention=work.attention,
         convolution=work.convolution,
         gathered=work.gathered,
+        low_rank=work.low_rank,
+        segments=round(work.segments),
+        control=work.control,
         assemble_ms=0.0,
         step_ms=segment.step_s * 1e3,
         reusing_ms=sum(row.step_ms for row in segment.rows if row.mode is not Mode.FULL),

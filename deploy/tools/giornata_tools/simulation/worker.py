@@ -8,79 +8,28 @@ from __future__ import annotations
 
 import math
 import random
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from itertools import count, islice
+from itertools import count
 from typing import Final
 
 from giornata.scheduling.batch import Batch, Capacity, RowKey
-from giornata.scheduling.demand import RowShape
+from giornata.scheduling.demand import Demand, RowShape
 from giornata.scheduling.occupancy import Attempt
 from giornata.scheduling.repeats import RecordingRule
-from giornata.wire.workers import LoadSample, StepSample, Tier, WorkerState
+from giornata.wire.workers import AdapterLoad, LoadSample, StepSample, Tier, WorkerState
+from giornata_tools.simulation.adapters import AdapterSetting, SimLoras
 from giornata_tools.simulation.jobs import Piece
 from giornata_tools.simulation.machines import Machine
 from giornata_tools.simulation.processors import Clock, Processors
 from giornata_tools.simulation.results import Counted
 from giornata_tools.simulation.steps import EPSILON_S, Segment, SimRow, StepTimes, progress, row_of, sample
+from giornata_tools.simulation.templates import TemplateSetting, Tiers
 
 SAMPLES: Final = 16
 """Most samples of steps in one telemetry message."""
 LEVELS: Final = 6
 """Steps of a run that records a template."""
-TOLD: Final = 256
-"""Templates of a tier that telemetry tells, as :class:`giornata.wire.workers.WorkerState` says."""
-
-
-@dataclass(frozen=True)
-class TemplateSetting:
-    """How all workers keep templates."""
-
-    size_bytes: float = 0.0
-    kv_bytes: float = 0.0
-    """Keys and values that a row takes from memory a step; 0: loads are neglected."""
-    registered: frozenset[str] = frozenset()
-    """Templates that are recorded at their first edit on a worker; others at their second."""
-    preloaded: tuple[str, ...] = ()
-    """Templates in memory of every worker from the start, the most popular first, as far as there is room."""
-
-
-class Tiers:
-    """All templates are of one size, so that so many fit into `memory`, and so many on `disk`."""
-
-    def __init__(self, memory: int, disk: int) -> None:
-        self._most = {Tier.MEMORY: memory, Tier.DISK: disk}
-        self._here: dict[Tier, OrderedDict[str, None]] = {tier: OrderedDict() for tier in Tier}
-
-    def find(self, template: str) -> Tier | None:
-        """The fastest tier that has `template`, which counts as used."""
-        found = None
-        for tier in (Tier.DISK, Tier.MEMORY):
-            if template in self._here[tier]:
-                self._here[tier].move_to_end(template)
-                found = tier
-        return found
-
-    def put(self, template: str) -> None:
-        """Keep a recorded template, in memory and on disk."""
-        self._put(Tier.DISK, template)
-        self.fetched(template)
-
-    def fetched(self, template: str) -> None:
-        """Keep a template in memory that was read from disk."""
-        self._put(Tier.MEMORY, template)
-
-    def resident(self) -> dict[Tier, tuple[str, ...]]:
-        """Templates by tier, lately used first, as telemetry tells them."""
-        return {tier: tuple(islice(reversed(here), TOLD)) for tier, here in self._here.items()}
-
-    def _put(self, tier: Tier, template: str) -> None:
-        here = self._here[tier]
-        here[template] = None
-        here.move_to_end(template)
-        while len(here) > self._most[tier]:
-            here.popitem(last=False)
 
 
 class SimWorker:
@@ -96,6 +45,7 @@ class SimWorker:
         done: Callable[[Piece, float], None],
         seed: int,
         host: Processors,
+        adapters: AdapterSetting | None = None,
     ) -> None:
         self.name, self.machine = name, machine
         self.counted = Counted()
@@ -115,6 +65,9 @@ class SimWorker:
         for template in reversed(templates.preloaded[:memory]):
             self._tiers.fetched(template)
         self._runs: set[str] = set()
+        self._adapter_loads: list[AdapterLoad] = []
+        self.loras = SimLoras(adapters or AdapterSetting(), clock, self._adapter_loads.append)
+        self.counted.lora_hits = self.loras.hits
         self._unfinished: dict[Attempt, tuple[Piece, int]] = {}
         """With how many of its rows are not computed."""
         self._fetching: dict[Attempt, Piece] = {}
@@ -135,20 +88,34 @@ class SimWorker:
         """Take assigned rows: look for their template; they join as soon as they can."""
         self._changed = True
         self._unfinished[piece.key] = piece, len(piece.rows)
-        template = piece.job.demand.template
+        demand = piece.job.demand
+        loras_s = self.loras.ready_s(demand.loras, now)
+        tier, ready_s = self._look_up(demand, now)
+        template = demand.template if tier else None
+        if demand.loras:
+            self.counted.adapted += 1
+            self.counted.exposed_s += max(0.0, loras_s - ready_s)
+        ready_s = max(loras_s, ready_s)
+        if ready_s <= now:
+            self._submit(piece, template, now)
+        else:
+            self._fetching[piece.key] = piece
+            self._clock.at(ready_s, lambda then: self._ready(piece, template, then))
+
+    def _look_up(self, demand: Demand, now: float) -> tuple[Tier | None, float]:
+        """Where the template of a job is, and when it is in memory; it is recorded if it comes often."""
+        template = demand.template
         if template is None:
-            self._submit(piece, None, now)
-            return
+            return None, now
         tier = self._tiers.find(template)
         self.counted.hits[tier] += 1
         if tier is Tier.DISK:
             took_s = self._templates.size_bytes / self.machine.storage.disk_bytes_per_s
-            self._fetching[piece.key] = piece
-            self._clock.at(now + took_s, lambda then: self._fetched(piece, template, took_s * 1e3, then))
-            return
+            self._clock.at(now + took_s, lambda _: self._fetched(template, took_s * 1e3))
+            return tier, now + took_s
         if tier is None and self._admission.see(template, registered=template in self._templates.registered):
-            self._record(template, piece.job.demand.shapes[0])
-        self._submit(piece, template if tier else None, now)
+            self._record(template, demand.shapes[0])
+        return tier, now
 
     def drop(self, key: Attempt, now: float) -> Piece:
         """Give up rows that were assigned; their worker goes on without them after the present step."""
@@ -173,26 +140,32 @@ class SimWorker:
             for row in self._rows(piece, piece.job.demand.template)
         )
         samples, loads = tuple(self._samples), tuple(self._loads[-SAMPLES:])
-        self._samples.clear()
-        self._loads.clear()
         news = {"running": running, "waiting": waiting + fetching, "samples": samples, "loads": loads}
-        return self._told.model_copy(update={**news, "resident": self._tiers.resident()})
+        adapters = {
+            "adapter_loads": tuple(self._adapter_loads[-SAMPLES:]),
+            "adapters_resident": self.loras.resident(),
+        }
+        for told in (self._samples, self._loads, self._adapter_loads):
+            told.clear()
+        return self._told.model_copy(update={**news, **adapters, "resident": self._tiers.resident()})
 
     def _rows(self, piece: Piece, template: str | None) -> list[SimRow]:
-        shapes = piece.job.demand.shapes
+        demand, pace = piece.job.demand, self._pace
+        shapes = [pace.controlled(shape, demand.controls) for shape in demand.shapes]
         return [
-            row_of(RowKey(*piece.key, index), shapes[index], self._pace, template=template)
-            for index in piece.rows
+            row_of(RowKey(*piece.key, index), shapes[index], pace, template=template) for index in piece.rows
         ]
 
     def _fits(self, rows: Sequence[SimRow]) -> bool:
         limit = self.machine.step_limit_ms
         return math.isinf(limit) or self._pace.base_ms + sum(row.step_ms for row in rows) <= limit
 
-    def _fetched(self, piece: Piece, template: str, load_ms: float, now: float) -> None:
+    def _fetched(self, template: str, load_ms: float) -> None:
         self._tiers.fetched(template)
         size_bytes = round(self._templates.size_bytes)
         self._loads.append(LoadSample.model_construct(tier=Tier.DISK, size_bytes=size_bytes, load_ms=load_ms))
+
+    def _ready(self, piece: Piece, template: str | None, now: float) -> None:
         if self._fetching.pop(piece.key, None) is not None:  # else it was dropped meanwhile
             self._submit(piece, template, now)
 

@@ -81,6 +81,31 @@ def _policies(text: str) -> list[str]:
 @click.option(
     "--link-gb-per-s", type=ABOVE_0, default=50.0, help="From memory to the device, where --step-gb says so."
 )
+@click.option(
+    "--adapters",
+    type=click.Choice(list(facts.ADAPTERS)),
+    help="LoRAs and ControlNets of jobs, as a published service has them; default: none.",
+)
+@click.option("--loras", type=COUNT, default=facts.LORAS, help="Distinct LoRAs, of 341 or 797 MB.")
+@click.option(
+    "--lora-device-gb", type=AT_LEAST_0, default=2.0, help="For LoRAs on the device of each worker."
+)
+@click.option("--lora-memory-gb", type=AT_LEAST_0, default=16.0, help="For LoRAs in memory of each worker.")
+@click.option("--lora-disk-gb", type=AT_LEAST_0, default=100.0, help="For LoRAs on disk of each worker.")
+@click.option(
+    "--store-gb-per-s", type=ABOVE_0, default=0.5, help="At which LoRAs come from the LoRA store to a worker."
+)
+@click.option(
+    "--controlnet-gb",
+    type=AT_LEAST_0,
+    default=0.0,
+    help="Weights of a ControlNet that workers compute themselves; 0: others compute all of them.",
+)
+@click.option(
+    "--affinity/--no-affinity",
+    default=True,
+    help="Whether the router knows the jobs' adapters; FlashPS's policies never do.",
+)
 @click.option("--cold", is_flag=True, help="No template is in memory at the start.")
 @click.option(
     "--registered",

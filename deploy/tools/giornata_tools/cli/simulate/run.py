@@ -18,9 +18,9 @@ from rich.table import Table
 from giornata.scheduling.policies import PolicyName
 from giornata_tools.bars import counting
 from giornata_tools.cli.simulate.setting import scenario_of
+from giornata_tools.simulation.options import Binding, RunOptions
 from giornata_tools.simulation.results import Simulated, Summary, charts
 from giornata_tools.simulation.scenario import Scenario, fewest_workers
-from giornata_tools.simulation.simulator import Binding, RunOptions
 
 WIDTH: Final = 150
 """Columns of a table that is not printed to a terminal."""
@@ -36,6 +36,8 @@ COLUMNS: Final = (
     "rows/step",
     "queue",
     "hits",
+    "LoRAs near",
+    "LoRA wait",
 )
 """Of the table of runs."""
 
@@ -69,8 +71,10 @@ def run(given: Mapping[str, Any]) -> None:
 
 
 def _options(given: Mapping[str, Any], policy: str, seed: int) -> RunOptions:
+    usual = RunOptions.of(PolicyName(policy))
     return replace(
-        RunOptions.of(PolicyName(policy)),
+        usual,
+        adapters=usual.adapters and given["affinity"],
         binding=Binding(given["binding"]),
         telemetry_hz=given["telemetry_hz"],
         looked_at=given["looked_at"],
@@ -145,7 +149,14 @@ def _figures(runs: Sequence[Simulated]) -> list[str]:
         f"{mean(lambda s: s.rows_a_step):.2f}",
         f"{mean(lambda s: s.queue_mean):.1f}",
         f"{hits / looked_up:.0%}" if looked_up else "",
+        *_of_loras([run.summary for run in runs]),
     ]
+
+
+def _of_loras(found: Sequence[Summary]) -> list[str]:
+    shares = [one.lora_hit_share for one in found if one.lora_hit_share is not None]
+    waits = [one.lora_wait_mean_s for one in found if one.lora_wait_mean_s is not None]
+    return [f"{fmean(shares):.0%}" if shares else "", f"{fmean(waits):.2f}" if waits else ""]
 
 
 def _named(rate: float) -> str:

@@ -12,11 +12,12 @@ from giornata_tools.cli.workload import read_trace
 from giornata_tools.loadgen.distributions import zipf
 from giornata_tools.loadgen.workload import MaskShape, Workload
 from giornata_tools.simulation import machines
+from giornata_tools.simulation.adapters import AdapterSetting, AdapterWorkload, held_controls
 from giornata_tools.simulation.jobs import PictureSetting, template_name
 from giornata_tools.simulation.machines import Machine, Storage
+from giornata_tools.simulation.options import Stages
 from giornata_tools.simulation.scenario import ArrivalSetting, Scenario, popular
-from giornata_tools.simulation.simulator import Stages
-from giornata_tools.simulation.worker import TemplateSetting
+from giornata_tools.simulation.templates import TemplateSetting
 
 
 def scenario_of(given: Mapping[str, Any]) -> Scenario:
@@ -32,8 +33,9 @@ def scenario_of(given: Mapping[str, Any]) -> Scenario:
         )
     weights = zipf(given["templates"], given["zipf"])
     names = frozenset(map(template_name, weights))
+    controls = held_controls(round(given["controlnet_gb"] * 1e9)) if given["controlnet_gb"] else ()
     return Scenario(
-        machines=tuple(_machines(given)),
+        machines=tuple(replace(machine, controls=controls) for machine in _machines(given)),
         workload=Workload(given["masks"], given["steps"], given["n"], weights, MaskShape.SQUARE),
         arriving=_arriving(given),
         picture=PictureSetting(
@@ -51,6 +53,15 @@ def scenario_of(given: Mapping[str, Any]) -> Scenario:
         ),
         stages=Stages(
             given["encode_ms"], given["finish_ms"], given["prepost"], given["hops_ms"], given["relay_ms"]
+        ),
+        asked=AdapterWorkload.of(given["adapters"], given["loras"]) if given["adapters"] else None,
+        adapters=AdapterSetting(
+            given["lora_device_gb"] * 1e9,
+            given["lora_memory_gb"] * 1e9,
+            given["lora_disk_gb"] * 1e9,
+            given["store_gb_per_s"] * 1e9,
+            given["disk_gb_per_s"] * 1e9,
+            given["link_gb_per_s"] * 1e9,
         ),
         reuse=given["reuse"],
         slo_s=given["slo"],

@@ -1,0 +1,104 @@
+"""How a simulated cluster is scheduled, and the stages around its workers. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from giornata.scheduling.line import AGEING_S, Line, Turn
+from giornata.scheduling.placement import Placement
+from giornata.scheduling.policies import POLICIES, Policy, PolicyName
+from giornata.scheduling.scheduler import LOOKED_AT, Decision, InTurn, Placed, Scheduler
+from giornata.scheduling.slack import SLACK
+
+BASELINES: Final = frozenset(
+    {PolicyName.ROUND_ROBIN, PolicyName.REQUEST_LEVEL, PolicyName.TOKEN_LEVEL, PolicyName.MASK_AWARE}
+)
+
+
+class Binding(StrEnum):
+    """When a job is given to a worker."""
+
+    LATE = "late"
+    """When a worker has a place for it; until then it waits in the router's line, as live, and as in FlashPS."""
+    ARRIVAL = "arrival"
+    """At once: it waits at its worker."""
+
+
+@dataclass(frozen=True)
+class AtArrival:
+    """Gives every job whole to the worker that the policy chooses, however full it is."""
+
+    policy: Policy
+    looked_at: int
+
+    def decide(self, line: Line, placement: Placement, now: float) -> Decision:
+        """See :class:`giornata.scheduling.scheduler.Scheduler`."""
+        placed = []
+        with placement.trial() as count:
+            for entry in line.order(now):
+                asked = entry.asked(now)
+                known = placement.candidates(asked, self.looked_at)
+                chosen = self.policy([c._replace(capacity_rows=1 << 30) for c in known], asked)
+                if chosen is not None:
+                    count(entry.job_id, chosen.instance, asked)
+                    placed.append(Placed(entry.key, chosen.instance, entry.rows))
+        return Decision(tuple(placed))
+
+
+@dataclass(frozen=True)
+class Stages:
+    """Times beside denoising."""
+
+    encode_ms: float = 0.0
+    finish_ms: float = 0.0
+    """Decoding and pasting of a picture; a server does one after the other."""
+    servers: int = 8
+    """Servers that encode, and as many that finish."""
+    hops_ms: float = 0.0
+    """Messages and files of a job, in which no process computes."""
+    relay_ms: float = 0.0
+    """Computing of gateway, router and message servers for a job, half of it at each end, one job after the other."""
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """How a run is scheduled."""
+
+    policy: PolicyName = PolicyName.FINISH_TIME
+    binding: Binding = Binding.LATE
+    spreads: bool = True
+    """Whether rows of one job may go to several workers where jobs are bound late."""
+    telemetry_hz: float = 4.0
+    looked_at: int = LOOKED_AT
+    by_deadline: bool = False
+    """Whether jobs with an SLO come in the line by their deadlines."""
+    turn: Turn = Turn.LEAST_WORK
+    """Which of the waiting jobs comes first."""
+    ageing_s: float = AGEING_S
+    slack: float = SLACK
+    """Share of its fastest rate that a worker may lose to fewer rows while none wait; 0: it gets as many rows as it has
+    places."""
+    adapters: bool = True
+    """Whether the router knows the jobs' LoRAs and ControlNets: it tells workers to load them, and chooses by them."""
+    seed: int = 0
+    """Seed of noise."""
+
+    @classmethod
+    def of(cls, policy: PolicyName) -> RunOptions:
+        """How a policy serves: ours as live, the baselines as FlashPS's artifact has them.
+
+        There a job waits in one line, in the order of arrival, until a worker has fewer than its maximum, and goes to
+        it whole.
+        """
+        if policy in BASELINES:
+            return cls(policy, spreads=False, turn=Turn.ARRIVAL, slack=0.0, adapters=False)
+        return cls(policy, by_deadline=policy is PolicyName.DEADLINE_AWARE)
+
+    def scheduler(self) -> Scheduler:
+        """The scheduler that these options name."""
+        policy = POLICIES[self.policy]
+        if self.binding is Binding.ARRIVAL:
+            return AtArrival(policy, self.looked_at)
+        return InTurn(policy, self.looked_at, self.spreads)
