@@ -1,0 +1,229 @@
+"""Simulated LoRAs and ControlNets: against hop times by hand, and what must hold whatever comes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from giornata.planning.costs import StepCosts
+from giornata.planning.operations import control_work, low_rank_weights
+from giornata.scheduling.adapters import NeededControl, NeededLora
+from giornata.scheduling.policies import PolicyName
+from giornata.wire.workers import AdapterLoad, Tier
+from giornata_tools.loadgen import facts
+from giornata_tools.simulation.adapters import (
+    AdapterSetting,
+    AdapterWorkload,
+    SimLoras,
+    held_controls,
+    lora_of,
+    with_adapters,
+)
+from giornata_tools.simulation.jobs import SimulatedJob
+from giornata_tools.simulation.machines import Machine, flashps_flux, h800_flux, read
+from giornata_tools.simulation.options import RunOptions, Stages
+from giornata_tools.simulation.processors import Clock
+from giornata_tools.simulation.results import SimulatedRun, summary
+from giornata_tools.simulation.simulator import Simulation
+from tests.fakes.networks import PLAIN
+from tests.unit.simulation.test_simulation import MACHINE, ends, job
+
+A, B = NeededLora("a", 100), NeededLora("b", 200)
+SETTING = AdapterSetting(
+    device_bytes=300,
+    memory_bytes=300,
+    disk_bytes=300,
+    store_bytes_per_s=10,
+    disk_bytes_per_s=50,
+    link_bytes_per_s=100,
+)
+"""A: 10 s from the store, 2 s from disk, 1 s onto the device; B: twice as long."""
+
+
+def asking(number: int, at_s: float, *loras: NeededLora) -> SimulatedJob:
+    made = job(number, at_s, template=None)
+    return replace(made, demand=replace(made.demand, loras=loras))
+
+
+def simulated(
+    jobs: list[SimulatedJob], machine: Machine = MACHINE, *, encode_ms: float = 0.0, adapters: bool = True
+) -> SimulatedRun:
+    options, stages = RunOptions(adapters=adapters), Stages(encode_ms=encode_ms)
+    return Simulation([machine], jobs, options, stages=stages, adapters=SETTING).run()
+
+
+COMPUTING_S = 10 * (10 + 20) / 1e3
+"""Of a job alone on :data:`MACHINE`, in full."""
+
+
+def test_rows_wait_for_every_hop_of_their_loras_and_for_those_that_are_on_their_way() -> None:
+    run = simulated([asking(0, 0.0, A), asking(1, 5.0, A), asking(2, 30.0, A), asking(3, 40.0, A, B)])
+    assert ends(run) == pytest.approx(
+        {
+            "j0": 11 + 0.03 + 9 * 0.05,
+            "j1": 11 + 0.03 + 9 * 0.05 + 0.03,
+            "j2": 30 + COMPUTING_S,
+            "j3": 40 + 20 + 2 + COMPUTING_S,
+        },
+    )
+    (counted,) = run.workers
+    assert counted.lora_hits == {None: 2, Tier.DEVICE: 3}
+    assert summary(run).lora_hit_share == pytest.approx(3 / 5)
+    assert summary(run).lora_wait_mean_s == pytest.approx((11 + 6 + 0 + 22) / 4)
+
+
+def test_a_lora_that_had_to_go_comes_from_the_next_tier() -> None:
+    clock, told = Clock(), list[AdapterLoad]()
+    loras = SimLoras(replace(SETTING, device_bytes=200, memory_bytes=200), clock, told.append)
+    for lora in (A, B):
+        ready = loras.ready_s([lora], clock.now)
+        while clock.step():
+            pass
+        assert clock.now == ready
+    assert loras.resident() == {Tier.DEVICE: ("b",), Tier.MEMORY: ("b",), Tier.DISK: ("b", "a")}
+    began = clock.now
+    assert loras.ready_s([A], began) == pytest.approx(began + 2 + 1)
+    while clock.step():
+        pass
+    assert [load.source for load in told] == [None, Tier.MEMORY, None, Tier.MEMORY, Tier.DISK, Tier.MEMORY]
+    assert [load.load_ms for load in told] == pytest.approx([10e3, 1e3, 20e3, 2e3, 2e3, 1e3])
+
+
+def test_two_loads_run_at_a_time() -> None:
+    clock = Clock()
+    roomy = replace(SETTING, device_bytes=1e3, memory_bytes=1e3)
+    loras = SimLoras(roomy, clock, lambda _: None)
+    ready = [loras.ready_s([NeededLora(name, 100)], 0.0) for name in "abc"]
+    assert ready == pytest.approx([11, 11, 21])
+
+
+def test_what_was_prefetched_is_waited_for_less() -> None:
+    waits = {
+        encode_ms: summary(simulated([asking(0, 0.0, A)], encode_ms=encode_ms)).lora_wait_mean_s
+        for encode_ms in (0.0, 4000.0, 60_000.0)
+    }
+    assert waits == pytest.approx({0.0: 11, 4000.0: 7, 60_000.0: 1})
+    blind = simulated([asking(0, 0.0, A)], encode_ms=4000.0, adapters=False)
+    assert summary(blind).lora_wait_mean_s == pytest.approx(11)
+
+
+needs = st.lists(
+    st.tuples(st.integers(0, 40), st.sets(st.integers(0, 6), min_size=1, max_size=2)), min_size=1, max_size=25
+)
+
+
+@given(asked=needs, budgets=st.tuples(*[st.integers(0, 400)] * 3))
+def test_loras_arrive_within_their_time_and_tiers_within_their_budgets(
+    asked: list[tuple[int, set[int]]], budgets: tuple[int, int, int]
+) -> None:
+    sizes = {f"l{number}": 40 * (1 + number % 3) for number in range(7)}
+    clock, told = Clock(), list[AdapterLoad]()
+    setting = replace(SETTING, device_bytes=budgets[0], memory_bytes=budgets[1], disk_bytes=budgets[2])
+    loras = SimLoras(setting, clock, told.append)
+    asked_for = 0
+
+    def come(numbers: set[int], now: float) -> None:
+        nonlocal asked_for
+        wanted = [NeededLora(f"l{number}", sizes[f"l{number}"]) for number in sorted(numbers)]
+        ready = loras.ready_s(wanted, now)
+        asked_for += len(wanted)
+        alone = max(
+            sum(setting.hop_s(tier, lora.size_bytes) for tier in (None, Tier.MEMORY)) for lora in wanted
+        )
+        queued = sum(setting.hop_s(None, size) for size in sizes.values()) * len(asked)
+        assert now <= ready <= now + alone + queued
+
+    for at_s, numbers in asked:
+        clock.at(at_s, lambda now, numbers=numbers: come(numbers, now))  # type: ignore[misc]  # bound per turn
+    while clock.step():
+        for tier, most in zip((Tier.DEVICE, Tier.MEMORY, Tier.DISK), budgets, strict=True):
+            assert sum(sizes[name] for name in loras.resident()[tier]) <= most
+    assert loras.hits.total() == asked_for
+    assert sum(load.source is None for load in told) >= loras.hits[None] * (min(budgets) > 0)
+
+
+def test_jobs_have_as_many_adapters_as_the_published_services() -> None:
+    jobs = [job(number, float(number)) for number in range(3000)]
+    made = with_adapters(jobs, AdapterWorkload.of("katz-a"), seed=1)
+    assert made == with_adapters(jobs, AdapterWorkload.of("katz-a"), seed=1)
+    shares = {
+        kind: {number: count / len(made) for number, count in Counter(counts).items()}
+        for kind, counts in (
+            ("loras", [len(one.demand.loras) for one in made]),
+            ("controlnets", [len(one.demand.controls) for one in made]),
+        )
+    }
+    for kind, told in shares.items():
+        assert told == pytest.approx(facts.ADAPTERS["katz-a"][kind], abs=0.03)
+    used = Counter(lora.digest for one in made for lora in one.demand.loras)
+    most = sum(count for _, count in used.most_common(round(0.2 * facts.LORAS)))
+    assert most / used.total() == pytest.approx(0.79, abs=0.04), "GenTD26: the top fifth serve 79 %"
+    for one in made:
+        digests = [lora.digest for lora in one.demand.loras]
+        assert len(set(digests)) == len(digests)
+        (shape,) = one.demand.shapes
+        assert shape.low_rank == low_rank_weights(lora.size_bytes for lora in one.demand.loras)
+    assert with_adapters(jobs, AdapterWorkload(), seed=1) == jobs
+
+
+def test_loras_and_controlnets_lengthen_steps_by_their_multiplications() -> None:
+    costs = StepCosts((10.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.25, 2.0, 0.5))
+    machine = replace(MACHINE, costs=costs, controls=(("c", 8),))
+    plain = job(0, 0.0, template=None)
+    shape = replace(plain.demand.shapes[0], low_rank=4.0, segments=1.0)
+    controls = (NeededControl("c", 0.5), NeededControl("elsewhere", 1.0))
+    made = replace(plain, demand=replace(plain.demand, shapes=(shape,), controls=controls))
+    run = simulated([made], machine)
+    work_ms = 10 + 20 + 0.25 * 4 * 20 + 2 + 0.5 * control_work(0.5 * 8, 20)
+    assert ends(run)["j0"] == pytest.approx(10 * work_ms / 1e3)
+
+
+@pytest.mark.parametrize("machine", [h800_flux(), flashps_flux()])
+def test_a_published_machine_takes_a_percent_longer_with_a_lora_of_a_percent_of_its_weights(
+    machine: Machine,
+) -> None:
+    plain = job(0, 0.0).demand.shapes[0]
+    whole = replace(plain, text=512, image=4096, computed=800)
+    flux_weights = h800_flux().operations.total[1, 1]
+    one = replace(whole, low_rank=0.01 * flux_weights)
+    pace = machine.pace
+    linear_ms = pace.costs.compute[2] * machine.operations.total[1, 1] * (512 + 800)
+    (alone,), (adapted,) = (
+        replace(job(0, 0.0).demand, shapes=(shape,)).loads(pace, reuses=True) for shape in (whole, one)
+    )
+    assert adapted.step_ms - alone.step_ms == pytest.approx(0.01 * linear_ms)
+
+
+def test_costs_by_hand_without_adapters_let_them_cost_nothing() -> None:
+    text = "[[workers]]\ncosts = {compute = [1, 0, 1, 0, 0, 0]}"
+    (machine,) = read(text, ".toml", lambda _: "")
+    assert list(machine.costs.compute) == [1, 0, 1, 0, 0, 0, 0, 0, 0]
+    with pytest.raises(ValueError, match="compute"):
+        read(text.replace("[1, 0, 1", "[0, 1"), ".toml", lambda _: "")
+
+
+def test_a_router_that_knows_loras_finds_them_more_often_and_rows_wait_less() -> None:
+    workload = replace(AdapterWorkload.of("katz-b"), lora_count=40)
+    jobs = with_adapters([job(number, number / 2, template=None) for number in range(240)], workload, seed=2)
+    setting = AdapterSetting(
+        device_bytes=2e9, memory_bytes=6e9, disk_bytes=6e9, store_bytes_per_s=2e9, disk_bytes_per_s=4e9
+    )
+    machine = Machine(StepCosts((10.0, 0.0, 4.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)), PLAIN, rows=4)
+    found = {}
+    for knows in (True, False):
+        run = Simulation([machine] * 4, jobs, RunOptions(adapters=knows), adapters=setting).run()
+        found[knows] = summary(run)
+    assert (found[True].lora_hit_share or 0) > (found[False].lora_hit_share or 0) + 0.1
+    assert (found[True].lora_wait_mean_s or 0) < 0.8 * (found[False].lora_wait_mean_s or 0)
+    assert found[True].mean_s < found[False].mean_s
+
+
+def test_baselines_do_not_know_adapters() -> None:
+    assert RunOptions.of(PolicyName.FINISH_TIME).adapters
+    assert not RunOptions.of(PolicyName.REQUEST_LEVEL).adapters
+    assert len(held_controls(5)) == 47
+    assert {lora_of(number).size_bytes for number in range(4)} == set(facts.LORA_BYTES)
