@@ -83,7 +83,10 @@ class Measurements:
 def measure(meter: Meter, extent: Extent, bar: ProgressBar = iter) -> Measurements:
     """Everything within `extent`."""
     rounds = QUICK_ROUNDS if extent.quick else ROUNDS
-    steps = [mixture.beside(meter.companions, meter.prefix) for mixture in mixtures(extent, SEED)]
+    steps = [
+        mixture.beside(meter.companions, meter.prefix).adapted(meter.lora_weights)
+        for mixture in mixtures(extent, SEED)
+    ]
     loads = [size.beside(meter.companions, meter.prefix) for size in masked_sizes(extent)]
     step_ms = medians(steps, meter.step_ms, rounds=rounds, seed=SEED, bar=bar)
     load_ms = medians(loads, meter.load_ms, rounds=rounds, seed=SEED, bar=bar)

@@ -24,10 +24,12 @@ from giornata_denoiser.blocks.device import Device
 from giornata_denoiser.blocks.recording import EntryRecorder
 from giornata_denoiser.blocks.slabs import Slabs
 from giornata_denoiser.checkpoint import Checkpoint
-from giornata_denoiser.engine.assembly import assemble
+from giornata_denoiser.engine.assembly import assemble, place
 from giornata_denoiser.engine.loading import device_for
+from giornata_denoiser.engine.low_ranks import adapted
 from giornata_denoiser.engine.rehearsal import practice_row
 from giornata_denoiser.engine.stepping import denoise_step
+from giornata_denoiser.profiling.loras import RandomLoras
 from giornata_denoiser.profiling.mixtures import LEAST_SIDE, Mixture, RowSize, TokensBeside
 from giornata_denoiser.rows.row import RecordingSpec, Row
 from giornata_denoiser.rows.template import Entry, Form
@@ -72,6 +74,7 @@ class Meter:
         self._clock = clock
         self._entries: dict[tuple[int, int], Entry] = {}
         self._random = torch.Generator().manual_seed(0)
+        self._loras = RandomLoras(checkpoint.family.network.layers)
 
     @cached_property
     def text_tokens(self) -> int:
@@ -82,6 +85,11 @@ class Meter:
     def operations(self) -> Operations:
         """What the family's blocks compute."""
         return self._family.operations
+
+    @property
+    def lora_weights(self) -> float:
+        """Weights in the factors of each set of LoRAs that rows are measured with."""
+        return self._loras.weights
 
     @property
     def companions(self) -> TokensBeside:
@@ -132,9 +140,12 @@ class Meter:
 
     def _prepared(self, mixture: Mixture) -> Callable[[], object]:
         rows = [self._row(size, index) for index, size in enumerate(mixture.rows)]
-        uses = by_sequence([self._uses(size, row) for size, row in zip(mixture.rows, rows, strict=True)])
+        low_ranks = [self._loras.set_of(size.lora) for size in mixture.rows]
+        plain = by_sequence([self._uses(size, row) for size, row in zip(mixture.rows, rows, strict=True)])
+        uses = adapted(plain, rows, low_ranks)
         with torch.inference_mode():
-            assembly = assemble(self._family, rows)
+            placed = [place(row, self._family, of) for row, of in zip(rows, low_ranks, strict=True)]
+            assembly = assemble(self._family, rows, placed)
         return lambda: denoise_step(self._family, assembly, rows, uses)
 
     def _row(self, size: RowSize, index: int) -> Row:

@@ -25,6 +25,8 @@ PICTURES: Final = 8
 """Most tokens of a mixture, in pictures of the model's own size: costs are linear, and larger steps take long."""
 LEAST_SIDE: Final = 4
 """Tokens; a picture below that is no picture."""
+SETS: Final = 4
+"""Most sets of LoRAs in a mixture: of a large network, each takes hundreds of megabytes."""
 
 TokensBeside = Callable[[tuple[int, int]], int]
 """Tokens that stand beside a picture of so many tokens in height and width."""
@@ -49,6 +51,14 @@ class RowSize:
     """Tokens that blocks compute as the picture's: see :attr:`giornata_denoiser.rows.row.Row.companions`."""
     prefix: int = 0
     """Tokens of each sequence that no step computes: see :attr:`giornata_denoiser.rows.row.Row.prefix`."""
+    lora: int = 0
+    """Number of its set of LoRAs, from 1; 0: none."""
+    lora_weights: float = 0.0
+    """Weights in the factors of that set."""
+
+    def adapted(self, lora_weights: float) -> RowSize:
+        """The same row, with sets of LoRAs of so many weights where it has one."""
+        return replace(self, lora_weights=lora_weights) if self.lora else self
 
     def beside(self, companions: TokensBeside, prefix: TokensBeside) -> RowSize:
         """The same row with the tokens that a family has beside its picture."""
@@ -68,7 +78,8 @@ class RowSize:
         """Shapes of its sequences."""
         (height, width), tokens = self.box, self.height * self.width + self.companions
         computed = tokens if self.ratio == 1 else height * width
-        return (Shape(self.text, tokens, computed, prefix=self.prefix),) * (1 + self.guided)
+        shape = Shape(self.text, tokens, computed, prefix=self.prefix, low_rank=self.lora_weights)
+        return (shape,) * (1 + self.guided)
 
     @property
     def tokens(self) -> int:
@@ -86,10 +97,15 @@ class Mixture:
         """:meth:`RowSize.beside` of every row."""
         return Mixture(tuple(row.beside(companions, prefix) for row in self.rows))
 
+    def adapted(self, lora_weights: float) -> Mixture:
+        """:meth:`RowSize.adapted` of every row."""
+        return Mixture(tuple(row.adapted(lora_weights) for row in self.rows))
+
     def work(self, operations: Operations) -> Work:
         """What the whole step computes in a network of these operations."""
         sequences = [(shape, row.modes) for row in self.rows for shape in row.shapes]
-        return step_work(operations, *zip(*sequences, strict=True))
+        sets = {row.lora for row in self.rows if row.lora}
+        return replace(step_work(operations, *zip(*sequences, strict=True)), segments=float(len(sets)))
 
     @property
     def length(self) -> int:
@@ -150,7 +166,11 @@ class Extent:
 
 
 def mixtures(extent: Extent, seed: int) -> tuple[Mixture, ...]:
-    """What is to be measured: rows of one size in growing numbers, single rows of every mode, and random batches."""
+    """What is to be measured.
+
+    Rows of one size in growing numbers, single rows of every mode, rows with one set of LoRAs and with many, and random
+    batches.
+    """
     full, kv = (Mode.FULL,) * extent.blocks, (Mode.KV,) * extent.blocks
     text, ratio = extent.texts[-1], extent.ratios[len(extent.ratios) // 2]
     swept = [
@@ -160,13 +180,26 @@ def mixtures(extent: Extent, seed: int) -> tuple[Mixture, ...]:
         for count in extent.counts
     ]
     single = [Mixture((size,)) for size in masked_sizes(extent)]
+    height, width = extent.grids[0]
+    adapted = [
+        Mixture(tuple(replace(size, lora=lora) for lora in sets))
+        for size in (RowSize(height, width, text, full), RowSize(height, width, text, kv, ratio))
+        for count in extent.counts
+        for sets in dict.fromkeys(((1,) * count, _spread(count)))
+    ]
     chance = random.Random(seed)  # noqa: S311 - a design, not a secret
     drawn = [
         Mixture(tuple(_row(extent, chance) for _ in range(chance.randint(1, extent.counts[-1]))))
         for _ in range(QUICK_RANDOM if extent.quick else RANDOM)
     ]
-    every = dict.fromkeys((*swept, *single, *drawn))
+    every = dict.fromkeys((*swept, *single, *adapted, *drawn))
     return tuple(one for one in every if len(one.rows) == 1 or one.length <= extent.most_tokens)
+
+
+def _spread(rows: int) -> tuple[int, ...]:
+    """Sets of LoRAs of so many rows: as many sets as may be, rows of one set side by side."""
+    sets = min(SETS, rows)
+    return tuple(1 + row * sets // rows for row in range(rows))
 
 
 def masked_sizes(extent: Extent) -> tuple[RowSize, ...]:
