@@ -180,11 +180,12 @@ def mixtures(extent: Extent, seed: int) -> tuple[Mixture, ...]:
         for count in extent.counts
     ]
     single = [Mixture((size,)) for size in masked_sizes(extent)]
-    height, width = extent.grids[0]
+    small, large, most = extent.grids[0], extent.grids[-2], extent.counts[-1]
+    sizes = {(small, 1), (small, most), (large, 1), (large, min(2, most))}
     adapted = [
         Mixture(tuple(replace(size, lora=lora) for lora in sets))
+        for (height, width), count in sorted(sizes)
         for size in (RowSize(height, width, text, full), RowSize(height, width, text, kv, ratio))
-        for count in extent.counts
         for sets in dict.fromkeys(((1,) * count, _spread(count)))
     ]
     chance = random.Random(seed)  # noqa: S311 - a design, not a secret
