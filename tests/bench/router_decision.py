@@ -5,7 +5,8 @@ line, and what it takes to apply it.
 
 Every worker has running edits with masks, and templates in memory; each job that is placed counts for the next one.
 With many workers the policy is asked about those with least to compute and those that have the template; `all` asks
-about every worker. ``python -m tests.bench.router_decision --help``.
+about every worker. With ``--loras`` every job has as many, and workers tell 256 of 10,000 in each of two tiers.
+``python -m tests.bench.router_decision --help``.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import time
 from collections.abc import Sequence
 from typing import Any, Final
 
+from giornata.scheduling.adapters import NeededLora
 from giornata.scheduling.backlog import computed
 from giornata.scheduling.demand import Demand, RowShape
 from giornata.scheduling.line import Claim, Line
@@ -32,14 +34,17 @@ FLEETS: Final = (8, 100, 1000)
 JOBS: Final = 400
 WARM_UP: Final = 50
 TEMPLATES: Final = 970
+LORAS: Final = 10_000
+TOLD: Final = 256
+"""LoRAs of a tier that telemetry lists."""
 SEED: Final = 1
 AIMS_US: Final = {8: 100, 1000: 2000}
 PAPER_US: Final = {8: 600}
 """FlashPS, section 6.6, on its machine."""
 
 
-def fleet(workers: int, chance: random.Random) -> list[ServiceState]:
-    """Busy workers: 3 to 7 of 8 places taken."""
+def fleet(workers: int, chance: random.Random, loras: int = 0) -> list[ServiceState]:
+    """Busy workers: 3 to 7 of 8 places taken; with LoRAs where jobs have `loras`."""
     fit = CostFit(weights=(3.0, 0.1, 0.01, 1e-7, 0.0, 0.0), r2=1, residual_ms=1, samples=9, outliers=0)
     load = CostFit(weights=(0.1, 1e-6), r2=1, residual_ms=1, samples=9, outliers=0)
     costs = WorkerCosts(compute=fit, load=load, device="gpu")
@@ -58,6 +63,10 @@ def fleet(workers: int, chance: random.Random) -> list[ServiceState]:
                 cost_model=costs,
                 blocks=plain(57),
                 resident={Tier.MEMORY: tuple(f"t{chance.randrange(TEMPLATES)}" for _ in range(64))},
+                adapters_resident={
+                    tier: tuple(f"l{number}" for number in chance.sample(range(LORAS), TOLD))
+                    for tier in ((Tier.MEMORY, Tier.DISK) if loras else ())
+                },
             ),
         )
         for worker in range(workers)
@@ -78,8 +87,15 @@ def _row(worker: int, index: int, chance: random.Random) -> RowProgress:
     )
 
 
+def _demand(ticket: int, loras: int) -> Demand:
+    shape = RowShape(text=512, image=4096, computed=600, steps=30)
+    template, chance = f"t{ticket % TEMPLATES}", random.Random(ticket)  # noqa: S311 - a workload
+    needed = tuple(NeededLora(f"l{number}", 341_000_000) for number in chance.sample(range(LORAS), loras))
+    return Demand(CARD.name, CARD.digest, (shape,), template, ticket, loras=needed)
+
+
 def decisions(
-    policy: PolicyName, states: Sequence[ServiceState], looked_at: int
+    policy: PolicyName, states: Sequence[ServiceState], looked_at: int, loras: int
 ) -> tuple[Measured, Measured, Measured]:
     """Milliseconds to choose a worker and count the job there, to foretell a job's finish behind others, and to take in
     one telemetry message.
@@ -91,8 +107,7 @@ def decisions(
         heard.append((time.perf_counter() - began) * 1e3)
     times, foretold = [], []
     for ticket in range(JOBS):
-        shape = RowShape(text=512, image=4096, computed=600, steps=30)
-        demand = Demand(CARD.name, CARD.digest, (shape,), f"t{ticket % TEMPLATES}", ticket)
+        demand = _demand(ticket, loras)
         began = time.perf_counter()
         worker = choose(placement.candidates(demand, looked_at), demand)
         if worker is not None:
@@ -106,15 +121,16 @@ def decisions(
     return measured(times[WARM_UP:]), measured(foretold[WARM_UP:]), measured(heard)
 
 
-def whole_decisions(policy: PolicyName, states: Sequence[ServiceState], looked_at: int) -> Measured:
+def whole_decisions(
+    policy: PolicyName, states: Sequence[ServiceState], looked_at: int, loras: int
+) -> Measured:
     """Milliseconds until a job that joins an empty line counts on its worker."""
     placement, line, scheduler = Placement(), Line(), InTurn(POLICIES[policy], looked_at)
     for state in states:
         placement.observe(state, 0)
     times = []
     for ticket in range(JOBS):
-        shape = RowShape(text=512, image=4096, computed=600, steps=30)
-        demand = Demand(CARD.name, CARD.digest, (shape,), f"t{ticket % TEMPLATES}", ticket)
+        demand = _demand(ticket, loras)
         began = time.perf_counter()
         joined = line.join(f"j{ticket}", demand, Claim(), 0)
         for key, worker, rows, passes in scheduler.decide(line, placement, 0).placements:
@@ -129,15 +145,19 @@ def whole_decisions(policy: PolicyName, states: Sequence[ServiceState], looked_a
 def main() -> None:
     """Print the table and write ``out/bench/router_decision.json``."""
     options = parsed(
-        __doc__, [option("--fleets", type=Several(int), default=FLEETS, help="numbers of workers")]
+        __doc__,
+        [
+            option("--fleets", type=Several(int), default=FLEETS, help="numbers of workers"),
+            option("--loras", type=int, default=0, help="LoRAs of each job"),
+        ],
     )
     rows: list[dict[str, Any]] = []
     for workers in options.fleets:
-        states = fleet(workers, random.Random(SEED))  # noqa: S311 - a workload
+        states = fleet(workers, random.Random(SEED), options.loras)  # noqa: S311 - a workload
         for policy in PolicyName:
             for looked_at in sorted({LOOKED_AT, workers}) if workers > 2 * LOOKED_AT else [workers]:
-                decision, forecast, telemetry = decisions(policy, states, looked_at)
-                decide = whole_decisions(policy, states, looked_at)
+                decision, forecast, telemetry = decisions(policy, states, looked_at, options.loras)
+                decide = whole_decisions(policy, states, looked_at, options.loras)
                 rows.append(
                     {
                         "workers": workers,
@@ -152,7 +172,11 @@ def main() -> None:
                         "telemetry us": round(telemetry.p50_ms * 1e3, 1),
                     }
                 )
-    write("router_decision", rows, workload={"jobs": JOBS, "templates": TEMPLATES, "seed": SEED})
+    write(
+        "router_decision",
+        rows,
+        workload={"jobs": JOBS, "templates": TEMPLATES, "loras": options.loras, "seed": SEED},
+    )
 
 
 if __name__ == "__main__":

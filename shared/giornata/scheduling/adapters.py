@@ -54,13 +54,6 @@ class Arrivals:
         onto_device = self._hops[Tier.MEMORY].ms(size_bytes)
         return onto_device if tier is Tier.MEMORY else onto_device + self._hops[tier].ms(size_bytes)
 
-    def set_ms(
-        self, loras: Iterable[NeededLora], having: Mapping[str, Tier], *, fetching: bool = False
-    ) -> float:
-        """Time until all of a set are usable, one after the other; a worker that is `fetching` them has them all."""
-        least = Tier.MEMORY if fetching else None
-        return sum(self.ms(lora.size_bytes, faster(having.get(lora.digest), least)) for lora in loras)
-
     def repeated_ms(self, lora: NeededLora) -> float:
         """Time that a worker saves which finds a LoRA in its memory and need not ask the LoRA store."""
         return self.ms(lora.size_bytes, None) - self.ms(lora.size_bytes, Tier.MEMORY)

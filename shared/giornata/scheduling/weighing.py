@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
+from giornata.scheduling.adapters import faster
 from giornata.scheduling.backlog import RowLoad
 from giornata.scheduling.demand import Demand, Pace
 from giornata.scheduling.occupancy import Occupancy
@@ -19,12 +21,23 @@ class _Cost(NamedTuple):
     """Sum over its rows, without the base of steps."""
 
 
+class _Arriving(NamedTuple):
+    """A LoRA of the job, on workers of one kind."""
+
+    digest: str
+    ms: Mapping[Tier | None, float]
+    """Time until it is usable, by the fastest tier that has it."""
+    saves_ms: float
+    """Time that later jobs are expected to save if it comes once and stays."""
+
+
 class Weighing:
     """Weighs one job on several workers; the cost of its rows is computed once for all workers of one pace."""
 
     def __init__(self, demand: Demand, repeats: float = 0.0, lora_repeats: float = 0.0) -> None:
         self._demand, self._repeats, self._lora_repeats = demand, repeats, lora_repeats
         self._costs: dict[int, tuple[_Cost, _Cost]] = {}
+        self._arriving: dict[int, list[_Arriving]] = {}
 
     def ms(self, worker: Occupancy, share: float) -> float:
         """Time of all rows of the job there, with its `share` of the base of steps: 1 where no other row is there."""
@@ -37,9 +50,10 @@ class Weighing:
 
         One that is `fetching` what the job needs is not waited for: it was told so a while ago.
         """
-        demand, arrivals = self._demand, worker.arrivals
+        demand = self._demand
         hit, miss = self._at(worker.pace)
         template = worker.places.get(demand.template) if demand.template is not None else None
+        arrive_ms, absent = self._loras(worker, fetching=fetching) if demand.loras else (0.0, ())
         if worker.totals is None:
             raise ValueError(f"worker {worker.name} was not summed up")
         return Candidate(
@@ -52,14 +66,31 @@ class Weighing:
             template=template,
             hit_saves_ms=self._repeats * (miss.work_ms - hit.work_ms),
             fetch_ms=worker.fetch_ms if template is Tier.DISK and not fetching else 0.0,
-            arrive_ms=arrivals.set_ms(demand.loras, worker.loras, fetching=fetching),
+            arrive_ms=arrive_ms,
             exact=demand.exact,
-            absent=tuple(
-                (lora.digest, self._lora_repeats * arrivals.repeated_ms(lora))
-                for lora in demand.loras
-                if lora.digest not in worker.loras
-            ),
+            absent=absent,
         )
+
+    def _loras(self, worker: Occupancy, *, fetching: bool) -> tuple[float, tuple[tuple[str, float], ...]]:
+        """When the job's LoRAs are usable there, and those that it lacks, each with what later jobs save."""
+        known = self._arriving.get(id(worker.arrivals))
+        if known is None:
+            known = [
+                _Arriving(
+                    lora.digest,
+                    {tier: worker.arrivals.ms(lora.size_bytes, tier) for tier in (None, *Tier)},
+                    self._lora_repeats * worker.arrivals.repeated_ms(lora),
+                )
+                for lora in self._demand.loras
+            ]
+            self._arriving[id(worker.arrivals)] = known
+        arrive_ms, absent = 0.0, list[tuple[str, float]]()
+        for digest, ms, saves_ms in known:
+            tier = worker.loras.get(digest)
+            if tier is None:
+                absent.append((digest, saves_ms))
+            arrive_ms += ms[faster(tier, Tier.MEMORY) if fetching else tier]
+        return arrive_ms, tuple(absent)
 
     def _at(self, pace: Pace) -> tuple[_Cost, _Cost]:
         """The cost with the template at hand, and without it."""

@@ -64,13 +64,19 @@ def test_a_lora_takes_every_hop_from_where_it_is() -> None:
             arrivals.observe(arrived(source, ms))
     told = [arrivals.ms(10 * MB, tier) for tier in TIERS]
     assert told == pytest.approx([41.0, 11.0, 1.0, 0.0], rel=1e-3)
-    resident = {LORA.digest: Tier.DISK}
-    both = arrivals.set_ms((LORA, OTHER), resident)
-    assert both == pytest.approx(
-        arrivals.ms(LORA.size_bytes, Tier.DISK) + arrivals.ms(OTHER.size_bytes, None)
-    )
-    fetching = arrivals.set_ms((LORA, OTHER), resident, fetching=True)
-    assert fetching == pytest.approx(arrivals.ms(LORA.size_bytes + OTHER.size_bytes, Tier.MEMORY))
+    assert arrivals.repeated_ms(NeededLora("l", 10 * MB)) == pytest.approx(40.0, rel=1e-3)
+
+
+def test_a_set_arrives_lora_by_lora_from_where_each_is() -> None:
+    known = placement(having("a", Tier.DISK, LORA))
+    demand, arrivals = replace(DEMAND, loras=(LORA, OTHER)), Arrivals()
+    (here,) = known.candidates(demand, 8)
+    each = arrivals.ms(LORA.size_bytes, Tier.DISK), arrivals.ms(OTHER.size_bytes, None)
+    assert here.arrive_ms == pytest.approx(sum(each))
+    assert [digest for digest, _ in here.absent] == [OTHER.digest]
+    (fetching,) = known.candidates(demand, 8, fetching="a")
+    onto_device = arrivals.ms(LORA.size_bytes + OTHER.size_bytes, Tier.MEMORY)
+    assert fetching.arrive_ms == pytest.approx(onto_device)
 
 
 def test_the_first_load_outweighs_what_was_assumed() -> None:
