@@ -102,9 +102,7 @@ def _policies(text: str) -> list[str]:
     help="Weights of a ControlNet that workers compute themselves; 0: others compute all of them.",
 )
 @click.option(
-    "--affinity/--no-affinity",
-    default=True,
-    help="Whether the router knows the jobs' adapters; FlashPS's policies never do.",
+    "--blind", is_flag=True, help="The router does not know the jobs' adapters; FlashPS's policies never do."
 )
 @click.option("--cold", is_flag=True, help="No template is in memory at the start.")
 @click.option(

@@ -74,7 +74,7 @@ def _options(given: Mapping[str, Any], policy: str, seed: int) -> RunOptions:
     usual = RunOptions.of(PolicyName(policy))
     return replace(
         usual,
-        adapters=usual.adapters and given["affinity"],
+        adapters=usual.adapters and not given["blind"],
         binding=Binding(given["binding"]),
         telemetry_hz=given["telemetry_hz"],
         looked_at=given["looked_at"],
