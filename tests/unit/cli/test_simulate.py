@@ -59,6 +59,25 @@ def test_equal_commands_give_equal_figures(tmp_path: Path) -> None:
     assert (tmp_path / "a" / "jobs.csv").read_text() == (tmp_path / "b" / "jobs.csv").read_text()
 
 
+def test_jobs_have_the_adapters_that_options_say() -> None:
+    alone = [*QUICK, "--rate", 1, "--policy", "finish_time", "--no-bound"]
+    hurried = [*alone, "--adapters", "katz-b", "--loras", 5, "--encode-ms", 300, "--store-gb-per-s", 0.2]
+    small = [*hurried, "--lora-device-gb", 0, "--lora-memory-gb", 0, "--lora-disk-gb", 0]
+
+    def figures(*flags: object) -> tuple[float, str, float]:
+        """Median latency, share of LoRAs that were near, seconds that rows waited for LoRAs."""
+        (line,) = (line for line in run(*flags).splitlines() if "finish_time" in line)
+        cells = [cell.strip() for cell in line.split("│")]
+        return float(cells[4]), cells[-3].removesuffix("%"), float(cells[-2] or "nan")
+
+    assert figures(*alone)[1] == "", "no job has any"
+    near, blind = figures(*hurried), figures(*hurried, "--blind")
+    assert float(near[1]) > float(blind[1])
+    assert near[2] < blind[2]
+    assert figures(*small)[2] > 2 * near[2], "each comes from the store"
+    assert figures(*hurried, "--controlnet-gb", 3)[0] > 1.1 * near[0]
+
+
 def test_a_trace_is_replayed(tmp_path: Path) -> None:
     trace = tmp_path / "trace.csv"
     trace.write_text("timestamp,mask_ratio,steps,n\n0,0.1,10,1\n5,0.1,10,2\n")
