@@ -136,7 +136,7 @@ class AdapterLoad(Wire):
     The router learns from these how long the LoRAs of other jobs take to arrive.
     """
 
-    source: Tier | None
+    source: Tier | None = None
     """Where it came from; None: the LoRA store."""
     size_bytes: int
     load_ms: float

@@ -13,12 +13,13 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from giornata.bus.answering import Endpoint
+from giornata.planning.operations import low_rank_weights
 from giornata.wire import subjects
 from giornata.wire.adapters import LoraUse
 from giornata.wire.errors import LoraNotFound
 from giornata.wire.loras import FilePiece, ReadFile
 from giornata.wire.messages import CancelRows, RunRequest
-from giornata.wire.workers import Tier
+from giornata.wire.workers import AdapterLoad, StepSample, Tier
 from tests.integration.denoiser.bench import WAIT_S, Bench, Worker
 
 LAYERS = (
@@ -118,6 +119,24 @@ async def test_a_picture_under_a_lora_equals_one_of_fused_weights(bench: Bench) 
             while (told := (await bench.states.get()).worker) is None or not told.adapters_resident:
                 pass
         assert told.adapters_resident[Tier.DEVICE] == (store.use.sha256,)
+
+
+async def test_telemetry_tells_how_long_a_lora_took_and_what_its_steps_computed(bench: Bench) -> None:
+    async with stored(bench) as store, bench.worker() as worker:
+        await computed(bench, worker, under(await bench.job(worker), store.use))
+        hops, steps = list[AdapterLoad](), list[StepSample]()
+        async with asyncio.timeout(WAIT_S):
+            while len(hops) < 2 or not steps:
+                if (told := (await bench.states.get()).worker) is not None:
+                    hops += told.adapter_loads
+                    steps += told.samples
+    sizes = [(hop.source, hop.size_bytes) for hop in hops]
+    assert sizes == [(None, store.use.size_bytes), (Tier.MEMORY, store.use.size_bytes)]
+    assert {sample.segments for sample in steps} == {1}
+    weights = low_rank_weights([store.use.size_bytes])
+    for sample in steps:
+        share = sample.low_rank / (weights * (sample.image_tokens + sample.text_tokens))
+        assert 0.5 < share < 1.5, "a token meets each weight of the factors about once"
 
 
 async def test_a_row_waits_for_its_lora_while_others_go_on(bench: Bench) -> None:
