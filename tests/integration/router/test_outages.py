@@ -145,7 +145,10 @@ async def test_an_ended_job_is_told_again_but_not_run_again(bench: Bench, privat
         async with running_router(private_nats.url, "r1"):
             await bench.submit(job)
             await bench.ended(job)
-            while (await bench.bus.jetstream.stream_info(stores.JOBS)).state.messages:
+            while True:
+                info = await bench.bus.jetstream.stream_info(stores.JOBS)
+                if not info.state.messages:
+                    break
                 await asyncio.sleep(0.02)
         bench.done[job.job_id] = asyncio.get_running_loop().create_future()
         message = (await bench.records.get(job.job_id)).job
