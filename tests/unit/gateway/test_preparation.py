@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 import pytest
 
 from giornata.blobs import MemoryBlobs
 from giornata.deadlines import Deadline
 from giornata.families import Family
+from giornata.wire.adapters import AskedLora, LoraUse
 from giornata.wire.errors import BlobStoreFull
 from giornata.wire.fleet import FleetSummary
 from giornata.wire.jobs import BlobRef, Priority
@@ -40,7 +42,13 @@ def preparation_of(blobs: MemoryBlobs, tasks: asyncio.TaskGroup) -> Preparation:
     fleet = FleetListener(bridged_s=0)
     ready = {ServiceName.PREPOST: 1, ServiceName.DENOISER: 1}
     fleet.hear(FleetSummary(router="r", ready=ready, models=(CARD,)))
-    return Preparation(GatewayConfig(instance="gateway-1", result_ttl_s=60), blobs, fleet, tasks)
+    config = GatewayConfig(instance="gateway-1", result_ttl_s=60)
+    return Preparation(config, blobs, fleet, no_loras, tasks)
+
+
+async def no_loras(tenant: str, asked: Sequence[AskedLora], card: ModelCard) -> tuple[LoraUse, ...]:
+    assert (tenant, card, asked) == ("alice", CARD, ())
+    return ()
 
 
 async def test_nothing_stays_of_an_order_whose_mask_finds_no_room() -> None:
