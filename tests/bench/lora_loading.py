@@ -54,7 +54,8 @@ from tests.flags import Several, option, parsed
 
 RANK: Final = 16
 LOADED, PREFETCHED, COLD = "loaded", "cold, prefetched", "cold"
-OTHER_STEPS: Final = 10_000
+OTHER_STEPS: Final = 200
+"""More than fit into any turn."""
 
 
 def options_of(arguments: Sequence[str] | None = None) -> SimpleNamespace:
