@@ -109,6 +109,9 @@ class LoraUse(Recorded):
     text_modules: int = 0
     """Of text encoders: prepost applies them."""
     scale: float = 1.0
+    joins_within: float = 0.0
+    """Share of the steps that a row may make before its files are loaded; 0: it waits. Above 0 of jobs with
+    `lora_wait` `bounded` alone, as :attr:`giornata.wire.loras.LoraRecord.joins_within` tells."""
 
 
 class ControlUse(Recorded):
