@@ -1,14 +1,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 
 import pytest
 
 from giornata.blobs import MemoryBlobs
 from giornata.deadlines import Deadline
 from giornata.families import Family
-from giornata.wire.adapters import AskedLora, LoraUse
+from giornata.wire.adapters import LoraUse
 from giornata.wire.errors import BlobStoreFull
 from giornata.wire.fleet import FleetSummary
 from giornata.wire.jobs import BlobRef, Priority
@@ -46,8 +45,8 @@ def preparation_of(blobs: MemoryBlobs, tasks: asyncio.TaskGroup) -> Preparation:
     return Preparation(config, blobs, fleet, no_loras, tasks)
 
 
-async def no_loras(tenant: str, asked: Sequence[AskedLora], card: ModelCard) -> tuple[LoraUse, ...]:
-    assert (tenant, card, asked) == ("alice", CARD, ())
+async def no_loras(tenant: str, asked: EditParameters, card: ModelCard) -> tuple[LoraUse, ...]:
+    assert (tenant, card, asked.loras) == ("alice", CARD, ())
     return ()
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from giornata.wire.adapters import AskedLora, LoraUse
+from giornata.wire.adapters import AskedLora, LoraUse, LoraWait
 from giornata.wire.errors import GiornataError, LoraUnreadable
 from giornata.wire.loras import Canonical, LoraRecord, LoraState, StoredFile
 from giornata_gateway.intake.rules.lists import with_lists
@@ -31,9 +31,24 @@ READY = LoraRecord(
 
 
 def test_a_job_keeps_what_rows_and_prepost_need() -> None:
-    assert use_of(AskedLora(id=ID, scale=0.5), READY, CARD) == LoraUse(
+    assert use_of(AskedLora(id=ID, scale=0.5), READY, CARD, LoraWait.EXACT) == LoraUse(
         lora_id=ID, sha256="c" * 64, size_bytes=1234, rank=16, modules=40, text_modules=3, scale=0.5
     )
+
+
+@pytest.mark.parametrize(
+    ("wait", "allowed", "within"),
+    [
+        (LoraWait.BOUNDED, 0.25, 0.25),
+        (LoraWait.BOUNDED, None, 0.0),
+        (LoraWait.EXACT, 0.25, 0.0),
+    ],
+)
+def test_rows_begin_without_it_where_the_request_and_the_record_allow_that(
+    wait: LoraWait, allowed: float | None, within: float
+) -> None:
+    record = READY.model_copy(update={"joins_within": allowed})
+    assert use_of(AskedLora(id=ID), record, CARD, wait).joins_within == within
 
 
 @pytest.mark.parametrize(
@@ -51,14 +66,14 @@ def test_a_job_keeps_what_rows_and_prepost_need() -> None:
 )
 def test_a_lora_that_cannot_act_is_refused(changed: dict[str, Any], code: str, told: str) -> None:
     with pytest.raises(GiornataError) as raised:
-        use_of(AskedLora(id=ID), READY.model_copy(update=changed), CARD)
+        use_of(AskedLora(id=ID), READY.model_copy(update=changed), CARD, LoraWait.EXACT)
     assert (raised.value.code, raised.value.field) == (code, "loras")
     assert told in str(raised.value)
 
 
 def test_a_lora_of_another_checkpoint_of_the_same_name_is_refused() -> None:
     with pytest.raises(GiornataError, match="another checkpoint") as raised:
-        use_of(AskedLora(id=ID), READY, CARD.model_copy(update={"digest": "e" * 64}))
+        use_of(AskedLora(id=ID), READY, CARD.model_copy(update={"digest": "e" * 64}), LoraWait.EXACT)
     assert raised.value.code == "lora_mismatch"
     assert "e" * 12 in str(raised.value.accepted)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 
 import structlog
@@ -12,7 +12,7 @@ import structlog
 from giornata.blobs import BlobStore, refer
 from giornata.deadlines import Deadline
 from giornata.wire import generations
-from giornata.wire.adapters import AskedLora, LoraUse
+from giornata.wire.adapters import LoraUse
 from giornata.wire.errors import InvalidField
 from giornata.wire.jobs import BlobRef, Job, Priority
 from giornata.wire.models import ModelCard, Task
@@ -28,7 +28,7 @@ from giornata_gateway.views.catalog import choose_card
 
 log = structlog.get_logger(__name__)
 
-FindLoras = Callable[[str, Sequence[AskedLora], ModelCard], Awaitable[tuple[LoraUse, ...]]]
+FindLoras = Callable[[str, EditParameters, ModelCard], Awaitable[tuple[LoraUse, ...]]]
 """Finds what a tenant's request names, as :meth:`giornata_gateway.jobs.loras.Loras.used` does."""
 
 
@@ -113,7 +113,7 @@ class Preparation:
         others = [other for other in cards.values() if order.task in other.tasks]
         check_taken(len(order.references), card, others)
         parameters = resolve(parameters, card, secrets.randbelow(MAX_SEED + 1), others)
-        loras = await self.find_loras(order.tenant.name, parameters.loras, card)
+        loras = await self.find_loras(order.tenant.name, parameters, card)
         # Two requests with one idempotency key are one job, and each has an upload of its own, which it can forget.
         folder = f"{order.tenant.name}/{order.job_id}/{secrets.token_urlsafe(9)}"
         try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from giornata.wire.adapters import AskedLora, LoraUse
+from giornata.wire.adapters import AskedLora, LoraUse, LoraWait
 from giornata.wire.errors import LoraMismatch, LoraNotReady
 from giornata.wire.loras import LoraRecord, LoraState
 from giornata.wire.models import ModelCard
@@ -12,8 +12,8 @@ from giornata.wire.models import ModelCard
 FIELD: Final = "loras"
 
 
-def use_of(asked: AskedLora, record: LoraRecord, card: ModelCard) -> LoraUse:
-    """The LoRA of `record`, as it is now, for a job of the model `card`.
+def use_of(asked: AskedLora, record: LoraRecord, card: ModelCard, wait: LoraWait) -> LoraUse:
+    """The LoRA of `record`, as it is now, for a job of the model `card` whose rows wait for it as `wait` says.
 
     Raises:
         LoraNotReady: it is still being made, or could not be.
@@ -44,6 +44,7 @@ def use_of(asked: AskedLora, record: LoraRecord, card: ModelCard) -> LoraUse:
         modules=canonical.modules,
         text_modules=canonical.text_modules,
         scale=asked.scale,
+        joins_within=(record.joins_within or 0.0) if wait is LoraWait.BOUNDED else 0.0,
     )
 
 
