@@ -21,6 +21,7 @@ LONG: Final[dict[str, list[str]]] = {
     "step_time": ["--tokens", "4096", "--text", "512"],
     "unet_step": ["--repeats", "9"],
     "unet_rows": [],
+    "lora_loading": [],
     "lora_rows": ["--tokens", "1024", "--text", "128", "--repeats", "9"],
     "step_rows": ["--tokens", "1024", "--text", "128"],
     "engine_share": ["--tokens", "1024", "--text", "128"],

@@ -66,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _kinds(family: ModelFamily, rows: int, rank: int) -> dict[str, list[LowRank | None]]:
     """Which set each row has, by what the sets are."""
-    loras = [_tensors(family, rank, seed) for seed in range(rows)]
+    loras = [tensors_of(family, rank, seed) for seed in range(rows)]
     own = [low_rank(str(index), [(lora, 1.0)]) for index, lora in enumerate(loras)]
     attention = [
         low_rank(str(index), [({name: part for name, part in lora.items() if ".attn." in name}, 1.0)])
@@ -85,7 +85,7 @@ def _kinds(family: ModelFamily, rows: int, rank: int) -> dict[str, list[LowRank 
     }
 
 
-def _tensors(family: ModelFamily, rank: int, seed: int) -> dict[str, Tensor]:
+def tensors_of(family: ModelFamily, rank: int, seed: int) -> dict[str, Tensor]:
     """A random LoRA of all linear layers of the blocks, modulation among them, as its canonical file."""
     transformer = transformer_of(family)
     generator = torch.Generator().manual_seed(seed)

@@ -128,6 +128,7 @@ LORA = LoraRecord(
     style=LoraStyle.KOHYA,
     rank=4,
     canonical=Canonical(file=STORED, model_digest="dd", rank=4, modules=2, text_modules=1),
+    joins_within=0.25,
     worker="l1",
     worked_s=2,
     shared_path="tiny/rims.safetensors",

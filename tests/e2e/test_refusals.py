@@ -62,7 +62,8 @@ FIELDS = {
     "quality": ({"quality": "hd"}, 400, "invalid_field", "quality"),
     "background": ({"background": "transparent"}, 400, "invalid_field", "background"),
     "unknown": ({"colour": "teal"}, 400, "unknown_field", "colour"),
-    "adapter": ({"loras": "x"}, 400, "not_supported", "loras"),
+    "adapter": ({"loras": "x"}, 400, "invalid_field", "loras"),
+    "ControlNet": ({"controlnet": "x"}, 400, "not_supported", "controlnet"),
     "negative prompt": (
         {"negative_prompt": "x", "true_cfg_scale": 2},
         400,

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from giornata.families import Family
+from giornata.wire.adapters import LoraWait
 from giornata.wire.errors import GiornataError, InvalidField, NotSupported, UnknownField
 from giornata.wire.models import Guidance, ModelCard, Task
 from giornata.wire.requests import MAX_SEED, EditParameters, OutputFormat, asked, evaluations_of
@@ -98,9 +99,44 @@ def test_unknown_fields_are_refused_by_name_and_adapters_by_theirs() -> None:
     assert unknown.message == "Unknown field: colour, tint."
     assert unknown.accepted == ", ".join(EditParameters.model_fields)
     assert refusal(guidance_rescale=0.7).code == "unknown_field"
-    adapter = refusal(loras=["x"])
-    assert isinstance(adapter, NotSupported)
-    assert adapter.field == "loras"
+    for alias in ("lora", "adapters", "lora_scale"):
+        named = refusal(**{alias: "x"})
+        assert (named.code, named.field) == ("unknown_field", alias)
+        assert "loras: [{" in str(named.accepted)
+    control = refusal(controlnet="x")
+    assert isinstance(control, NotSupported)
+    assert control.field == "controlnet"
+
+
+LORA = f"lora_{'0' * 32}"
+
+
+@pytest.mark.parametrize(
+    ("loras", "field", "told"),
+    [
+        (["x"], "loras.0", "valid dictionary"),
+        ({"id": LORA}, "loras", "valid tuple"),
+        ([{"scale": 1}], "loras.0.id", "required"),
+        ([{"id": "../../etc/passwd"}], "loras.0.id", "match pattern"),
+        ([{"id": LORA, "scale": 4.5}], "loras.0.scale", "less than or equal to 4"),
+        ([{"id": LORA, "scale": float("nan")}], "loras.0.scale", "finite"),
+        ([{"id": LORA, "weight": 1}], "loras.0.weight", "not permitted"),
+        ([{"id": LORA}, {"id": LORA, "scale": 0.5}], "loras", f"names {LORA} twice"),
+        ([{"id": f"lora_{n:032x}"} for n in range(5)], "loras", "at most 4"),
+    ],
+)
+def test_loras_that_are_not_accepted_are_named(loras: object, field: str, told: str) -> None:
+    error = refusal(loras=loras)
+    assert isinstance(error, InvalidField)
+    assert error.field == field
+    assert told in error.message
+
+
+def test_loras_have_a_scale_of_one_and_their_order_is_kept() -> None:
+    names = [f"lora_{n:032x}" for n in (3, 1, 2)]
+    made = EditParameters.model_validate({"prompt": "x", "loras": [{"id": name} for name in names]})
+    assert [(lora.id, lora.scale) for lora in made.loras] == [(name, 1.0) for name in names]
+    assert made.lora_wait is LoraWait.EXACT
 
 
 def test_what_a_model_does_not_take_is_refused() -> None:

@@ -32,6 +32,15 @@ class TemplatePolicy(StrEnum):
     """The edit computes everything; what there is serves, and what is registered is recorded."""
 
 
+class LoraMerge(StrEnum):
+    """Whether LoRAs may become part of the weights."""
+
+    AUTO = "auto"
+    """A set that all rows of a step have, in float32, while that is predicted to pay."""
+    OFF = "off"
+    """Never."""
+
+
 class ReuseText(StrEnum):
     """What edits that reuse take of their prompts' tokens."""
 
@@ -121,6 +130,11 @@ class DenoiserConfig(ModelConfig):
     )
     lora_file_bytes: int = Field(2 << 30, ge=1 << 10, description="Largest file of a LoRA.")
     lora_loads: int = Field(2, ge=1, le=32, description="LoRAs that are loaded at a time.")
+    lora_merge: LoraMerge = Field(
+        LoraMerge.AUTO,
+        description="`auto`: LoRAs that all rows of a step share are put into float32 weights while that is predicted "
+        "to pay; `off`: never.",
+    )
 
     renew_steps: int = Field(
         7,

@@ -87,12 +87,12 @@ class Gateway:
         """Pictures on their way into the blob store."""
         self.answers = Memory(config.max_held_bytes)
         """Pictures on their way to clients."""
-        self.preparation = Preparation(config, blobs, fleet, tasks)
+        self.loras = Loras(config, bus, loras, fleet)
+        self.preparation = Preparation(config, blobs, fleet, self.loras.used, tasks)
         self.submission = Submission(
             config, bus, fleet, self.ledger, self.preparation, self.ends, tasks, self.quotas.leave
         )
         self.registration = Registration(config, bus, blobs, templates, fleet, tasks)
-        self.loras = Loras(config, bus, loras, fleet)
 
     def tenant(self, key: str | None) -> Tenant:
         """The tenant that asks with `key`, as :func:`tenant_of` finds it."""

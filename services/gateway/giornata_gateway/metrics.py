@@ -92,6 +92,37 @@ def template_metrics(states: Iterable[ServiceState]) -> Iterator[Metric]:
     yield from (lookups, sizes, evictions, runs, prefetched, corrected, firsts)
 
 
+def adapter_metrics(states: Iterable[ServiceState]) -> Iterator[Metric]:
+    """Where the LoRAs of each worker's rows come from, by tier, and what rows do that have to wait."""
+    meaning = "Lookups of LoRAs for rows, by the tier that had them; tier `none`: the LoRA store was asked."
+    lookups = _counter("adapter_lookups", meaning, "worker", "tier")
+    sizes = _gauge("adapter_bytes", "LoRAs in a tier.", "worker", "tier")
+    evictions = _counter("adapter_evictions", "LoRAs that had to go for others.", "worker", "tier")
+    prefetched = _counter("adapter_prefetches", "LoRAs read ahead of their edits.", "worker")
+    failed = _counter("adapter_failures", "Loads that failed.", "worker")
+    meaning = "Rows whose LoRAs were not loaded in time: they `paused`, or `began` without them."
+    late = _counter("adapter_late_rows", meaning, "worker", "what")
+    for state in states:
+        count = state.worker.adapters if state.worker else None
+        if count is None:
+            continue
+        worker = state.instance
+        for tier, hits, size_bytes, evicted in (
+            ("device", count.hits_device, count.device_bytes, count.evicted_device),
+            ("memory", count.hits_memory, count.memory_bytes, count.evicted_memory),
+            ("disk", count.hits_disk, count.disk_bytes, count.evicted_disk),
+        ):
+            lookups.add_metric([worker, tier], hits)
+            sizes.add_metric([worker, tier], size_bytes)
+            evictions.add_metric([worker, tier], evicted)
+        lookups.add_metric([worker, "none"], count.misses)
+        prefetched.add_metric([worker], count.prefetched)
+        failed.add_metric([worker], count.failed)
+        late.add_metric([worker, "paused"], count.paused)
+        late.add_metric([worker, "began"], count.late)
+    yield from (lookups, sizes, evictions, prefetched, failed, late)
+
+
 def router_metrics(states: Iterable[ServiceState]) -> Iterator[Metric]:
     """The jobs that wait at the active router, and what it has learnt of steps and loads by model and device."""
     jobs = _gauge(
@@ -221,6 +252,7 @@ class _Fleet(CollectorRegistry):
         yield instances
         yield from worker_metrics(self._reports)
         yield from template_metrics(states)
+        yield from adapter_metrics(states)
         yield from router_metrics(states)
         yield from store_metrics(states)
         yield from lora_metrics(states)

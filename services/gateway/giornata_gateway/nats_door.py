@@ -182,9 +182,13 @@ class EditEndpoints:
         room_bytes = MESSAGE_COPIES * sum(refs[index].size_bytes for index in inline)
         async with self.gateway.answers.room(room_bytes):
             pictures = [
-                Picture(index=row.index, seed=row.seed, data=await self.gateway.picture(refs[row.index]))
-                if row.index in inline
-                else Picture(index=row.index, seed=row.seed, ref=refs[row.index])
+                Picture(
+                    index=row.index,
+                    seed=row.seed,
+                    data=await self.gateway.picture(refs[row.index]) if row.index in inline else None,
+                    ref=None if row.index in inline else refs[row.index],
+                    loras_from=row.loras_from,
+                )
                 for row in record.images
             ]
         return EditReply(

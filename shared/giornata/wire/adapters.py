@@ -9,7 +9,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated, Final, Self
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import Field, StringConstraints, model_validator
 
 from giornata.wire.values import Recorded, Wire
 
@@ -50,22 +50,22 @@ class ControlInput(StrEnum):
     ControlNets of SD3 that inpaint."""
 
 
-class _Asked(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class AskedLora(_Asked):
+class AskedLora(Recorded):
     """A LoRA of a request."""
 
     id: Annotated[str, StringConstraints(pattern=r"^lora_[0-9a-f]{32}$")] = Field(
         description="As `POST /v1/loras` tells it."
     )
     scale: float = Field(
-        1.0, ge=-MAX_SCALE, le=MAX_SCALE, description="How strongly it acts; 1 as it was trained."
+        1.0,
+        ge=-MAX_SCALE,
+        le=MAX_SCALE,
+        allow_inf_nan=False,
+        description="How strongly it acts; 1 as it was trained.",
     )
 
 
-class AskedControl(_Asked):
+class AskedControl(Recorded):
     """A ControlNet of a request."""
 
     model: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,95}$")] = Field(
@@ -109,6 +109,9 @@ class LoraUse(Recorded):
     text_modules: int = 0
     """Of text encoders: prepost applies them."""
     scale: float = 1.0
+    joins_within: float = 0.0
+    """Share of the steps that a row may make before its files are loaded; 0: it waits. Above 0 of jobs with
+    `lora_wait` `bounded` alone, as :attr:`giornata.wire.loras.LoraRecord.joins_within` tells."""
 
 
 class ControlUse(Recorded):

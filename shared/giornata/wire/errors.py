@@ -108,6 +108,10 @@ class LoraNotFound(BadRequest, code="lora_not_found", status=404):
     """There is no LoRA with this id."""
 
 
+class LoraNotReady(BadRequest, code="lora_not_ready", status=409):
+    """The LoRA cannot be used now."""
+
+
 class ResultExpired(BadRequest, code="result_expired", status=410):
     """The result was kept for its time and is gone."""
 

@@ -88,6 +88,9 @@ class LoraRecord(Recorded):
     rank: int | None = None
     """The largest of any module in the source."""
     canonical: Canonical | None = None
+    joins_within: float | None = None
+    """The largest share of the steps without it after which pictures are still alike; None: nothing was compared, and
+    every row waits for it."""
     error: ErrorBody | None = None
     worker: str | None = None
     """The LoRA store that validates it, or did so last."""

@@ -226,6 +226,8 @@ class Picture(Wire):
     seed: int
     data: bytes | None = None
     ref: BlobRef | None = None
+    loras_from: int | None = None
+    """The step from which LoRAs acted on it, counted from 0; None without LoRAs."""
 
 
 class EditReply(Wire):

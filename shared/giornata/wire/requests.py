@@ -16,6 +16,7 @@ from pydantic import (
     field_validator,
 )
 
+from giornata.wire.adapters import MAX_LORAS, AskedLora, LoraWait
 from giornata.wire.errors import GiornataError, InvalidField, NotSupported, UnknownField
 from giornata.wire.samplers import Sampler, evaluations
 from giornata.wire.values import Recorded
@@ -23,10 +24,10 @@ from giornata.wire.values import Recorded
 MAX_STEPS: Final = 200
 MAX_IMAGES: Final = 10
 MAX_SEED: Final = 2**32 - 1
-ADAPTER_FIELDS: Final = frozenset(
-    {"adapters", "lora", "loras", "lora_scale", "controlnet", "controlnets", "control_image"}
-)
-"""Names of fields that ask for an adapter; they get their own answer, since adapters are planned."""
+LORA_ALIASES: Final = frozenset({"adapters", "lora", "lora_scale", "lora_scales"})
+"""What others call the field `loras`."""
+CONTROL_FIELDS: Final = frozenset({"controlnet", "controlnets", "control_image"})
+"""Names of fields that ask for a ControlNet; they get their own answer, since ControlNets are planned."""
 
 
 class MaskMode(StrEnum):
@@ -113,6 +114,15 @@ class GenerationParameters(Recorded):
     seed: int | None = Field(
         None, ge=0, le=MAX_SEED, description="Seed of picture 0; default: random, and reported."
     )
+    loras: tuple[AskedLora, ...] = Field(
+        (),
+        max_length=MAX_LORAS,
+        description="LoRAs that act on the model, each with a scale: their ids are those of `/v1/loras`.",
+    )
+    lora_wait: LoraWait = Field(
+        LoraWait.EXACT,
+        description="`exact`: every step has the LoRAs; `bounded`: the first steps may be made before they are loaded.",
+    )
     partial_images: int = Field(
         0,
         ge=0,
@@ -137,6 +147,14 @@ class GenerationParameters(Recorded):
         if not prompt.strip():
             raise ValueError("must not be blank")
         return prompt
+
+    @field_validator("loras")
+    @classmethod
+    def _names_each_once(cls, loras: tuple[AskedLora, ...]) -> tuple[AskedLora, ...]:
+        twice = [each.id for index, each in enumerate(loras) if each.id in {one.id for one in loras[:index]}]
+        if twice:
+            raise ValueError(f"names {twice[0]} twice")
+        return loras
 
     @field_validator("output_compression")
     @classmethod
@@ -233,13 +251,21 @@ def evaluations_of(resolved: EditParameters, *, keeps_whole_steps: bool = False)
 def request_error(error: ValidationError, fields: Iterable[str]) -> GiornataError:
     """A pydantic report as one error of the tree that names every field at fault; `fields` are those there are."""
     details = error.errors(include_url=False, include_context=False)
-    unknown = [str(d["loc"][0]) for d in details if d["type"] == "extra_forbidden"]
-    adapters = sorted(ADAPTER_FIELDS.intersection(unknown))
-    if adapters:
+    unknown = [str(d["loc"][0]) for d in details if d["type"] == "extra_forbidden" and len(d["loc"]) == 1]
+    controls = sorted(CONTROL_FIELDS.intersection(unknown))
+    if controls:
         return NotSupported(
-            f"Adapters are not supported yet: {', '.join(adapters)}.",
-            field=adapters[0],
+            f"ControlNets are not supported yet: {', '.join(controls)}.",
+            field=controls[0],
             accepted="an edit without it",
+        )
+    aliases = sorted(LORA_ALIASES.intersection(unknown))
+    if aliases:
+        return UnknownField(
+            f"Unknown field: {', '.join(aliases)}. LoRAs are named by `loras`.",
+            field=aliases[0],
+            received=", ".join(aliases),
+            accepted='loras: [{"id": "lora_…", "scale": 1.0}]',
         )
     if unknown:
         return UnknownField(

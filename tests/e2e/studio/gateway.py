@@ -182,6 +182,7 @@ class FakeGateway:
             steps=4,
             size=f"{SIDE}x{SIDE}",
             stage_ms=StageTimes(),
+            loras=[],
             pictures=[
                 PictureView(index=i, seed=40 + i, error=self.failures.get(i)) for i in range(self.pictures)
             ],

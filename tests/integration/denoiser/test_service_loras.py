@@ -8,11 +8,13 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from typing import cast
 
+import pytest
 import torch
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from giornata.bus.answering import Endpoint
+from giornata import lora_transfer
+from giornata.bus.answering import Endpoint, UnansweredError
 from giornata.planning.operations import low_rank_weights
 from giornata.wire import subjects
 from giornata.wire.adapters import LoraUse
@@ -108,7 +110,7 @@ def under(request: RunRequest, *loras: LoraUse) -> RunRequest:
 
 
 async def test_a_picture_under_a_lora_equals_one_of_fused_weights(bench: Bench) -> None:
-    async with stored(bench) as store, bench.worker() as worker:
+    async with stored(bench) as store, bench.worker(lora_merge="off") as worker:
         plain = await computed(bench, worker, await bench.job(worker))
         found = await computed(bench, worker, under(await bench.job(worker), store.use))
         with fused(transformer(bench), store.tensors, scale=0.5):
@@ -185,3 +187,32 @@ async def test_a_worker_stops_while_a_lora_is_being_fetched(bench: Bench) -> Non
         event = await bench.report()
         assert event.handed_back
         store.may_answer.set()
+
+
+async def test_a_load_goes_on_at_another_instance_where_the_store_was_killed(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lora_transfer, "PIECE_BYTES", 512)
+    monkeypatch.setattr(lora_transfer, "ANSWER_MS", 300)
+    store, asked, killed = Store(transformer(bench)), [], asyncio.Event()
+
+    async def until_killed(request: ReadFile) -> FilePiece:
+        if request.offset:
+            killed.set()
+            raise UnansweredError
+        return await store.read(request)
+
+    async def afterwards(request: ReadFile) -> FilePiece:
+        asked.append(request.offset)
+        return await store.read(request)
+
+    async with bench.worker() as worker:
+        request = under(await bench.job(worker), store.use)
+        async with bench.bus.answer(Endpoint(subjects.lora("read"), ReadFile, until_killed)):
+            await bench.run(worker, request)
+            await asyncio.wait_for(killed.wait(), WAIT_S)
+        await computed(bench, worker, await bench.job(worker))  # while no instance is there
+        async with bench.bus.answer(Endpoint(subjects.lora("read"), ReadFile, afterwards)):
+            assert (await bench.report()).job_id == request.job.job_id
+        assert len(await bench.latents(request)) == 1
+    assert asked[0] == 512, "from where it was"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import secrets
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -15,6 +16,7 @@ from giornata.bus.answering import Endpoint
 from giornata.wire import subjects
 from giornata.wire.loras import NormaliseLora
 from tests.fakes.key_files import write_keys
+from tests.integration.fake_router import CARD
 from tests.integration.gateway_fakes import Stage, open_stage
 from tests.integration.lora_bench import canonical, lora, open_bench
 
@@ -29,7 +31,7 @@ async def doors(nats_url: str, redis_url: str, tmp_path: Path) -> AsyncIterator[
     keys = write_keys(tmp_path, {"sk-alice-123": alice, "sk-robert-12": bob})
 
     async def normalise(request: NormaliseLora) -> Any:
-        return canonical(request)
+        return canonical(request).model_copy(update={"model_digest": CARD.digest})
 
     prepost = Endpoint(subjects.prepost("adapter", "tiny"), NormaliseLora, normalise)
     async with (
@@ -132,3 +134,61 @@ async def test_what_cannot_be_a_lora_is_refused_with_a_code(
     answered, error = await upload(doors, data, **fields)
     assert (answered, error["error"]["code"]) == (status, code)
     assert (await ask(doors, "GET", ""))[1]["data"] == []
+
+
+async def ready(stage: Stage, data: bytes, headers: dict[str, str] = ALICE) -> str:
+    """The id of an uploaded LoRA, once it may be used."""
+    _, told = await upload(stage, data, headers)
+    _, now = await ask(stage, "GET", f"/{told['id']}?wait_ms=60000", headers)
+    assert now["state"] == "ready"
+    return str(now["id"])
+
+
+async def edit(
+    stage: Stage, loras: object, headers: dict[str, str] = ALICE, path: str = "/v1/images/edits"
+) -> tuple[int, dict[str, Any]]:
+    form = stage.form(loras=json.dumps(loras))
+    async with stage.http.post(path, data=form, headers=headers) as response:
+        return response.status, await response.json()
+
+
+async def test_an_edit_names_loras_and_its_job_keeps_what_they_are(doors: Stage) -> None:
+    first, second = [await ready(doors, lora(seed)) for seed in (30, 31)]
+    asked = [{"id": second, "scale": -0.5}, {"id": first}]
+    status, answer = await edit(doors, asked)
+    assert status == 200, answer
+    job = (await doors.record()).job
+    assert [(use.lora_id, use.scale, use.sha256, use.rank) for use in job.loras] == [
+        (second, -0.5, "0" * 64, 4),
+        (first, 1.0, "0" * 64, 4),
+    ]
+    status, told = await edit(doors, asked, path="/v1/jobs")
+    assert status == 202, told
+    assert told["loras"] == [{"id": second, "scale": -0.5}, {"id": first, "scale": 1.0}]
+
+
+async def test_a_lora_that_cannot_be_used_is_refused_before_there_is_a_job(doors: Stage) -> None:
+    own, anothers = await ready(doors, lora(32)), await ready(doors, lora(32), BOB)
+    unknown = f"lora_{'0' * 32}"
+    for wrong in (unknown, anothers):
+        status, answer = await edit(doors, [{"id": own}, {"id": wrong}])
+        error = answer["error"]
+        assert (status, error["code"], error["param"], error["received"]) == (
+            404,
+            "lora_not_found",
+            "loras",
+            wrong,
+        )
+    async with doors.http.post(
+        "/v1/images/edits", data=doors.form(loras="lora_x"), headers=ALICE
+    ) as response:
+        assert (response.status, (await response.json())["error"]["code"]) == (400, "invalid_field")
+    assert not doors.router.jobs
+
+
+async def test_a_deleted_lora_ends_no_job_that_named_it(doors: Stage) -> None:
+    name = await ready(doors, lora(33))
+    assert (await edit(doors, [{"id": name}]))[0] == 200
+    assert (await ask(doors, "DELETE", f"/{name}"))[0] == 200
+    assert (await edit(doors, [{"id": name}]))[0] == 404
+    assert (await doors.record()).job.loras[0].lora_id == name

@@ -11,8 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, Field
 
+from giornata.wire.adapters import AskedLora
 from giornata.wire.requests import EditParameters
 from giornata_tools.cli.edit.parameters import option_name, options, validated
+
+LORA = f"lora_{'0' * 32}"
+LORAS = st.builds(AskedLora, id=st.from_regex(r"lora_[0-9a-f]{32}", fullmatch=True), scale=st.floats(-4, 4))
 
 
 def command(kind: type[BaseModel] = EditParameters) -> click.Command:
@@ -32,7 +36,9 @@ def test_every_field_is_an_option_with_its_default() -> None:
         option = made[name]
         assert isinstance(option, click.Option)
         assert option.required == field.is_required()
-        if not field.is_required():
+        if option.multiple:
+            assert field.get_default() == ()
+        elif not field.is_required():
             assert option.default == field.get_default()
         assert option.help, f"{name} has no description"
         assert option_name(name) in option.opts
@@ -58,14 +64,16 @@ def test_help_speaks_of_options_and_not_of_fields() -> None:
         grow_mask=st.integers(0, 512),
         seed=st.none() | st.integers(0, 2**32 - 1),
         negative_prompt=st.none(),
+        loras=st.lists(LORAS, max_size=4, unique_by=lambda lora: lora.id).map(tuple),
     )
 )
 def test_what_is_typed_is_what_is_asked(parameters: EditParameters) -> None:
     typed = [
         f"{option_name(name)}={value}"
-        for name, value in parameters.model_dump(mode="json").items()
+        for name, value in parameters.model_dump(mode="json", exclude={"loras"}).items()
         if value is not None
     ]
+    typed += [f"--lora={lora.id}:{lora.scale}" for lora in parameters.loras]
     with command().make_context("edit", typed) as context:
         assert (
             validated(EditParameters, {k: v for k, v in context.params.items() if v is not None})
@@ -81,6 +89,7 @@ def test_what_is_typed_is_what_is_asked(parameters: EditParameters) -> None:
         (["--num-inference-steps", "many"], "'--num-inference-steps'"),
         (["--mask-mode", "red"], "'--mask-mode'"),
         (["--steps", "4"], "No such option"),
+        (["--lora", f"{LORA}:strong"], "ID:SCALE"),
     ],
 )
 def test_a_mistake_is_a_usage_error_that_names_the_option(arguments: list[str], told: str) -> None:
@@ -96,6 +105,7 @@ def test_a_mistake_is_a_usage_error_that_names_the_option(arguments: list[str], 
         ({"prompt": "a", "true_cfg_scale": 2.0}, "--negative-prompt: --true-cfg-scale above 1 needs it."),
         ({"prompt": "a", "output_compression": 90}, "--output-compression: applies to jpeg and webp only."),
         ({"prompt": "a", "size": "big", "seed": -1}, "; --seed: "),
+        ({"prompt": "a", "loras": ({"id": LORA},) * 2}, f"--lora: names {LORA} twice."),
     ],
 )
 def test_what_only_the_whole_shows_names_options_too(given_: dict[str, object], told: str) -> None:

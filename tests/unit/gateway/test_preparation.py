@@ -7,6 +7,7 @@ import pytest
 from giornata.blobs import MemoryBlobs
 from giornata.deadlines import Deadline
 from giornata.families import Family
+from giornata.wire.adapters import LoraUse
 from giornata.wire.errors import BlobStoreFull
 from giornata.wire.fleet import FleetSummary
 from giornata.wire.jobs import BlobRef, Priority
@@ -40,7 +41,13 @@ def preparation_of(blobs: MemoryBlobs, tasks: asyncio.TaskGroup) -> Preparation:
     fleet = FleetListener(bridged_s=0)
     ready = {ServiceName.PREPOST: 1, ServiceName.DENOISER: 1}
     fleet.hear(FleetSummary(router="r", ready=ready, models=(CARD,)))
-    return Preparation(GatewayConfig(instance="gateway-1", result_ttl_s=60), blobs, fleet, tasks)
+    config = GatewayConfig(instance="gateway-1", result_ttl_s=60)
+    return Preparation(config, blobs, fleet, no_loras, tasks)
+
+
+async def no_loras(tenant: str, asked: EditParameters, card: ModelCard) -> tuple[LoraUse, ...]:
+    assert (tenant, card, asked.loras) == ("alice", CARD, ())
+    return ()
 
 
 async def test_nothing_stays_of_an_order_whose_mask_finds_no_room() -> None:

@@ -111,4 +111,7 @@ def test_a_tile_keeps_averages_and_loses_what_is_finer(picture: Picture) -> None
     board = np.where(fine, 255, 0).astype(np.uint8).repeat(3, axis=2)
     assert np.ptp(tile(board)) <= 1
     flat = np.repeat(np.repeat(squares, 8, axis=0), 8, axis=1).round().astype(np.uint8)
-    assert np.abs(tile(flat).astype(int) - tile(picture)).max() <= 2
+    worst = 1.0  # averages may be rounded apart; then each direction's negative lobes, and its rounding
+    for _ in range(2):
+        worst = worst * 1.3 + 1
+    assert np.abs(tile(flat).astype(int) - tile(picture)).max() <= worst

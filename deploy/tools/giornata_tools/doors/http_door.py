@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import json
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from pathlib import Path
@@ -204,8 +205,15 @@ def _form(order: EditCall, image: bytes) -> aiohttp.FormData:
     for picture in order.references:
         form.add_field(REFERENCE, picture, filename=REFERENCE, content_type="application/octet-stream")
     for name, value in {**order.parameters, "stream": True}.items():
-        form.add_field(name, str(value).lower() if isinstance(value, bool) else str(value))
+        form.add_field(name, _as_text(value))
     return form
+
+
+def _as_text(value: object) -> str:
+    """A field of a form: lists are JSON."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return json.dumps(value) if isinstance(value, list | tuple) else str(value)
 
 
 async def _check(answer: aiohttp.ClientResponse) -> None:

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from giornata.wire.adapters import ControlUse
 from giornata.wire.jobs import Job
+from giornata.wire.progress import RowState
 from giornata_denoiser.rows.adapters import Adapters, RowControl, RowLora
 
+ROUNDING: Final = 1e-9
+"""Makes the share k / n of n steps k again."""
 
-def adapters_of(job: Job, steps: int, loras_from: int = 0) -> Adapters:
-    """The adapters of the rows of `job`, which have so many `steps`."""
-    loras = (
-        RowLora(lora.sha256, lora.scale, lora.rank, lora.modules, lora.size_bytes)
-        for lora in job.loras
-        if lora.modules and lora.scale
-    )
+
+def adapters_of(job: Job, steps: int, resumed: RowState | None = None) -> Adapters:
+    """The adapters of a row of `job`, which has so many `steps` and goes on from `resumed`.
+
+    LoRAs of a row that begins act from the last step that all of them allow; an engine lets them join earlier. A row
+    that goes on keeps what it began with.
+    """
+    act = [lora for lora in job.loras if lora.modules and lora.scale]
+    loras = (RowLora(lora.sha256, lora.scale, lora.rank, lora.modules, lora.size_bytes) for lora in act)
+    bound = min((lora.joins_within for lora in act), default=0.0)
+    loras_from = int(bound * steps + ROUNDING) if resumed is None else resumed.loras_from
     return Adapters(tuple(sorted(loras)), loras_from, tuple(_control(use, steps) for use in job.controls))
 
 

@@ -125,7 +125,7 @@ def _made(
         resume=_snapshot(row, latents),
         generated=generated,
         references=references,
-        adapters=adapters_of(request.job, track.steps, 0 if row.resume is None else row.resume.loras_from),
+        adapters=adapters_of(request.job, track.steps, None if latents is None else row.resume),
     )
     return built if reusing is None else reused(built, where, reusing, family)
 

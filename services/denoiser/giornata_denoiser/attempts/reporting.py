@@ -50,10 +50,13 @@ class Reporter:
         self._loads: deque[LoadSample] = deque(maxlen=MAX_SAMPLES)
         self._adapter_loads: deque[AdapterLoad] = deque(maxlen=MAX_SAMPLES)
         self._steps_total = 0
+        self._late = 0
+        """Rows that made their first step without their LoRAs."""
 
     def stepped(self, report: StepReport) -> None:
         """A step has ended."""
         self._steps_total += len(report.advanced)
+        self._late += sum(row.step == 1 and row.adapters.loras_from > 0 for row in report.advanced)
         if report.sample is not None:
             self._samples.append(report.sample)
 
@@ -93,7 +96,7 @@ class Reporter:
             stepping_ms=stepping_ms,
             templates=templates,
             resident=resident,
-            adapters=adapters,
+            adapters=adapters.model_copy(update={"late": self._late}),
             adapters_resident=adapters_resident,
             samples=_taken(self._samples),
             loads=_taken(self._loads),

@@ -25,7 +25,8 @@ from giornata_denoiser.engine import results
 from giornata_denoiser.engine.assembly import Assembly, DeviceInputs, assemble, place
 from giornata_denoiser.engine.checks import Checks, Judge, Verdict, judge_for
 from giornata_denoiser.engine.hosting import hosting_for
-from giornata_denoiser.engine.low_ranks import LowRanks, NoLoras, acting, adapted, by_set
+from giornata_denoiser.engine.low_ranks import LowRanks, NoLoras, acting, adapted, by_set, one_set
+from giornata_denoiser.engine.merging import Merging
 from giornata_denoiser.engine.protocol import FailedRow, StepReport
 from giornata_denoiser.engine.shortage import MemoryLimit
 from giornata_denoiser.engine.sources import ReuseOptions, Sources, StepPlan
@@ -54,7 +55,8 @@ class Engine:
     `judge` tells whether what steps make is finite; by default as the family's device can.
 
     `capacity` limits a step by counts, `budget` by predicted time and memory; `clock` gives monotonic seconds. Rows are
-    shown where there is a preview map. `low_ranks` holds the LoRAs of rows.
+    shown where there is a preview map. `low_ranks` holds the LoRAs of rows, and `merging` may put one
+    that all have into the weights.
     """
 
     def __init__(
@@ -70,6 +72,7 @@ class Engine:
         trace: Tracing = UNTRACED,
         judge: Judge | None = None,
         low_ranks: LowRanks | None = None,
+        merging: Merging | None = None,
     ) -> None:
         self.family = family
         self._judge = judge or judge_for(family.device)
@@ -96,6 +99,8 @@ class Engine:
         self._placed: dict[RowKey, DeviceInputs] = {}
         self._assembled: tuple[tuple[Row, ...], tuple[LowRank | None, ...], Assembly] | None = None
         self.low_ranks = low_ranks or NoLoras()
+        self._merging = merging or Merging()
+        self._steady = False
         self._waits = Waits(clock)
         self._hosting = hosting_for(family.device, self._waits)
         self._sources = Sources(family, how, self._waits, trace)
@@ -121,6 +126,7 @@ class Engine:
             del self._placed[key]
         if not rows:
             self._assembled = None
+        self._steady = one_set((*rows, *self.batch.waiting, *self.batch.background))
         return by_set(rows)
 
     def rest(self) -> None:
@@ -129,6 +135,7 @@ class Engine:
         self._checks.retain(self.batch.keys)
         self._placed.clear()
         self._assembled = None
+        self._merging.restore()
 
     def compute(self, rows: tuple[Row, ...]) -> StepReport:
         """One step of `rows`; changes nothing but what is kept for the next one.
@@ -190,11 +197,12 @@ class Engine:
         show, network = self._preview_map, self.family.network
         with torch.inference_mode():
             low_ranks = tuple(acting(row, self.low_ranks) for row in rows)
+            self._merging.settle(rows, low_ranks, steady=self._steady)
             assembly = self._assembly_of(rows, low_ranks)
             assembled = self._clock()
             plan = self._sources.step(rows)
             self._waits.total_s = 0.0
-            uses = adapted(plan.uses, rows, low_ranks)
+            uses = adapted(plan.uses, rows, [self._merging.beside(each) for each in low_ranks])
             stepped = denoise_step(self.family, assembly, rows, uses, self._trace)
             # (height, width, 3) uint8 on the device, of the rows that are shown after this step.
             pictures = [
@@ -277,7 +285,8 @@ class Engine:
         """The inputs of `row` on the device under `low_rank`, copied unless they are there."""
         placed = self._placed.get(row.key)
         if placed is None or placed.source is not row.conditioning or placed.low_rank is not low_rank:
-            placed = self._placed[row.key] = place(row, self.family, low_rank)
+            made = place(row, self.family, self._merging.beside(low_rank))
+            placed = self._placed[row.key] = replace(made, low_rank=low_rank)
         return placed
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from functools import cached_property
 from operator import attrgetter
@@ -12,10 +13,14 @@ from giornata.deadlines import Deadline
 from giornata.mirrors import Mirror
 from giornata.tenant_records import LoraRecords, owner_of
 from giornata.wire import subjects
+from giornata.wire.adapters import LoraUse
 from giornata.wire.errors import LoraLimit, LoraNotFound
 from giornata.wire.loras import EVERYONE, LoraRecord, LoraState, RemoveLora
+from giornata.wire.models import ModelCard
+from giornata.wire.requests import GenerationParameters
 from giornata_gateway.config import GatewayConfig
 from giornata_gateway.fleet import FleetListener
+from giornata_gateway.intake.rules.loras import FIELD, use_of
 from giornata_gateway.views.catalog import choose_card
 
 ANSWER_MS: Final = 10_000
@@ -52,6 +57,21 @@ class Loras:
             return await self.records.get(tenant, lora_id)
         except LoraNotFound:
             return await self.records.get(EVERYONE, lora_id)
+
+    async def used(self, tenant: str, asked: GenerationParameters, card: ModelCard) -> tuple[LoraUse, ...]:
+        """The LoRAs that a tenant's request names, as a job of the model `card` keeps them.
+
+        Raises:
+            LoraNotFound, LoraNotReady, LoraMismatch: names the field, and what is accepted.
+        """
+        try:
+            records = await asyncio.gather(*(self.get(tenant, one.id) for one in asked.loras))
+        except LoraNotFound as error:
+            raise LoraNotFound(
+                field=FIELD, received=error.received, accepted="an id that GET /v1/loras tells"
+            ) from error
+        found = zip(asked.loras, records, strict=True)
+        return tuple(use_of(one, record, card, asked.lora_wait) for one, record in found)
 
     async def settled(self, tenant: str, lora_id: str, deadline: Deadline) -> LoraRecord:
         """The LoRA of :meth:`get` once it is ready or has failed, or as it is at the deadline."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 
 import structlog
@@ -11,9 +12,10 @@ import structlog
 from giornata.blobs import BlobStore, refer
 from giornata.deadlines import Deadline
 from giornata.wire import generations
+from giornata.wire.adapters import LoraUse
 from giornata.wire.errors import InvalidField
 from giornata.wire.jobs import BlobRef, Job, Priority
-from giornata.wire.models import Task
+from giornata.wire.models import ModelCard, Task
 from giornata.wire.references import check_taken, named_references
 from giornata.wire.requests import MAX_SEED, EditParameters, evaluations_of
 from giornata.wire.resolution import cfg_scale, resolve
@@ -25,6 +27,9 @@ from giornata_gateway.intake.rules.tenants import Tenant
 from giornata_gateway.views.catalog import choose_card
 
 log = structlog.get_logger(__name__)
+
+FindLoras = Callable[[str, EditParameters, ModelCard], Awaitable[tuple[LoraUse, ...]]]
+"""Finds what a tenant's request names, as :meth:`giornata_gateway.jobs.loras.Loras.used` does."""
 
 
 @dataclass(frozen=True)
@@ -93,11 +98,12 @@ class Preparation:
     config: GatewayConfig
     blobs: BlobStore
     fleet: FleetListener
+    find_loras: FindLoras
     tasks: asyncio.TaskGroup
     """Owns what outlives a request: forgetting the pictures of an order that failed."""
 
     async def prepare(self, order: EditOrder) -> Prepared:
-        """Resolve the parameters and store the pictures; submit the job at once."""
+        """Resolve the parameters, find the LoRAs, and store the pictures; submit the job at once."""
         if order.image is None and order.task is Task.EDIT:
             raise missing_image()
         cards, parameters = self.fleet.cards(), order.parameters
@@ -107,6 +113,7 @@ class Preparation:
         others = [other for other in cards.values() if order.task in other.tasks]
         check_taken(len(order.references), card, others)
         parameters = resolve(parameters, card, secrets.randbelow(MAX_SEED + 1), others)
+        loras = await self.find_loras(order.tenant.name, parameters, card)
         # Two requests with one idempotency key are one job, and each has an upload of its own, which it can forget.
         folder = f"{order.tenant.name}/{order.job_id}/{secrets.token_urlsafe(9)}"
         try:
@@ -126,6 +133,7 @@ class Preparation:
             model=card.name,
             model_digest=card.digest,
             parameters=parameters,
+            loras=loras,
             image=stored.get("image"),
             mask=stored.get("mask"),
             references=tuple(stored[name] for name in named_references(order.references)),

@@ -99,6 +99,8 @@ class Extension(View):
     template: list[TemplateUse]
     """What a template did for each picture in `data`: `hit`; `miss`, no recording there; `skipped`, a recording not
     worth its load; or `off`. All but `hit` compute everything."""
+    loras_from: list[int | None]
+    """The step from which LoRAs acted on each picture in `data`, counted from 0; null without LoRAs."""
     slo_met: bool | None
     """Whether the edit was completed within `slo_ms`; null without."""
     errors: list[PictureError]
@@ -216,6 +218,7 @@ def images_answer(
             steps=record.job.denoising_steps,
             computed_tokens=[row.computed_tokens or 0 for row in record.images],
             template=[row.template or TemplateUse.OFF for row in record.images],
+            loras_from=[row.loras_from for row in record.images],
             slo_met=record.slo_met,
             errors=[
                 PictureError(index=row.index, error=error_detail(row.error))

@@ -71,7 +71,16 @@ class PictureView(View):
     """Steps computed, while it is running."""
     url: str | None = None
     """Once it is finished."""
+    loras_from: int | None = None
+    """The step from which its LoRAs acted, counted from 0; null while that is open, and without LoRAs."""
     error: ErrorDetail | None = None
+
+
+class LoraShare(View):
+    """A LoRA that acts on a job's pictures."""
+
+    id: str
+    scale: float
 
 
 class JobView(View):
@@ -99,6 +108,8 @@ class JobView(View):
     """Seconds until its pictures should be there; null where that is over, or not known."""
     slo_met: bool | None = None
     """Once ended: whether it was completed within `slo_ms`; null without."""
+    loras: list[LoraShare]
+    """As the request named them."""
     pictures: list[PictureView]
     usage: Usage | None = None
     """Once completed."""
@@ -130,6 +141,7 @@ def job_view(record: JobRecord, base_url: str, forecast: Forecast | None = None)
         stage_ms=StageTimes(**record.stage_ms.known()),
         slo_met=record.slo_met,
         **forecast_fields(forecast),
+        loras=[LoraShare(id=lora.lora_id, scale=lora.scale) for lora in job.loras],
         pictures=[
             _picture(row, done.get(row.index) if running else None, job.job_id, base_url)
             for row in record.rows
@@ -155,6 +167,7 @@ def _picture(row: RowRecord, step: int | None, job_id: str, base_url: str) -> Pi
         seed=row.seed,
         step=step,
         url=image_url(base_url, job_id, row.index) if row.image else None,
+        loras_from=row.loras_from,
         error=error_detail(row.error) if row.error else None,
     )
 

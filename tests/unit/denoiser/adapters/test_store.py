@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -202,3 +203,62 @@ def test_a_store_that_is_away_fails_the_load_and_leaves_nothing(
     with store.held((RowLora("0" * 64),)) as loading, pytest.raises(ServiceUnavailable):
         loading.result(HUNG_S)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_row_that_leaves_before_its_load_begins_fetches_nothing(
+    remote: Remote, tmp_path: Path, stack: ExitStack
+) -> None:
+    one, two, three = ((remote.add(factors(seed)),) for seed in range(3))
+    store = tiers(remote, tmp_path, stack, Budgets(0, 0, 0))
+    remote.gate = threading.Event()
+    with store.held(one) as first, store.held(two) as second:
+        while len(remote.asked) < 2:  # both threads are busy
+            assert remote.begun.wait(HUNG_S)
+            remote.begun.clear()
+        with store.held(three) as gone:
+            pass
+        assert gone.cancelled()
+        remote.gate.set()
+        first.result(HUNG_S)
+        second.result(HUNG_S)
+    assert three[0].digest not in remote.asked
+    assert not store.resident()
+
+
+def test_a_row_that_leaves_while_its_load_runs_frees_it(
+    remote: Remote, tmp_path: Path, stack: ExitStack
+) -> None:
+    lora = (remote.add(factors(1)),)
+    store = tiers(remote, tmp_path, stack, Budgets(0, 0, 0))
+    remote.gate = threading.Event()
+    with store.held(lora) as loading:
+        assert remote.begun.wait(HUNG_S)
+    remote.gate.set()
+    loading.result(HUNG_S)
+    assert store.find(lora) is None
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_sets_stay_whole_while_many_rows_load_into_little_room(
+    remote: Remote, tmp_path: Path, stack: ExitStack
+) -> None:
+    loras = [remote.add(factors(seed)) for seed in range(6)]
+    each = loras[0].size_bytes
+    store = tiers(remote, tmp_path, stack, Budgets(2 * each, 2 * each, 2 * each))
+
+    def row(turn: int) -> None:
+        chosen = sorted({turn % 6, (turn * turn) % 6})
+        asked = tuple(loras[index] for index in chosen)
+        wanted = sum(factors(index)["layer.up"] @ factors(index)["layer.down"] for index in chosen)
+        with store.held(asked) as loading:
+            made = loading.result(HUNG_S)
+            assert store.find(asked) is made
+            torch.testing.assert_close(made.change, wanted)
+
+    with ThreadPoolExecutor(8) as rows:
+        list(rows.map(row, range(60)))
+    told = store.counted()
+    files = [path.stat().st_size for path in tmp_path.iterdir()]
+    assert (sum(files), told.failed) == (told.disk_bytes, 0)
+    assert max(told.disk_bytes, told.memory_bytes, told.device_bytes) <= 2 * each
+    assert min(told.evicted_device, told.evicted_memory, told.evicted_disk) > 0

@@ -12,6 +12,7 @@ import click
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from giornata.wire.adapters import AskedLora
 from giornata.wire.errors import GiornataError
 from giornata.wire.requests import GenerationParameters, asked
 
@@ -19,6 +20,32 @@ P = TypeVar("P", bound=GenerationParameters)
 
 LIMITS: Final = {"ge": ("min",), "gt": ("min", "min_open"), "le": ("max",), "lt": ("max", "max_open")}
 """Pydantic's limits of a number → arguments of click's ranges."""
+
+
+class LoraType(click.ParamType[dict[str, object]]):
+    """``ID`` or ``ID:SCALE``."""
+
+    name = "ID[:SCALE]"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> dict[str, object]:
+        """The fields of an :class:`AskedLora`, which are validated later."""
+        if isinstance(value, dict):
+            return value
+        lora_id, colon, scale = str(value).partition(":")
+        if not colon:
+            return {"id": lora_id}
+        try:
+            return {"id": lora_id, "scale": float(scale)}
+        except ValueError:
+            self.fail(f"{scale!r} is no scale: ID:SCALE, such as {lora_id}:0.8", param, ctx)
+
+
+LISTS: Final[Mapping[Any, click.ParamType[Any]]] = {AskedLora: LoraType()}
+"""Elements of lists → the type of the option that brings one of them."""
+NAMES: Final = {"loras": "--lora"}
+"""Options that are not called as their field."""
 
 
 def options(kind: type[BaseModel], **defaults: str) -> list[click.Parameter]:
@@ -50,13 +77,17 @@ def validated(kind: type[P], given: Mapping[str, object]) -> P:
 
 
 def option_name(field: str) -> str:
-    """``--mask-blur`` for ``mask_blur``."""
-    return f"--{field.replace('_', '-')}"
+    """``--mask-blur`` for ``mask_blur``; of a list, the option that brings one element."""
+    return NAMES.get(field, f"--{field.replace('_', '-')}")
 
 
 def _option(name: str, field: FieldInfo, kind: type[BaseModel], default: str | None) -> click.Option:
     plain, flag, own = _plain(field.annotation), option_name(name), field.get_default()
     own = own.value if isinstance(own, StrEnum) else own
+    if get_origin(plain) is tuple and get_args(plain)[0] in LISTS:
+        told = _in_options(field.description or "", kind).replace("`", "")
+        one = LISTS[get_args(plain)[0]]
+        return click.Option([name, flag], type=one, multiple=True, help=f"{told} May be given several times.")
     declarations = [name, f"{flag}/--no-{flag[2:]}" if plain is bool else flag]
     if len(name) == 1:
         declarations.append(f"-{name}")

@@ -21,6 +21,7 @@ from giornata.wire.errors import InvalidField
 from giornata.wire.models import Task
 from giornata.wire.references import MAX_REFERENCES, REFERENCE, reference_name
 from giornata.wire.requests import EditParameters, GenerationParameters, ModelName, OutputSize, asked
+from giornata_gateway.intake.rules.lists import with_lists
 
 LoraName = Annotated[str, StringConstraints(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f]+$")]
 TemplateId = Annotated[str, StringConstraints(min_length=1, max_length=96)]
@@ -179,7 +180,7 @@ def read_form(kind: type[F], fields: Iterable[tuple[str, object]], accept: str =
     Raises:
         InvalidField, UnknownField, NotSupported: names the field at fault.
     """
-    values = once_each(fields)
+    values = with_lists(once_each(fields))
     waiting = issubclass(kind, WaitedFor)
     if waiting and prefers_image(accept):
         values.setdefault("response_format", ResponseFormat.IMAGE)

@@ -1,0 +1,107 @@
+"""A LoRA from its upload to a picture, through both doors."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import numpy as np
+import pytest
+import torch
+from diffusers import FluxFillPipeline
+from safetensors.torch import save
+from torch import Tensor
+
+import giornata.client
+from giornata.wire.errors import LoraNotFound
+from tests.e2e.live import LiveStack
+from tests.e2e.pictures import box, file, pixels, scene
+
+LAYERS = (
+    "transformer_blocks.0.attn.to_q",
+    "transformer_blocks.0.norm1.linear",
+    "single_transformer_blocks.0.proj_out",
+)
+WAIT_MS = 60_000
+
+
+@pytest.fixture
+async def http(stack: LiveStack) -> AsyncIterator[aiohttp.ClientSession]:
+    async with aiohttp.ClientSession(stack.url) as session:
+        yield session
+
+
+@pytest.fixture(scope="module")
+def lora(tiny_model: Path) -> bytes:
+    """A file of rank 4, as `save_lora_weights` names tensors."""
+    weights = transformer_weights(tiny_model)
+    draw = torch.Generator().manual_seed(0)
+    tensors: dict[str, Tensor] = {}
+    for layer in LAYERS:
+        out_features, in_features = weights[f"{layer}.weight"].shape
+        tensors[f"transformer.{layer}.lora_A.weight"] = 0.5 * torch.randn(4, in_features, generator=draw)
+        tensors[f"transformer.{layer}.lora_B.weight"] = 0.5 * torch.randn(out_features, 4, generator=draw)
+    return save(tensors)
+
+
+def transformer_weights(model: Path) -> dict[str, Tensor]:
+    pipeline = FluxFillPipeline.from_pretrained(model, dtype=torch.float32)
+    return dict(pipeline.transformer.state_dict())
+
+
+async def uploaded(http: aiohttp.ClientSession, lora: bytes) -> str:
+    form = aiohttp.FormData(default_to_multipart=True)
+    form.add_field("file", io.BytesIO(lora), filename="drawn.safetensors")
+    async with http.post("/v1/loras", data=form) as answer:
+        told = await answer.json()
+        assert answer.status == 202, told
+    async with http.get(f"/v1/loras/{told['id']}", params={"wait_ms": WAIT_MS}) as answer:
+        ready = await answer.json()
+    assert ready.get("state") == "ready", ready
+    return str(ready["id"])
+
+
+async def edited(http: aiohttp.ClientSession, **fields: object) -> dict[str, Any]:
+    form = aiohttp.FormData()
+    for name, data in (("image", file(scene())), ("mask", file(box()))):
+        form.add_field(name, data, filename=f"{name}.png", content_type="image/png")
+    asked = {"prompt": "a red hat", "num_inference_steps": 4, "seed": 7, "reuse": "off", **fields}
+    for name, value in asked.items():
+        form.add_field(name, str(value))
+    async with http.post("/v1/images/edits", data=form) as answer:
+        body: dict[str, Any] = await answer.json()
+        assert answer.status == 200, body
+        return body
+
+
+def painted(answer: dict[str, Any]) -> np.ndarray[Any, Any]:
+    return pixels(base64.b64decode(answer["data"][0]["b64_json"])).astype(int)
+
+
+async def test_an_edit_under_a_lora_is_what_the_lora_makes_of_it(
+    http: aiohttp.ClientSession, stack: LiveStack, lora: bytes
+) -> None:
+    name = await uploaded(http, lora)
+    plain = await edited(http)
+    under, again, half, none = [
+        await edited(http, loras=json.dumps([{"id": name, "scale": scale}])) for scale in (1, 1, 0.5, 0)
+    ]
+    assert plain["giornata"]["loras_from"] == [None]
+    assert under["giornata"]["loras_from"] == [0]
+    assert (painted(under) == painted(again)).all()
+    assert np.abs(painted(none) - painted(plain)).max() <= 1
+    effects = [np.abs(painted(one) - painted(plain)).max() for one in (half, under)]
+    assert min(effects) > 8, effects
+    assert np.abs(painted(half) - painted(under)).max() > 8
+    async with giornata.client.connect(stack.nats_url) as client:
+        how: dict[str, Any] = {"prompt": "a red hat", "num_inference_steps": 4, "seed": 7, "reuse": "off"}
+        result = await (await client.edit(image=file(scene()), mask=file(box()), loras=[{"id": name}], **how))
+        assert (pixels(result.pictures[0].data).astype(int) == painted(under)).all()
+        assert result.pictures[0].loras_from == 0
+        with pytest.raises(LoraNotFound):
+            await client.edit(image=file(scene()), loras=[{"id": f"lora_{'0' * 32}"}], **how)
