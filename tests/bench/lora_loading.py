@@ -179,7 +179,7 @@ async def _edit(
     edit = _row(rows, "edit", options.steps, loras)
     watched = Watched()
     with (
-        tiers_of(config, connected, rows.family.network) as tiers,
+        tiers_of(config, connected, rows.family.network, lambda _: None) as tiers,
         EngineLoop(
             _engine(rows, tiers), watched, on_crash=lambda error: sys.exit(f"crashed: {error}")
         ) as loop,
