@@ -14,7 +14,6 @@ from typing import NamedTuple
 
 import torch
 
-from giornata.packed.low_rank import LowRank
 from giornata.packed.tracing import UNTRACED, Lane, Tracing
 from giornata.planning.operations import Work
 from giornata.scheduling.batch import Batch, Capacity, Joining, RowKey
@@ -22,11 +21,12 @@ from giornata.wire.errors import RowPoisoned
 from giornata.wire.workers import StepSample
 from giornata_denoiser.blocks.waits import Waits
 from giornata_denoiser.engine import results
-from giornata_denoiser.engine.assembly import Assembly, DeviceInputs, assemble, place
 from giornata_denoiser.engine.checks import Checks, Judge, Verdict, judge_for
+from giornata_denoiser.engine.controls import Controls, NoControls, controlled
 from giornata_denoiser.engine.hosting import hosting_for
 from giornata_denoiser.engine.low_ranks import LowRanks, NoLoras, acting, adapted, by_set, one_set
 from giornata_denoiser.engine.merging import Merging
+from giornata_denoiser.engine.placing import Placing
 from giornata_denoiser.engine.protocol import FailedRow, StepReport
 from giornata_denoiser.engine.shortage import MemoryLimit
 from giornata_denoiser.engine.sources import ReuseOptions, Sources, StepPlan
@@ -56,7 +56,7 @@ class Engine:
 
     `capacity` limits a step by counts, `budget` by predicted time and memory; `clock` gives monotonic seconds. Rows are
     shown where there is a preview map. `low_ranks` holds the LoRAs of rows, and `merging` may put one
-    that all have into the weights.
+    that all have into the weights; `controls` computes what ControlNets add.
     """
 
     def __init__(
@@ -72,6 +72,7 @@ class Engine:
         trace: Tracing = UNTRACED,
         judge: Judge | None = None,
         low_ranks: LowRanks | None = None,
+        controls: Controls | None = None,
         merging: Merging | None = None,
     ) -> None:
         self.family = family
@@ -96,10 +97,10 @@ class Engine:
             capacity, lambda rows: self._memory.fits(rows, how.model.costs), joining
         )
         self._clock, self._trace = clock, trace
-        self._placed: dict[RowKey, DeviceInputs] = {}
-        self._assembled: tuple[tuple[Row, ...], tuple[LowRank | None, ...], Assembly] | None = None
         self.low_ranks = low_ranks or NoLoras()
+        self._controls = controls or NoControls()
         self._merging = merging or Merging()
+        self._placing = Placing(family, self._merging)
         self._steady = False
         self._waits = Waits(clock)
         self._hosting = hosting_for(family.device, self._waits)
@@ -122,10 +123,8 @@ class Engine:
         keys = {row.key for row in (*self.batch.running, *self.batch.background)}
         self._sources.retain(keys)
         self._checks.retain(self.batch.keys)
-        for key in self._placed.keys() - keys:
-            del self._placed[key]
-        if not rows:
-            self._assembled = None
+        self._controls.retain(keys)
+        self._placing.retain(keys, resting=not rows)
         self._steady = one_set((*rows, *self.batch.waiting, *self.batch.background))
         return by_set(rows)
 
@@ -133,8 +132,8 @@ class Engine:
         """Give back what steps have kept for rows: slabs, inputs, assembly. Rows that go on have theirs made again."""
         self._sources.rest()
         self._checks.retain(self.batch.keys)
-        self._placed.clear()
-        self._assembled = None
+        self._controls.retain(())
+        self._placing.clear()
         self._merging.restore()
 
     def compute(self, rows: tuple[Row, ...]) -> StepReport:
@@ -198,11 +197,12 @@ class Engine:
         with torch.inference_mode():
             low_ranks = tuple(acting(row, self.low_ranks) for row in rows)
             self._merging.settle(rows, low_ranks, steady=self._steady)
-            assembly = self._assembly_of(rows, low_ranks)
+            assembly = self._placing.of(rows, low_ranks)
             assembled = self._clock()
             plan = self._sources.step(rows)
             self._waits.total_s = 0.0
             uses = adapted(plan.uses, rows, [self._merging.beside(each) for each in low_ranks])
+            uses = controlled(uses, rows, self._controls.residuals(rows))
             stepped = denoise_step(self.family, assembly, rows, uses, self._trace)
             # (height, width, 3) uint8 on the device, of the rows that are shown after this step.
             pictures = [
@@ -270,28 +270,3 @@ class Engine:
             self._model.observe_step(given.work, step_ms)
         measured = {"assemble_ms": given.assemble_ms, "step_ms": step_ms, "waited_ms": given.waited_ms}
         return given.sample.model_copy(update=measured)
-
-    def _assembly_of(self, rows: tuple[Row, ...], low_ranks: tuple[LowRank | None, ...]) -> Assembly:
-        """The assembly of `rows`: that of the last step while no row joined or left, and no LoRA joined."""
-        if self._assembled and _same_inputs(self._assembled[0], rows) and self._assembled[1] == low_ranks:
-            return self._assembled[2]
-        self._assembled = None  # freed before the next is made
-        placed = [self._placed_row(row, of) for row, of in zip(rows, low_ranks, strict=True)]
-        assembly = assemble(self.family, rows, placed)
-        self._assembled = (rows, low_ranks, assembly)
-        return assembly
-
-    def _placed_row(self, row: Row, low_rank: LowRank | None) -> DeviceInputs:
-        """The inputs of `row` on the device under `low_rank`, copied unless they are there."""
-        placed = self._placed.get(row.key)
-        if placed is None or placed.source is not row.conditioning or placed.low_rank is not low_rank:
-            made = place(row, self.family, self._merging.beside(low_rank))
-            placed = self._placed[row.key] = replace(made, low_rank=low_rank)
-        return placed
-
-
-def _same_inputs(before: Sequence[Row], after: Sequence[Row]) -> bool:
-    """Whether the rows differ in latents and steps only: every row is built with conditioning of its own."""
-    return len(before) == len(after) and all(
-        a.conditioning is b.conditioning for a, b in zip(before, after, strict=True)
-    )

@@ -63,6 +63,10 @@ class Adapters:
         acting = (net for net in self.controls if net.scale and net.first_step <= step < net.end_step)
         return sum(control_work(net.weight_bytes, tokens) for net in acting)
 
+    def controlling(self, step: int) -> tuple[bool, ...]:
+        """By ControlNet, whether it acts in a step."""
+        return tuple(bool(net.scale) and net.first_step <= step < net.end_step for net in self.controls)
+
     def learned_under(self, step: int) -> str | None:
         """What a correction that is learned in a step belongs to, beside template and mask; empty without adapters.
 

@@ -92,6 +92,8 @@ class Row:
     """Previews asked for."""
     adapters: Adapters = NONE
     """LoRAs and ControlNets that act in its steps."""
+    control_images: tuple[Tensor, ...] = ()
+    """What its ControlNets see, by ControlNet: (tokens, channels), or pixels (3, height, width)."""
     region: Region | None = None
     """What of the picture is computed; None for all of it. Outside, the latent is the noised picture's."""
     template: Recording | None = None

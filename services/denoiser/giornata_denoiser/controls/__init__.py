@@ -1,0 +1,1 @@
+"""ControlNets that a denoiser computes itself."""

@@ -1,0 +1,58 @@
+"""Rows' inputs on the device, and the assembly of those that share a step: both are kept while they serve."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+
+from giornata.packed.low_rank import LowRank
+from giornata.scheduling.batch import RowKey
+from giornata_denoiser.engine.assembly import Assembly, DeviceInputs, assemble, place
+from giornata_denoiser.engine.merging import Merging
+from giornata_denoiser.families.protocol import ModelFamily
+from giornata_denoiser.rows.row import Row
+
+
+class Placing:
+    """Of one engine; `merging` tells which LoRAs are in the weights."""
+
+    def __init__(self, family: ModelFamily, merging: Merging) -> None:
+        self._family, self._merging = family, merging
+        self._placed: dict[RowKey, DeviceInputs] = {}
+        self._assembled: tuple[tuple[Row, ...], tuple[LowRank | None, ...], Assembly] | None = None
+
+    def of(self, rows: tuple[Row, ...], low_ranks: tuple[LowRank | None, ...]) -> Assembly:
+        """The assembly of `rows`: that of the last step while no row joined or left, and no LoRA joined."""
+        if self._assembled and _same_inputs(self._assembled[0], rows) and self._assembled[1] == low_ranks:
+            return self._assembled[2]
+        self._assembled = None  # freed before the next is made
+        placed = [self._placed_row(row, of) for row, of in zip(rows, low_ranks, strict=True)]
+        assembly = assemble(self._family, rows, placed)
+        self._assembled = (rows, low_ranks, assembly)
+        return assembly
+
+    def retain(self, keys: Collection[RowKey], *, resting: bool) -> None:
+        """Forget all rows but these, and the assembly where the engine is `resting`."""
+        for key in self._placed.keys() - keys:
+            del self._placed[key]
+        if resting:
+            self._assembled = None
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self.retain((), resting=True)
+
+    def _placed_row(self, row: Row, low_rank: LowRank | None) -> DeviceInputs:
+        """The inputs of `row` on the device under `low_rank`, copied unless they are there."""
+        placed = self._placed.get(row.key)
+        if placed is None or placed.source is not row.conditioning or placed.low_rank is not low_rank:
+            made = place(row, self._family, self._merging.beside(low_rank))
+            placed = self._placed[row.key] = replace(made, low_rank=low_rank)
+        return placed
+
+
+def _same_inputs(before: Sequence[Row], after: Sequence[Row]) -> bool:
+    """Whether the rows differ in latents and steps only: every row is built with conditioning of its own."""
+    return len(before) == len(after) and all(
+        a.conditioning is b.conditioning for a, b in zip(before, after, strict=True)
+    )

@@ -1,0 +1,188 @@
+"""`FluxControlNetModel` over packed sequences: whatever sequences there are share one forward."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from diffusers.models.controlnets.controlnet_flux import FluxControlNetModel
+from torch import Tensor
+from torch.nn import functional
+
+from giornata.control.expansion import Blocks
+from giornata.control_cards import read_control_card
+from giornata.packed import attention, elementwise
+from giornata.packed.flux.forward import FluxForward, Parts
+from giornata.packed.flux.modulation import Modulation, prepared
+from giornata.packed.flux.projections import Projections
+from giornata.packed.low_rank_hooks import LowRankHooks
+from giornata.packed.moving import moved
+from giornata.packed.packing import layout
+from giornata.packed.region import Rotary, Sequences
+from giornata.packed.tracing import UNTRACED
+from giornata.wire.adapters import ControlCard, ControlKind
+
+TRAIN_TIMESTEPS: Final = 1000
+
+
+class ControlMismatch(ValueError):
+    """A ControlNet cannot act on a row: says why."""
+
+
+@dataclass(frozen=True, eq=False)
+class Conditions:
+    """What a ControlNet sees of one sequence in all of its steps."""
+
+    hint: Tensor
+    """The control image: latents packed as the picture's, (tokens, channels); where the ControlNet has an
+    `input_hint_block`, pixels in -1 to 1, (3, height, width)."""
+    grid: tuple[int, int]
+    """Lines and columns of the picture's tokens."""
+    text: Tensor
+    """(text_tokens, joint_dim)"""
+    pooled: Tensor
+    """(pooled_dim,)"""
+    guidance_scale: float
+    """Read where the ControlNet embeds it."""
+    times: Tensor
+    """(steps,) noise levels of all steps as timesteps, 0 to 1000."""
+    mode: int | None = None
+    """Of a union ControlNet: which kind of control image it is."""
+
+
+@dataclass(frozen=True, eq=False)
+class Opened:
+    """What all steps of one sequence share, on the device."""
+
+    modulation: Tensor
+    """(steps, vectors * inner_dim)"""
+    hint: Tensor
+    """(tokens, inner_dim)"""
+    text: Tensor
+    """(text_tokens, inner_dim), a union's mode first."""
+    rotary: Rotary
+
+
+@dataclass(frozen=True, eq=False)
+class Item:
+    """One sequence's next step."""
+
+    opened: Opened
+    step: int
+    latents: Tensor
+    """(tokens, channels): those of the whole picture, as the network sees them."""
+
+
+class FluxControl:
+    """A loaded ControlNet of Flux."""
+
+    def __init__(self, net: FluxControlNetModel, card: ControlCard) -> None:
+        self.net: Any = net
+        self.card = card
+        self.device: torch.device = net.device
+        self.dtype: torch.dtype = net.dtype
+        self.samples = Blocks(len(self.net.controlnet_blocks), len(self.net.controlnet_single_blocks))
+        """How many it makes."""
+        self.repeats = self.net.input_hint_block is not None
+        """Whether double blocks take its samples in turns."""
+        each = elementwise.choose(self.device, self.dtype)
+        attend = attention.choose(self.device, self.dtype, each.gather)
+        self._parts = Parts(net, Projections(net), attend, each, LowRankHooks(net))
+
+    @torch.inference_mode()
+    def open(self, conditions: Conditions) -> Opened:
+        """Compute what all steps of a sequence share.
+
+        Raises:
+            ControlMismatch: the control image or the text is not of the shape that the ControlNet takes; or a mode is
+                missing, unknown, or not taken.
+        """
+        net, given = self.net, conditions
+        text = net.context_embedder(self._checked_text(moved(given.text, self.device)))
+        mode = self._mode(given.mode)
+        if mode is not None:
+            text = torch.cat([net.controlnet_mode_embedder(torch.tensor([mode], device=self.device)), text])
+        hint = net.controlnet_x_embedder(self._hint(given))
+        cells = torch.cartesian_prod(*(torch.arange(side) for side in given.grid)).float()
+        places = torch.cat([torch.zeros(len(text), 3), functional.pad(cells, (1, 0))])
+        times = moved(given.times, self.device)
+        scaled = [times.to(self.dtype) / TRAIN_TIMESTEPS * TRAIN_TIMESTEPS]
+        if net.config.guidance_embeds:
+            scaled.append(torch.full_like(times, given.guidance_scale).to(self.dtype) * TRAIN_TIMESTEPS)
+        pooled = moved(given.pooled, self.device).expand(len(times), -1)
+        return Opened(
+            prepared(net, net.time_text_embed(*scaled, pooled)),
+            hint,
+            text,
+            net.pos_embed(places.to(self.device)),
+        )
+
+    @torch.inference_mode()
+    def run(self, items: Sequence[Item]) -> Iterator[tuple[Tensor, ...]]:
+        """What it adds behind blocks, sample by sample as they are computed: by item (tokens, inner_dim), unscaled."""
+        opened = [item.opened for item in items]
+        tokens = [len(item.latents) for item in items]
+        sequences = Sequences(
+            layout([len(each.text) for each in opened], tokens, self.device),
+            (torch.cat([each.rotary[0] for each in opened]), torch.cat([each.rotary[1] for each in opened])),
+            (None,) * len(items),
+        )
+        modulation = Modulation(self.net, [each.modulation for each in opened], [item.step for item in items])
+        forward = FluxForward(self._parts, sequences, modulation, (), trace=UNTRACED)
+        text, hint = (torch.cat([getattr(each, part) for each in opened]) for part in ("text", "hint"))
+        latents = torch.cat([item.latents for item in items])
+        for sample in forward.samples(text, latents, hint):
+            yield torch.split(sample, tokens)
+
+    def _checked_text(self, text: Tensor) -> Tensor:
+        width = int(self.net.config.joint_attention_dim)
+        if text.shape[-1] != width:
+            raise ControlMismatch(
+                f"the ControlNet {self.card.name} takes text embeddings of width {width}, and the model has "
+                f"{text.shape[-1]}"
+            )
+        return text
+
+    def _mode(self, mode: int | None) -> int | None:
+        modes = self.card.modes
+        if modes and (mode is None or mode >= modes):
+            raise ControlMismatch(f"the ControlNet {self.card.name} needs a mode from 0 to {modes - 1}")
+        if not modes and mode is not None:
+            raise ControlMismatch(f"the ControlNet {self.card.name} takes no mode")
+        return mode
+
+    def _hint(self, given: Conditions) -> Tensor:
+        """(tokens, channels) of the control image."""
+        hint = moved(given.hint, self.device).to(self.dtype)
+        if self.repeats:
+            side = int(self.net.config.patch_size)
+            made = self.net.input_hint_block(hint[None])[0]
+            lines, columns = made.shape[1] // side, made.shape[2] // side
+            made = made.reshape(-1, lines, side, columns, side).permute(1, 3, 0, 2, 4)
+            hint = made.reshape(lines * columns, -1)
+        expected = (given.grid[0] * given.grid[1], self.net.controlnet_x_embedder.in_features)
+        if tuple(hint.shape) != expected:
+            raise ControlMismatch(
+                f"the ControlNet {self.card.name} takes a control image of {expected} tokens and channels, and was "
+                f"given {tuple(hint.shape)}"
+            )
+        return hint
+
+
+def load(folder: Path, dtype: torch.dtype, device: torch.device, name: str | None = None) -> FluxControl:
+    """The ControlNet in `folder`; requests call it `name`, by default the folder's. Safetensors alone are read.
+
+    Raises:
+        ValueError: it is none of Flux, or one that is not served; says why.
+    """
+    card = read_control_card(folder, name)
+    if card.kind is not ControlKind.FLUX:
+        raise ValueError(
+            f"{folder} is a ControlNet of {card.kind}; this one loads those of {ControlKind.FLUX}"
+        )
+    kind: Any = FluxControlNetModel
+    net = kind.from_pretrained(folder, torch_dtype=dtype, use_safetensors=True, local_files_only=True)
+    return FluxControl(net.to(device).eval().requires_grad_(requires_grad=False), card)

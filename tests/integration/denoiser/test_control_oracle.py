@@ -1,0 +1,121 @@
+"""Rows under ControlNets equal `FluxControlNetInpaintPipeline`, alone and in mixed batches; in float64."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from giornata.control.expansion import Blocks
+from giornata_denoiser.rows.adapters import NONE, RowControl
+from tests.integration.denoiser.controls import computed, controlled_row, inpainted, net, opened
+from tests.integration.denoiser.oracle import Edit, Models, conditioning, engine_latent
+
+BASE = Blocks(2, 2)
+TOLERANCE = 1e-5
+EDIT = Edit(steps=4)
+USUAL: dict[str, Any] = {"controlnet_conditioning_scale": 0.7}
+
+
+def use(card: Any, scale: float = 0.7, first: int = 0, end: int = 4, mode: int | None = None) -> RowControl:
+    return RowControl(card.name, card.digest, scale, first, end, mode)
+
+
+@pytest.mark.parametrize(
+    ("edit", "shape", "how", "acts"),
+    [
+        (EDIT, (2, 2), USUAL, {}),
+        (EDIT, (1, 1), USUAL, {}),
+        (EDIT, (2, 0), USUAL, {}),
+        (Edit(steps=6, strength=0.6, guidance_scale=30.0), (1, 2), USUAL, {"end": 4}),
+        (
+            EDIT,
+            (2, 1),
+            USUAL | {"control_guidance_start": 0.25, "control_guidance_end": 0.75},
+            {"first": 1, "end": 3},
+        ),
+    ],
+)
+def test_a_row_equals_the_pipeline(
+    inpaint: Models,
+    tmp_path: Path,
+    edit: Edit,
+    shape: tuple[int, int],
+    how: dict[str, Any],
+    acts: dict[str, int],
+) -> None:
+    model = inpaint.double
+    made = net(*shape).double()
+    theirs, caught = inpainted(model, edit, [made], how)
+    loaded = opened(made, tmp_path / "net", torch.float64)
+    (mine,) = computed(
+        model, [controlled_row(model, edit, caught, [use(loaded.card, **acts)])], [loaded], BASE
+    )
+    torch.testing.assert_close(mine, theirs, atol=TOLERANCE, rtol=0)
+    plain = engine_latent(model, edit, caught.conditioning)
+    assert (mine - plain).abs().max() > 1000 * TOLERANCE, "the ControlNet is seen"
+
+
+def test_a_union_equals_the_pipeline_in_each_mode(inpaint: Models, tmp_path: Path) -> None:
+    model, made = inpaint.double, net(2, 1, num_mode=3).double()
+    loaded = opened(made, tmp_path / "net", torch.float64)
+    found = []
+    for mode in (0, 2):
+        theirs, caught = inpainted(model, EDIT, [made], USUAL | {"control_mode": mode})
+        asked = controlled_row(model, EDIT, caught, [use(loaded.card, mode=mode)])
+        (mine,) = computed(model, [asked], [loaded], BASE)
+        torch.testing.assert_close(mine, theirs, atol=TOLERANCE, rtol=0)
+        found.append(mine)
+    assert (found[0] - found[1]).abs().max() > 100 * TOLERANCE
+
+
+def test_two_nets_are_summed(inpaint: Models, tmp_path: Path) -> None:
+    model = inpaint.double
+    made = [net(2, 1, seed=seed).double() for seed in range(2)]
+    how: dict[str, Any] = {
+        "controlnet_conditioning_scale": [0.7, 0.4],
+        "control_guidance_start": [0.0, 0.5],
+        "control_guidance_end": [1.0, 1.0],
+        "control_mode": [0, 0],  # nets without modes do not read it, and several are not run without
+    }
+    theirs, caught = inpainted(model, EDIT, made, how)
+    loaded = [opened(one, tmp_path / str(nth), torch.float64) for nth, one in enumerate(made)]
+    acts = [use(loaded[0].card), use(loaded[1].card, 0.4, first=2)]
+    (mine,) = computed(model, [controlled_row(model, EDIT, caught, acts)], loaded, BASE)
+    torch.testing.assert_close(mine, theirs, atol=TOLERANCE, rtol=0)
+
+
+def test_rows_with_and_without_share_steps(inpaint: Models, tmp_path: Path) -> None:
+    model, other = inpaint.double, Edit(steps=3, width=48, height=80)
+    made = net(2, 1).double()
+    loaded = opened(made, tmp_path / "net", torch.float64)
+    theirs, caught = inpainted(model, EDIT, [made], USUAL)
+    small, caught_small = inpainted(model, other, [made], {"controlnet_conditioning_scale": 1.2})
+    plain_row = controlled_row(model, EDIT, caught, (), 1)
+    rows = [
+        controlled_row(model, EDIT, caught, [use(loaded.card)]),
+        replace(plain_row, adapters=NONE, control_images=()),
+        controlled_row(model, other, caught_small, [use(loaded.card, 1.2, end=3)], 2),
+    ]
+    mine = computed(model, rows, [loaded], BASE)
+    plain = engine_latent(model, EDIT, caught.conditioning)
+    for got, expected in zip(mine, (theirs, plain, small), strict=True):
+        torch.testing.assert_close(got, expected, atol=TOLERANCE, rtol=0)
+
+
+def test_a_guided_row_has_the_same_behind_both_halves(undistilled: Models, tmp_path: Path) -> None:
+    """As `FluxControlNetPipeline` does it: the positive half's."""
+    model, edit = undistilled.double, Edit(steps=3, true_cfg_scale=2.5)
+    made = net(2, 1, guidance_embeds=False).double()
+    loaded = opened(made, tmp_path / "net", torch.float64)
+    _, caught = inpainted(model, replace(edit, true_cfg_scale=1.0), [made], USUAL)
+    caught.conditioning = conditioning(model, edit)
+    asked = controlled_row(model, edit, caught, [use(loaded.card, end=3)])
+    (mine,) = computed(model, [asked], [loaded], BASE)
+    plain = replace(asked, prompts=asked.prompts[:1], prefix=asked.prefix[:1], true_cfg_scale=1.0)
+    (single,) = computed(model, [plain], [loaded], BASE)
+    assert torch.isfinite(mine).all()
+    assert (mine - single).abs().max() > 100 * TOLERANCE
