@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -11,11 +11,13 @@ from typing import Final
 import torch
 
 from giornata.checkpoints import checkpoint_folder
+from giornata.control.flux import FluxControl
 from giornata.families import Family
 from giornata.model_cards import read_model_card
 from giornata.wire.errors import Failed
 from giornata.wire.models import ModelCard
 from giornata_denoiser.config import DenoiserConfig
+from giornata_denoiser.controls.opening import open_controls
 from giornata_denoiser.families.driven import checkpoints as driven
 from giornata_denoiser.families.flux import checkpoints as flux
 from giornata_denoiser.families.preview_map import PreviewMap, fit_autoencoder
@@ -47,19 +49,28 @@ class Checkpoint:
     family: ModelFamily
     preview_map: PreviewMap
     """What previews are seen through; of the checkpoint's own autoencoder."""
+    controlnets: Mapping[str, FluxControl] = field(default_factory=dict)
+    """Those that this process computes, by digest."""
 
 
 def open_checkpoint(config: DenoiserConfig) -> Checkpoint:
-    """Load the configured checkpoint; a hub id is downloaded first.
+    """Load the configured checkpoint and ControlNets; a hub id is downloaded first.
 
     Raises:
         Failed: there is no such checkpoint, or none that is served.
     """
     try:
         folder, dtype = checkpoint_folder(config.model), config.torch_dtype()
-        return load(folder, dtype=dtype, device=config.torch_device(), name=config.served_name)
+        found = load(folder, dtype=dtype, device=config.torch_device(), name=config.served_name)
     except (ValueError, OSError) as error:
         raise Failed(f"The model {config.model} cannot be loaded: {error}") from error
+    try:
+        nets = open_controls(
+            config.controlnets, found.family.network, dtype=dtype, device=config.torch_device()
+        )
+    except (ValueError, OSError) as error:
+        raise Failed(f"The ControlNets {config.controlnets} cannot be loaded: {error}") from error
+    return replace(found, controlnets=nets)
 
 
 def load(folder: Path, *, dtype: torch.dtype, device: torch.device, name: str | None = None) -> Checkpoint:

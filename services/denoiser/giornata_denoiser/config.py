@@ -174,6 +174,18 @@ class DenoiserConfig(ModelConfig):
         ge=1,
         description="For rows and activations, in MiB; default most of what is free on a GPU, no limit on a CPU.",
     )
+    controlnets: str = Field(
+        "",
+        description="ControlNets that this process computes: NAME=CHECKPOINT, separated by commas; a checkpoint is a "
+        "local diffusers folder or a hub id. Of Flux alone so far.",
+    )
+    control_held_steps: int = Field(
+        2,
+        ge=1,
+        le=8,
+        description="Where an edit takes what lies outside its mask from elsewhere, what its ControlNets add serves "
+        "so many steps; 1 computes them in each. Edits with `reuse=off` always do.",
+    )
     trace_file: Path | None = Field(
         None,
         description="Where the latest steps, blocks and loads are written at the end, for Perfetto; default nowhere.",

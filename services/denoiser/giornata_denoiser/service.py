@@ -299,5 +299,6 @@ class Denoiser:
             self._config,
             draining=self._draining,
             models=(self._checkpoint.card,),
+            controlnets=tuple(net.card for net in self._checkpoint.controlnets.values()),
             worker=worker,
         )

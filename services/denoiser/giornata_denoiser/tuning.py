@@ -23,6 +23,7 @@ from giornata.scheduling.batch import Capacity
 from giornata.wire.workers import LoadSample, Tier
 from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.config import DenoiserConfig, LoraMerge
+from giornata_denoiser.controls.opening import controls_of
 from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.engine.loading import Loaded, Loader, device_for
 from giornata_denoiser.engine.low_ranks import LowRanks
@@ -125,6 +126,9 @@ def engine_of(
                 reusing=reusing,
                 trace=trace or UNTRACED,
                 low_ranks=low_ranks,
+                controls=controls_of(
+                    checkpoint.controlnets, checkpoint.family.network, config.control_held_steps
+                ),
                 merging=merging,
             )
     finally:

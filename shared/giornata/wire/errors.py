@@ -112,6 +112,10 @@ class LoraNotReady(BadRequest, code="lora_not_ready", status=409):
     """The LoRA cannot be used now."""
 
 
+class ControlNetNotFound(BadRequest, code="controlnet_not_found", status=404):
+    """No running worker has a ControlNet of this name for this model."""
+
+
 class ResultExpired(BadRequest, code="result_expired", status=410):
     """The result was kept for its time and is gone."""
 

@@ -15,7 +15,8 @@ from giornata.blobs import BlobStore, intermediate
 from giornata.packed.region import Region, beside, region_of, united
 from giornata.planning.costs import renewed_every, renewed_later
 from giornata.scheduling.batch import RowKey
-from giornata.wire.errors import InputLost, SchemaMismatch, TaskNotSupported
+from giornata.wire.adapters import control_name
+from giornata.wire.errors import ControlNetNotFound, InputLost, SchemaMismatch, TaskNotSupported
 from giornata.wire.messages import RunRequest
 from giornata.wire.models import Task
 from giornata.wire.progress import RowRecord
@@ -55,6 +56,7 @@ async def rows_of(
             raise SchemaMismatch("A row has no encoding.", received=row.index)
         conditioning = await intermediate(blobs, request.encoding.rows[row.index], Intermediate.ENCODING)
         latents = await _latents(row, blobs)
+        controls = await _controls(request, row.index, checkpoint, blobs)
         how = reusing if reusing is None or not rows else replace(reusing, leaves=None)
         work = partial(
             _made,
@@ -66,9 +68,26 @@ async def rows_of(
             conditioning=conditioning,
             references=references,
             latents=latents,
+            controls=controls,
         )
         rows.append(await asyncio.to_thread(work))
     return tuple(rows)
+
+
+async def _controls(
+    request: RunRequest, index: int, checkpoint: Checkpoint, blobs: BlobStore
+) -> bytes | None:
+    """What the ControlNets of a row see; None without any."""
+    missing = [use.model for use in request.job.controls if use.digest not in checkpoint.controlnets]
+    if missing:
+        known = ", ".join(net.card.name for net in checkpoint.controlnets.values()) or "none"
+        raise ControlNetNotFound(field="controlnets", received=missing[0], accepted=known)
+    if not request.job.controls:
+        return None
+    images = request.encoding.controls
+    if len(images) not in {1, len(request.encoding.rows)}:
+        raise SchemaMismatch("A row has no control images.", received=index)
+    return await intermediate(blobs, images[index if len(images) > 1 else 0], Intermediate.ENCODING)
 
 
 async def _latents(row: RowRecord, blobs: BlobStore) -> bytes | None:
@@ -92,6 +111,7 @@ def _made(
     conditioning: bytes,
     references: Sequence[Tensor],
     latents: bytes | None,
+    controls: bytes | None,
 ) -> Row:
     """One row from safetensors. Unpacking and regions take milliseconds: call it in a worker thread."""
     parameters, inspection = request.job.parameters, request.inspection
@@ -125,9 +145,24 @@ def _made(
         resume=_snapshot(row, latents),
         generated=generated,
         references=references,
-        adapters=adapters_of(request.job, track.steps, None if latents is None else row.resume),
+        adapters=adapters_of(
+            request.job,
+            track.steps,
+            None if latents is None else row.resume,
+            {digest: net.card.weight_bytes for digest, net in checkpoint.controlnets.items()},
+        ),
     )
+    if controls is not None:
+        built = replace(built, control_images=_images(controls, len(request.job.controls), family))
     return built if reusing is None else reused(built, where, reusing, family)
+
+
+def _images(packed: bytes, count: int, family: ModelFamily) -> tuple[Tensor, ...]:
+    named = tensors.unpack(packed)
+    names = [control_name(index) for index in range(count)]
+    if missing := [name for name in names if name not in named]:
+        raise SchemaMismatch("The control images are not those of the job.", received=", ".join(missing))
+    return tuple(named[name].to(family.dtype) for name in names)
 
 
 def reused(row: Row, where: Region | None, how: Reusing, family: ModelFamily) -> Row:

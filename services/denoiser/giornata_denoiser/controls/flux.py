@@ -88,8 +88,8 @@ class FluxControls:
                 if acts_now and found[index] is None:
                     work.setdefault(row.adapters.controls[nth].digest, []).append((index, nth))
         made: dict[tuple[int, int], tuple[Tensor, ...]] = {}
-        for digest, acts in work.items():
-            made |= self._computed(digest, rows, acts)
+        for digest, items in work.items():
+            made |= self._computed(digest, rows, items)
         return tuple(
             self._sum(row, acts, index, made) if held is None else held
             for index, (row, acts, held) in enumerate(zip(rows, acting, found, strict=True))

@@ -1,0 +1,125 @@
+"""Rows under ControlNets that a denoiser has loaded, asked for over NATS."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from giornata import tensors
+from giornata.control.flux import FluxControl
+from giornata.wire.adapters import ControlUse, control_name
+from giornata.wire.jobs import JobState
+from giornata.wire.messages import RunRequest
+from giornata_denoiser.checkpoint import Checkpoint
+from giornata_denoiser.controls.opening import named, open_controls
+from tests.integration.denoiser.bench import WAIT_S, Bench, Worker
+from tests.integration.denoiser.controls import net
+
+CPU = torch.device("cpu")
+
+
+def fitting(checkpoint: Checkpoint, **options: Any) -> Any:
+    """A random ControlNet for the checkpoint."""
+    config = checkpoint.family.network.transformer.config  # type: ignore[attr-defined]  # of the tiny checkpoint
+    kept = (
+        "in_channels", "attention_head_dim", "num_attention_heads", "joint_attention_dim", "pooled_projection_dim",
+        "guidance_embeds", "axes_dims_rope",
+    )  # fmt: skip
+    return net(1, 1, **{name: config[name] for name in kept} | options)
+
+
+def loaded(bench: Bench, folder: Path) -> FluxControl:
+    fitting(bench.checkpoint).save_pretrained(folder / "edges")
+    nets = open_controls(
+        f"edges={folder / 'edges'}", bench.checkpoint.family.network, dtype=torch.float32, device=CPU
+    )
+    bench.checkpoint = replace(bench.checkpoint, controlnets=nets)
+    (found,) = nets.values()
+    return found
+
+
+async def under(bench: Bench, request: RunRequest, *uses: ControlUse) -> RunRequest:
+    """`request` with ControlNets, and a control image for each."""
+    draw = torch.Generator().manual_seed(5)
+    images = {control_name(nth): torch.randn(12, 64, generator=draw) for nth in range(len(uses))}
+    ref = await bench.blobs.put(f"{request.job.job_id}/controls", tensors.pack(images), 60)
+    return request.model_copy(
+        update={
+            "job": request.job.model_copy(update={"controls": uses}),
+            "encoding": request.encoding.model_copy(update={"controls": (ref,)}),
+        }
+    )
+
+
+async def computed(bench: Bench, worker: Worker, request: RunRequest) -> Tensor:
+    await bench.run(worker, request)
+    await bench.report()
+    (latents,) = await bench.latents(request)
+    return latents
+
+
+async def test_a_picture_follows_its_control_image(bench: Bench, tmp_path: Path) -> None:
+    made = loaded(bench, tmp_path)
+    use = ControlUse(model="edges", digest=made.card.digest, scale=0.8)
+    async with bench.worker() as worker:
+        plain = await computed(bench, worker, await bench.job(worker))
+        pictures = [
+            await computed(bench, worker, await under(bench, await bench.job(worker), one))
+            for one in (use, use, use.model_copy(update={"scale": 0.0}))
+        ]
+        async with asyncio.timeout(WAIT_S):
+            while not (state := await bench.states.get()).controlnets:
+                pass
+    assert (pictures[0] - plain).abs().max() > 1e-2
+    torch.testing.assert_close(pictures[0], pictures[1], atol=1e-5, rtol=0)
+    torch.testing.assert_close(pictures[2], plain, atol=1e-5, rtol=0)
+    assert [(card.name, card.digest) for card in state.controlnets] == [("edges", made.card.digest)]
+
+
+async def test_a_picture_is_never_made_without_a_controlnet_that_is_not_here(bench: Bench) -> None:
+    async with bench.worker() as worker:
+        request = await under(bench, await bench.job(worker), ControlUse(model="edges", digest="e" * 64))
+        await bench.run(worker, request)
+        told = await bench.report()
+        record = await bench.records.get(request.job.job_id)
+    assert record.state is JobState.RUNNING, "the router ends it"
+    (row,) = record.rows
+    error = row.error or told.error  # type: ignore[attr-defined]  # either tells
+    assert error is not None
+    assert error.code == "controlnet_not_found"
+
+
+def test_names_are_read() -> None:
+    assert named(" edges=/nets/canny, author/depth ,") == {"edges": "/nets/canny", "depth": "author/depth"}
+    assert named("") == {}
+    with pytest.raises(ValueError, match="two ControlNets are called canny"):
+        named("canny=/a,/b/canny")
+    with pytest.raises(ValueError, match="is no name"):
+        named("../x=/a")
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"num_attention_heads": 2}, "width of blocks 64"),
+        ({"joint_attention_dim": 12}, "width of text 12"),
+        ({"in_channels": 32}, "channels of latents 32"),
+    ],
+)
+def test_a_net_of_another_model_is_refused_at_the_start(
+    checkpoint: Checkpoint, tmp_path: Path, options: dict[str, Any], told: str
+) -> None:
+    fitting(checkpoint, **options).save_pretrained(tmp_path / "edges")
+    with pytest.raises(ValueError, match=told):
+        open_controls(
+            str(tmp_path / "edges"),
+            checkpoint.family.network,
+            dtype=torch.float32,
+            device=CPU,
+        )
