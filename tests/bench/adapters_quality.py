@@ -140,13 +140,13 @@ def stale(limit: int, steps: int) -> Iterator[Line]:
     options = {**judging.OPTIONS, "num_inference_steps": steps}
 
     def painted(computes: nn.Module) -> list[Pixels]:
-        with torch.inference_mode(), controlled(pipeline, computes, images):  # type: ignore[arg-type]
+        with torch.inference_mode(), controlled(pipeline, computes, images):
             return edits(pipeline, scenes, range(limit), **options)
 
     truth = painted(net)
     plain = edits(pipeline, scenes, range(limit), **options)
-    ways = {"no ControlNet": None, **{f"kept for {n} steps": Kept(net, n) for n in KEPT}}
-    ways["the step before's"] = Before(net)
+    ways: dict[str, nn.Module | None] = {"no ControlNet": None, "the step before's": Before(net)}
+    ways |= {f"kept for {n} steps": Kept(net, n) for n in KEPT}
     for label, computes in ways.items():
         pictures = plain if computes is None else painted(computes)
         overlaps = [silhouettes.overlap(*pair) for pair in zip(pictures, scenes, strict=True)]

@@ -19,7 +19,7 @@ from giornata_tools.model.painter import Painter
 from giornata_tools.model.painting import controlled, edits, fill_pipeline
 from giornata_tools.model.text import TextEncoders
 from giornata_tools.model.train import adapter_export, control, lora, pool
-from giornata_tools.model.train.run import Stage
+from giornata_tools.model.train.run import Course, Stage
 from giornata_tools.model.train.stage import StagePlan, Unusable, digest
 
 LARGEST_BYTES = {card.AdapterKind.LORA: 500_000, card.AdapterKind.CONTROLNET: 4_000_000}
@@ -112,12 +112,12 @@ def test_recipes_go_on_where_they_stopped_and_end_in_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pool, "FIRST", dict.fromkeys(pool.FIRST, 2))
-    course = {"stages": (Stage(1.01, {64: 1.0}),), "rows": {64: 2}}
-    monkeypatch.setattr(control, "OUTLINE", replace(control.OUTLINE, **course))
-    lessons = {
-        name: replace(lesson, course=replace(lesson.course, **course))
-        for name, lesson in lora.LESSONS.items()
-    }
+
+    def small(course: Course) -> Course:
+        return replace(course, stages=(Stage(1.01, {64: 1.0}),), rows={64: 2})
+
+    monkeypatch.setattr(control, "OUTLINE", small(control.OUTLINE))
+    lessons = {name: replace(lesson, course=small(lesson.course)) for name, lesson in lora.LESSONS.items()}
     monkeypatch.setattr(lora, "LESSONS", lessons)
 
     def plan(steps: int) -> StagePlan:

@@ -46,7 +46,7 @@ MODULATION: Final = ("norm1.linear", "norm1_context.linear", "norm.linear")
 """What the pooled prompt, which tells colours too, acts by."""
 RATES: Final = (3e-3, 6e-3)
 """Of the factors that read, and of those that write, which learn faster (LoRA+, Hayou et al., ICML 2024)."""
-STAGES: Final = (Stage(0.6, {48: 0.7, 96: 0.3}), Stage(1.01, {48: 0.4, 128: 0.6}))
+AVERAGE_DECAY: Final = 0.98
 SHOWN_SIDE: Final = 128
 SHOWN_STEPS: Final = 16
 
@@ -102,16 +102,32 @@ class Lesson:
     loss: Loss
 
 
-def _course(name: str, source: Callable[..., Scene]) -> Course:
-    return Course(name, STAGES, {48: 64, 96: 16, 128: 10}, RATES, average_decay=0.98, source=source)
-
-
 LESSONS: Final[Mapping[str, Lesson]] = {
     "outlined": Lesson(
-        IMAGE, _course("outlined", looks.sample_outlined), lambda fill: fill, partial(flow_loss)
+        IMAGE,
+        Course(
+            "outlined",
+            (Stage(0.6, {48: 0.7, 96: 0.3}), Stage(1.01, {48: 0.4, 128: 0.6})),
+            {48: 64, 96: 16, 128: 10},
+            RATES,
+            AVERAGE_DECAY,
+            looks.sample_outlined,
+        ),
+        lambda fill: fill,
+        flow_loss,
     ),
     "swapped": Lesson(
-        (*IMAGE, *TEXT, *MODULATION), _course("swapped", looks.sample_addition), SwapEncoder, swap_loss
+        (*IMAGE, *TEXT, *MODULATION),
+        Course(
+            "swapped",
+            (Stage(1.01, {48: 0.65, 96: 0.35}),),
+            {48: 20, 96: 5},  # few: its target has no noise
+            RATES,
+            AVERAGE_DECAY,
+            looks.sample_addition,
+        ),
+        SwapEncoder,
+        swap_loss,
     ),
 }
 

@@ -65,7 +65,10 @@ RECIPES: Final = {
         ROOT / "deploy" / "model" / "yardstick",
     ),
     "lora": Recipe(
-        {name: RecipeStage(partial(lora.run, name), 300) for name in lora.LESSONS},
+        {
+            "outlined": RecipeStage(partial(lora.run, "outlined"), 170),
+            "swapped": RecipeStage(partial(lora.run, "swapped"), 740),
+        },
         adapter_export.loras,
         card.FOLDER,
     ),
