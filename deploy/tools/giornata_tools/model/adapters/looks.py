@@ -13,7 +13,6 @@ from giornata_tools.model.adapters.silhouettes import silhouette
 from giornata_tools.model.scenes import Scene, Task, sample
 from giornata_tools.model.scenes.captions import SPELLINGS, article
 from giornata_tools.model.scenes.masks import Mask
-from giornata_tools.model.train.pool import LEAST_MASK_PX
 
 PAIRS: Final = (
     ("red", "teal"),
@@ -30,6 +29,7 @@ RIM_PART: Final = 0.16
 LEAST_RIM_PX: Final = 2.0
 RIM_LEVEL: Final = 16
 """8-bit grey of a rim."""
+LEAST_MASK_PX: Final = 25.0
 ADDED: Final = 0.8
 """Part of the scenes that add one thing; the others are of any task, and keep what the model knows."""
 _NAMES: Final = {spelling: name for name, spellings in SPELLINGS.items() for spelling in spellings}
@@ -66,7 +66,7 @@ def swapped_caption(caption: str) -> str:
 def sample_addition(rng: np.random.Generator, side: int) -> Scene:
     """A random scene, mostly of one thing that is added."""
     task = Task.ADD if rng.uniform() < ADDED else None
-    return sample(rng, side, task, LEAST_MASK_PX[side])
+    return sample(rng, side, task, LEAST_MASK_PX)
 
 
 def sample_outlined(rng: np.random.Generator, side: int) -> Scene:

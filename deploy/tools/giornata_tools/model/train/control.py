@@ -40,8 +40,8 @@ OUTLINE: Final = Course(
     average_decay=0.98,
     source=silhouettes.sample_free,
 )
-GUIDANCES: Final = (UNGUIDED, guidance.USUAL)
-"""Trained with both: an outline leaves little to guide."""
+GUIDANCES: Final = (UNGUIDED, guidance.GREATEST)
+"""Least and greatest scale: one that it has not seen would break pictures, and an outline leaves little to guide."""
 SHOWN_SIDE: Final = 128
 SHOWN_STEPS: Final = 16
 

@@ -114,7 +114,7 @@ LESSONS: Final[Mapping[str, Lesson]] = {
             looks.sample_outlined,
         ),
         lambda fill: fill,
-        flow_loss,
+        partial(flow_loss, guidance=(UNGUIDED, GREATEST)),
     ),
     "swapped": Lesson(
         (*IMAGE, *TEXT, *MODULATION),

@@ -120,10 +120,12 @@ def show(state: PainterRun, guidance: float, path: Path) -> None:
     samples.show(paint, state.encoder, path, SHOWN_SIDE)
 
 
-def flow_loss(painter: Predictor, batch: SceneBatch, guidance: Sequence[float] = (UNGUIDED,)) -> torch.Tensor:
+def flow_loss(
+    painter: Predictor, batch: SceneBatch, guidance: tuple[float, float] = (UNGUIDED, UNGUIDED)
+) -> torch.Tensor:
     """Squared error of the velocity at a logit-normal time (Esser et al., 2024, 3.1), weighted towards the mask.
 
-    Each row has one of the scales `guidance`; the target is the same for all.
+    Each row has a scale between the two of `guidance`; the target is the same for all.
     """
     noise = torch.randn_like(batch.clean)
     times = random_times(noise)
@@ -133,7 +135,7 @@ def flow_loss(painter: Predictor, batch: SceneBatch, guidance: Sequence[float] =
         batch.condition,
         painter.read(*batch.token_ids),
         time=times,
-        guidance=torch.tensor(guidance).to(times)[torch.randint(len(guidance), times.shape)],
+        guidance=guidance[0] + (guidance[1] - guidance[0]) * torch.rand_like(times),
         corner=random_corner(noise),
     )
     return weighted_error(velocity, noise - batch.clean, batch.masked)

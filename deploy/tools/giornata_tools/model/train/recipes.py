@@ -66,13 +66,13 @@ RECIPES: Final = {
     ),
     "lora": Recipe(
         {
-            "outlined": RecipeStage(partial(lora.run, "outlined"), 170),
-            "swapped": RecipeStage(partial(lora.run, "swapped"), 740),
+            "outlined": RecipeStage(partial(lora.run, "outlined"), 600),
+            "swapped": RecipeStage(partial(lora.run, "swapped"), 1600),
         },
         adapter_export.loras,
         card.FOLDER,
     ),
-    "control": Recipe({"outline": RecipeStage(control.run, 1000)}, adapter_export.controlnets, card.FOLDER),
+    "control": Recipe({"outline": RecipeStage(control.run, 1500)}, adapter_export.controlnets, card.FOLDER),
 }
 """Models, and adapters of the first one."""
 ADAPTERS: Final = ("lora", "control")
