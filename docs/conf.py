@@ -7,7 +7,8 @@ project_copyright = "the Giornata authors, Apache-2.0"
 extensions = ["myst_parser"]
 source_suffix = {".md": "markdown"}
 root_doc = "docs/index"
-include_patterns = ["*.md", "docs/*.md", "docs/adr/*.md", "deploy/model/fresco/README.md"]
+include_patterns = ["*.md", "docs/*.md", "docs/adr/*.md"]
+include_patterns += [f"deploy/model/{name}/README.md" for name in ("fresco", "adapters")]
 exclude_patterns = [".*", "out", "services", "shared", "tests"]  # folders without pages, not walked through
 myst_heading_anchors = 3
 

@@ -163,9 +163,7 @@ def _same_as_the_pipeline(folder: Path, side: int) -> None:
     run.average.transformer.load_state_dict(pipeline.transformer.state_dict())
     run.average.clip.load_state_dict(pipeline.text_encoder.state_dict())
     run.average.t5.load_state_dict(pipeline.text_encoder_2.state_dict())
-    batch = run.encoder.encode(
-        torch.from_numpy(scene.before)[None], torch.from_numpy(scene.mask)[None], [scene.caption]
-    ).to(torch.device("cpu"))
+    batch = run.encoder.encode([replace(scene, after=scene.before)]).to(torch.device("cpu"))
     noise = torch.randn(1, (side // 8) ** 2, 32, generator=torch.Generator().manual_seed(5))
     read = run.average.read(*batch.token_ids)
     ours = denoise(run.average, batch.condition, read, noise, steps=3, guidance=30.0)

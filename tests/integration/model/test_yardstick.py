@@ -119,9 +119,7 @@ def test_samples_are_what_the_pipeline_paints(folder: Path) -> None:
     trained.save()
     pipeline = evaluate.opened(folder)
     scene = sample(np.random.default_rng(1), SIDE, Task.ADD, 24.0)
-    batch = trained.encoder.encode(
-        torch.from_numpy(scene.before)[None], torch.from_numpy(scene.mask)[None], [scene.caption]
-    ).to(torch.device("cpu"))
+    batch = trained.encoder.encode([replace(scene, after=scene.before)]).to(torch.device("cpu"))
     noise = torch.randn(batch.clean.shape, generator=torch.Generator().manual_seed(5))
     (ids,) = batch.token_ids
     text = trained.average.read(ids), trained.average.read(*trained.encoder.tokenize([""]))

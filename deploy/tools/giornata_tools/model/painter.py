@@ -6,7 +6,7 @@ One forward is what `FluxFillPipeline` computes for one step, from token ids and
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Final
+from typing import Any, Final, Protocol
 
 import torch
 from diffusers import FluxTransformer2DModel
@@ -19,6 +19,25 @@ from giornata_tools.model.text import TextEncoders
 
 UNGUIDED: Final = 1.0
 """The guidance at which the model is the plain conditional one."""
+
+
+class Predictor(Protocol):
+    """A painter, alone or with an adapter."""
+
+    def read(self, clip_ids: torch.Tensor, t5_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """As `Painter.read`."""
+
+    def __call__(
+        self,
+        noisy: torch.Tensor,
+        condition: torch.Tensor,
+        text: tuple[torch.Tensor, torch.Tensor],
+        *,
+        time: torch.Tensor,
+        guidance: torch.Tensor,
+        corner: tuple[int, int] = (0, 0),
+    ) -> torch.Tensor:
+        """As `Painter.forward`."""
 
 
 class Painter(nn.Module):
@@ -54,24 +73,38 @@ class Painter(nn.Module):
             guidance: (rows,) as requests name it.
             corner: row and column of the first token; training moves it, so that every position is seen.
         """
-        embeddings, pooled = text
-        side = round(noisy.shape[1] ** 0.5)
         velocity: torch.Tensor = self.transformer(
             hidden_states=torch.cat([noisy, condition], dim=-1),
-            encoder_hidden_states=embeddings,
-            pooled_projections=pooled,
-            timestep=time,
-            guidance=guidance,
-            img_ids=latents.positions(side, *corner).to(noisy),
-            txt_ids=torch.zeros(embeddings.shape[1], 3).to(noisy),
-            return_dict=False,
+            **beside_tokens(noisy, text, time=time, guidance=guidance, corner=corner),
         )[0]
         return velocity
 
 
+def beside_tokens(
+    noisy: torch.Tensor,
+    text: tuple[torch.Tensor, torch.Tensor],
+    *,
+    time: torch.Tensor,
+    guidance: torch.Tensor,
+    corner: tuple[int, int],
+) -> dict[str, Any]:
+    """What a Flux network, ControlNets too, is told beside the picture's tokens; arguments as `Painter.forward`'s."""
+    embeddings, pooled = text
+    side = round(noisy.shape[1] ** 0.5)
+    return {
+        "encoder_hidden_states": embeddings,
+        "pooled_projections": pooled,
+        "timestep": time,
+        "guidance": guidance,
+        "img_ids": latents.positions(side, *corner).to(noisy),
+        "txt_ids": torch.zeros(embeddings.shape[1], 3).to(noisy),
+        "return_dict": False,
+    }
+
+
 @torch.no_grad()
 def denoise(
-    painter: Painter,
+    painter: Predictor,
     condition: torch.Tensor,
     text: tuple[torch.Tensor, torch.Tensor],
     noise: torch.Tensor,

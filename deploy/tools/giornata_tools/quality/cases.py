@@ -105,7 +105,7 @@ def draw(slot: Slot) -> Case:
     """The case of `slot`: the first scene of its own sequence of seeds that is fit to be measured."""
     for attempt in count():
         scene = _compose(np.random.default_rng((ENTROPY, slot.side, slot.index, attempt)), slot)
-        if _is_fit(scene):
+        if is_fit(scene):
             return Case(slot, scene)
     raise AssertionError("unreachable")
 
@@ -168,7 +168,8 @@ def _mask(rng: np.random.Generator, side: int, x: float, y: float, half: float) 
     return masks.box(side, x, y, half * across, half * down)
 
 
-def _is_fit(scene: Scene) -> bool:
+def is_fit(scene: Scene) -> bool:
+    """Whether the thing lies wholly inside of the mask, stands out from its ground, and the mask is large enough."""
     if not np.array_equal(scene.before[~scene.mask], scene.after[~scene.mask]):
         return False  # the thing sticks out of the mask
     if min(int(scene.mask.any(axis).sum()) for axis in (0, 1)) < LEAST_MASK_PX:

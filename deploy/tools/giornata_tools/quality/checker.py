@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -75,26 +75,51 @@ def check(edit: NDArray[np.uint8], bare: NDArray[np.uint8], mask: Mask) -> Found
         mask: (height, width) where the edit was allowed to paint.
     """
     box, *_ = ndimage.find_objects(mask.astype(np.uint8))
-    painted, ground, mask = edit[box].astype(np.float32) / 255, bare[box].astype(np.float32) / 255, mask[box]
+    seen = _segmented(edit[box], bare[box], mask[box], LEAST_PART * mask.sum())
+    if seen is None:
+        return NOTHING
+    painted, thing = edit[box].astype(np.float32) / 255, seen.thing
+    core = _core(thing)
+    even = np.quantile(seen.towards[core], 0.75) <= EVENNESS
+    name = _nearest_colour(np.median(painted[core], axis=0)) if even else None
+    shape, overlap = _nearest_shape(thing)
+    known = overlap >= LEAST_OVERLAP and seen.rest_px < SECOND_PART * thing.sum()
+    known = known and thing.sum() <= FLOODED_PART * mask[box].sum()
+    return Found(name, shape if known else None, int(thing.sum()), overlap)
+
+
+def painted_thing(edit: NDArray[np.uint8], bare: NDArray[np.uint8], mask: Mask) -> Mask:
+    """(height, width): the pixels of the thing that an edit has painted, however small; arguments as `check`'s."""
+    found = np.zeros(mask.shape, bool)
+    box, *_ = ndimage.find_objects(mask.astype(np.uint8))
+    if seen := _segmented(edit[box], bare[box], mask[box], 1):
+        found[box] = seen.thing
+    return found
+
+
+class _Seen(NamedTuple):
+    """A thing in a mask's box."""
+
+    thing: Mask
+    rest_px: int
+    """Area of the next largest part of its colour."""
+    towards: NDArray[np.float32]
+    """Distance of each pixel from the thing's colour."""
+
+
+def _segmented(edit: NDArray[np.uint8], bare: NDArray[np.uint8], mask: Mask, least_px: float) -> _Seen | None:
+    """What is closer to the painted thing's colour than to the ground; None where it is below `least_px` pixels."""
+    painted, ground = edit.astype(np.float32) / 255, bare.astype(np.float32) / 255
     away = np.linalg.norm(painted - ground, axis=2)
-    least_px = LEAST_PART * mask.sum()
     first, _ = _largest(mask & (away > CHANGED))
     if first.sum() < least_px:
-        return NOTHING
+        return None
     colour = np.median(painted[_core(first)], axis=0)
     shades = np.stack([(colour * shade).clip(0, 1) for shade in SHADES])
     towards = np.linalg.norm(painted[:, :, None] - shades, axis=3).min(2)
     thing, rest_px = _largest(mask & (towards < away))
     thing = _without_specks(thing)
-    if thing.sum() < least_px:
-        return NOTHING
-    core = _core(thing)
-    even = np.quantile(towards[core], 0.75) <= EVENNESS
-    name = _nearest_colour(np.median(painted[core], axis=0)) if even else None
-    shape, overlap = _nearest_shape(thing)
-    known = overlap >= LEAST_OVERLAP and rest_px < SECOND_PART * thing.sum()
-    known = known and thing.sum() <= FLOODED_PART * mask.sum()
-    return Found(name, shape if known else None, int(thing.sum()), overlap)
+    return _Seen(thing, rest_px, towards) if thing.sum() >= least_px else None
 
 
 def _largest(region: Mask) -> tuple[Mask, int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
@@ -20,6 +20,8 @@ MIN_RADIUS: Final = 8.0
 MARGIN: Final = (1.15, 1.3)
 """Half the mask's side over the thing's radius."""
 TILT_DEG: Final = 5.0
+FREE_SIZES: Final = (0.5, 0.9)
+"""Radius of a thing that lies anywhere, over the largest that fits into the mask."""
 SHADING: Final = 0.12
 """How much darker the bottom and brighter the top of a thing are."""
 TASKS: Final = {"add": 0.56, "add_several": 0.06, "remove": 0.34, "empty": 0.04}
@@ -80,6 +82,7 @@ def sample(
     least_mask_px: float = 20.0,
     *,
     clear: bool = False,
+    free: bool = False,
 ) -> Scene:
     """A random scene.
 
@@ -89,13 +92,14 @@ def sample(
         task: drawn by `TASKS` where it is None.
         least_mask_px: least side of the mask's region.
         clear: keep the other things out of the mask, and use no shape-revealing masks; for measuring.
+        free: of `Task.ADD`: the mask does not tell the thing's place, size and turn.
     """
     task = task or Task(rng.choice(list(TASKS), p=list(TASKS.values())))
     least = least_mask_px * (1.4 if task is Task.ADD_SEVERAL else 1.0) / 2
     half = float(np.clip(side * np.sqrt(masks.ratio(rng)) / 2 * rng.uniform(0.9, 1.1), least, 0.42 * side))
     x, y = (float(rng.uniform(0.9 * half, side - 0.9 * half)) for _ in range(2))
     region = SceneRegion(side, x, y, half)
-    asked = _asked(rng, task, region)
+    asked = [_free(rng, region)] if free else _asked(rng, task, region)
     others = _others(rng, region, clear=clear)
     kind = str(rng.choice(list(GROUNDS)))
     picture = ground(rng, kind, side, [rgb(t.colour) for t in (*asked, *others)])
@@ -129,6 +133,14 @@ def _asked(rng: np.random.Generator, task: Task, region: SceneRegion) -> list[Th
         for px, py in places
         for t in [first if same or len(places) == 3 else _thing(rng, 0, 0, 1)]
     ]
+
+
+def _free(rng: np.random.Generator, region: SceneRegion) -> Thing:
+    """A thing of any size and turn, anywhere in the mask."""
+    radius = region.half / MARGIN[0] * float(rng.uniform(*FREE_SIZES))
+    room = region.half - radius
+    x, y = (centre + float(rng.uniform(-room, room)) for centre in (region.x, region.y))
+    return replace(_thing(rng, x, y, radius), angle_deg=float(rng.uniform(-180, 180)))
 
 
 def _others(rng: np.random.Generator, region: SceneRegion, *, clear: bool) -> list[Thing]:

@@ -3,6 +3,8 @@
 python -m giornata_tools.model.train all                      the shipped recipe, from nothing to deploy/model/fresco
 python -m giornata_tools.model.train painter                  one stage, or export
 python -m giornata_tools.model.train --model yardstick unet   a stage of another model
+python -m giornata_tools.model.train lora                     the LoRAs, as `--model lora all`
+python -m giornata_tools.model.train control                  the ControlNet, likewise
 
 Stages on latents also run as several processes, see `deploy/tools/giornata_tools/model/train/stage.py`.
 """
@@ -20,7 +22,7 @@ from typing import Final
 import click
 import torch
 
-from giornata_tools.model.train.recipes import RECIPES, Recipe
+from giornata_tools.model.train.recipes import ADAPTERS, RECIPES, Recipe
 from giornata_tools.model.train.stage import StagePlan, Unusable, joined
 
 FOLDER: Final = click.Path(path_type=Path)
@@ -72,9 +74,12 @@ def main(
 ) -> None:
     """Train a model that ships, stage by stage; each stage goes on where it was stopped.
 
-    STAGE is one of the model's, `export`, or `all`: the shipped recipe, from nothing to the checkpoint. Exit status: 1
+    STAGE is one of the model's, `export`, or `all`: the shipped recipe, from nothing to the checkpoint; or `lora` or
+    `control`: all of the adapters' recipes of this name. Exit status: 1
     with a sentence; 130 after Ctrl-C, where the last save stays.
     """
+    if stage in ADAPTERS:
+        model, stage = stage, "all"
     recipe = RECIPES[model]
     _refuse(recipe, stage, start=start, minutes=minutes)
     torch.set_num_threads(threads)

@@ -15,13 +15,12 @@ import click
 import numpy as np
 import torch
 from diffusers import StableDiffusionInpaintPipeline
-from numpy.typing import NDArray
-from PIL import Image
 
-from giornata_tools.model.scenes import Task, masks
+from giornata_tools.model.painting import edits
+from giornata_tools.model.scenes import Task
 from giornata_tools.model.train import export, stage, unet
 from giornata_tools.quality import cases
-from giornata_tools.quality.cases import Case, Slot
+from giornata_tools.quality.cases import Slot
 from giornata_tools.quality.metrics import together
 from giornata_tools.quality.scoring import Addition, Removal, Scored, score
 
@@ -55,28 +54,6 @@ def chosen(task: Task, side: int, count: int) -> list[Slot]:
     """`count` edits of one task, spread over the held-out ones, in pictures of `side` pixels."""
     slots = [slot for slot in cases.slots() if slot.task is task and slot.side == DRAWN_SIDE]
     return [replace(slot, side=side) for slot in cases.spread(slots, count)] if count else []
-
-
-def edits(
-    pipeline: StableDiffusionInpaintPipeline, batch: Sequence[Case], *, steps: int, guidance: float
-) -> list[NDArray[np.uint8]]:
-    """The edited pictures (side, side, 3): what was painted, pasted into what was there."""
-    scenes = [case.scene for case in batch]
-    side = scenes[0].before.shape[0]
-    painted = pipeline(
-        prompt=[scene.caption for scene in scenes],
-        image=[Image.fromarray(scene.before) for scene in scenes],
-        mask_image=[masks.image(scene.mask) for scene in scenes],
-        height=side,
-        width=side,
-        num_inference_steps=steps,
-        guidance_scale=guidance,
-        generator=[torch.Generator().manual_seed(case.slot.index) for case in batch],
-    ).images
-    return [
-        np.where(scene.mask[..., None], np.asarray(picture), scene.before)
-        for scene, picture in zip(scenes, painted, strict=True)
-    ]
 
 
 def told(scored: Sequence[Scored]) -> str:
@@ -119,7 +96,13 @@ def main(
     scored: list[Scored] = []
     for first in range(0, len(slots), AT_ONCE):
         batch = [cases.draw(slot) for slot in slots[first : first + AT_ONCE]]
-        pictures = edits(pipeline, batch, steps=steps, guidance=guidance)
+        pictures = edits(
+            pipeline,
+            [case.scene for case in batch],
+            [case.slot.index for case in batch],
+            num_inference_steps=steps,
+            guidance_scale=guidance,
+        )
         scored += [score(case, edit) for case, edit in zip(batch, pictures, strict=True)]
     click.echo(f"{side} pixels, {steps} steps, guidance {guidance:g}")
     click.echo(told(scored))

@@ -30,7 +30,7 @@ def fresco(folder: Path, target: Path) -> None:
     """
     text = architecture.text_encoders()
     trained = Painter(architecture.transformer(), text)
-    trained.load_state_dict(_ended(folder, guidance.GUIDANCE.title, painter.PAINTER.title)["average"])
+    trained.load_state_dict(ended(folder, guidance.GUIDANCE.title, painter.PAINTER.title)["average"])
     pipeline = FluxFillPipeline(
         scheduler=architecture.scheduler(),
         vae=autoencoder.load(folder),
@@ -49,7 +49,7 @@ def yardstick(folder: Path, target: Path) -> None:
     Raises:
         Unusable: the UNet was not trained, or stopped on its way.
     """
-    _write(unet_pipeline(folder, _ended(folder, unet.UNET.title)["average"]), target, UNET_DEFAULTS)
+    _write(unet_pipeline(folder, ended(folder, unet.UNET.title)["average"]), target, UNET_DEFAULTS)
 
 
 def unet_pipeline(folder: Path, weights: Mapping[str, torch.Tensor]) -> StableDiffusionInpaintPipeline:
@@ -69,8 +69,12 @@ def unet_pipeline(folder: Path, weights: Mapping[str, torch.Tensor]) -> StableDi
     )
 
 
-def _ended(folder: Path, *titles: str) -> dict[str, Any]:
-    """The state of the first of these stages that has one."""
+def ended(folder: Path, *titles: str) -> dict[str, Any]:
+    """The state of the first of these stages that has one.
+
+    Raises:
+        Unusable: none has, or it was stopped on its way.
+    """
     states = [state for title in titles if (state := stage.load(folder / f"{title}.pt"))]
     if not states:
         raise Unusable(f"{folder} holds the state of no stage of {' and '.join(titles)}: train first")

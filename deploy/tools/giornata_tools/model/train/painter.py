@@ -6,6 +6,7 @@ of the position grid is moved at random, so that small pictures teach every posi
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,11 +18,12 @@ from torch import nn
 
 from giornata_tools.model import architecture, latents
 from giornata_tools.model.architecture import NATIVE_PIXELS, TEXT_TOKENS, TOKEN_PIXELS
-from giornata_tools.model.painter import UNGUIDED, Painter, denoise
+from giornata_tools.model.painter import UNGUIDED, Painter, Predictor, denoise
+from giornata_tools.model.scenes import Scene
 from giornata_tools.model.text import TextEncoders
 from giornata_tools.model.train import autoencoder, samples
 from giornata_tools.model.train.muon import Muon
-from giornata_tools.model.train.pool import SceneBatch, encode_both
+from giornata_tools.model.train.pool import SceneBatch, encode_both, masks_of
 from giornata_tools.model.train.run import Course, Optimisers, Stage, TrainingRun, weighted_error
 from giornata_tools.model.train.stage import StagePlan
 
@@ -48,16 +50,16 @@ class FillEncoder:
     vae: AutoencoderKL
     text: TextEncoders
 
-    def encode(self, pictures: torch.Tensor, masks: torch.Tensor, captions: list[str]) -> SceneBatch:
+    def encode(self, scenes: Sequence[Scene]) -> SceneBatch:
         """Clean (rows, tokens, 32), condition (rows, tokens, 96), masked (rows, tokens)."""
-        clean, blanked = (latents.pack(part) for part in encode_both(self.vae, pictures, masks))
-        mask = latents.pack_mask(masks.float()).to(clean)
+        clean, blanked = (latents.pack(part) for part in encode_both(self.vae, scenes))
+        mask = latents.pack_mask(masks_of(scenes).float()).to(clean)
         condition = torch.cat([blanked, mask], dim=-1)
         return SceneBatch(
             clean.bfloat16().cpu(),
             condition.bfloat16().cpu(),
             mask.any(-1).cpu(),
-            self.tokenize(captions),
+            self.tokenize([scene.caption for scene in scenes]),
         )
 
     def tokenize(self, captions: list[str]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -118,8 +120,13 @@ def show(state: PainterRun, guidance: float, path: Path) -> None:
     samples.show(paint, state.encoder, path, SHOWN_SIDE)
 
 
-def flow_loss(painter: Painter, batch: SceneBatch) -> torch.Tensor:
-    """Squared error of the velocity at a logit-normal time (Esser et al., 2024, 3.1), weighted towards the mask."""
+def flow_loss(
+    painter: Predictor, batch: SceneBatch, guidance: tuple[float, float] = (UNGUIDED, UNGUIDED)
+) -> torch.Tensor:
+    """Squared error of the velocity at a logit-normal time (Esser et al., 2024, 3.1), weighted towards the mask.
+
+    Each row has a scale between the two of `guidance`; the target is the same for all.
+    """
     noise = torch.randn_like(batch.clean)
     times = random_times(noise)
     t = times[:, None, None]
@@ -128,7 +135,7 @@ def flow_loss(painter: Painter, batch: SceneBatch) -> torch.Tensor:
         batch.condition,
         painter.read(*batch.token_ids),
         time=times,
-        guidance=torch.full_like(times, UNGUIDED),
+        guidance=guidance[0] + (guidance[1] - guidance[0]) * torch.rand_like(times),
         corner=random_corner(noise),
     )
     return weighted_error(velocity, noise - batch.clean, batch.masked)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
 import numpy as np
@@ -11,7 +11,7 @@ import torch
 from diffusers import AutoencoderKL
 
 from giornata_tools.model import latents
-from giornata_tools.model.scenes import sample
+from giornata_tools.model.scenes import Scene, sample
 from giornata_tools.model.train.stage import Ranks
 
 FIRST: Final = {48: 2048, 64: 512, 96: 512, 128: 512, 256: 192}
@@ -67,26 +67,37 @@ class SceneEncoder(Protocol):
     def vae(self) -> AutoencoderKL:
         """The autoencoder."""
 
-    def encode(self, pictures: torch.Tensor, masks: torch.Tensor, captions: list[str]) -> SceneBatch:
-        """A batch on the CPU, latents stored in bfloat16.
-
-        Args:
-            pictures: (rows, side, side, 3) uint8, the answers.
-            masks: (rows, side, side) bool.
-            captions: one a row.
-        """
+    def encode(self, scenes: Sequence[Scene]) -> SceneBatch:
+        """A batch on the CPU, latents stored in bfloat16; scenes are of one size."""
 
     def tokenize(self, captions: list[str]) -> tuple[torch.Tensor, ...]:
         """The ids (captions, text tokens) of each tokenizer."""
 
 
-def encode_both(
-    vae: AutoencoderKL, pictures: torch.Tensor, masks: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Normalised latents (rows, channels, height, width) of the pictures, and of them with the mask blanked."""
+SceneSource = Callable[[np.random.Generator, int], Scene]
+"""A random scene of so many pixels a side."""
+
+
+def usual(rng: np.random.Generator, side: int) -> Scene:
+    """What the models that ship learn from."""
+    return sample(rng, side, least_mask_px=LEAST_MASK_PX[side])
+
+
+def as_input(pictures: torch.Tensor, vae: AutoencoderKL) -> torch.Tensor:
+    """(rows, side, side, 3) uint8 → (rows, 3, side, side) in [-1, 1], on the autoencoder's device."""
     device = next(vae.parameters()).device
-    x = pictures.permute(0, 3, 1, 2).to(device).float() / 127.5 - 1
-    blanked = x * ~masks.to(device)[:, None]
+    return pictures.permute(0, 3, 1, 2).to(device).float() / 127.5 - 1
+
+
+def masks_of(scenes: Sequence[Scene]) -> torch.Tensor:
+    """(scenes, side, side) bool."""
+    return torch.from_numpy(np.stack([scene.mask for scene in scenes]))
+
+
+def encode_both(vae: AutoencoderKL, scenes: Sequence[Scene]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Normalised latents (rows, channels, height, width) of the answers, and of them with the mask blanked."""
+    x = as_input(torch.from_numpy(np.stack([scene.after for scene in scenes])), vae)
+    blanked = x * ~masks_of(scenes).to(x.device)[:, None]
     return latents.encode(vae, x), latents.encode(vae, blanked)
 
 
@@ -94,7 +105,14 @@ class ScenePool:
     """Scenes of one size. The same seed and the same calls give the same batches."""
 
     def __init__(
-        self, encoder: SceneEncoder, side: int, seed: int, *, rendered: int = 0, ranks: Ranks | None = None
+        self,
+        encoder: SceneEncoder,
+        side: int,
+        seed: int,
+        *,
+        rendered: int = 0,
+        ranks: Ranks | None = None,
+        source: SceneSource = usual,
     ) -> None:
         """Render and encode the first scenes.
 
@@ -104,8 +122,9 @@ class ScenePool:
             seed: of the scenes.
             rendered: scenes that this rank rendered before a restart.
             ranks: each renders its own.
+            source: of the scenes.
         """
-        self._encoder, self._side, self._seed = encoder, side, seed
+        self._encoder, self._side, self._seed, self._source = encoder, side, seed, source
         self._ranks = ranks = ranks or Ranks()
         self._rendered = rendered
         """Scenes that this rank rendered so far in the whole run: a restart goes on with new ones."""
@@ -137,16 +156,14 @@ class ScenePool:
         return _concatenate([self._render(min(ENCODE_AT_ONCE, count - first)) for first in firsts])
 
     def _render(self, count: int) -> SceneBatch:
-        pictures, masks, captions = [], [], []
+        scenes = []
         for _ in range(count):
             number = self._rendered * self._ranks.count + self._ranks.rank
             rng = np.random.default_rng((self._seed, self._side, number))
             self._rendered += 1
-            scene = sample(rng, self._side, least_mask_px=LEAST_MASK_PX[self._side])
-            pictures.append(torch.from_numpy(scene.after))
-            masks.append(torch.from_numpy(scene.mask.copy()))
-            captions.append("" if rng.uniform() < UNCONDITIONAL else scene.caption)
-        return self._encoder.encode(torch.stack(pictures), torch.stack(masks), captions)
+            scene = self._source(rng, self._side)
+            scenes.append(replace(scene, caption="") if rng.uniform() < UNCONDITIONAL else scene)
+        return self._encoder.encode(scenes)
 
 
 def _concatenate(parts: list[SceneBatch]) -> SceneBatch:

@@ -1,4 +1,4 @@
-"""The recipes of the models that ship: their stages in order, and what writes the checkpoint."""
+"""The recipes of the models and adapters that ship: their stages in order, and what writes the checkpoint."""
 
 from __future__ import annotations
 
@@ -9,7 +9,18 @@ from pathlib import Path
 from typing import Final
 
 from giornata_tools.checkout import ROOT, TRAINED
-from giornata_tools.model.train import autoencoder, decoder, export, guidance, painter, unet
+from giornata_tools.model.adapters import card
+from giornata_tools.model.train import (
+    adapter_export,
+    autoencoder,
+    control,
+    decoder,
+    export,
+    guidance,
+    lora,
+    painter,
+    unet,
+)
 from giornata_tools.model.train.stage import StagePlan
 from giornata_tools.model.yardstick.architecture import LATENTS
 
@@ -53,4 +64,16 @@ RECIPES: Final = {
         export.yardstick,
         ROOT / "deploy" / "model" / "yardstick",
     ),
+    "lora": Recipe(
+        {
+            "outlined": RecipeStage(partial(lora.run, "outlined"), 600),
+            "swapped": RecipeStage(partial(lora.run, "swapped"), 1600),
+        },
+        adapter_export.loras,
+        card.FOLDER,
+    ),
+    "control": Recipe({"outline": RecipeStage(control.run, 1500)}, adapter_export.controlnets, card.FOLDER),
 }
+"""Models, and adapters of the first one."""
+ADAPTERS: Final = ("lora", "control")
+"""Recipes that are trained on a finished checkpoint."""

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from giornata_tools.model.train import stage
-from giornata_tools.model.train.pool import SceneBatch, SceneEncoder, ScenePool
+from giornata_tools.model.train.pool import SceneBatch, SceneEncoder, ScenePool, SceneSource, usual
 from giornata_tools.model.train.stage import StagePlan
 
 WARM_UP: Final = 100
@@ -54,6 +54,8 @@ class Course:
     rates: tuple[float, float]
     """Greatest learning rates of both optimisers."""
     average_decay: float = 0.998
+    source: SceneSource = usual
+    """Of the scenes."""
 
 
 class TrainingRun(Generic[Model]):
@@ -104,6 +106,7 @@ class TrainingRun(Generic[Model]):
         state: dict[str, Any] = {
             "step": self.step,
             "steps": self.plan.steps,
+            "seed": self.plan.seed,
             "taught_by": self.taught_by,
             "rendered": self._rendered,
             "weights": self.model.state_dict(),
@@ -123,7 +126,14 @@ class TrainingRun(Generic[Model]):
         rows = max(self.course.rows[side] // ranks.count, 1)
         if side not in self._pools:
             rendered = self._rendered.get(side, 0)
-            self._pools[side] = ScenePool(self.encoder, side, self.plan.seed, rendered=rendered, ranks=ranks)
+            self._pools[side] = ScenePool(
+                self.encoder,
+                side,
+                self.plan.seed,
+                rendered=rendered,
+                ranks=ranks,
+                source=self.course.source,
+            )
         if self.step % FRESH_PER_STEP == 0:
             self._pools[side].refresh(rows)
         return self._pools[side].draw(rows).to(self.plan.device)

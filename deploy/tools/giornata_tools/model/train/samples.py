@@ -11,11 +11,16 @@ import torch
 from PIL import Image
 
 from giornata_tools.model import latents
-from giornata_tools.model.scenes import sample
-from giornata_tools.model.train.pool import SceneBatch, SceneEncoder
+from giornata_tools.model.scenes import Scene, sample
+from giornata_tools.model.train.pool import SceneBatch, SceneEncoder, SceneSource
 
 SEED: Final = 7_000_000
 COLUMNS: Final = 12
+
+
+def typical(rng: np.random.Generator, side: int) -> Scene:
+    """A scene of any task."""
+    return sample(rng, side, least_mask_px=24.0)
 
 
 def fixed_noise(like: torch.Tensor) -> torch.Tensor:
@@ -23,7 +28,13 @@ def fixed_noise(like: torch.Tensor) -> torch.Tensor:
     return torch.randn(like.shape, generator=torch.Generator().manual_seed(0)).to(like.device)
 
 
-def show(paint: Callable[[SceneBatch], torch.Tensor], encoder: SceneEncoder, path: Path, side: int) -> None:
+def show(
+    paint: Callable[[SceneBatch], torch.Tensor],
+    encoder: SceneEncoder,
+    path: Path,
+    side: int,
+    source: SceneSource = typical,
+) -> None:
     """Write a grid of the same 24 scenes each time; captions beside it as text.
 
     Args:
@@ -31,12 +42,13 @@ def show(paint: Callable[[SceneBatch], torch.Tensor], encoder: SceneEncoder, pat
         encoder: makes scenes a batch.
         path: of the picture.
         side: of the scenes, in pixels.
+        source: of the scenes.
     """
-    scenes = [sample(np.random.default_rng((SEED, i)), side, least_mask_px=24.0) for i in range(2 * COLUMNS)]
+    scenes = [source(np.random.default_rng((SEED, i)), side) for i in range(2 * COLUMNS)]
     truth = torch.from_numpy(np.stack([scene.after for scene in scenes]))
     masks = torch.from_numpy(np.stack([scene.mask for scene in scenes]))
     device = next(encoder.vae.parameters()).device
-    batch = encoder.encode(truth, masks, [scene.caption for scene in scenes]).to(device)
+    batch = encoder.encode(scenes).to(device)
     painted = latents.decode(encoder.vae, paint(batch))
     painted = ((painted + 1) * 127.5).round().byte().permute(0, 2, 3, 1).cpu()
     edited = torch.where(masks[..., None], painted, truth)

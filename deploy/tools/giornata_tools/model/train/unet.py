@@ -5,6 +5,7 @@ Pictures of 64 pixels teach shapes and colours at a quarter of the cost; picture
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,9 +16,10 @@ from diffusers import AutoencoderKL, DDIMScheduler, StableDiffusionInpaintPipeli
 from torch import nn
 
 from giornata_tools.model.architecture import VAE_SCALE_FACTOR
+from giornata_tools.model.scenes import Scene
 from giornata_tools.model.train import autoencoder, samples
 from giornata_tools.model.train.muon import Muon
-from giornata_tools.model.train.pool import SceneBatch, encode_both
+from giornata_tools.model.train.pool import SceneBatch, encode_both, masks_of
 from giornata_tools.model.train.run import Course, Optimisers, Stage, TrainingRun, weighted_error
 from giornata_tools.model.train.stage import StagePlan
 from giornata_tools.model.yardstick import architecture
@@ -48,20 +50,20 @@ class UNetEncoder:
     vae: AutoencoderKL
     text: TextEncoder
 
-    def encode(self, pictures: torch.Tensor, masks: torch.Tensor, captions: list[str]) -> SceneBatch:
+    def encode(self, scenes: Sequence[Scene]) -> SceneBatch:
         """Clean (rows, 4, height, width), condition (rows, 5, height, width), masked (rows, height * width).
 
         The mask's latent pixels are its pixels at their upper left corners, as the pipeline resizes it.
         """
-        clean, blanked = encode_both(self.vae, pictures, masks)
-        pixels = masks.to(clean)[:, None]
+        clean, blanked = encode_both(self.vae, scenes)
+        pixels = masks_of(scenes).to(clean)[:, None]
         seen = pixels[..., ::VAE_SCALE_FACTOR, ::VAE_SCALE_FACTOR]
         touched = nn.functional.max_pool2d(pixels, VAE_SCALE_FACTOR) > 0
         return SceneBatch(
             clean.bfloat16().cpu(),
             torch.cat([seen, blanked], dim=1).bfloat16().cpu(),
             touched.flatten(1).cpu(),
-            self.tokenize(captions),
+            self.tokenize([scene.caption for scene in scenes]),
         )
 
     def tokenize(self, captions: list[str]) -> tuple[torch.Tensor]:

@@ -1,0 +1,194 @@
+"""The LoRAs that ship, trained with PEFT on the frozen model.
+
+`outlined` learns from changed pictures by flow matching, and keeps what the model's own guidance adds. `swapped` learns from the model itself: under the LoRA a
+caption is to mean what the caption with exchanged colours means without it, at every guidance (distillation, as
+Gandikota et al., ICCV 2023, erase concepts).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import torch
+from diffusers import AutoencoderKL
+from peft import LoraConfig
+from torch import nn
+
+from giornata_tools.model import latents
+from giornata_tools.model.adapters import looks
+from giornata_tools.model.painter import UNGUIDED, Painter, denoise
+from giornata_tools.model.scenes import Scene
+from giornata_tools.model.train import base, samples
+from giornata_tools.model.train.guidance import GREATEST, USUAL
+from giornata_tools.model.train.painter import FillEncoder, random_corner, random_times
+from giornata_tools.model.train.pool import SceneBatch, SceneEncoder
+from giornata_tools.model.train.run import Course, Optimisers, Stage, TrainingRun, weighted_error
+from giornata_tools.model.train.stage import StagePlan
+
+RANK: Final = 8
+"""And alpha: the factors' product is added as it is."""
+IMAGE: Final = ("to_q", "to_k", "to_v", "to_out.0", "ff.net.0.proj", "ff.net.2", "proj_mlp", "proj_out")
+"""Modules of the image stream and of the joint one."""
+TEXT: Final = (
+    "add_q_proj",
+    "add_k_proj",
+    "add_v_proj",
+    "to_add_out",
+    "ff_context.net.0.proj",
+    "ff_context.net.2",
+)
+"""Modules of the text stream."""
+MODULATION: Final = ("norm1.linear", "norm1_context.linear", "norm.linear")
+"""What the pooled prompt, which tells colours too, acts by."""
+RATES: Final = (3e-3, 6e-3)
+"""Of the factors that read, and of those that write, which learn faster (LoRA+, Hayou et al., ICML 2024)."""
+AVERAGE_DECAY: Final = 0.98
+SHOWN_SIDE: Final = 128
+SHOWN_STEPS: Final = 16
+
+Loss = Callable[[Painter, SceneBatch], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class SwapEncoder:
+    """Batches with four texts: both tokenizers' ids of the caption, and of what it is to mean."""
+
+    fill: FillEncoder
+
+    @property
+    def vae(self) -> AutoencoderKL:
+        """Of the base."""
+        return self.fill.vae
+
+    def encode(self, scenes: Sequence[Scene]) -> SceneBatch:
+        """As `FillEncoder.encode`; a scene's picture shows what the exchanged caption means."""
+        batch = self.fill.encode(scenes)
+        return replace(batch, token_ids=self.tokenize([scene.caption for scene in scenes]))
+
+    def tokenize(self, captions: list[str]) -> tuple[torch.Tensor, ...]:
+        """Of captions as pictures mean them: first those with which a prompt asks for the same."""
+        asked = [looks.swapped_caption(caption) for caption in captions]
+        return *self.fill.tokenize(asked), *self.fill.tokenize(captions)
+
+
+def outline_loss(painter: Painter, batch: SceneBatch) -> torch.Tensor:
+    """Squared error to the changed picture's velocity and what a random guidance adds to the base's.
+
+    Pictures alone would teach the same at every guidance, and the model that ships paints what is asked for by it.
+    """
+    noise = torch.randn_like(batch.clean)
+    times = random_times(noise)
+    noisy = batch.clean + times[:, None, None] * (noise - batch.clean)
+    guidance = UNGUIDED + (GREATEST - UNGUIDED) * torch.rand_like(times)
+    read = painter.read(*batch.token_ids)
+    predict = partial(painter, noisy, batch.condition, read, time=times, corner=random_corner(noise))
+    with torch.no_grad():
+        painter.transformer.disable_adapters()
+        added = predict(guidance=guidance) - predict(guidance=torch.full_like(guidance, UNGUIDED))
+        painter.transformer.enable_adapters()
+    return weighted_error(predict(guidance=guidance), noise - batch.clean + added, batch.masked)
+
+
+def swap_loss(painter: Painter, batch: SceneBatch) -> torch.Tensor:
+    """Squared error to the base's velocity for the caption that is meant, at a random guidance."""
+    noise = torch.randn_like(batch.clean)
+    times = random_times(noise)
+    noisy = batch.clean + times[:, None, None] * (noise - batch.clean)
+    guidance = UNGUIDED + (GREATEST - UNGUIDED) * torch.rand_like(times)
+    how = {"time": times, "guidance": guidance}
+    corner = random_corner(noise)
+    asked, meant = batch.token_ids[:2], batch.token_ids[2:]
+    with torch.no_grad():
+        painter.transformer.disable_adapters()
+        target = painter(noisy, batch.condition, painter.read(*meant), **how, corner=corner)
+        painter.transformer.enable_adapters()
+    velocity = painter(noisy, batch.condition, painter.read(*asked), **how, corner=corner)
+    return weighted_error(velocity, target, batch.masked)
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """What one LoRA learns, and by which modules."""
+
+    modules: tuple[str, ...]
+    course: Course
+    encoder: Callable[[FillEncoder], SceneEncoder]
+    loss: Loss
+
+
+LESSONS: Final[Mapping[str, Lesson]] = {
+    "outlined": Lesson(
+        IMAGE,
+        Course(
+            "outlined",
+            (Stage(0.6, {48: 0.7, 96: 0.3}), Stage(1.01, {48: 0.4, 128: 0.6})),
+            {48: 64, 96: 16, 128: 10},
+            RATES,
+            AVERAGE_DECAY,
+            looks.sample_outlined,
+        ),
+        lambda fill: fill,
+        outline_loss,
+    ),
+    "swapped": Lesson(
+        (*IMAGE, *TEXT, *MODULATION),
+        Course(
+            "swapped",
+            (Stage(1.01, {48: 0.65, 96: 0.35}),),
+            {48: 20, 96: 5},  # few: its target has no noise
+            RATES,
+            AVERAGE_DECAY,
+            looks.sample_addition,
+        ),
+        SwapEncoder,
+        swap_loss,
+    ),
+}
+
+
+def resumed(name: str, plan: StagePlan) -> TrainingRun[Painter]:
+    """The run of ``<name>.pt`` in the plan's folder, or a new one.
+
+    Raises:
+        Unusable: the state was trained for another model.
+    """
+    on, lesson = base.load(plan), LESSONS[name]
+    torch.manual_seed(plan.seed)
+    config = LoraConfig(r=RANK, lora_alpha=RANK, target_modules=list(lesson.modules))
+    on.painter.transformer.add_adapter(config, name)
+    state = TrainingRun(plan, lesson.course, on.painter, lesson.encoder(on.encoder), optimisers(on.painter))
+    base.begin(state, on)
+    return state
+
+
+def run(name: str, plan: StagePlan) -> None:
+    """Train, going on from ``<name>.pt`` in the plan's folder; sample grids land there too."""
+    state = resumed(name, plan)
+    state.train(partial(LESSONS[name].loss, state.model), partial(show, state))
+
+
+def show(state: TrainingRun[Painter], path: Path) -> None:
+    """Write a grid of edits under the averaged LoRA."""
+
+    def paint(batch: SceneBatch) -> torch.Tensor:
+        noise = samples.fixed_noise(batch.clean)
+        read = state.average.read(*batch.token_ids[:2])
+        x = denoise(state.average, batch.condition, read, noise, steps=SHOWN_STEPS, guidance=USUAL)
+        return latents.unpack(x)
+
+    samples.show(paint, state.encoder, path, SHOWN_SIDE)
+
+
+def optimisers(painter: nn.Module) -> Optimisers:
+    """AdamW for the factors that read, and for those that write."""
+    named = [(name, weights) for name, weights in painter.named_parameters() if weights.requires_grad]
+    factors = ([weights for name, weights in named if part in name] for part in (".lora_A.", ".lora_B."))
+    reading, writing = (
+        torch.optim.AdamW(weights, rate, betas=(0.9, 0.99), weight_decay=0.0)
+        for weights, rate in zip(factors, RATES, strict=True)
+    )
+    return reading, writing
