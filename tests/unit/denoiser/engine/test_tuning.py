@@ -49,7 +49,7 @@ def run(engine: Engine, rows: list[Row]) -> dict[str, Row]:
 
 def edited(rows: list[Row] | None = None, **options: Any) -> tuple[dict[str, Row], CostModel]:
     """Rows by an engine that is configured so; by default one that takes from its own picture's template."""
-    checkpoint: Any = SimpleNamespace(family=tiny_flux.family(), preview_map=None, card=CARD)
+    checkpoint: Any = SimpleNamespace(family=tiny_flux.family(), preview_map=None, card=CARD, controlnets={})
     model = Steady.of(PROFILE)
     with engine_of(config(**options), checkpoint, PROFILE, model) as engine:
         if rows is None:
@@ -89,7 +89,7 @@ def test_steps_and_loads_reach_the_cost_model() -> None:
 
 def steps_of(rows: list[Row], **options: Any) -> list[list[str]]:
     """Who shared every step."""
-    checkpoint: Any = SimpleNamespace(family=tiny_flux.family(), preview_map=None, card=CARD)
+    checkpoint: Any = SimpleNamespace(family=tiny_flux.family(), preview_map=None, card=CARD, controlnets={})
     with engine_of(config(**options), checkpoint, PROFILE, Steady.of(PROFILE)) as engine:
         engine.batch.submit(rows)
         shared = []
@@ -133,7 +133,7 @@ def test_budgets_follow_the_machine_unless_they_are_configured() -> None:
 
 @pytest.mark.parametrize(("memory_mb", "told"), [(1 << 20, []), (0, ["0 of 4"])])
 def test_a_budget_too_small_for_a_template_is_told_at_the_start(memory_mb: int, told: list[str]) -> None:
-    checkpoint: Any = SimpleNamespace(family=tiny_flux.family(), preview_map=None, card=CARD)
+    checkpoint: Any = SimpleNamespace(family=tiny_flux.family(), preview_map=None, card=CARD, controlnets={})
     small = config(template_memory_mb=memory_mb)
     with (
         structlog.testing.capture_logs() as logs,

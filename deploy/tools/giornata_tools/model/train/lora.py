@@ -1,8 +1,8 @@
 """The LoRAs that ship, trained with PEFT on the frozen model.
 
-`outlined` learns from changed pictures by flow matching, and keeps what the model's own guidance adds. `swapped` learns from the model itself: under the LoRA a
-caption is to mean what the caption with exchanged colours means without it, at every guidance (distillation, as
-Gandikota et al., ICCV 2023, erase concepts).
+`outlined` learns from changed pictures by flow matching, and keeps what the model's own guidance adds. `swapped` learns
+from the model itself: under the LoRA a caption is to mean what the caption with exchanged colours means without it, at
+every guidance (distillation, as Gandikota et al., ICCV 2023, erase concepts).
 """
 
 from __future__ import annotations
