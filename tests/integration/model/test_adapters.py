@@ -47,9 +47,14 @@ def test_a_file_is_the_one_of_its_card(name: str) -> None:
         assert {weights.get_slice(key).get_dtype() for key in weights.keys()} == {"F16"}  # noqa: SIM118
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.xfail(
-    reason="the files are of a training that was cut short: train on, then take this mark away"
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.xfail(reason="its rims are half drawn, and its colours drift"))
+        if name == "outlined"
+        else name
+        for name in NAMES
+    ],
 )
 def test_a_card_tells_of_an_adapter_that_is_good_enough(name: str) -> None:
     one = card.read(name)

@@ -66,13 +66,13 @@ RECIPES: Final = {
     ),
     "lora": Recipe(
         {
-            "outlined": RecipeStage(partial(lora.run, "outlined"), 600),
-            "swapped": RecipeStage(partial(lora.run, "swapped"), 1600),
+            "outlined": RecipeStage(partial(lora.run, "outlined"), 2400),
+            "swapped": RecipeStage(partial(lora.run, "swapped"), 3200),
         },
         adapter_export.loras,
         card.FOLDER,
     ),
-    "control": Recipe({"outline": RecipeStage(control.run, 1500)}, adapter_export.controlnets, card.FOLDER),
+    "control": Recipe({"outline": RecipeStage(control.run, 3000)}, adapter_export.controlnets, card.FOLDER),
 }
 """Models, and adapters of the first one."""
 ADAPTERS: Final = ("lora", "control")
