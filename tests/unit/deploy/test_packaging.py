@@ -109,7 +109,11 @@ def test_a_strangers_package_of_the_same_name_can_not_stand_in(folder: Path) -> 
     imports = _imports(folder)
     wanted = {
         name
-        for name, needed in (("planning", ("planning", "scheduling")), ("packed", ("packed",)))
+        for name, needed in (
+            ("planning", ("planning", "scheduling")),
+            ("packed", ("packed",)),
+            ("control", ("control.",)),
+        )
         if any(one.startswith(tuple(f"giornata.{part}" for part in needed)) for one in imports)
     }
     asked = {

@@ -46,6 +46,7 @@ WIDTH = FAMILY.specs[0].parts["key"]
 CHECKPOINT: Any = SimpleNamespace(
     card=CARD.model_copy(update={"family": FamilyName.FLUX_INPAINT}),
     family=FAMILY,
+    controlnets={},
 )
 
 
