@@ -1,4 +1,4 @@
-"""`ControlNetModel` of Stable Diffusion 1 and 2 and SDXL: pictures of one size share a forward, whatever their steps."""
+"""`ControlNetModel` of Stable Diffusion 1 and 2 and SDXL: pictures of one size share a forward."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ Here each up block adds what it reads: the encoder and the middle of the network
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -16,6 +16,7 @@ from torch import Tensor
 from giornata.packed.region import Region
 from giornata.packed.tiles import joined
 from giornata.packed.uses import Residuals
+from giornata_denoiser.families.unet.tiling import Tiling
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,6 +49,20 @@ class Joined:
         if self.region is not None and self.residuals.whole:
             sample = sample.index_select(0, self.region.computed.to(sample.device))
         own += sample.view(own.shape).to(hidden.dtype)
+
+
+def maps_joined(
+    residuals: Mapping[int, Residuals], of: Sequence[int], grid: tuple[int, int]
+) -> tuple[Joined, ...]:
+    """What is added to the sequences `of`, whose pictures are items; `residuals` are by sequence."""
+    places = enumerate(of)
+    return tuple(Joined(residuals[i], (place, place + 1), grid) for place, i in places if i in residuals)
+
+
+def tiles_joined(residuals: Mapping[int, Residuals], of: Sequence[int], tiling: Tiling) -> tuple[Joined, ...]:
+    """The same for sequences whose computed tiles are items."""
+    places = zip(of, tiling.tiles.bounds, tiling.regions, strict=True)
+    return tuple(Joined(residuals[i], bounds, None, region) for i, bounds, region in places if i in residuals)
 
 
 class Joining:

@@ -24,7 +24,7 @@ from giornata.wire.values import Mode
 from giornata_denoiser.families import guidance
 from giornata_denoiser.families.protocol import SequenceInputs
 from giornata_denoiser.families.references import NONE, Grid, References
-from giornata_denoiser.families.unet.joining import Joined
+from giornata_denoiser.families.unet.joining import maps_joined, tiles_joined
 from giornata_denoiser.families.unet.maps import MapPass
 from giornata_denoiser.families.unet.passes import Interior
 from giornata_denoiser.families.unet.structure import structure
@@ -223,7 +223,7 @@ class TiledUnet(ABC):
         )
         sample = torch.cat(taken).contiguous(memory_format=torch.channels_last)
         with forward.adapted(self._low_ranks, tiling.tiles.lengths, of):
-            out = self._interior.run(through, sample, forward.joining_tiles(of, tiling))
+            out = self._interior.run(through, sample, tiles_joined(forward.residuals, of, tiling))
         out = out.reshape(len(sample), -1)
         return dict(zip(of, torch.split(out, list(tiling.tiles.lengths)), strict=True))
 
@@ -242,7 +242,7 @@ class TiledUnet(ABC):
         sample = joined(torch.stack([forward.inputs[index] for index in of]), grid)
         with forward.adapted(self._low_ranks, (1,) * len(of), tuple(of)):
             sample = sample.contiguous(memory_format=torch.channels_last)
-            out = self._interior.run(through, sample, forward.joining_maps(of, grid))
+            out = self._interior.run(through, sample, maps_joined(forward.residuals, of, grid))
         tiles = parted(out, grid).flatten(2)
         regions = [batch.sequences[index].region for index in of]
         return {
@@ -267,23 +267,6 @@ class _Forward:
     def recording(self, of: Sequence[int]) -> dict[int, ActivationRecorder]:
         """The recorders of these sequences, by place among them."""
         return {place: self.recorders[index] for place, index in enumerate(of) if index in self.recorders}
-
-    def joining_maps(self, of: Sequence[int], grid: tuple[int, int]) -> tuple[Joined, ...]:
-        """What is added to these sequences, whose pictures are items."""
-        return tuple(
-            Joined(self.residuals[index], (place, place + 1), grid)
-            for place, index in enumerate(of)
-            if index in self.residuals
-        )
-
-    def joining_tiles(self, of: Sequence[int], tiling: Tiling) -> tuple[Joined, ...]:
-        """What is added to these sequences, whose tiles are items."""
-        places = zip(of, tiling.tiles.bounds, tiling.regions, strict=True)
-        return tuple(
-            Joined(self.residuals[index], bounds, None, region)
-            for index, bounds, region in places
-            if index in self.residuals
-        )
 
     def adapted(
         self, hooks: LowRankHooks, items: tuple[int, ...], of: tuple[int, ...]
