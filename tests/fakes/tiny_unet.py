@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -116,8 +116,13 @@ def inputs(of: UnetInpaint | UnetFill, one: Picture, where: Region | None = None
     return SequenceInputs(prompt, one.grid, where, 0, of.prepare(prompt, one.times, one.conditioning, ()))
 
 
-def alone(model: Any, of: UnetInpaint | UnetFill, one: Picture) -> Tensor:
-    """(tiles, channels): diffusers' own forward of the picture alone; `model` has the weights of `of`."""
+def alone(
+    model: Any, of: UnetInpaint | UnetFill, one: Picture, residuals: Sequence[Tensor] | None = None
+) -> Tensor:
+    """(tiles, channels): diffusers' own forward of the picture alone; `model` has the weights of `of`.
+
+    `residuals` are maps, (channels, height, width): of the skip connections, and of the middle.
+    """
     rows, columns = one.grid
     side = of.side
 
@@ -141,6 +146,8 @@ def alone(model: Any, of: UnetInpaint | UnetFill, one: Picture) -> Tensor:
             one.times[one.step],
             one.text["prompt_embeds"][None],
             added_cond_kwargs=added,
+            down_block_additional_residuals=residuals and tuple(each[None] for each in residuals[:-1]),
+            mid_block_additional_residual=residuals and residuals[-1][None],
             return_dict=False,
         )[0][0]
     strips = (strip.split(side, 2) for strip in out.split(side, 1))

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from giornata.control.expansion import Blocks
+from giornata.control.mismatch import ControlMismatch
 from giornata.control_cards import read_control_card
 from giornata.packed import attention, elementwise
 from giornata.packed.flux.forward import FluxForward, Parts
@@ -26,10 +27,6 @@ from giornata.packed.tracing import UNTRACED
 from giornata.wire.adapters import ControlCard, ControlKind
 
 TRAIN_TIMESTEPS: Final = 1000
-
-
-class ControlMismatch(ValueError):
-    """A ControlNet cannot act on a row: says why."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -59,7 +59,10 @@ class Residuals(Protocol):
         """Whether samples are of all tokens of the picture; else they are of its region's, in that order."""
 
     def sample(self, block: int) -> Tensor | None:
-        """(tokens, channels): what is added behind `block`, and may be waited for here; None for nothing."""
+        """(tokens, channels): what is added behind `block`, and may be waited for here; None for nothing.
+
+        Of a UNet, `block` counts its skip connections, and the middle's output behind them; a token is a tile.
+        """
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from giornata.packed.region import region
-from giornata_denoiser.families.unet.tiling import Reading, Tiling, border_cells, cut, joined, parted
+from giornata.packed.tiles import joined, parted
+from giornata_denoiser.families.unet.tiling import Reading, Tiling, border_cells, cut
 
 GRIDS = st.tuples(st.integers(1, 4), st.integers(1, 4))
 CPU = torch.device("cpu")

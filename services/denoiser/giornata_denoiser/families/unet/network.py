@@ -16,19 +16,21 @@ from torch.nn.functional import pixel_unshuffle
 from giornata.packed import attention, elementwise
 from giornata.packed.low_rank import LowRank, Owners
 from giornata.packed.low_rank_hooks import LowRankHooks
+from giornata.packed.tiles import joined, parted
 from giornata.packed.tracing import UNTRACED, Tracing
-from giornata.packed.uses import ActivationRecorder, Source, Taken, Use
+from giornata.packed.uses import ActivationRecorder, Residuals, Source, Taken, Use
 from giornata.wire.blocks import BlockSpec
 from giornata.wire.values import Mode
 from giornata_denoiser.families import guidance
 from giornata_denoiser.families.protocol import SequenceInputs
 from giornata_denoiser.families.references import NONE, Grid, References
+from giornata_denoiser.families.unet.joining import maps_joined, tiles_joined
 from giornata_denoiser.families.unet.maps import MapPass
 from giornata_denoiser.families.unet.passes import Interior
 from giornata_denoiser.families.unet.structure import structure
 from giornata_denoiser.families.unet.text import TIME_IDS, Prepared, UnetPrompt, UnetText, prepared
 from giornata_denoiser.families.unet.tiles import TilePass
-from giornata_denoiser.families.unet.tiling import Tiling, joined, parted
+from giornata_denoiser.families.unet.tiling import Tiling
 from giornata_denoiser.rows.row import Prompt
 
 
@@ -168,7 +170,9 @@ class TiledUnet(ABC):
         ]
         sources = {index: source for index, use in enumerate(uses) if (source := _source(use.taken))}
         recorders = {index: use.recorder for index, use in enumerate(uses) if use.recorder is not None}
-        forward = _Forward(batch, inputs, steps, recorders, Owners([use.low_rank for use in uses]), trace)
+        residuals = {index: use.residuals for index, use in enumerate(uses) if use.residuals is not None}
+        owners = Owners([use.low_rank for use in uses])
+        forward = _Forward(batch, inputs, steps, recorders, owners, residuals, trace)
         outputs = self._tiles(forward, sources) if sources else {}
         whole: dict[tuple[int, int], list[int]] = {}
         for index, sequence in enumerate(batch.sequences):
@@ -219,7 +223,8 @@ class TiledUnet(ABC):
         )
         sample = torch.cat(taken).contiguous(memory_format=torch.channels_last)
         with forward.adapted(self._low_ranks, tiling.tiles.lengths, of):
-            out = self._interior.run(through, sample).reshape(len(sample), -1)
+            out = self._interior.run(through, sample, tiles_joined(forward.residuals, of, tiling))
+        out = out.reshape(len(sample), -1)
         return dict(zip(of, torch.split(out, list(tiling.tiles.lengths)), strict=True))
 
     def _maps(self, forward: _Forward, grid: tuple[int, int], of: list[int]) -> dict[int, Tensor]:
@@ -236,7 +241,8 @@ class TiledUnet(ABC):
         )
         sample = joined(torch.stack([forward.inputs[index] for index in of]), grid)
         with forward.adapted(self._low_ranks, (1,) * len(of), tuple(of)):
-            out = self._interior.run(through, sample.contiguous(memory_format=torch.channels_last))
+            sample = sample.contiguous(memory_format=torch.channels_last)
+            out = self._interior.run(through, sample, maps_joined(forward.residuals, of, grid))
         tiles = parted(out, grid).flatten(2)
         regions = [batch.sequences[index].region for index in of]
         return {
@@ -255,6 +261,7 @@ class _Forward:
     steps: Sequence[int]
     recorders: Mapping[int, ActivationRecorder]
     owners: Owners
+    residuals: Mapping[int, Residuals]
     trace: Tracing
 
     def recording(self, of: Sequence[int]) -> dict[int, ActivationRecorder]:

@@ -7,11 +7,13 @@ apart, ask the pass that is under way. There are two kinds: over maps, as diffus
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, Protocol
 
 from torch import Tensor
 
+from giornata_denoiser.families.unet.joining import Joined, Joining
 from giornata_denoiser.families.unet.structure import Leaf, Structure
 
 
@@ -57,6 +59,7 @@ class Interior:
             module = getattr(unet, name, None)
             if module is not None:
                 module.forward = _nothing
+        self._joining = Joining(unet)
         self._added = unet.config.addition_embed_type is not None
 
     @property
@@ -66,10 +69,13 @@ class Interior:
             raise RuntimeError("the UNet runs within a network's forward alone")
         return self._pass
 
-    def run(self, through: Pass, sample: Tensor) -> Tensor:
-        """The UNet's output, (items, out_channels, height, width), of (items, in_channels, height, width)."""
+    def run(self, through: Pass, sample: Tensor, joined: Sequence[Joined] = ()) -> Tensor:
+        """The UNet's output, (items, out_channels, height, width), of (items, in_channels, height, width).
+
+        What is `joined` is added before the decoder.
+        """
         none = sample.new_zeros(1, 1)
-        self._pass = through
+        self._pass, self._joining.now = through, joined
         try:
             out: Tensor = self._unet(
                 sample,
@@ -79,7 +85,7 @@ class Interior:
                 return_dict=False,
             )[0]
         finally:
-            self._pass = None
+            self._pass, self._joining.now = None, ()
         return out
 
     def _convolution(self, leaf: Leaf, hidden: Tensor) -> Tensor:

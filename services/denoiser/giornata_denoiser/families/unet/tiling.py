@@ -65,23 +65,6 @@ def cut(cells: Tensor, grid: tuple[int, int]) -> Tensor:
     return tiles.reshape(pictures, rows * columns, side, side, channels)
 
 
-def joined(tiles: Tensor, grid: tuple[int, int]) -> Tensor:
-    """Tokens as maps: (pictures, tiles, channels, side, side) → (pictures, channels, height, width)."""
-    pictures, _, channels, side, _ = tiles.shape
-    rows, columns = grid
-    maps = tiles.view(pictures, rows, columns, channels, side, side).permute(0, 3, 1, 4, 2, 5)
-    return maps.reshape(pictures, channels, rows * side, columns * side)
-
-
-def parted(maps: Tensor, grid: tuple[int, int]) -> Tensor:
-    """The inverse of :func:`joined`."""
-    pictures, channels, height, width = maps.shape
-    rows, columns = grid
-    tiles = maps.reshape(pictures, channels, rows, height // rows, columns, width // columns)
-    tiles = tiles.permute(0, 2, 4, 1, 3, 5)
-    return tiles.reshape(pictures, rows * columns, channels, height // rows, width // columns)
-
-
 @dataclass(frozen=True, eq=False)
 class Windows:
     """What a convolution reads of all computed tiles of a batch. Indices are int64.

@@ -1,0 +1,119 @@
+"""Residuals that join a UNet's decoder: equal to what `UNet2DConditionModel` itself adds, on maps and on tiles."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from giornata.packed.region import Region
+from giornata.packed.tiles import parted
+from giornata.packed.uses import Taken, Use
+from giornata.wire.values import Mode
+from tests.fakes import tiny_unet
+from tests.fakes.tiny_unet import Everything, Recorded, drawn
+
+EXACT = 1e-9
+"""In float64; a residual at a wrong place is off by a hundredth and more."""
+L_SHAPE = drawn("#....", "#....", "###..", ".....")
+STRIP = drawn("#...", "##..", ".##.", "..##", "...#")
+
+
+@dataclass(frozen=True, eq=False)
+class Added:
+    """Satisfies `Residuals` with these samples, None among them; reads are counted."""
+
+    samples: Sequence[Tensor | None]
+    whole: bool
+    read: list[int]
+
+    def sample(self, block: int) -> Tensor | None:
+        self.read.append(block)
+        return self.samples[block]
+
+
+def shapes(model: Any, grid: tuple[int, int], side: int) -> list[tuple[int, int, int]]:
+    """Of all skip connections, and of the middle's output."""
+    height, width = grid[0] * side, grid[1] * side
+    channels = list(model.config.block_out_channels)
+    found, level = [(channels[0], height, width)], 0
+    for level, block in enumerate(model.down_blocks):
+        size = (height >> level, width >> level)
+        found += [(channels[level], *size)] * len(block.resnets)
+        found += [(channels[level], height >> level + 1, width >> level + 1)] * len(block.downsamplers or ())
+    return [*found, (channels[-1], height >> level, width >> level)]
+
+
+def added(maps: Sequence[Tensor], grid: tuple[int, int], region: Region | None = None) -> Added:
+    samples = []
+    for one in maps:
+        tokens = parted(one[None], grid)[0].flatten(1)
+        samples.append(tokens if region is None else tokens[region.computed])
+    return Added(samples, region is None, [])
+
+
+@pytest.mark.parametrize("fill", [False, True])
+@pytest.mark.parametrize("shape", ["sd", "xl"])
+@torch.inference_mode()
+def test_rows_with_and_without_share_a_forward(shape: str, fill: bool) -> None:
+    model, of = (make(shape, fill=fill, dtype=torch.float64) for make in (tiny_unet.unet, tiny_unet.network))
+    rows = [
+        tiny_unet.picture(of, (4, 5), step=0, seed=1),
+        tiny_unet.picture(of, (5, 4), words=9, step=1, seed=2),
+        tiny_unet.picture(of, (4, 5), words=3, step=1, seed=3),
+        tiny_unet.picture(of, (4, 5), words=4, step=0, seed=4),
+    ]
+    torch.manual_seed(9)
+    maps = [[torch.randn(*one).double() for one in shapes(model, row.grid, of.side)] for row in rows]
+    given = [maps[0], maps[1], None, maps[3]]
+    wanted = [tiny_unet.alone(model, of, row, some) for row, some in zip(rows, given, strict=True)]
+    batch = of.assemble([tiny_unet.inputs(of, row) for row in rows])
+    recorders = [Everything() for _ in rows]
+
+    def run(batch: object, uses: Sequence[Use]) -> Tensor:
+        return of.predict(
+            batch,
+            torch.cat([row.latent for row in rows]),
+            [row.conditioning for row in rows],
+            [row.step for row in rows],
+            uses=uses,
+        )
+
+    whole = [None if some is None else added(some, row.grid) for some, row in zip(given, rows, strict=True)]
+    uses = [Use(recorder=recorder, residuals=each) for recorder, each in zip(recorders, whole, strict=True)]
+    torch.testing.assert_close(run(batch, uses), torch.cat(wanted), atol=EXACT, rtol=0)
+    assert whole[0] is not None
+    assert sorted(whole[0].read) == list(range(len(maps[0]))), "each sample is read once"
+    plain = tiny_unet.alone(model, of, rows[0])
+    assert (plain - wanted[0]).abs().max() > 0.01
+
+    where = [L_SHAPE, STRIP, L_SHAPE, None]
+    batch = of.assemble([tiny_unet.inputs(of, row, at) for row, at in zip(rows, where, strict=True)])
+    uses = [
+        Use(residuals=each)
+        if at is None
+        else Use(Taken((Mode.KV,) * len(of.blocks), Recorded(kept, at)), residuals=each)
+        for at, kept, each in zip(
+            where, recorders, [whole[0], added(maps[1], (5, 4), STRIP), None, whole[3]], strict=True
+        )
+    ]
+    parts = [all_of if at is None else all_of[at.computed] for all_of, at in zip(wanted, where, strict=True)]
+    torch.testing.assert_close(run(batch, uses), torch.cat(parts), atol=EXACT, rtol=0)
+
+
+@torch.inference_mode()
+def test_a_sample_of_nothing_adds_nothing() -> None:
+    model, of = (make("xl", dtype=torch.float64) for make in (tiny_unet.unet, tiny_unet.network))
+    row = tiny_unet.picture(of, (2, 3))
+    torch.manual_seed(9)
+    maps = [torch.randn(*one).double() for one in shapes(model, row.grid, of.side)]
+    maps[2].zero_()
+    some = added(maps, row.grid)
+    some = Added([None if nth == 2 else each for nth, each in enumerate(some.samples)], True, [])
+    batch = of.assemble([tiny_unet.inputs(of, row)])
+    out = of.predict(batch, row.latent, [row.conditioning], [row.step], uses=[Use(residuals=some)])
+    torch.testing.assert_close(out, tiny_unet.alone(model, of, row, maps), atol=EXACT, rtol=0)

@@ -1,0 +1,85 @@
+"""ControlNets of UNets: rows of different sizes, steps and texts equal `ControlNetModel` on each alone; in float64."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from giornata.control.mismatch import ControlMismatch
+from giornata.control.unet import Conditions, Item, UnetControl, Words, load
+from giornata.packed.tiles import joined, parted
+from tests.fakes import tiny_unet, tiny_unet_control
+
+EXACT = 1e-9
+SIDES = {"sd": 8, "xl": 4}
+
+
+def loaded(shape: str, folder: Path, order: str) -> UnetControl:
+    made = tiny_unet_control.net(shape, controlnet_conditioning_channel_order=order)
+    made.save_pretrained(folder)
+    return load(folder, torch.float64, torch.device("cpu"), "edges")
+
+
+def words(shape: str, tokens: int) -> Words:
+    embeds = torch.randn(tokens, tiny_unet.CROSS).double()
+    if shape == "sd":
+        return Words(embeds)
+    return Words(embeds, torch.randn(tiny_unet.POOLED).double(), (torch.rand(6) * 100).round().double())
+
+
+def conditions(shape: str, grid: tuple[int, int], tokens: int) -> Conditions:
+    height, width = (4 * SIDES[shape] * tiles for tiles in grid)
+    both = words(shape, tokens), words(shape, tokens)
+    return Conditions(torch.rand(3, height, width).double(), grid, both, torch.tensor([901.0, 501.0, 37.0]))
+
+
+@pytest.mark.parametrize(("shape", "order"), [("sd", "rgb"), ("xl", "rgb"), ("xl", "bgr")])
+@torch.inference_mode()
+def test_rows_that_share_forwards_equal_each_alone(tmp_path: Path, shape: str, order: str) -> None:
+    net, side = loaded(shape, tmp_path / "net", order), SIDES[shape]
+    oracle = tiny_unet_control.net(shape, dtype=torch.float64, controlnet_conditioning_channel_order=order)
+    torch.manual_seed(1)
+    rows = [conditions(shape, (2, 3), 5), conditions(shape, (3, 2), 5), conditions(shape, (2, 3), 4)]
+    opened = [net.open(row) for row in rows]
+    steps = [(0, 0, 0), (0, 0, 1), (1, 2, 0), (2, 1, 1), (0, 2, 0)]  # row, step, sequence
+    latents = [torch.randn(6, 4 * side**2).double() for _ in steps]
+    items = [Item(opened[row], step, one, nth) for (row, step, nth), one in zip(steps, latents, strict=True)]
+    samples = list(net.run(items))
+    assert len(samples) == net.samples
+    for place, ((of, step, nth), latent) in enumerate(zip(steps, latents, strict=True)):
+        row = rows[of]
+        text = row.words[nth]
+        added = None
+        if text.pooled is not None and text.time_ids is not None:
+            added = {"text_embeds": text.pooled[None], "time_ids": text.time_ids[None]}
+        skips, middle = oracle(
+            joined(latent.view(1, 6, 4, side, side), row.grid),
+            row.times[step],
+            text.embeds[None],
+            controlnet_cond=row.hint[None],
+            added_cond_kwargs=added,
+            return_dict=False,
+        )
+        for sample, wanted in zip(samples, (*skips, middle), strict=True):
+            torch.testing.assert_close(
+                sample[place], parted(wanted, row.grid)[0].flatten(1), atol=EXACT, rtol=0
+            )
+    assert (samples[-1][0] - samples[-1][1]).abs().max() > 1e-4, "the text is seen"
+
+
+def test_a_text_of_another_model_is_refused(tmp_path: Path) -> None:
+    net = loaded("xl", tmp_path / "net", "rgb")
+    wrong = Words(torch.zeros(5, tiny_unet.CROSS + 8))
+    with pytest.raises(ControlMismatch, match="width 24, and the model has 32"):
+        net.open(Conditions(torch.zeros(3, 32, 32), (2, 2), (wrong,), torch.zeros(1)))
+    with pytest.raises(ControlMismatch, match="pooled"):
+        net.open(Conditions(torch.zeros(3, 32, 32), (2, 2), (words("sd", 5),), torch.zeros(1)))
+    with pytest.raises(ControlMismatch, match="was given"):
+        net.open(Conditions(torch.zeros(1, 32, 32), (2, 2), (words("xl", 5),), torch.zeros(1)))
+
+
+def test_a_controlnet_of_another_kind_is_refused() -> None:
+    with pytest.raises(ValueError, match="ControlNet of flux"):
+        load(Path("deploy/model/adapters/controlnets/outline"), torch.float32, torch.device("cpu"))
