@@ -12,6 +12,7 @@ from giornata.bus.bus import Bus
 from giornata.deadlines import Deadline
 from giornata.fleet import SILENCE_S
 from giornata.wire import codec, subjects
+from giornata.wire.adapters import ControlCard
 from giornata.wire.cells import in_cell
 from giornata.wire.errors import GiornataError
 from giornata.wire.fleet import FleetPage, FleetRequest, FleetSummary, InstanceReport, InstanceReports
@@ -68,6 +69,11 @@ class FleetListener:
         """Served models by name. Where cells differ, that of the first cell by name."""
         cells = sorted(self._known(), key=lambda heard: heard.summary.cell, reverse=True)
         return {card.name: card for heard in cells for card in heard.summary.models}
+
+    def controlnets(self) -> dict[str, tuple[ControlCard, ...]]:
+        """ControlNets by model. Where cells differ in a model's, those of the first cell by name that has any."""
+        cells = sorted(self._known(), key=lambda heard: heard.summary.cell, reverse=True)
+        return {model: nets for heard in cells for model, nets in heard.summary.controlnets.items()}
 
     def waits_ms(self, model: str, digest: str) -> dict[str, float | None]:
         """The cells that serve a model, with about how long a picture would wait there; None: unknown."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
+from giornata.wire.adapters import ControlCard
 from giornata.wire.cells import MAIN
 from giornata.wire.models import ModelCard
 from giornata.wire.queues import StoreRoom
@@ -24,6 +25,9 @@ class FleetSummary(Wire):
     """At most two of the ready gateways: enough for each to know whether it is alone."""
     models: tuple[ModelCard, ...] = ()
     """Models that a ready denoiser and a ready prepost serve with the same digest."""
+    controlnets: dict[str, tuple[ControlCard, ...]] = Field(default_factory=dict)
+    """ControlNets that ready denoisers compute beside a model, by the model's name; one card of each ControlNet's name.
+    A model without any is left out."""
     wait_ms: dict[str, float] = Field(default_factory=dict)
     """About how long a picture would wait for a worker, by model; a model whose workers' speed is unknown is left out.
     """

@@ -7,16 +7,19 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict, deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
+from operator import attrgetter
 from statistics import median
 from types import MappingProxyType
 from typing import Final
 
 from giornata.fleet import served
+from giornata.wire.adapters import ControlCard
 from giornata.wire.cells import MAIN
 from giornata.wire.fleet import FleetSummary, InstanceReport
+from giornata.wire.models import ModelCard
 from giornata.wire.workers import ServiceName, ServiceState
 
 WINDOW_S: Final = 5.0
@@ -99,15 +102,38 @@ def summary(
     ready = Counter(state.service for state in taking)
     gateways = (state.instance for state in taking if state.service is ServiceName.GATEWAY)
     rooms = (room for state in taking if state.instance == router for room in state.stores or ())
+    models = tuple(card for _, card in sorted(served(states).items()))
     return FleetSummary(
         cell=cell,
         router=router,
         ready=dict(sorted(ready.items())),
         gateways=tuple(islice(gateways, 2)),
-        models=tuple(card for _, card in sorted(served(states).items())),
+        models=models,
+        controlnets=_controlnets(models, taking),
         wait_ms={model: coarse(wait) for model, wait in sorted(wait_ms.items())},
         nearly_full=tuple(room.store for room in rooms if room.nearly_full),
     )
+
+
+def _controlnets(
+    models: Iterable[ModelCard], states: Sequence[ServiceState]
+) -> dict[str, tuple[ControlCard, ...]]:
+    """ControlNets of the denoisers among `states`, by model; of several with one name, that of the first digest."""
+    found: dict[str, tuple[ControlCard, ...]] = {}
+    for model in models:
+        cards = (
+            card
+            for state in states
+            if state.service is ServiceName.DENOISER
+            and any((one.name, one.digest) == (model.name, model.digest) for one in state.models)
+            for card in state.controlnets
+        )
+        by_name: dict[str, ControlCard] = {}
+        for card in sorted(cards, key=attrgetter("name", "digest")):
+            by_name.setdefault(card.name, card)
+        if by_name:
+            found[model.name] = tuple(by_name.values())
+    return found
 
 
 def report(state: ServiceState, rates: StepRates, now: float) -> InstanceReport:
