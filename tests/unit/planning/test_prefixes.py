@@ -21,12 +21,18 @@ BASES = st.sampled_from([0.0, 2.5])
 
 @st.composite
 def rows_of_prefixes(draw: st.DrawFn, most_rows: int = 4, most_blocks: int = 6) -> list[BatchRow]:
-    """Rows whose templates keep keys and values from some block on, or with gaps; one step, or it and the next."""
+    """Rows whose templates keep keys and values from some block on, or with gaps; one step, or it and the next.
+
+    Rows of one template load the same entries.
+    """
     steps, count = draw(st.integers(1, 2)), draw(st.integers(1, most_blocks))
     alike, shared = draw(st.booleans()), draw(st.booleans())
+    loads = st.lists(st.sampled_from([0, 1, 2, 3]), min_size=steps * count, max_size=steps * count)
+    entries = draw(loads) if shared else None
     rows = []
     for index in range(draw(st.integers(1, most_rows))):
         first = draw(st.sampled_from([0, 0, 1, count]))
+        slabs = draw(loads) if entries is None else entries
         found: list[Block] = []
         costs = (0.0, 0.0, 0.0)
         for place in range(steps * count):
@@ -37,7 +43,7 @@ def rows_of_prefixes(draw: st.DrawFn, most_rows: int = 4, most_blocks: int = 6) 
                 Block(
                     *costs,
                     hidden_slabs=0,
-                    kv_slabs=draw(st.sampled_from([0, 1, 2, 3])),
+                    kv_slabs=slabs[place],
                     fresh=place % count == 0,
                     hidden_kept=False,
                     kv_kept=place % count >= first and draw(st.sampled_from([True] * 9 + [False])),
