@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -59,6 +59,53 @@ def opened(made: FluxControlNetModel, folder: Path, dtype: torch.dtype) -> FluxC
     """The ControlNet through its files."""
     made.save_pretrained(folder)
     return load(folder, dtype, CPU)
+
+
+@contextmanager
+def wrapped(
+    transformer: Any, made: FluxControlNetModel, hint: Tensor, conditioning_scale: float
+) -> Iterator[None]:
+    """Pipelines that know no ControlNets run the transformer with one: a negative prompt gets the positive's samples.
+
+    `hint` is the control image's packed latents, (tokens, channels).
+    """
+    forward, net = transformer.forward, cast("Any", made)
+    known: dict[float, Any] = {}
+
+    def controlled(hidden_states: Tensor, **given: Any) -> Any:
+        level = float(given["timestep"])
+        shared = {
+            name: given[name]
+            for name in (
+                "encoder_hidden_states",
+                "pooled_projections",
+                "timestep",
+                "guidance",
+                "txt_ids",
+                "img_ids",
+            )
+        }
+        if level not in known:
+            known[level] = net(
+                hidden_states=hidden_states[..., : hint.shape[-1]],
+                controlnet_cond=hint[None],
+                conditioning_scale=conditioning_scale,
+                **shared,
+                return_dict=False,
+            )
+        doubles, singles = known[level]
+        return forward(
+            hidden_states=hidden_states,
+            **given,
+            controlnet_block_samples=doubles,
+            controlnet_single_block_samples=singles,
+        )
+
+    transformer.forward = controlled
+    try:
+        yield
+    finally:
+        del transformer.forward
 
 
 class Caught:

@@ -1,4 +1,4 @@
-"""Rows under ControlNets equal `FluxControlNetInpaintPipeline`, alone and in mixed batches; in float64."""
+"""Rows under ControlNets equal diffusers' pipelines, alone and in mixed batches; in float64."""
 
 from __future__ import annotations
 
@@ -11,8 +11,17 @@ import torch
 
 from giornata.control.expansion import Blocks
 from giornata_denoiser.rows.adapters import NONE, RowControl
-from tests.integration.denoiser.controls import computed, controlled_row, inpainted, net, opened
-from tests.integration.denoiser.oracle import Edit, Models, conditioning, engine_latent
+from tests.fakes import tiny_flux
+from tests.integration.denoiser.controls import (
+    Caught,
+    computed,
+    controlled_row,
+    inpainted,
+    net,
+    opened,
+    wrapped,
+)
+from tests.integration.denoiser.oracle import Edit, Models, conditioning, diffusers_latent, engine_latent
 
 BASE = Blocks(2, 2)
 TOLERANCE = 1e-5
@@ -72,6 +81,19 @@ def test_a_union_equals_the_pipeline_in_each_mode(inpaint: Models, tmp_path: Pat
     assert (found[0] - found[1]).abs().max() > 100 * TOLERANCE
 
 
+def test_a_net_that_embeds_pixels_itself_equals_the_pipeline(inpaint: Models, tmp_path: Path) -> None:
+    """As XLabs' do: the control image is never encoded, and blocks take samples in turns."""
+    model = inpaint.double
+    made = net(2, 1, conditioning_embedding_channels=tiny_flux.LATENT // 4, patch_size=2).double()
+    theirs, caught = inpainted(model, EDIT, [made], USUAL)
+    assert caught.images[0].shape == (3, EDIT.height, EDIT.width)
+    loaded = opened(made, tmp_path / "net", torch.float64)
+    (mine,) = computed(model, [controlled_row(model, EDIT, caught, [use(loaded.card)])], [loaded], BASE)
+    torch.testing.assert_close(mine, theirs, atol=TOLERANCE, rtol=0)
+    plain = engine_latent(model, EDIT, caught.conditioning)
+    assert (mine - plain).abs().max() > 1000 * TOLERANCE, "the ControlNet is seen"
+
+
 def test_two_nets_are_summed(inpaint: Models, tmp_path: Path) -> None:
     model = inpaint.double
     made = [net(2, 1, seed=seed).double() for seed in range(2)]
@@ -106,16 +128,25 @@ def test_rows_with_and_without_share_steps(inpaint: Models, tmp_path: Path) -> N
         torch.testing.assert_close(got, expected, atol=TOLERANCE, rtol=0)
 
 
-def test_a_guided_row_has_the_same_behind_both_halves(undistilled: Models, tmp_path: Path) -> None:
-    """As `FluxControlNetPipeline` does it: the positive half's."""
-    model, edit = undistilled.double, Edit(steps=3, true_cfg_scale=2.5)
-    made = net(2, 1, guidance_embeds=False).double()
-    loaded = opened(made, tmp_path / "net", torch.float64)
-    _, caught = inpainted(model, replace(edit, true_cfg_scale=1.0), [made], USUAL)
+@pytest.mark.parametrize(
+    ("models", "edit"),
+    [("fill", EDIT), ("undistilled", Edit(steps=3, true_cfg_scale=2.5))],
+    ids=("fill", "guided"),
+)
+def test_a_row_equals_a_pipeline_whose_transformer_is_wrapped(
+    request: pytest.FixtureRequest, tmp_path: Path, models: str, edit: Edit
+) -> None:
+    """Fill; and guidance, where the negative half gets the positive's samples, as in `FluxControlNetPipeline`."""
+    model = request.getfixturevalue(models).double
+    made = net(2, 1, guidance_embeds=models == "fill").double()
+    caught = Caught()
     caught.conditioning = conditioning(model, edit)
-    asked = controlled_row(model, edit, caught, [use(loaded.card, end=3)])
+    caught.images = [torch.randn(edit.grid[0] * edit.grid[1], tiny_flux.LATENT, dtype=torch.float64)]
+    with wrapped(model.pipeline.transformer, made, caught.images[0], 0.7):
+        theirs = diffusers_latent(model, edit)
+    loaded = opened(made, tmp_path / "net", torch.float64)
+    asked = controlled_row(model, edit, caught, [use(loaded.card, end=edit.steps)])
     (mine,) = computed(model, [asked], [loaded], BASE)
-    plain = replace(asked, prompts=asked.prompts[:1], prefix=asked.prefix[:1], true_cfg_scale=1.0)
-    (single,) = computed(model, [plain], [loaded], BASE)
-    assert torch.isfinite(mine).all()
-    assert (mine - single).abs().max() > 100 * TOLERANCE
+    torch.testing.assert_close(mine, theirs, atol=TOLERANCE, rtol=0)
+    plain = engine_latent(model, edit, caught.conditioning)
+    assert (mine - plain).abs().max() > 1000 * TOLERANCE, "the ControlNet is seen"
