@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from giornata.control.expansion import Blocks
+from giornata.control.loading import loaded
 from giornata.control.mismatch import ControlMismatch
-from giornata.control_cards import read_control_card
 from giornata.packed import attention, elementwise
 from giornata.packed.flux.forward import FluxForward, Parts
 from giornata.packed.flux.modulation import Modulation, prepared
@@ -175,11 +175,4 @@ def load(folder: Path, dtype: torch.dtype, device: torch.device, name: str | Non
     Raises:
         ValueError: it is none of Flux, or one that is not served; says why.
     """
-    card = read_control_card(folder, name)
-    if card.kind is not ControlKind.FLUX:
-        raise ValueError(
-            f"{folder} is a ControlNet of {card.kind}; this one loads those of {ControlKind.FLUX}"
-        )
-    kind: Any = FluxControlNetModel
-    net = kind.from_pretrained(folder, torch_dtype=dtype, use_safetensors=True, local_files_only=True)
-    return FluxControl(net.to(device).eval().requires_grad_(requires_grad=False), card)
+    return FluxControl(*loaded(ControlKind.FLUX, folder, dtype, device, name))

@@ -12,8 +12,8 @@ import torch
 from diffusers import ControlNetModel
 from torch import Tensor, nn
 
+from giornata.control.loading import loaded
 from giornata.control.mismatch import ControlMismatch
-from giornata.control_cards import read_control_card
 from giornata.packed.moving import moved
 from giornata.packed.tiles import joined, parted
 from giornata.wire.adapters import ControlCard, ControlKind
@@ -40,7 +40,7 @@ class Conditions:
     grid: tuple[int, int]
     """Height and width of the picture in tiles."""
     words: tuple[Words, ...]
-    """Of each of the row's sequences: the prompt and, with guidance, the negative prompt."""
+    """The texts of the row's sequences: of the prompt and, with guidance, of the negative prompt."""
     times: Tensor
     """(steps,) timesteps."""
 
@@ -180,11 +180,4 @@ def load(folder: Path, dtype: torch.dtype, device: torch.device, name: str | Non
     Raises:
         ValueError: it is none of a UNet, or one that is not served; says why.
     """
-    card = read_control_card(folder, name)
-    if card.kind is not ControlKind.UNET:
-        raise ValueError(
-            f"{folder} is a ControlNet of {card.kind}; this one loads those of {ControlKind.UNET}"
-        )
-    kind: Any = ControlNetModel
-    net = kind.from_pretrained(folder, torch_dtype=dtype, use_safetensors=True, local_files_only=True)
-    return UnetControl(net.to(device).eval().requires_grad_(requires_grad=False), card)
+    return UnetControl(*loaded(ControlKind.UNET, folder, dtype, device, name))

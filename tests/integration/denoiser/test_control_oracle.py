@@ -82,7 +82,7 @@ def test_a_union_equals_the_pipeline_in_each_mode(inpaint: Models, tmp_path: Pat
 
 
 def test_a_net_that_embeds_pixels_itself_equals_the_pipeline(inpaint: Models, tmp_path: Path) -> None:
-    """As XLabs' do: the control image is never encoded, and blocks take samples in turns."""
+    """XLabs' ControlNets do so: no autoencoder sees the control image, and blocks take samples in turns."""
     model = inpaint.double
     made = net(2, 1, conditioning_embedding_channels=tiny_flux.LATENT // 4, patch_size=2).double()
     theirs, caught = inpainted(model, EDIT, [made], USUAL)

@@ -37,7 +37,7 @@ class Added:
 
 
 def shapes(model: Any, grid: tuple[int, int], side: int) -> list[tuple[int, int, int]]:
-    """Of all skip connections, and of the middle's output."""
+    """(channels, height, width) of each skip connection, then of the middle's output."""
     height, width = grid[0] * side, grid[1] * side
     channels = list(model.config.block_out_channels)
     found, level = [(channels[0], height, width)], 0

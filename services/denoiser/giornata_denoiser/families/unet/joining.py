@@ -29,7 +29,7 @@ class Joined:
 
     residuals: Residuals
     items: tuple[int, int]
-    """Of the forward's batch: the sequence's picture, or its tiles."""
+    """First item in the forward's batch, and the first behind: the sequence's picture, or its tiles."""
     grid: tuple[int, int] | None
     """Height and width of the picture in tiles, where it is one item; None where its tiles are the items."""
     region: Region | None = None
@@ -70,7 +70,7 @@ class Joining:
 
     def __init__(self, unet: Any) -> None:
         self.now: Sequence[Joined] = ()
-        """Of the forward under way."""
+        """What joins the forward that is under way."""
         self.middle = 1 + sum(
             len(block.resnets) + len(block.downsamplers or ()) for block in unet.down_blocks
         )
