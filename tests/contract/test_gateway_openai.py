@@ -17,6 +17,7 @@ from openai.types import (
 )
 from openapi_spec_validator import validate
 
+from giornata.wire.adapters import CONTROL_IMAGES
 from giornata.wire.errors import BY_CODE
 from giornata.wire.events import PreviewEvent
 from giornata.wire.jobs import BlobRef, Encoding, Inspection, Job, JobState, Priority
@@ -127,10 +128,16 @@ def test_the_document_is_valid_and_has_every_field_and_code() -> None:
     validate(described)
     schemas = described["components"]["schemas"]
     for form in (EditForm, JobForm):
-        assert set(schemas[form.__name__]["properties"]) == {*form.model_fields, "image", "mask", "reference"}
+        assert set(schemas[form.__name__]["properties"]) == {
+            *form.model_fields,
+            "image",
+            "mask",
+            "reference",
+            *CONTROL_IMAGES,
+        }
         assert schemas[form.__name__]["additionalProperties"] is False
     for told in (GenerationForm, GenerationJobForm):
-        assert set(schemas[told.__name__]["properties"]) == {*told.model_fields, "reference"}
+        assert set(schemas[told.__name__]["properties"]) == {*told.model_fields, "reference", *CONTROL_IMAGES}
         assert schemas[told.__name__]["additionalProperties"] is False
     assert set(described["paths"]["/v1/images/generations"]["post"]["requestBody"]["content"]) == {
         "application/json"

@@ -14,6 +14,7 @@ from pydantic import BaseModel
 
 from giornata.families import Family
 from giornata.kinds import KINDS
+from giornata.wire.adapters import CONTROL_IMAGES
 from giornata.wire.errors import ErrorBody
 from giornata.wire.events import DoneEvent, EventKind, PreviewEvent, StateEvent, StepEvent
 from giornata.wire.messages import EVENT_HEADER, CancelMessage, EditMessage, EditReply, Picture
@@ -142,7 +143,7 @@ def test_options_are_taken_somewhere(code: str) -> None:
 def test_the_fields_table_of_the_http_door_is_complete() -> None:
     spoken_of_elsewhere = {"quality", "background"}  # what OpenAI's clients send; one value each
     assert first_column(section("docs/api-http.md", "Fields")) == (
-        EditForm.model_fields.keys() - spoken_of_elsewhere | {"image", "mask", "reference"}
+        EditForm.model_fields.keys() - spoken_of_elsewhere | {"image", "mask", "reference", *CONTROL_IMAGES}
     )
 
 

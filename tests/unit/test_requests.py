@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from giornata.families import Family
 from giornata.wire.adapters import LoraWait
-from giornata.wire.errors import GiornataError, InvalidField, NotSupported, UnknownField
+from giornata.wire.errors import GiornataError, InvalidField, UnknownField
 from giornata.wire.models import Guidance, ModelCard, Task
 from giornata.wire.requests import MAX_SEED, EditParameters, OutputFormat, asked, evaluations_of
 from giornata.wire.resolution import cfg_scale, fields_of, guided_by, resolve
@@ -104,8 +104,8 @@ def test_unknown_fields_are_refused_by_name_and_adapters_by_theirs() -> None:
         assert (named.code, named.field) == ("unknown_field", alias)
         assert "loras: [{" in str(named.accepted)
     control = refusal(controlnet="x")
-    assert isinstance(control, NotSupported)
-    assert control.field == "controlnet"
+    assert (control.code, control.field) == ("unknown_field", "controlnet")
+    assert control.accepted == 'controlnets: [{"model": "…", "image": 0}]'
 
 
 LORA = f"lora_{'0' * 32}"
@@ -234,7 +234,7 @@ EVERY: dict[str, object] = {"guidance_scale": 3.0, "negative_prompt": "y", "true
 
 @pytest.mark.parametrize("card", [CARD, SD, Z_IMAGE, QWEN, DISTILLED, INPAINT])
 def test_the_catalogue_tells_the_fields_that_are_not_refused(card: ModelCard) -> None:
-    taken = fields_of(card)[Task.EDIT]
+    taken = fields_of(card, controlled=False)[Task.EDIT]
     assert {"image", "mask", "template_id", "prompt", "strength", "sampler"} <= set(taken)
     for field, value in EVERY.items():
         given = {field: value} | ({"negative_prompt": "y"} if field == "true_cfg_scale" else {})
@@ -248,8 +248,10 @@ def test_the_catalogue_tells_the_fields_that_are_not_refused(card: ModelCard) ->
 
 
 def test_a_model_that_generates_tells_the_fields_of_both_tasks() -> None:
-    assert fields_of(SD).keys() == {Task.EDIT}
-    both = fields_of(guided(1.0, tasks=(Task.EDIT, Task.GENERATE)))
+    assert {"controlnets", "control_image_0"}.isdisjoint(fields_of(SD, controlled=False)[Task.EDIT])
+    assert {"controlnets", "control_image_0"} <= set(fields_of(SD, controlled=True)[Task.EDIT])
+    assert fields_of(SD, controlled=False).keys() == {Task.EDIT}
+    both = fields_of(guided(1.0, tasks=(Task.EDIT, Task.GENERATE)), controlled=True)
     assert "negative_prompt" in both[Task.GENERATE]
     assert {"image", "mask", "template_id", "strength", "reuse"}.isdisjoint(both[Task.GENERATE])
     assert "true_cfg_scale" not in both[Task.GENERATE] + both[Task.EDIT]

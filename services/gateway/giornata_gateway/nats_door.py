@@ -94,6 +94,7 @@ class EditEndpoints:
                 self._deadline(envelope),
                 template_id=envelope.template_id,
                 references=envelope.reference,
+                control_images=envelope.control_image,
             )
             return await self._carried_out(order, key, envelope.progress, inline_bytes(envelope))
 
@@ -113,6 +114,7 @@ class EditEndpoints:
                 self._deadline(envelope),
                 task=Task.GENERATE,
                 references=envelope.reference,
+                control_images=envelope.control_image,
             )
             return await self._carried_out(order, key, envelope.progress, inline_bytes(envelope))
 

@@ -15,7 +15,8 @@ from giornata.bus import bus
 from giornata.client.edit import Edit
 from giornata.deadlines import Deadline
 from giornata.wire import codec, generations, messages, subjects
-from giornata.wire.errors import NotPermitted, PayloadTooLarge
+from giornata.wire.adapters import CONTROL_IMAGES, MAX_CONTROLNETS, named_control_images
+from giornata.wire.errors import InvalidField, NotPermitted, PayloadTooLarge
 from giornata.wire.jobs import BlobRef, Priority
 from giornata.wire.references import named_references
 from giornata.wire.requests import EditParameters, GenerationParameters, asked
@@ -94,6 +95,7 @@ class Client:
         template_id: str | None = None,
         mask: bytes | None = None,
         reference: Sequence[bytes] = (),
+        control_image: Sequence[bytes] = (),
         timeout_s: float = 120.0,
         priority: Priority = Priority.INTERACTIVE,
         idempotency_key: str | None = None,
@@ -107,6 +109,7 @@ class Client:
             template_id: a registered template, instead of an image.
             mask: the region to edit; see `mask_mode`.
             reference: other pictures that the model looks at.
+            control_image: what ControlNets see; `image` of `controlnets` counts them from 0.
             timeout_s: time allowed for the whole edit.
             priority: batch edits let interactive ones pass.
             idempotency_key: an edit that is submitted again with its key is the same job; another edit with the key is
@@ -116,13 +119,13 @@ class Client:
         deadline = Deadline.after_ms(timeout_s * 1000)
         wanted = asked(EditParameters, {"prompt": prompt, **parameters})
         pictures = {"image": image, "mask": mask} | named_references(reference)
-        stored = await self._claim_checks(pictures, int(timeout_s) + 60)
+        stored = await self._claim_checks(pictures | _controls(control_image), int(timeout_s) + 60)
         message = messages.EditMessage(
             parameters=wanted,
             image=stored.pop("image", None),
             template_id=template_id,
             mask=stored.pop("mask", None),
-            reference=tuple(stored.values()),
+            **_lists(stored),
             remaining_ms=deadline.remaining_ms(),
             priority=priority,
             api_key=self._api_key,
@@ -134,6 +137,7 @@ class Client:
         *,
         prompt: str,
         reference: Sequence[bytes] = (),
+        control_image: Sequence[bytes] = (),
         timeout_s: float = 120.0,
         priority: Priority = Priority.INTERACTIVE,
         idempotency_key: str | None = None,
@@ -144,6 +148,7 @@ class Client:
         Args:
             prompt: what the pictures show.
             reference: pictures that the model looks at.
+            control_image: as of :meth:`edit`.
             timeout_s: as of :meth:`edit`, and so are `priority` and `idempotency_key`.
             priority: batch jobs let interactive ones pass.
             idempotency_key: a generation that is submitted again with its key is the same job.
@@ -151,10 +156,11 @@ class Client:
         """
         deadline = Deadline.after_ms(timeout_s * 1000)
         generations.check_fields(parameters)
-        stored = await self._claim_checks(named_references(reference), int(timeout_s) + 60)
+        pictures = named_references(reference) | _controls(control_image)
+        stored = await self._claim_checks(pictures, int(timeout_s) + 60)
         message = messages.GenerateMessage(
             parameters=asked(GenerationParameters, {"prompt": prompt, **parameters}),
-            reference=tuple(stored.values()),
+            **_lists(stored),
             remaining_ms=deadline.remaining_ms(),
             priority=priority,
             api_key=self._api_key,
@@ -226,3 +232,27 @@ class Client:
             edit.receive_reply(message)
         else:
             edit.receive_progress(message)
+
+
+def _controls(images: Sequence[bytes]) -> dict[str, bytes]:
+    """Control images by name.
+
+    InvalidField where there are more than a request may bring.
+    """
+    if len(images) > MAX_CONTROLNETS:
+        raise InvalidField(
+            "The request brings too many control images.",
+            field="control_image",
+            received=f"{len(images)} pictures",
+            accepted=f"at most {MAX_CONTROLNETS}",
+        )
+    return named_control_images(images)
+
+
+def _lists(stored: Mapping[str, bytes | BlobRef]) -> dict[str, Any]:
+    """The pictures of a message that come in lists."""
+    controls = tuple(data for name, data in stored.items() if name in CONTROL_IMAGES)
+    return {
+        "reference": tuple(data for name, data in stored.items() if name not in CONTROL_IMAGES),
+        "control_image": controls,
+    }

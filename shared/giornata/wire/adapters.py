@@ -6,8 +6,9 @@ that sees a control image and adds to what the network's blocks make.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import StrEnum
-from typing import Annotated, Final, Self
+from typing import Annotated, Final, Self, TypeVar
 
 from pydantic import Field, StringConstraints, model_validator
 
@@ -16,6 +17,10 @@ from giornata.wire.values import Recorded, Wire
 MAX_LORAS: Final = 4
 MAX_CONTROLNETS: Final = 3
 MAX_SCALE: Final = 4.0
+CONTROL_IMAGES: Final = tuple(f"control_image_{index}" for index in range(MAX_CONTROLNETS))
+"""Names of the files that a request brings as control images, as :attr:`AskedControl.image` counts them."""
+
+T = TypeVar("T")
 
 
 class LoraWait(StrEnum):
@@ -163,3 +168,8 @@ def control_name(index: int) -> str:
 def control_field(index: int) -> str:
     """The name of the request's file that is its control image `index`."""
     return f"control_image_{index}"
+
+
+def named_control_images(images: Sequence[T]) -> dict[str, T]:
+    """Control images by the names of their files, in their order."""
+    return dict(zip(CONTROL_IMAGES, images, strict=False))

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Final
 
+from giornata.wire.adapters import CONTROL_IMAGES
 from giornata.wire.defaults import filled
 from giornata.wire.errors import InvalidField, SizeMismatch
 from giornata.wire.models import ModelCard, Task
@@ -16,8 +17,8 @@ from giornata.wire.references import REFERENCE
 from giornata.wire.requests import EditParameters, GenerationParameters, Reuse
 
 FIELDS: Final[Mapping[Task, tuple[str, ...]]] = {
-    Task.EDIT: ("image", "mask", REFERENCE, "template_id", *EditParameters.model_fields),
-    Task.GENERATE: (REFERENCE, *GenerationParameters.model_fields),
+    Task.EDIT: ("image", "mask", REFERENCE, *CONTROL_IMAGES, "template_id", *EditParameters.model_fields),
+    Task.GENERATE: (REFERENCE, *CONTROL_IMAGES, *GenerationParameters.model_fields),
 }
 """Fields of each task, the same at every door; a model may take fewer of them."""
 EDIT_FIELDS: Final = frozenset(FIELDS[Task.EDIT]).difference(FIELDS[Task.GENERATE])

@@ -196,6 +196,8 @@ class GenerateMessage(Wire):
     priority: Priority = Priority.INTERACTIVE
     reference: tuple[bytes | BlobRef, ...] = ()
     """Other pictures that the model looks at."""
+    control_image: tuple[bytes | BlobRef, ...] = ()
+    """What ControlNets see, as `parameters.controlnets` count them."""
     progress: str | None = None
     """Subject to which the job's events are published while it runs; default none."""
     api_key: str | None = None

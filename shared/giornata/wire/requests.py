@@ -16,18 +16,21 @@ from pydantic import (
     field_validator,
 )
 
-from giornata.wire.adapters import MAX_LORAS, AskedLora, LoraWait
-from giornata.wire.errors import GiornataError, InvalidField, NotSupported, UnknownField
+from giornata.wire.adapters import MAX_CONTROLNETS, MAX_LORAS, AskedControl, AskedLora, LoraWait
+from giornata.wire.errors import GiornataError, InvalidField, UnknownField
 from giornata.wire.samplers import Sampler, evaluations
 from giornata.wire.values import Recorded
 
 MAX_STEPS: Final = 200
 MAX_IMAGES: Final = 10
 MAX_SEED: Final = 2**32 - 1
-LORA_ALIASES: Final = frozenset({"adapters", "lora", "lora_scale", "lora_scales"})
-"""What others call the field `loras`."""
-CONTROL_FIELDS: Final = frozenset({"controlnet", "controlnets", "control_image"})
-"""Names of fields that ask for a ControlNet; they get their own answer, since ControlNets are planned."""
+LORAS: Final = 'LoRAs are named by `loras`: [{"id": "lora_…", "scale": 1.0}]'
+CONTROLNETS: Final = 'ControlNets are named by `controlnets`: [{"model": "…", "image": 0}]'
+ALIASES: Final[Mapping[str, str]] = {
+    **dict.fromkeys(("adapters", "lora", "lora_scale", "lora_scales"), LORAS),
+    **dict.fromkeys(("controlnet", "control_image", "controlnet_conditioning_scale"), CONTROLNETS),
+}
+"""What others call fields → how they are named here."""
 
 
 class MaskMode(StrEnum):
@@ -122,6 +125,12 @@ class GenerationParameters(Recorded):
     lora_wait: LoraWait = Field(
         LoraWait.EXACT,
         description="`exact`: every step has the LoRAs; `bounded`: the first steps may be made before they are loaded.",
+    )
+    controlnets: tuple[AskedControl, ...] = Field(
+        (),
+        max_length=MAX_CONTROLNETS,
+        description="ControlNets that the model follows, each with its control image: `GET /v1/models` tells which "
+        "ones a model has.",
     )
     partial_images: int = Field(
         0,
@@ -252,20 +261,14 @@ def request_error(error: ValidationError, fields: Iterable[str]) -> GiornataErro
     """A pydantic report as one error of the tree that names every field at fault; `fields` are those there are."""
     details = error.errors(include_url=False, include_context=False)
     unknown = [str(d["loc"][0]) for d in details if d["type"] == "extra_forbidden" and len(d["loc"]) == 1]
-    controls = sorted(CONTROL_FIELDS.intersection(unknown))
-    if controls:
-        return NotSupported(
-            f"ControlNets are not supported yet: {', '.join(controls)}.",
-            field=controls[0],
-            accepted="an edit without it",
-        )
-    aliases = sorted(LORA_ALIASES.intersection(unknown))
-    if aliases:
+    others = [name for name in unknown if name in ALIASES]
+    if others:
+        what, accepted = ALIASES[others[0]].split(": ", maxsplit=1)
         return UnknownField(
-            f"Unknown field: {', '.join(aliases)}. LoRAs are named by `loras`.",
-            field=aliases[0],
-            received=", ".join(aliases),
-            accepted='loras: [{"id": "lora_…", "scale": 1.0}]',
+            f"Unknown field: {', '.join(others)}. {what}.",
+            field=others[0],
+            received=", ".join(others),
+            accepted=f"{what.split('`')[1]}: {accepted}",
         )
     if unknown:
         return UnknownField(

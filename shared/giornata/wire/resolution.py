@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from operator import attrgetter
 from typing import Final
 
+from giornata.wire.adapters import CONTROL_IMAGES
 from giornata.wire.defaults import filled
 from giornata.wire.errors import InvalidField
 from giornata.wire.generations import FIELDS
@@ -23,10 +24,14 @@ _BY_CARD: Final[tuple[tuple[str, Callable[[ModelCard], bool], str], ...]] = (
 """Fields that a model may not take, whether it does, and what they are called."""
 
 
-def fields_of(card: ModelCard) -> Mapping[Task, list[str]]:
-    """The fields that requests for each task of a model may name; :func:`resolve` refuses the other ones."""
+def fields_of(card: ModelCard, *, controlled: bool) -> Mapping[Task, list[str]]:
+    """The fields that requests for each task of a model may name; the others are refused.
+
+    Some ControlNet is served with the model where it is `controlled`.
+    """
     refused = {field for field, takes, _ in _BY_CARD if not takes(card)}
     refused |= set() if card.max_references else {REFERENCE}
+    refused |= set() if controlled else {"controlnets", *CONTROL_IMAGES}
     return {task: [name for name in FIELDS[task] if name not in refused] for task in card.tasks}
 
 

@@ -148,7 +148,7 @@ class FakeGateway:
         elif path.startswith("/studio/"):
             await route.fulfill(path=STATIC / path.removeprefix("/studio/"))
         elif path == "/v1/models":
-            await _json(route, model_list({card.name: card for card in self.models}))
+            await _json(route, model_list({card.name: card for card in self.models}, {}))
         elif path == "/v1/fleet":
             await route.fulfill(body=frame("fleet", self.fleet), content_type=STREAM)
         else:
@@ -183,6 +183,7 @@ class FakeGateway:
             size=f"{SIDE}x{SIDE}",
             stage_ms=StageTimes(),
             loras=[],
+            controlnets=[],
             pictures=[
                 PictureView(index=i, seed=40 + i, error=self.failures.get(i)) for i in range(self.pictures)
             ],

@@ -20,7 +20,9 @@ PAINTER = CARD.model_copy(
         "samplers": ("euler", "heun"),
     }
 )
-TOLD: list[dict[str, Any]] = model_list({"tiny": CARD, "painter": PAINTER}).model_dump(mode="json")["data"]
+TOLD: list[dict[str, Any]] = model_list({"tiny": CARD, "painter": PAINTER}, {}).model_dump(mode="json")[
+    "data"
+]
 
 
 def rendered(table: RenderableType) -> list[list[str]]:

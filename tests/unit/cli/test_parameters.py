@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, Field
 
-from giornata.wire.adapters import AskedLora
+from giornata.wire.adapters import Annotator, AskedControl, AskedLora
 from giornata.wire.requests import EditParameters
+from giornata_tools.cli.edit.adapters import in_order
 from giornata_tools.cli.edit.parameters import option_name, options, validated
 
 LORA = f"lora_{'0' * 32}"
@@ -54,6 +55,18 @@ def test_help_speaks_of_options_and_not_of_fields() -> None:
     assert "[0<x<=1]" in text
 
 
+CONTROLS = st.builds(
+    AskedControl,
+    model=st.sampled_from(["outline", "union-1.0"]),
+    image=st.integers(0, 2),
+    annotator=st.none() | st.sampled_from(Annotator),
+    scale=st.floats(0, 4),
+    start=st.floats(0, 0.5, exclude_max=True),
+    end=st.floats(0.5, 1),
+    mode=st.none() | st.integers(0, 63),
+)
+
+
 @given(
     st.builds(
         EditParameters,
@@ -65,20 +78,38 @@ def test_help_speaks_of_options_and_not_of_fields() -> None:
         seed=st.none() | st.integers(0, 2**32 - 1),
         negative_prompt=st.none(),
         loras=st.lists(LORAS, max_size=4, unique_by=lambda lora: lora.id).map(tuple),
+        controlnets=st.lists(CONTROLS, max_size=3).map(tuple),
     )
 )
 def test_what_is_typed_is_what_is_asked(parameters: EditParameters) -> None:
     typed = [
         f"{option_name(name)}={value}"
-        for name, value in parameters.model_dump(mode="json", exclude={"loras"}).items()
+        for name, value in parameters.model_dump(mode="json", exclude={"loras", "controlnets"}).items()
         if value is not None
     ]
     typed += [f"--lora={lora.id}:{lora.scale}" for lora in parameters.loras]
+    typed += [f"--controlnet={_typed(control)}" for control in parameters.controlnets]
     with command().make_context("edit", typed) as context:
         assert (
             validated(EditParameters, {k: v for k, v in context.params.items() if v is not None})
             == parameters
         )
+
+
+def _typed(control: AskedControl) -> str:
+    told = control.model_dump(mode="json", exclude={"model"}, exclude_none=True)
+    return ",".join([control.model, *(f"{key}={value}" for key, value in told.items())])
+
+
+def test_controlnets_that_say_not_what_they_see_see_the_images_in_their_order() -> None:
+    given: list[dict[str, object]] = [
+        {"model": "a"},
+        {"model": "b", "annotator": "tile"},
+        {"model": "c", "image": 0},
+        {"model": "d"},
+    ]
+    assert [one.get("image") for one in in_order(given, 2)] == [0, None, 0, 1]
+    assert [one.get("image") for one in in_order(given, 1)] == [0, None, 0, None]
 
 
 @pytest.mark.parametrize(
@@ -90,6 +121,9 @@ def test_what_is_typed_is_what_is_asked(parameters: EditParameters) -> None:
         (["--mask-mode", "red"], "'--mask-mode'"),
         (["--steps", "4"], "No such option"),
         (["--lora", f"{LORA}:strong"], "ID:SCALE"),
+        (["--controlnet", "outline,strength=1"], "scale=…"),
+        (["--controlnet", "outline,scale=1,scale=2"], "each once"),
+        (["--controlnet", "outline,image=first"], "'first' is no number"),
     ],
 )
 def test_a_mistake_is_a_usage_error_that_names_the_option(arguments: list[str], told: str) -> None:
@@ -105,6 +139,7 @@ def test_a_mistake_is_a_usage_error_that_names_the_option(arguments: list[str], 
         ({"prompt": "a", "true_cfg_scale": 2.0}, "--negative-prompt: --true-cfg-scale above 1 needs it."),
         ({"prompt": "a", "output_compression": 90}, "--output-compression: applies to jpeg and webp only."),
         ({"prompt": "a", "size": "big", "seed": -1}, "; --seed: "),
+        ({"prompt": "a", "controlnets": ({"model": "outline"},)}, "needs image or annotator"),
         ({"prompt": "a", "loras": ({"id": LORA},) * 2}, f"--lora: names {LORA} twice."),
     ],
 )

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from giornata.wire import subjects
+from giornata.wire.adapters import CONTROL_IMAGES
 from giornata.wire.errors import IdempotencyKeyReused, InvalidField
 from giornata.wire.requests import EditParameters
 from giornata_gateway.intake.rules.idempotency import HEADER, check_same, fingerprint, job_id_of, read_key
@@ -53,17 +54,16 @@ def test_tenant_and_key_lead_to_a_job_of_their_own(tenant: str, key: str, other:
 
 
 def asked(**changes: Any) -> str:
-    given: dict[str, Any] = {
-        "image_sha256": "aa",
-        "template_id": None,
-        "mask_sha256": "bb",
-        "references_sha256": (),
+    files = {"image", "mask", "reference_0", "reference_1", *CONTROL_IMAGES}
+    given: dict[str, Any] = {"image": "aa", "mask": "bb"} | {
+        name: changes[name] for name in files & changes.keys()
     }
+    own = {"template_id", *files}
     fields: dict[str, Any] = {"prompt": "x", "n": 2} | {
-        name: value for name, value in changes.items() if name not in given
+        name: value for name, value in changes.items() if name not in own
     }
-    given |= {name: value for name, value in changes.items() if name in given}
-    return fingerprint(EditParameters(**fields), **given)
+    pictures = {name: digest for name, digest in given.items() if digest is not None}
+    return fingerprint(EditParameters(**fields), pictures, changes.get("template_id"))
 
 
 def test_fields_at_their_defaults_are_the_same_as_left_out() -> None:
@@ -77,11 +77,12 @@ def test_fields_at_their_defaults_are_the_same_as_left_out() -> None:
         ({"n": 3}, "its fields"),
         ({"seed": 1}, "its fields"),
         ({"user": "u"}, "its fields"),
-        ({"image_sha256": "ab"}, "its image or template"),
-        ({"image_sha256": None, "template_id": "aa"}, "its image or template"),
-        ({"mask_sha256": None}, "its mask"),
-        ({"references_sha256": ("cc",)}, "its references"),
-        ({"mask_sha256": "aa", "image_sha256": "bb"}, "its image or template and its mask"),
+        ({"image": "ab"}, "its image or template"),
+        ({"image": None, "template_id": "aa"}, "its image or template"),
+        ({"mask": None}, "its mask"),
+        ({"reference_0": "cc"}, "its references"),
+        ({"control_image_0": "cc"}, "its references and its control images"),
+        ({"mask": "aa", "image": "bb"}, "its image or template and its mask"),
     ],
 )
 def test_another_edit_under_the_same_key_is_refused_and_told_by_what_differs(
@@ -96,3 +97,13 @@ def test_another_edit_under_the_same_key_is_refused_and_told_by_what_differs(
 def test_a_job_of_no_key_is_another() -> None:
     with pytest.raises(IdempotencyKeyReused):
         check_same(JOB.model_copy(update={"fingerprint": None}), asked())
+
+
+def test_control_images_differ_by_their_order_and_from_references() -> None:
+    one, other = (
+        {"control_image_0": "cc", "control_image_1": "dd"},
+        {"control_image_0": "dd", "control_image_1": "cc"},
+    )
+    told = [asked(**one), asked(**other), asked(reference_0="cc", reference_1="dd"), asked()]
+    assert len(set(told)) == len(told)
+    assert asked(**dict(reversed(one.items()))) == asked(**one)

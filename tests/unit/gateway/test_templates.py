@@ -23,8 +23,12 @@ def test_a_registration_has_an_image_a_model_and_a_size() -> None:
     form = read_template_form(Upload((("model", "tiny"), ("size", "128x96")), b"x", None))
     assert (form.model, form.size) == ("tiny", "128x96")
     assert read_template_form(Upload((), b"x", None)).size == "auto"
-    with pytest.raises(InvalidField, match="its edits bring masks and references"):
+    with pytest.raises(InvalidField, match="its edits bring masks") as refused:
         read_template_form(Upload((), b"x", b"mask"))
+    assert refused.value.field == "mask"
+    with pytest.raises(InvalidField) as refused:
+        read_template_form(Upload((), b"x", None, control_images=(b"c",)))
+    assert refused.value.field == "control_image_0"
     with pytest.raises(UnknownField, match="prompt"):
         read_template_form(Upload((("prompt", "x"),), b"x", None))
     with pytest.raises(InvalidField, match="twice"):

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from giornata.wire.adapters import Annotator, AskedControl, ControlCard, ControlInput, ControlKind
-from giornata.wire.errors import GiornataError
-from giornata.wire.models import ModelCard
+from giornata.wire.errors import GiornataError, InvalidField
+from giornata.wire.models import ModelCard, Task
 from giornata.wire.workers import ServiceName, ServiceState
 from giornata_gateway.fleet import FleetListener
-from giornata_gateway.intake.rules.controls import control_use
+from giornata_gateway.intake.rules.controls import check_images, control_use, in_order
 from giornata_router.rules.reports import summary
 from tests.fakes.fleet import CARD
 
@@ -97,3 +97,37 @@ def test_a_model_that_is_served_without_any_says_so() -> None:
     with pytest.raises(GiornataError, match=f"{CARD.name}.*{CARD.family}") as raised:
         control_use(AskedControl(model="outline", image=0), CARD, {})
     assert raised.value.accepted == "no ControlNet; leave controlnets out"
+
+
+@pytest.mark.parametrize(
+    ("asked", "count", "task", "field"),
+    [
+        ([{"model": "outline", "image": 1}], 1, Task.EDIT, "control_image_1"),
+        ([{"model": "outline", "annotator": "canny"}], 1, Task.EDIT, "control_image_0"),
+        ([{"model": "outline", "image": 0}, {"model": "union", "image": 2}], 3, Task.EDIT, "control_image_1"),
+        ([], 1, Task.GENERATE, "control_image_0"),
+        ([{"model": "outline", "annotator": "canny"}], 0, Task.GENERATE, "controlnets.image"),
+    ],
+)
+def test_each_control_image_is_there_and_is_seen(
+    asked: list[dict[str, object]], count: int, task: Task, field: str
+) -> None:
+    with pytest.raises(InvalidField) as raised:
+        check_images([AskedControl.model_validate(one) for one in asked], count, task)
+    assert raised.value.field == field
+
+
+def test_two_controlnets_may_see_one_image_and_one_the_edited_picture() -> None:
+    asked = [{"model": "a", "image": 0}, {"model": "b", "image": 0, "annotator": "canny"}]
+    check_images([AskedControl.model_validate(one) for one in asked], 1, Task.GENERATE)
+    check_images([AskedControl.model_validate({"model": "a", "annotator": "tile"})], 0, Task.EDIT)
+    check_images([], 0, Task.EDIT)
+
+
+def test_control_images_are_numbered_from_0_on() -> None:
+    files = {"mask": b"m", "control_image_1": b"1", "control_image_0": b"0", "image": b"i"}
+    assert in_order(files) == (b"0", b"1")
+    assert in_order({"image": b"i"}) == ()
+    with pytest.raises(InvalidField, match="from 0 on") as raised:
+        in_order({"control_image_1": b"1"})
+    assert raised.value.field == "control_image_0"

@@ -20,6 +20,8 @@ class EditCall:
     """Fields of :class:`~giornata.wire.requests.EditParameters`, or of a generation's, that were given."""
     references: tuple[bytes, ...] = ()
     """Other pictures that the model looks at."""
+    control_images: tuple[bytes, ...] = ()
+    """What ControlNets see, as the parameters count them."""
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from typing import Any, Final
 import aiohttp
 from pydantic import TypeAdapter, ValidationError
 
+from giornata.wire.adapters import named_control_images
 from giornata.wire.errors import ErrorBody
 from giornata.wire.references import REFERENCE
 from giornata_tools.doors.addresses import without_password
@@ -121,7 +122,8 @@ class HttpClient:
         if order.image is None:
             asked = {**order.parameters, "stream": True}
             if order.references:
-                asked[REFERENCE] = [base64.b64encode(picture).decode() for picture in order.references]
+                asked[REFERENCE] = [_written(picture) for picture in order.references]
+            asked |= named_control_images([_written(picture) for picture in order.control_images])
             return self._session.post(f"{images}/generations", json=asked)
         return self._session.post(f"{images}/edits", data=_form(order, order.image))
 
@@ -204,9 +206,15 @@ def _form(order: EditCall, image: bytes) -> aiohttp.FormData:
         form.add_field("mask", order.mask, filename="mask", content_type="application/octet-stream")
     for picture in order.references:
         form.add_field(REFERENCE, picture, filename=REFERENCE, content_type="application/octet-stream")
+    for name, picture in named_control_images(order.control_images).items():
+        form.add_field(name, picture, filename=name, content_type="application/octet-stream")
     for name, value in {**order.parameters, "stream": True}.items():
         form.add_field(name, _as_text(value))
     return form
+
+
+def _written(picture: bytes) -> str:
+    return base64.b64encode(picture).decode()
 
 
 def _as_text(value: object) -> str:

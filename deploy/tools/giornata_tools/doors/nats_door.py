@@ -58,6 +58,7 @@ class NatsClient:
             **order.parameters,
             "timeout_s": self._timeout_s,
             "reference": order.references,
+            "control_image": order.control_images,
         }
         if order.image is None:
             return await self._client.generate(**parameters)

@@ -11,6 +11,7 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from giornata import __version__
+from giornata.wire.adapters import CONTROL_IMAGES
 from giornata.wire.errors import BY_CODE
 from giornata.wire.references import MAX_REFERENCES, REFERENCE
 from giornata_gateway.http.errors import HTTP_ERRORS
@@ -66,6 +67,10 @@ WRITTEN_REFERENCES: Final = {
     "maxItems": MAX_REFERENCES,
     "description": f"{LOOKED_AT}. Base64 or data URLs.",
 }
+
+
+CONTROL: Final = "What ControlNets see; `image` of `controlnets` names it by its number."
+WRITTEN: Final = {"type": "string", "contentEncoding": "base64"}
 
 
 def document(server_url: str) -> Json:
@@ -193,13 +198,18 @@ def _schemas() -> Json:
             continue
         told["properties"]["image"] = IMAGE
         if "template_id" in form.model_fields:
-            told["properties"] |= {"mask": MASK, REFERENCE: REFERENCES}
+            told["properties"] |= {"mask": MASK, REFERENCE: REFERENCES} | _controls(BINARY)
             told["oneOf"] = [{"required": ["image"]}, {"required": ["template_id"]}]
         else:
             told["required"] = ["image"]
     for form in (route.json_form for route in ROUTES if route.json_form):
-        schemas[form.__name__]["properties"][REFERENCE] = WRITTEN_REFERENCES
+        schemas[form.__name__]["properties"] |= {REFERENCE: WRITTEN_REFERENCES} | _controls(WRITTEN)
     return schemas
+
+
+def _controls(kind: Json) -> Json:
+    """The control images of a form; `kind` is how files travel in it."""
+    return {name: {**kind, "description": CONTROL} for name in CONTROL_IMAGES}
 
 
 def _views(route: Route) -> Iterable[type[BaseModel]]:

@@ -11,6 +11,7 @@ from typing import Final
 from aiohttp import web
 
 from giornata.deadlines import Deadline
+from giornata.wire.adapters import CONTROL_IMAGES
 from giornata.wire.errors import BadRequest, InvalidField
 from giornata.wire.jobs import Priority
 from giornata.wire.references import REFERENCE
@@ -18,6 +19,7 @@ from giornata_gateway.gateway import Admitted
 from giornata_gateway.http.errors import GATEWAY, TENANT
 from giornata_gateway.http.uploads import read_json, read_upload
 from giornata_gateway.intake.limits import Grow
+from giornata_gateway.intake.rules.controls import in_order
 from giornata_gateway.intake.rules.forms import (
     F,
     Form,
@@ -28,7 +30,7 @@ from giornata_gateway.intake.rules.forms import (
     read_form,
 )
 from giornata_gateway.intake.rules.idempotency import HEADER, read_key
-from giornata_gateway.intake.rules.written import decoded
+from giornata_gateway.intake.rules.written import decoded, picture
 from giornata_gateway.jobs.preparation import EditOrder
 
 LAST_SEQUENCE: Final = 10**18 - 1
@@ -54,18 +56,31 @@ async def receive(
 
 
 async def _read(request: web.Request, kind: type[F], grow: Grow) -> tuple[F, Upload]:
-    """The form of a request, and its pictures; a generation is JSON and has references at most."""
+    """The form of a request, and its pictures; a generation is JSON, its references and control images too."""
     accept = request.headers.get("Accept", "")
     if issubclass(kind, GenerationJobForm):
         fields = await read_json(request, grow)
-        references = await asyncio.to_thread(decoded, fields.pop(REFERENCE, []))
-        return read_form(kind, fields.items(), accept), Upload((), None, None, references)
+        references, controls = fields.pop(REFERENCE, []), _taken(fields, CONTROL_IMAGES)
+        pictures = await asyncio.to_thread(_pictures, references, controls)
+        return read_form(kind, fields.items(), accept), Upload((), None, None, *pictures)
     upload = await read_upload(request, grow)
     if not any(name == "template_id" for name, _ in upload.fields):
         check_source(upload.image, None)
     form = read_form(kind, upload.fields, accept)
     check_source(upload.image, form.template_id)
     return form, upload
+
+
+def _taken(fields: dict[str, object], names: Iterable[str]) -> dict[str, object]:
+    """Take the fields of these names out of `fields`."""
+    return {name: fields.pop(name) for name in names if name in fields}
+
+
+def _pictures(
+    references: object, controls: Mapping[str, object]
+) -> tuple[tuple[bytes, ...], tuple[bytes, ...]]:
+    """References and control images of a JSON body."""
+    return decoded(references), in_order({name: picture(text, name) for name, text in controls.items()})
 
 
 def _order(request: web.Request, form: Form, upload: Upload, priority: Priority) -> EditOrder:
@@ -76,6 +91,7 @@ def _order(request: web.Request, form: Form, upload: Upload, priority: Priority)
         image=upload.image,
         mask=upload.mask,
         references=upload.references,
+        control_images=upload.control_images,
         tenant=request[TENANT],
         priority=priority,
         deadline=Deadline.after_ms((config.budget_s if awaited else config.job_budget_s) * 1000),

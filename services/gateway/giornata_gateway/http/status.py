@@ -55,7 +55,8 @@ async def metrics(request: web.Request) -> web.Response:
 
 async def models(request: web.Request) -> web.Response:
     """Models that can be asked for."""
-    return json_answer(model_list(request.app[GATEWAY].fleet.cards()))
+    fleet = request.app[GATEWAY].fleet
+    return json_answer(model_list(fleet.cards(), fleet.controlnets()))
 
 
 async def fleet(request: web.Request) -> web.StreamResponse:

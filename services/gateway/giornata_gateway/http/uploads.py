@@ -12,12 +12,14 @@ from typing import Any, Final
 from aiohttp import BodyPartReader, MultipartReader, web
 from aiohttp.http_exceptions import BadHttpMessage
 
+from giornata.wire.adapters import CONTROL_IMAGES
 from giornata.wire.errors import BadRequest, InvalidField, PayloadTooLarge, RequestTimeout
 from giornata.wire.references import REFERENCE, check_count
 from giornata_gateway.config import GatewayConfig
 from giornata_gateway.http.errors import GATEWAY
 from giornata_gateway.http.pace import Pace
 from giornata_gateway.intake.limits import Grow
+from giornata_gateway.intake.rules.controls import in_order
 from giornata_gateway.intake.rules.forms import FILES, LISTED, Upload, check_filled, once_each
 
 BUFFER_BYTES: Final = 128 << 10
@@ -99,7 +101,10 @@ async def read_json(request: web.Request, grow: Grow) -> dict[str, object]:
     if longest > NAME_CHARACTERS:
         received, accepted = f"{longest} characters", f"at most {NAME_CHARACTERS}"
         raise BadRequest("No field has so long a name.", received=received, accepted=accepted)
-    written = sum(len(value) for name, value in told.items() if name != REFERENCE and isinstance(value, str))
+    pictures = {REFERENCE, *CONTROL_IMAGES}
+    written = sum(
+        len(value) for name, value in told.items() if name not in pictures and isinstance(value, str)
+    )
     if written > (limit := JSON_FIELDS * config.max_field_bytes):
         raise too_large("The request without its pictures", limit)
     return {name: value for name, value in told.items() if value is not None}
@@ -143,7 +148,7 @@ class _Reading:
                 raise malformed(f"a part whose name has {len(part.name)} characters")
             await self._take(part, part.name)
         pictures = self._files.get("image"), self._files.get("mask"), tuple(self._references)
-        return Upload(tuple(self._fields), *pictures)
+        return Upload(tuple(self._fields), *pictures, in_order(self._files))
 
     async def _take(self, part: BodyPartReader, name: str) -> None:
         file = FILES.get(name)
@@ -152,7 +157,7 @@ class _Reading:
                 "This field takes no file.",
                 field=name,
                 received="a file",
-                accepted=f"files: image, mask, {REFERENCE}",
+                accepted=f"files: image, mask, {REFERENCE}, {', '.join(CONTROL_IMAGES)}",
             )
         if file is None:
             data = await self._bytes(part, self._config.max_field_bytes, name)
@@ -169,7 +174,7 @@ class _Reading:
             return
         if file in self._files:
             raise InvalidField(
-                f"An edit takes exactly one {file}.", field=file, received="several", accepted="one file"
+                f"A request takes one {file}.", field=file, received="several", accepted="one file"
             )
         self._files[file] = await self._file(part, file)
 

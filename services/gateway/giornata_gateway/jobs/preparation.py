@@ -12,7 +12,7 @@ import structlog
 from giornata.blobs import BlobStore, refer
 from giornata.deadlines import Deadline
 from giornata.wire import generations
-from giornata.wire.adapters import LoraUse
+from giornata.wire.adapters import LoraUse, named_control_images
 from giornata.wire.errors import InvalidField
 from giornata.wire.jobs import BlobRef, Job, Priority
 from giornata.wire.models import ModelCard, Task
@@ -21,6 +21,7 @@ from giornata.wire.requests import MAX_SEED, EditParameters, evaluations_of
 from giornata.wire.resolution import cfg_scale, resolve
 from giornata_gateway.config import GatewayConfig
 from giornata_gateway.fleet import FleetListener
+from giornata_gateway.intake.rules.controls import check_images, control_use
 from giornata_gateway.intake.rules.forms import missing_image
 from giornata_gateway.intake.rules.idempotency import fingerprint, job_id_of
 from giornata_gateway.intake.rules.tenants import Tenant
@@ -53,26 +54,27 @@ class EditOrder:
     task: Task = Task.EDIT
     references: tuple[bytes | BlobRef, ...] = ()
     """Other pictures that the model looks at."""
+    control_images: tuple[bytes | BlobRef, ...] = ()
+    """What ControlNets see, as the parameters count them."""
 
     @property
     def pictures(self) -> dict[str, bytes | BlobRef]:
         """What came with the request, by the name that it is stored under."""
         named = {"image": self.image, "mask": self.mask} | named_references(self.references)
+        named |= named_control_images(self.control_images)
         return {name: data for name, data in named.items() if data is not None}
 
     async def identified(self, key: str | None) -> EditOrder:
         """The order of the job that the idempotency key `key` leads to; None changes nothing."""
         if key is None:
             return self
-        image, mask, *references = [await _sha256(data) for data in (self.image, self.mask, *self.references)]
-        asked = fingerprint(self.parameters, image, self.template_id, mask, references)
+        digests = {name: await _sha256(data) for name, data in self.pictures.items()}
+        asked = fingerprint(self.parameters, digests, self.template_id)
         return replace(self, job_id=job_id_of(self.tenant.name, key), fingerprint=asked)
 
 
-async def _sha256(data: bytes | BlobRef | None) -> str | None:
+async def _sha256(data: bytes | BlobRef) -> str:
     """The digest of a picture. A claim check brings its own, which every reader of the blob checks."""
-    if data is None:
-        return None
     return data.sha256 if isinstance(data, BlobRef) else (await refer("", data)).sha256
 
 
@@ -103,7 +105,7 @@ class Preparation:
     """Owns what outlives a request: forgetting the pictures of an order that failed."""
 
     async def prepare(self, order: EditOrder) -> Prepared:
-        """Resolve the parameters, find the LoRAs, and store the pictures; submit the job at once."""
+        """Resolve the parameters, find the adapters, and store the pictures; submit the job at once."""
         if order.image is None and order.task is Task.EDIT:
             raise missing_image()
         cards, parameters = self.fleet.cards(), order.parameters
@@ -112,6 +114,9 @@ class Preparation:
             parameters = generations.fitted(parameters, card)
         others = [other for other in cards.values() if order.task in other.tasks]
         check_taken(len(order.references), card, others)
+        check_images(parameters.controlnets, len(order.control_images), order.task)
+        served = self.fleet.controlnets()
+        controls = tuple(control_use(one, card, served) for one in parameters.controlnets)
         parameters = resolve(parameters, card, secrets.randbelow(MAX_SEED + 1), others)
         loras = await self.find_loras(order.tenant.name, parameters, card)
         # Two requests with one idempotency key are one job, and each has an upload of its own, which it can forget.
@@ -134,6 +139,8 @@ class Preparation:
             model_digest=card.digest,
             parameters=parameters,
             loras=loras,
+            controls=controls,
+            control_images=tuple(stored[name] for name in named_control_images(order.control_images)),
             image=stored.get("image"),
             mask=stored.get("mask"),
             references=tuple(stored[name] for name in named_references(order.references)),

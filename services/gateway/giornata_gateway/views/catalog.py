@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, Literal
 
+from giornata.wire.adapters import ControlCard
 from giornata.wire.defaults import Default, defaults_of
 from giornata.wire.errors import InvalidField, ModelNotFound, ServiceUnavailable, TaskNotSupported
 from giornata.wire.models import Guidance, ModelCard, Task
@@ -55,6 +56,15 @@ def choose_card(
     return next(iter(fitting.values()))
 
 
+class ControlNetView(View):
+    """A ControlNet that is served with a model."""
+
+    name: str
+    """What `model` of `controlnets` names it by."""
+    modes: int
+    """Of a union: so many kinds of control images, and `mode` names one, from 0; 0 of others, which have no `mode`."""
+
+
 class ModelView(View):
     """One served model, in the form of OpenAI's list."""
 
@@ -92,6 +102,8 @@ class ModelView(View):
     """Default `guidance_scale` of generations; null where it takes none, or generates nothing."""
     max_references: int
     """How many pictures `reference` may bring."""
+    controlnets: list[ControlNetView]
+    """What `controlnets` may name."""
     size_multiple: int
     """Sides of generated pictures are multiples of so many pixels."""
     native_size: int
@@ -126,16 +138,17 @@ class ReadyView(View):
     """JetStream streams that hold four fifths of what they may."""
 
 
-def model_list(cards: Mapping[str, ModelCard]) -> ModelList:
-    """Served models, by name."""
-    return ModelList(data=[_model(card) for _, card in sorted(cards.items())])
+def model_list(cards: Mapping[str, ModelCard], controlnets: Mapping[str, Sequence[ControlCard]]) -> ModelList:
+    """Served models, by name, each with its ControlNets."""
+    return ModelList(data=[_model(card, controlnets.get(name, ())) for name, card in sorted(cards.items())])
 
 
-def _model(card: ModelCard) -> ModelView:
+def _model(card: ModelCard, controlnets: Sequence[ControlCard]) -> ModelView:
     told: dict[str, object] = {
         "id": card.name,
         "size_multiple": card.pixel_multiple,
-        "fields": fields_of(card),
+        "fields": fields_of(card, controlled=bool(controlnets)),
+        "controlnets": [ControlNetView(name=net.name, modes=net.modes) for net in controlnets],
         "defaults": {task: defaults_of(card, task) for task in card.tasks},
         "guidance": card.guidance,
         "takes_negative_prompt": card.takes_negative_prompt,

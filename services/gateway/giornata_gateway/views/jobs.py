@@ -83,6 +83,18 @@ class LoraShare(View):
     scale: float
 
 
+class ControlShare(View):
+    """A ControlNet that a job's pictures follow."""
+
+    model: str
+    scale: float
+    start: float
+    end: float
+    """It acts from this share of the steps on, `start`, until that one."""
+    mode: int | None
+    """Of a union: which kind its control image is."""
+
+
 class JobView(View):
     """Answer of ``POST /v1/jobs``, ``GET /v1/jobs/{id}`` and ``DELETE /v1/jobs/{id}``."""
 
@@ -109,7 +121,8 @@ class JobView(View):
     slo_met: bool | None = None
     """Once ended: whether it was completed within `slo_ms`; null without."""
     loras: list[LoraShare]
-    """As the request named them."""
+    """As the request named them, and so are the ControlNets."""
+    controlnets: list[ControlShare]
     pictures: list[PictureView]
     usage: Usage | None = None
     """Once completed."""
@@ -142,6 +155,7 @@ def job_view(record: JobRecord, base_url: str, forecast: Forecast | None = None)
         slo_met=record.slo_met,
         **forecast_fields(forecast),
         loras=[LoraShare(id=lora.lora_id, scale=lora.scale) for lora in job.loras],
+        controlnets=[ControlShare.model_validate(vars(use)) for use in job.controls],
         pictures=[
             _picture(row, done.get(row.index) if running else None, job.job_id, base_url)
             for row in record.rows

@@ -18,6 +18,7 @@ from giornata.wire.requests import GenerationParameters, OutputFormat
 from giornata_tools import interrupts
 from giornata_tools.bars import edit_steps
 from giornata_tools.cli.edit import delivery
+from giornata_tools.cli.edit.adapters import in_order
 from giornata_tools.cli.edit.delivery import STDOUT, EditDelivery, writing
 from giornata_tools.cli.edit.parameters import validated
 from giornata_tools.cli.options import ABOVE_0, api_key_option, door_of, door_options, typed
@@ -41,6 +42,15 @@ _OPTIONS: Final = (
         multiple=True,
         metavar="PICTURE",
         help="Another picture that the model looks at; repeat it for several. GET /v1/models tells how many it takes.",
+    ),
+    click.option(
+        "--control-image",
+        "control_images",
+        type=SOURCE,
+        multiple=True,
+        metavar="PICTURE",
+        help="What a ControlNet sees; repeat it for several. ControlNets that name no image and no annotator see them "
+        "in their order.",
     ),
     click.option(
         "-o",
@@ -79,6 +89,7 @@ class Sending:
     """What the options that both commands share say."""
 
     references: tuple[str, ...]
+    control_images: tuple[str, ...]
     out: str
     url: str | None
     nats_url: str | None
@@ -108,8 +119,10 @@ def read_options(
     """
     sending = Sending(**{field.name: options[field.name] for field in fields(Sending)})
     named = typed(ctx)
-    given = {name: options[name] for name in kind.model_fields if name in named}
+    given: dict[str, Any] = {name: options[name] for name in kind.model_fields if name in named}
     files, given["output_format"] = _destinations(sending.out, options["n"], given.get("output_format"))
+    if "controlnets" in given:
+        given["controlnets"] = in_order(given["controlnets"], len(sending.control_images))
     validated(kind, given)
     if sending.out == STDOUT and given.get("partial_images"):
         raise click.UsageError("--partial-images are files beside OUT, which -o - has none of.")
@@ -129,7 +142,11 @@ def carry_out(
 ) -> None:
     """Send what `order` makes, write its pictures to `files`, and leave with the exit status."""
     opening = _opening(door_of(ctx, sending.url, sending.nats_url), sending)
-    asked = replace(order(), references=tuple(read(name) for name in sending.references))
+    asked = replace(
+        order(),
+        references=tuple(map(read, sending.references)),
+        control_images=tuple(map(read, sending.control_images)),
+    )
     report = EditDelivery(files, sending.as_json, sending.quiet)
     shown = sending.progress and not sending.quiet
     ctx.exit(interrupts.run(lambda: run(opening, asked, report, sending.timeout_s, progress=shown)))

@@ -29,7 +29,7 @@ def edit(ctx: click.Context, /, *, image: str, mask: str | None, **given: Any) -
     exactly as they are in IN. `giornata models NAME` tells which of these options a served model takes.
     """
     sending, parameters, files = read_options(ctx, given, EditParameters)
-    if [image, mask, *sending.references].count(STDOUT) > 1:
+    if [image, mask, *sending.references, *sending.control_images].count(STDOUT) > 1:
         raise click.UsageError("Standard input holds one picture, not several.")
     carry_out(
         ctx,
@@ -39,4 +39,4 @@ def edit(ctx: click.Context, /, *, image: str, mask: str | None, **given: Any) -
     )
 
 
-sort_first(edit, "image", "prompt", "mask", "references", "out")
+sort_first(edit, "image", "prompt", "mask", "references", "control_images", "out")

@@ -12,9 +12,10 @@ import click
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from giornata.wire.adapters import AskedLora
+from giornata.wire.adapters import AskedControl, AskedLora
 from giornata.wire.errors import GiornataError
 from giornata.wire.requests import GenerationParameters, asked
+from giornata_tools.cli.edit.adapters import ControlType, LoraType
 
 P = TypeVar("P", bound=GenerationParameters)
 
@@ -22,29 +23,12 @@ LIMITS: Final = {"ge": ("min",), "gt": ("min", "min_open"), "le": ("max",), "lt"
 """Pydantic's limits of a number → arguments of click's ranges."""
 
 
-class LoraType(click.ParamType[dict[str, object]]):
-    """``ID`` or ``ID:SCALE``."""
-
-    name = "ID[:SCALE]"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> dict[str, object]:
-        """The fields of an :class:`AskedLora`, which are validated later."""
-        if isinstance(value, dict):
-            return value
-        lora_id, colon, scale = str(value).partition(":")
-        if not colon:
-            return {"id": lora_id}
-        try:
-            return {"id": lora_id, "scale": float(scale)}
-        except ValueError:
-            self.fail(f"{scale!r} is no scale: ID:SCALE, such as {lora_id}:0.8", param, ctx)
-
-
-LISTS: Final[Mapping[Any, click.ParamType[Any]]] = {AskedLora: LoraType()}
+LISTS: Final[Mapping[Any, click.ParamType[Any]]] = {
+    AskedLora: LoraType(),
+    AskedControl: ControlType(),
+}
 """Elements of lists → the type of the option that brings one of them."""
-NAMES: Final = {"loras": "--lora"}
+NAMES: Final = {"loras": "--lora", "controlnets": "--controlnet"}
 """Options that are not called as their field."""
 
 

@@ -24,9 +24,9 @@ def generate(ctx: click.Context, /, **given: Any) -> None:
     that comes with Giornata, fresco, is a Fill model: serve another with `giornata up --model FOLDER_OR_ID`.
     """
     sending, parameters, files = read_options(ctx, given, GenerationParameters)
-    if sending.references.count(STDOUT) > 1:
+    if [*sending.references, *sending.control_images].count(STDOUT) > 1:
         raise click.UsageError("Standard input holds one picture, not several.")
     carry_out(ctx, sending, lambda: EditCall(None, None, parameters), files)
 
 
-sort_first(generate, "prompt", "references", "out")
+sort_first(generate, "prompt", "references", "control_images", "out")

@@ -3,13 +3,62 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Final, TypeVar
 
-from giornata.wire.adapters import AskedControl, ControlCard, ControlUse
+from giornata.wire.adapters import CONTROL_IMAGES, AskedControl, ControlCard, ControlUse
 from giornata.wire.errors import ControlNetNotFound, InvalidField
-from giornata.wire.models import ModelCard
+from giornata.wire.models import ModelCard, Task
 
 FIELD: Final = "controlnets"
+
+T = TypeVar("T")
+
+
+def in_order(named: Mapping[str, T]) -> tuple[T, ...]:
+    """Control images in the order of their names, which other names may stand between.
+
+    InvalidField where one is left out between others.
+    """
+    given = [name for name in CONTROL_IMAGES if name in named]
+    missing = [name for name in CONTROL_IMAGES[: len(given)] if name not in named]
+    if missing:
+        raise InvalidField(
+            "The control images are not numbered from 0 on.",
+            field=missing[0],
+            received=", ".join(given),
+            accepted=", ".join(CONTROL_IMAGES[: len(given)]),
+        )
+    return tuple(named[name] for name in given)
+
+
+def check_images(asked: Sequence[AskedControl], count: int, task: Task) -> None:
+    """Check that the ControlNets of a request see something, and that one of them sees each of `count` control images.
+
+    InvalidField names what is missing, or not used.
+    """
+    for one in asked:
+        if one.image is None and task is Task.GENERATE:
+            raise InvalidField(
+                f"A generation has no picture of which {one.annotator} could make a control image.",
+                field=f"{FIELD}.image",
+                received="none",
+                accepted=f"the number of a control image: 0 for {CONTROL_IMAGES[0]}",
+            )
+        if one.image is not None and one.image >= count:
+            raise InvalidField(
+                f"The ControlNet {one.model} needs a control image that the request does not bring.",
+                field=CONTROL_IMAGES[one.image],
+                received=f"{count} control images",
+                accepted="a PNG, JPEG or WebP file",
+            )
+    unused = sorted(set(range(count)) - {one.image for one in asked})
+    if unused:
+        raise InvalidField(
+            f"No ControlNet of the request sees {CONTROL_IMAGES[unused[0]]}.",
+            field=CONTROL_IMAGES[unused[0]],
+            received="a file",
+            accepted=f"leave it out, or name it as image of one of {FIELD}: {unused[0]}",
+        )
 
 
 def control_use(

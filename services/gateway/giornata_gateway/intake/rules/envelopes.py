@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Final, TypeVar
 
 from giornata.wire import generations
+from giornata.wire.adapters import MAX_CONTROLNETS, named_control_images
 from giornata.wire.errors import InvalidField, PayloadTooLarge
 from giornata.wire.jobs import BlobRef
 from giornata.wire.messages import INLINE_BYTES, EditMessage, GenerateMessage
@@ -18,6 +19,7 @@ from giornata_gateway.intake.rules.tenants import Tenant
 REPLY_MARGIN_BYTES: Final = 64 << 10
 """Room in a reply for everything but the pictures."""
 
+CONTROL_FIELD: Final = "control_image"
 MAX_PARAMETERS: Final = 64
 NAME_CHARACTERS: Final = 64
 
@@ -133,6 +135,15 @@ def check_pictures(envelope: Envelope, tenant: Tenant, limit_bytes: int) -> None
     check_count(len(envelope.reference))
     for reference in envelope.reference:
         _check_picture(reference, REFERENCE, tenant.name, limit_bytes)
+    if len(envelope.control_image) > MAX_CONTROLNETS:
+        raise InvalidField(
+            "The request brings too many control images.",
+            field=CONTROL_FIELD,
+            received=f"{len(envelope.control_image)} pictures",
+            accepted=f"at most {MAX_CONTROLNETS}",
+        )
+    for name, picture in named_control_images(envelope.control_image).items():
+        _check_picture(picture, name, tenant.name, limit_bytes)
 
 
 def _check_picture(picture: bytes | BlobRef | None, field: str, tenant: str, limit_bytes: int) -> None:
@@ -154,7 +165,8 @@ def _check_picture(picture: bytes | BlobRef | None, field: str, tenant: str, lim
 def inline_bytes(envelope: Envelope) -> int:
     """Bytes of pictures inside the message."""
     pictures = (envelope.image, envelope.mask) if isinstance(envelope, EditEnvelope) else ()
-    return sum(len(part) for part in (*pictures, *envelope.reference) if isinstance(part, bytes))
+    listed = (*envelope.reference, *envelope.control_image)
+    return sum(len(part) for part in (*pictures, *listed) if isinstance(part, bytes))
 
 
 def inline_pictures(sizes: Mapping[int, int], room_bytes: int) -> set[int]:

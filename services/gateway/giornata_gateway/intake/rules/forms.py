@@ -17,6 +17,7 @@ from pydantic import (
 )
 
 from giornata.wire import generations
+from giornata.wire.adapters import CONTROL_IMAGES
 from giornata.wire.errors import InvalidField
 from giornata.wire.models import Task
 from giornata.wire.references import MAX_REFERENCES, REFERENCE, reference_name
@@ -152,6 +153,8 @@ class Upload:
     mask: bytes | None
     references: tuple[bytes, ...] = ()
     """In the order of their parts."""
+    control_images: tuple[bytes, ...] = ()
+    """In the order of their numbers."""
 
     @property
     def picture(self) -> bytes:
@@ -178,7 +181,7 @@ def read_form(kind: type[F], fields: Iterable[tuple[str, object]], accept: str =
     """The form in `fields`, names and values; `accept` is the Accept header.
 
     Raises:
-        InvalidField, UnknownField, NotSupported: names the field at fault.
+        InvalidField, UnknownField: names the field at fault.
     """
     values = with_lists(once_each(fields))
     waiting = issubclass(kind, WaitedFor)
@@ -239,10 +242,12 @@ def check_filled(picture: bytes, field: str) -> None:
 
 def read_template_form(upload: Upload) -> TemplateForm:
     """The form of a registration; InvalidField or UnknownField names the field at fault."""
-    if upload.mask is not None or upload.references:
+    others = {"mask": upload.mask, REFERENCE: upload.references, CONTROL_IMAGES[0]: upload.control_images}
+    brought = [name for name, files in others.items() if files]
+    if brought:
         raise InvalidField(
-            "A template is a whole picture; its edits bring masks and references.",
-            field=REFERENCE if upload.mask is None else "mask",
+            "A template is a whole picture; its edits bring masks, references and control images.",
+            field=brought[0],
             received="a file",
             accepted="files: image",
         )

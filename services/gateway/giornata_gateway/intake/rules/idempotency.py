@@ -5,10 +5,11 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 from typing import Final
 
+from giornata.wire.adapters import CONTROL_IMAGES
 from giornata.wire.errors import IdempotencyKeyReused, InvalidField
 from giornata.wire.jobs import Job
 from giornata.wire.requests import EditParameters
@@ -19,7 +20,7 @@ REPEATED: Final = "Idempotent-Replayed"
 """Header of an answer about an earlier request's job."""
 MAX_CHARACTERS: Final = 255
 
-_PARTS: Final = ("its fields", "its image or template", "its mask", "its references")
+_PARTS: Final = ("its fields", "its image or template", "its mask", "its references", "its control images")
 
 
 def read_key(values: Sequence[str], header: str) -> str | None:
@@ -45,23 +46,21 @@ def job_id_of(tenant: str, key: str) -> str:
     return f"job_{base64.urlsafe_b64encode(digest[:24]).decode()}"
 
 
-def fingerprint(
-    parameters: EditParameters,
-    image_sha256: str | None,
-    template_id: str | None,
-    mask_sha256: str | None,
-    references_sha256: Sequence[str | None] = (),
-) -> str:
-    """What an edit asks for, as digests: fields, image or template, mask, and references where there are any.
+def fingerprint(parameters: EditParameters, pictures: Mapping[str, str], template_id: str | None) -> str:
+    """What a request asks for, as digests: fields, image or template, mask, references and control images.
 
     `parameters` are as the request gives them, before any default of the model: a field that is left out counts as its
-    default. How the answer travels is not part of it.
+    default. `pictures` are sha-256 by name. How the answer travels is not part of it.
     """
+    controls = [pictures[name] for name in CONTROL_IMAGES if name in pictures]
+    others = {"image", "mask", *CONTROL_IMAGES}
+    references = [digest for name, digest in pictures.items() if name not in others]
+    lists = (references, controls) if controls else (references,) if references else ()
     parts = (
         parameters.model_dump(mode="json", exclude_defaults=True),
-        [image_sha256, template_id],
-        mask_sha256,
-        *([list(references_sha256)] if references_sha256 else []),
+        [pictures.get("image"), template_id],
+        pictures.get("mask"),
+        *lists,
     )
     return ".".join(_digest(part) for part in parts)
 

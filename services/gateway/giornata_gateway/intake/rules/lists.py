@@ -8,7 +8,10 @@ from typing import Any, Final
 
 from giornata.wire.errors import InvalidField
 
-LISTS: Final[Mapping[str, str]] = {"loras": '[{"id": "lora_…", "scale": 1.0}]'}
+LISTS: Final[Mapping[str, str]] = {
+    "loras": '[{"id": "lora_…", "scale": 1.0}]',
+    "controlnets": '[{"model": "outline", "image": 0}]',
+}
 """Fields that are lists, and an example of each."""
 
 

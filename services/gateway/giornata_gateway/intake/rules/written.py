@@ -11,7 +11,7 @@ from giornata.wire.references import REFERENCE, check_count
 from giornata_gateway.intake.rules.forms import check_filled
 
 _DATA_URL = re.compile(r"data:image/[a-z]+;base64,")
-ACCEPTED = "a list of PNG, JPEG or WebP files, base64 or data URLs"
+ACCEPTED = "PNG, JPEG or WebP, as base64 or data URL"
 
 
 def decoded(given: object) -> tuple[bytes, ...]:
@@ -21,23 +21,24 @@ def decoded(given: object) -> tuple[bytes, ...]:
     """
     texts = given if isinstance(given, list) else [given]
     check_count(len(texts))
-    return tuple(_file(text) for text in texts)
+    return tuple(picture(text, REFERENCE) for text in texts)
 
 
-def _file(text: object) -> bytes:
+def picture(text: object, field: str) -> bytes:
+    """The file of a `field`, base64 or a data URL; InvalidField where it is something else."""
     if not isinstance(text, str):
         raise InvalidField(
-            "A reference is not a text.", field=REFERENCE, received=type(text).__name__, accepted=ACCEPTED
+            "A picture is not a text.", field=field, received=type(text).__name__, accepted=ACCEPTED
         )
     start = _DATA_URL.match(text)
     try:
         data = base64.b64decode(text[start.end() if start else 0 :], validate=True)
     except (binascii.Error, ValueError) as error:
         raise InvalidField(
-            "A reference is not base64.",
-            field=REFERENCE,
+            "A picture is not base64.",
+            field=field,
             received=f"{len(text)} characters ({error})",
             accepted=ACCEPTED,
         ) from error
-    check_filled(data, REFERENCE)
+    check_filled(data, field)
     return data

@@ -1,0 +1,131 @@
+"""ControlNets of requests, through both doors, against real NATS and Valkey, with a scripted router."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+from typing import Any
+
+import pytest
+
+import giornata.client
+from giornata.wire import codec, subjects
+from giornata.wire.adapters import Annotator, ControlCard, ControlKind, ControlUse
+from giornata.wire.errors import ControlNetNotFound, IdempotencyKeyReused, InvalidField
+from giornata.wire.fleet import FleetSummary
+from giornata.wire.models import Task
+from giornata.wire.workers import ServiceName
+from tests.integration.fake_router import CARD
+from tests.integration.gateway_fakes import Stage
+
+PAINTER = CARD.model_copy(
+    update={
+        "name": "painter",
+        "digest": "f" * 64,
+        "tasks": (Task.EDIT, Task.GENERATE),
+        "generation_guidance_scale": 4.0,
+    }
+)
+OUTLINE = ControlCard(name="outline", digest="o" * 64, kind=ControlKind.FLUX, text_channels=32)
+UNION = ControlCard(name="union", digest="u" * 64, kind=ControlKind.FLUX, text_channels=32, modes=3)
+ASKED = [
+    {"model": "outline", "image": 1, "scale": 0.5},
+    {"model": "union", "image": 0, "annotator": "canny", "mode": 2},
+]
+USES = (
+    ControlUse(model="outline", digest="o" * 64, image=1, scale=0.5),
+    ControlUse(model="union", digest="u" * 64, image=0, annotator=Annotator.CANNY, mode=2),
+)
+FILES = (b"one", b"two")
+
+
+@pytest.fixture
+async def controlled(stage: Stage) -> Stage:
+    """A gateway whose fleet serves a painter with two ControlNets."""
+    told = FleetSummary(
+        router="r",
+        ready=dict.fromkeys(ServiceName, 1),
+        models=(CARD, PAINTER),
+        controlnets={"painter": (OUTLINE, UNION)},
+    )
+    await stage.router.bus.client.publish(subjects.SUMMARY, codec.encode(told))
+    async with stage.http.get("/v1/models") as response:
+        views = {view["id"]: view for view in (await response.json())["data"]}
+    assert views["painter"]["controlnets"] == [{"name": "outline", "modes": 0}, {"name": "union", "modes": 3}]
+    assert "control_image_0" in views["painter"]["fields"]["edit"]
+    assert "controlnets" not in views["tiny"]["fields"]["edit"]
+    return stage
+
+
+async def kept(stage: Stage) -> tuple[tuple[ControlUse, ...], list[bytes]]:
+    """What the latest job has of ControlNets."""
+    job = (await stage.record()).job
+    return job.controls, [await stage.router.blobs.get(ref) for ref in job.control_images]
+
+
+async def posted(
+    stage: Stage, *parts: tuple[str, bytes], asked: object = (), **fields: str
+) -> tuple[int, Any]:
+    form = stage.form(**{"model": "painter", "controlnets": json.dumps(asked)} | fields)
+    for name, data in parts:
+        form.add_field(name, io.BytesIO(data), filename="control.png", content_type="image/png")
+    async with stage.http.post("/v1/jobs", data=form) as response:
+        return response.status, await response.json()
+
+
+async def test_an_edit_brings_their_images_as_parts(controlled: Stage) -> None:
+    parts = [("control_image_1", b"two"), ("control_image_0", b"one")]
+    status, answer = await posted(controlled, *parts, asked=ASKED)
+    assert status == 202, answer
+    assert await kept(controlled) == (USES, list(FILES))
+    assert [one["model"] for one in answer["controlnets"]] == ["outline", "union"]
+
+
+async def test_a_generation_brings_them_as_text(controlled: Stage) -> None:
+    written = {f"control_image_{i}": base64.b64encode(data).decode() for i, data in enumerate(FILES)}
+    asked = {"prompt": "a barn", "model": "painter", "controlnets": ASKED, **written}
+    async with controlled.http.post("/v1/images/generations", json=asked) as response:
+        assert response.status == 200, await response.text()
+    assert await kept(controlled) == (USES, list(FILES))
+
+
+async def test_the_nats_door_takes_them(controlled: Stage, nats_url: str) -> None:
+    async with giornata.client.connect(nats_url) as client:
+        named: dict[str, Any] = {"prompt": "a scarf", "model": "painter", "controlnets": ASKED}
+        await (await client.edit(image=b"picture", control_image=FILES, **named))
+        assert await kept(controlled) == (USES, list(FILES))
+        await (await client.generate(control_image=FILES, **named))
+        assert await kept(controlled) == (USES, list(FILES))
+        await (await client.edit(image=b"picture", control_image=FILES, idempotency_key="k", **named))
+        with pytest.raises(IdempotencyKeyReused, match="its control images"):
+            await client.edit(image=b"picture", control_image=FILES[::-1], idempotency_key="k", **named)
+        with pytest.raises(InvalidField, match="too many control images"):
+            await client.edit(image=b"picture", control_image=(b"x",) * 4, **named)
+        with pytest.raises(InvalidField, match="needs a control image"):
+            await client.edit(image=b"picture", control_image=FILES[:1], **named)
+        with pytest.raises(ControlNetNotFound, match="belongs to painter"):
+            await client.edit(image=b"picture", control_image=FILES, **named | {"model": "tiny"})
+
+
+@pytest.mark.parametrize(
+    ("parts", "asked", "status", "code", "field"),
+    [
+        ([], [{"model": "depth", "annotator": "canny"}], 404, "controlnet_not_found", "controlnets"),
+        ([], [{"model": "union", "annotator": "canny"}], 400, "invalid_field", "controlnets.mode"),
+        ([], [{"model": "outline"}], 400, "invalid_field", "controlnets.0"),
+        ([], [{"model": "outline", "annotator": "depth"}], 400, "invalid_field", "controlnets.0.annotator"),
+        ([], [{"model": "outline", "annotator": "tile", "start": 0.5, "end": 0.5}], 400, "invalid_field", "controlnets.0"),
+        ([], [{"model": "outline", "annotator": "tile"}] * 4, 400, "invalid_field", "controlnets"),
+        ([("control_image_1", b"x")], [{"model": "outline", "image": 1}], 400, "invalid_field", "control_image_0"),
+        ([("control_image_0", b"x")], [], 400, "invalid_field", "control_image_0"),
+        ([("control_image_0", b"")], [{"model": "outline", "image": 0}], 400, "invalid_field", "control_image_0"),
+        ([("control_image_0", b"x")] * 2, [{"model": "outline", "image": 0}], 400, "invalid_field", "control_image_0"),
+        ([("control_image", b"x")], [{"model": "outline", "image": 0}], 400, "invalid_field", "control_image"),
+    ],
+)  # fmt: skip
+async def test_what_is_wrong_is_told(
+    controlled: Stage, parts: list[tuple[str, bytes]], asked: object, status: int, code: str, field: str
+) -> None:
+    answered, answer = await posted(controlled, *parts, asked=asked)
+    assert (answered, answer["error"]["code"], answer["error"]["param"]) == (status, code, field)
