@@ -20,6 +20,7 @@ from giornata.fleet import Fleet
 from giornata.records import Records
 from giornata.tenant_records import TemplateRecords
 from giornata.wire import codec, subjects, templates
+from giornata.wire.adapters import ControlCard
 from giornata.wire.errors import DeadlineExceeded, GiornataError, JobCancelled, JobNotFound
 from giornata.wire.events import DoneEvent, EventKind, PreviewEvent, StateEvent, StepEvent
 from giornata.wire.fleet import FleetPage, FleetRequest, InstanceReports
@@ -88,6 +89,8 @@ class FakeRouter:
     blobs: RedisBlobs
     records: Records
     cards: tuple[ModelCard, ...] = (CARD,)
+    controlnets: dict[str, tuple[ControlCard, ...]] = field(default_factory=dict)
+    """By model; a denoiser of its own has them."""
     refusals: list[GiornataError] = field(default_factory=list)
     """Raised by the next submissions, one each."""
     asked: asyncio.Event = field(default_factory=asyncio.Event)
@@ -160,7 +163,20 @@ class FakeRouter:
         common: dict[str, Any] = {"host": "test", "version": __version__, "ready": True}
         self.gateways.expire(time.monotonic())
         worker = WorkerState(capacity_rows=8, capacity_tokens=9999, running=self.progress, steps_total=7)
+        controlled = [
+            ServiceState(
+                service=ServiceName.DENOISER,
+                instance=f"fake-denoiser-{card.name}",
+                models=(card,),
+                controlnets=self.controlnets[card.name],
+                worker=worker,
+                **common,
+            )
+            for card in self.cards
+            if card.name in self.controlnets
+        ]
         return [
+            *controlled,
             ServiceState(service=ServiceName.ROUTER, instance="fake-router", **common),
             ServiceState(service=ServiceName.PREPOST, instance="fake-prepost", models=self.cards, **common),
             ServiceState(

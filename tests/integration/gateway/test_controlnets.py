@@ -10,12 +10,9 @@ from typing import Any
 import pytest
 
 import giornata.client
-from giornata.wire import codec, subjects
 from giornata.wire.adapters import Annotator, ControlCard, ControlKind, ControlUse
 from giornata.wire.errors import ControlNetNotFound, IdempotencyKeyReused, InvalidField
-from giornata.wire.fleet import FleetSummary
 from giornata.wire.models import Task
-from giornata.wire.workers import ServiceName
 from tests.integration.fake_router import CARD
 from tests.integration.gateway_fakes import Stage
 
@@ -43,13 +40,8 @@ FILES = (b"one", b"two")
 @pytest.fixture
 async def controlled(stage: Stage) -> Stage:
     """A gateway whose fleet serves a painter with two ControlNets."""
-    told = FleetSummary(
-        router="r",
-        ready=dict.fromkeys(ServiceName, 1),
-        models=(CARD, PAINTER),
-        controlnets={"painter": (OUTLINE, UNION)},
-    )
-    await stage.router.bus.client.publish(subjects.SUMMARY, codec.encode(told))
+    stage.router.cards, stage.router.controlnets = (CARD, PAINTER), {"painter": (OUTLINE, UNION)}
+    await stage.router.announce()
     async with stage.http.get("/v1/models") as response:
         views = {view["id"]: view for view in (await response.json())["data"]}
     assert views["painter"]["controlnets"] == [{"name": "outline", "modes": 0}, {"name": "union", "modes": 3}]
@@ -115,7 +107,7 @@ async def test_the_nats_door_takes_them(controlled: Stage, nats_url: str) -> Non
         ([], [{"model": "union", "annotator": "canny"}], 400, "invalid_field", "controlnets.mode"),
         ([], [{"model": "outline"}], 400, "invalid_field", "controlnets.0"),
         ([], [{"model": "outline", "annotator": "depth"}], 400, "invalid_field", "controlnets.0.annotator"),
-        ([], [{"model": "outline", "annotator": "tile", "start": 0.5, "end": 0.5}], 400, "invalid_field", "controlnets.0"),
+        ([], [{"model": "outline", "image": 0, "start": 0.5, "end": 0.5}], 400, "invalid_field", "controlnets.0"),
         ([], [{"model": "outline", "annotator": "tile"}] * 4, 400, "invalid_field", "controlnets"),
         ([("control_image_1", b"x")], [{"model": "outline", "image": 1}], 400, "invalid_field", "control_image_0"),
         ([("control_image_0", b"x")], [], 400, "invalid_field", "control_image_0"),
@@ -128,4 +120,5 @@ async def test_what_is_wrong_is_told(
     controlled: Stage, parts: list[tuple[str, bytes]], asked: object, status: int, code: str, field: str
 ) -> None:
     answered, answer = await posted(controlled, *parts, asked=asked)
-    assert (answered, answer["error"]["code"], answer["error"]["param"]) == (status, code, field)
+    told = answer["error"]
+    assert (answered, told["code"], told["param"]) == (status, code, field), told["message"]

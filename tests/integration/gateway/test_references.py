@@ -114,7 +114,11 @@ async def test_models_that_take_none_name_those_that_do(looking: Stage) -> None:
         ([("reference", b"x")] * 3, "invalid_field", "at most 2"),
         ([("reference", b"x")] * 9, "invalid_field", "at most 8"),
         ([("reference", b"")], "invalid_field", "one PNG, JPEG or WebP file"),
-        ([("reference_9", b"x")], "invalid_field", "files: image, mask, reference"),
+        (
+            [("reference_9", b"x")],
+            "invalid_field",
+            "files: image, mask, reference, control_image_0, control_image_1, control_image_2",
+        ),
     ],
 )
 async def test_wrong_references_are_refused(
