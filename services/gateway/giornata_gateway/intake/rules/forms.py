@@ -133,7 +133,9 @@ FILES = {
     "mask": "mask",
     REFERENCE: REFERENCE,
     f"{REFERENCE}[]": REFERENCE,
-} | {reference_name(index): REFERENCE for index in range(MAX_REFERENCES)}
+    **{reference_name(index): REFERENCE for index in range(MAX_REFERENCES)},
+    **{name: name for name in CONTROL_IMAGES},
+}
 """Names of file parts and what they hold; OpenAI's clients write `image[]` for each of a list."""
 LISTED = "image[]"
 """OpenAI's edits take several: the first one is edited, and the others are references."""
