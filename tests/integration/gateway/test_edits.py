@@ -128,7 +128,7 @@ async def test_a_picture_that_fails_does_not_take_the_others_with_it(stage: Stag
         ({"prompt": "  "}, "invalid_field", "prompt"),
         ({"stile": "x"}, "unknown_field", "stile"),
         ({"lora": "x"}, "unknown_field", "lora"),
-        ({"controlnet": "x"}, "not_supported", "controlnet"),
+        ({"controlnet": "x"}, "unknown_field", "controlnet"),
         ({"quality": "high"}, "invalid_field", "quality"),
         ({"background": "opaque"}, "invalid_field", "background"),
         ({"negative_prompt": "x", "true_cfg_scale": "2"}, "invalid_field", "negative_prompt"),
