@@ -20,19 +20,32 @@ def own(name: str) -> BlobRef:
 
 
 def record(image: str, error: GiornataError | None = None) -> JobRecord:
-    uploads = [ref(f"{JOB.upload_folder}x/{name}") for name in ("mask", "reference_0")]
-    job = JOB.model_copy(update={"image": ref(image), "mask": uploads[0], "references": (uploads[1],)})
+    uploads = [ref(f"{JOB.upload_folder}x/{name}") for name in ("mask", "reference_0", "control_image_0")]
+    job = JOB.model_copy(
+        update={
+            "image": ref(image),
+            "mask": uploads[0],
+            "references": (uploads[1],),
+            "control_images": (uploads[2],),
+        }
+    )
     made = JobRecord(job=job, state=JobState.FAILED, error=error.body() if error else None)
     return made.model_copy(
         update={
             "inspection": INSPECTION.model_copy(
-                update={"prepared": own("prepared"), "alpha": own("alpha"), "references": own("seen")}
+                update={
+                    "prepared": own("prepared"),
+                    "alpha": own("alpha"),
+                    "references": own("seen"),
+                    "controls": own("annotated"),
+                }
             ),
             "encoding": ENCODING.model_copy(
                 update={
                     "text": own("text"),
                     "rows": (own("row"),),
                     "references": own("clean"),
+                    "controls": (own("control"),),
                     "empty_text": ref("shared/p/empty-text"),
                 }
             ),
@@ -44,16 +57,18 @@ def keys(found: JobRecord, *made: BlobRef) -> set[str]:
     return {ref.key for ref in leftovers(found, made)}
 
 
-STAGES = {own(name).key for name in ("prepared", "alpha", "seen", "text", "clean", "row")}
+STAGES = {
+    own(name).key for name in ("prepared", "alpha", "seen", "annotated", "text", "clean", "control", "row")
+}
 MASK = f"{JOB.upload_folder}x/mask"
-REFERENCE = f"{JOB.upload_folder}x/reference_0"
+OTHERS = {f"{JOB.upload_folder}x/reference_0", f"{JOB.upload_folder}x/control_image_0"}
 
 
 def test_the_jobs_own_pictures_go_and_those_of_others_stay() -> None:
     mine = f"{JOB.upload_folder}x/image"
-    assert keys(record(mine)) == STAGES | {mine, MASK, REFERENCE}
+    assert keys(record(mine)) == STAGES | {mine, MASK} | OTHERS
     for shared in (f"{JOB.tenant}/template_1/image", f"{JOB.tenant}/upload_1/image", f"{JOB.tenant}/image"):
-        assert keys(record(shared)) == STAGES | {MASK, REFERENCE}
+        assert keys(record(shared)) == STAGES | {MASK} | OTHERS
 
 
 def test_a_job_in_quarantine_keeps_its_inputs_for_an_operator() -> None:
@@ -69,6 +84,6 @@ def test_a_picture_goes_unless_it_is_delivered(delivered: bool) -> None:
         RowRecord(index=1, seed=2, resume=RowState(step=1, latents=own("latents-1-c"))),
     )
     found = keys(record("").model_copy(update={"rows": rows}), image)
-    assert found == STAGES | {MASK, REFERENCE, own("latents-0-b").key, own("latents-1-c").key} | (
+    assert found == STAGES | {MASK, own("latents-0-b").key, own("latents-1-c").key} | OTHERS | (
         set() if delivered else {image.key}
     )

@@ -26,14 +26,14 @@ def leftovers(record: JobRecord, made: Iterable[BlobRef]) -> tuple[BlobRef, ...]
 
 def of_inspection(inspection: Inspection) -> tuple[BlobRef, ...]:
     """The blobs of an inspection."""
-    made = (inspection.prepared, inspection.references, inspection.alpha)
+    made = (inspection.prepared, inspection.references, inspection.controls, inspection.alpha)
     return tuple(ref for ref in made if ref is not None)
 
 
 def of_encoding(encoding: Encoding) -> tuple[BlobRef, ...]:
     """The blobs of an encoding that are the job's alone."""
     shared = (encoding.text,) if encoding.references is None else (encoding.text, encoding.references)
-    return *shared, *encoding.rows
+    return *shared, *encoding.controls, *encoding.rows
 
 
 def of_record(record: JobRecord) -> Iterator[BlobRef]:
