@@ -78,6 +78,7 @@ class Placement:
         self.estimates.observe(name, digest, shown, state.controlnets)
         before = self._workers.get(name)
         worker = Occupancy.of(state, shown, self.estimates.pace(name), before)
+        worker.controlnets = frozenset(card.digest for card in state.controlnets)
         worker.fetch_ms = self.estimates.fetch_ms(name, worker.disk_bytes)
         worker.arrivals = self.estimates.arrivals(name)
         for attempt in worker.listed:
@@ -148,7 +149,7 @@ class Placement:
 
     def has_room(self, demand: Demand, excluded: Collection[str] = ()) -> bool:
         """Whether a worker that is not `excluded` could take `demand` now, be it a good choice or not."""
-        return self._serving(demand).has_room(demand, self._closed(excluded))
+        return self._serving(demand).has_room(demand, self._closed(demand, excluded))
 
     def candidates(
         self, demand: Demand, most: int, excluded: Collection[str] = (), fetching: str | None = None
@@ -158,7 +159,7 @@ class Placement:
         Of many, about `most` with least to compute, as many with its template and as many with its LoRAs. These are
         not waited for on the worker that is `fetching` them.
         """
-        serving, closed = self._serving(demand), self._closed(excluded)
+        serving, closed = self._serving(demand), self._closed(demand, excluded)
         many = len(serving) - len(closed) > 2 * most
         able = serving.fitting(demand, most, closed) if many else serving.all(closed)
         weigh = Weighing(demand, self._repeats.share, self._lora_repeats.share)
@@ -166,7 +167,8 @@ class Placement:
 
     def soonest(self, demand: Demand, excluded: Collection[str] = ()) -> str | None:
         """The worker that will be empty first, whether it has room now or not; None if none serves `demand`."""
-        return next((worker.name for worker in self._serving(demand).least(1, excluded)), None)
+        closed = self._lacking(demand).union(excluded)
+        return next((worker.name for worker in self._serving(demand).least(1, closed)), None)
 
     def prospects(self, demand: Demand) -> list[Prospect]:
         """Workers that serve `demand` at a known speed; of many, some stand for others with as much to compute."""
@@ -175,14 +177,14 @@ class Placement:
             Prospect(
                 worker.totals.outlook.drained_ms, weigh.ms(worker, 1 / worker.shown.capacity_rows), number
             )
-            for worker, number in self._serving(demand).sample(SAMPLED)
+            for worker, number in self._sampled(demand)
             if worker.totals is not None and worker.pace is not UNKNOWN
         ]
 
     def least_ms(self, demand: Demand) -> float:
         """Time that `demand` takes alone on the fastest of the workers in a sample; 0 while no speed is known."""
-        weigh, sample = Weighing(demand), self._serving(demand).sample(SAMPLED)
-        known = (worker for worker, _ in sample if worker.pace is not UNKNOWN)
+        weigh = Weighing(demand)
+        known = (worker for worker, _ in self._sampled(demand) if worker.pace is not UNKNOWN)
         return min((weigh.ms(worker, 1.0) for worker in known), default=0.0)
 
     def assigned(self, job_id: str) -> list[Booking]:
@@ -266,8 +268,24 @@ class Placement:
         for lora in demand.loras:
             self._lora_repeats.see(lora.digest)
 
-    def _closed(self, excluded: Collection[str]) -> Collection[str]:
-        return self._refused.union(excluded) if self._refused else excluded
+    def _closed(self, demand: Demand, excluded: Collection[str]) -> Collection[str]:
+        closed = self._lacking(demand) | self._refused
+        return closed.union(excluded) if closed else excluded
+
+    def _lacking(self, demand: Demand) -> set[str]:
+        """Workers that lack ControlNets of `demand`; none where all do: it is refused there, and does not wait."""
+        if not demand.controls:
+            return set()
+        needed = {net.digest for net in demand.controls}
+        serving = self._serving(demand).all(())
+        lacking = {worker.name for worker in serving if not needed <= worker.controlnets}
+        return lacking if len(lacking) < len(serving) else set()
+
+    def _sampled(self, demand: Demand) -> list[tuple[Occupancy, float]]:
+        """Workers that can compute `demand`; of many, some, and how many each of them stands for."""
+        if lacking := self._lacking(demand):
+            return [(worker, 1.0) for worker in self._serving(demand).all(lacking)]
+        return self._serving(demand).sample(SAMPLED)
 
     def _changed(self, worker: Occupancy) -> None:
         for model in worker.served:

@@ -113,8 +113,9 @@ class _Deciding:
     """Workers that are kept free."""
     left: dict[str, Key] = field(default_factory=dict)
     """The first job of each model that finds no room, though there may be room for a row."""
-    too_many: dict[str, int] = field(default_factory=dict)
-    """How many rows of each model found no room together: jobs that ask for as many find none either."""
+    too_many: dict[tuple[str, frozenset[str]], int] = field(default_factory=dict)
+    """How many rows of each model, and of some ControlNets, found no room together: jobs that ask for as many of these
+    find none either."""
 
     def serve(self, entry: QueuedRows) -> bool:
         """Place as many of the rows as can be; False when no other job is to be asked."""
@@ -125,7 +126,7 @@ class _Deciding:
         while True:
             whole = rest.asked(self.now)
             asked = whole.piece() if self.rules.spreads else whole
-            if asked.rows >= self.too_many.get(model, asked.rows + 1):
+            if asked.rows >= self.too_many.get(_kind(asked), asked.rows + 1):
                 break
             candidates = self.placement.candidates(asked, self.rules.looked_at, self.excluded, rest.fetching)
             chosen = self.rules.policy(candidates, asked)
@@ -148,11 +149,16 @@ class _Deciding:
             self.choosy[model] += 1
             return sum(count >= MAX_CHOOSY for count in self.choosy.values()) < self.models
         if not asked.alone:
-            self.too_many[model] = asked.rows
+            self.too_many[_kind(asked)] = asked.rows
         if self.left.setdefault(model, entry.key) == entry.key and entry.passed >= MAX_PASSED:
             soonest = self.placement.soonest(asked, self.excluded)
             self.excluded |= {soonest} if soonest else set()
         return True
+
+
+def _kind(demand: Demand) -> tuple[str, frozenset[str]]:
+    """What tells the workers that can compute `demand`: its model and its ControlNets."""
+    return demand.model_digest, frozenset(net.digest for net in demand.controls)
 
 
 SCHEDULERS: Final[Mapping[PolicyName, Scheduler]] = MappingProxyType(

@@ -251,10 +251,41 @@ def test_a_controlnet_costs_the_worker_that_computes_it_itself() -> None:
         having("apart", None), having("within", None).model_copy(update={"controlnets": (card,)})
     )
     demand = replace(DEMAND, controls=(NeededControl("c", 0.5),))
-    by_name = {c.instance: c for c in known.candidates(demand, 8)}
-    added = by_name["within"].loads[0].step_ms - by_name["apart"].loads[0].step_ms
+    (controlled,) = (c for c in known.candidates(demand, 8) if c.instance == "within")
+    (plainly,) = (c for c in known.candidates(DEMAND, 8) if c.instance == "within")
+    added = controlled.loads[0].step_ms - plainly.loads[0].step_ms
     pace = known.estimates.pace("within")
     assert added == pytest.approx(pace.costs.compute[-1] * 0.5 * control_work(4000, SHAPE.text + SHAPE.image))
-    assert choose(known, demand) == "apart"
+    assert choose(known, demand) == "within", "the other can not compute it"
     assert choose(known, DEMAND) == "apart"  # by name: they are equals
     assert low_rank_weights([LORA.size_bytes]) == LORA.size_bytes / 2
+
+
+NETS = ("a" * 64, "b" * 64, "c" * 64)
+SOME_NETS = st.frozensets(st.sampled_from(NETS))
+
+
+def controlling(name: str, digests: frozenset[str], running: int) -> ServiceState:
+    """A worker with ControlNets, and so many rows of ten steps."""
+    cards = tuple(
+        ControlCard(name=digest[:1], digest=digest, kind=ControlKind.FLUX, text_channels=8, weight_bytes=1000)
+        for digest in sorted(digests)
+    )
+    rows = [row(f"{name}-{number}", 0, 10) for number in range(running)]
+    return worker(name, *rows, controlnets=cards)
+
+
+@given(st.lists(st.tuples(SOME_NETS, st.integers(0, 4)), max_size=6), SOME_NETS)
+def test_workers_without_a_jobs_controlnets_are_as_if_they_were_not_there_while_another_has_them(
+    fleet: list[tuple[frozenset[str], int]], asked: frozenset[str]
+) -> None:
+    states = [controlling(f"d{number}", *each) for number, each in enumerate(fleet)]
+    demand = replace(DEMAND, controls=tuple(NeededControl(digest, 1.0) for digest in sorted(asked)))
+    everyone = placement(*states)
+    having = [state for state, (has, _) in zip(states, fleet, strict=True) if asked <= has]
+    able = placement(*(having or states))
+    names = [candidate.instance for candidate in able.candidates(DEMAND, 8)]
+    assert [candidate.instance for candidate in everyone.candidates(demand, 8)] == names
+    assert everyone.has_room(demand) == able.has_room(DEMAND)
+    assert everyone.soonest(demand) == able.soonest(DEMAND)
+    assert len(everyone.prospects(demand)) == len(able.prospects(DEMAND))
