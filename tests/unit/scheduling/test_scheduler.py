@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from giornata.scheduling.adapters import NeededControl
 from giornata.scheduling.demand import Demand, RowShape
 from giornata.scheduling.line import AGEING_S, Claim, Line
 from giornata.scheduling.placement import Placement
 from giornata.scheduling.policies import Candidate, Policy, request_level, with_room
 from giornata.scheduling.scheduler import MAX_CHOOSY, MAX_PASSED, Decision, InTurn, Placed
+from giornata.wire.adapters import ControlCard, ControlKind
 from giornata.wire.jobs import Priority
 from giornata.wire.workers import RowProgress, WorkerState
 from giornata_tools.simulation.jobs import DIGEST, MODEL
@@ -27,13 +29,14 @@ class Cell:
         for number, count in enumerate(rows):
             self.tell(number, count)
 
-    def tell(self, number: int, rows: int) -> None:
+    def tell(self, number: int, rows: int, *nets: ControlCard) -> None:
         running = tuple(
             RowProgress(job_id=f"r{number}", attempt=1, index=index, step=0, steps=10, tokens=16)
             for index in range(rows)
         )
         worker = WorkerState(capacity_rows=2, capacity_tokens=999, running=running)
-        self.placement.observe(TOLD.model_copy(update={"instance": f"w{number}", "worker": worker}), 0.0)
+        told = {"instance": f"w{number}", "worker": worker, "controlnets": nets}
+        self.placement.observe(TOLD.model_copy(update=told), 0.0)
 
     def join(
         self,
@@ -73,6 +76,23 @@ def test_a_job_that_waits_for_a_better_worker_holds_up_nobody() -> None:
     assert cell.served() == [("a", "w1", 1), ("b", "w1", 1)]
     cell.tell(0, rows=1)
     assert cell.served() == [("choosy", "w0", 1)], "and is asked first when that one has room"
+
+
+def test_a_job_that_waits_for_the_worker_with_its_controlnet_holds_up_nobody() -> None:
+    edges = ControlCard(name="edges", digest="e" * 64, kind=ControlKind.FLUX, text_channels=8)
+    cell = Cell(request_level, [2, 0])
+    cell.tell(0, 2, edges)
+    cell.join("edges", replace(DEMAND, controls=(NeededControl(edges.digest, 1.0),)))
+    for name in ("a", "b"):
+        cell.join(name)
+    assert cell.served() == [("a", "w1", 1), ("b", "w1", 1)]
+    cell.tell(0, 1, edges)
+    assert cell.served() == [("edges", "w0", 1)]
+    cell.join("depth", replace(DEMAND, controls=(NeededControl("d" * 64, 1.0),)))
+    cell.tell(0, 0, edges)
+    assert [name for name, *_ in cell.served()] == ["depth"], (
+        "no worker has it: one refuses it, and it does not wait"
+    )
 
 
 def test_in_order_as_long_as_there_is_room() -> None:
