@@ -63,7 +63,13 @@ FIELDS = {
     "background": ({"background": "transparent"}, 400, "invalid_field", "background"),
     "unknown": ({"colour": "teal"}, 400, "unknown_field", "colour"),
     "adapter": ({"loras": "x"}, 400, "invalid_field", "loras"),
-    "ControlNet": ({"controlnet": "x"}, 400, "not_supported", "controlnet"),
+    "ControlNet by another name": ({"controlnet": "x"}, 400, "unknown_field", "controlnet"),
+    "unknown ControlNet": (
+        {"controlnets": '[{"model": "x", "annotator": "canny"}]'},
+        404,
+        "controlnet_not_found",
+        "controlnets",
+    ),
     "negative prompt": (
         {"negative_prompt": "x", "true_cfg_scale": 2},
         400,
