@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from giornata.control_inputs import control_input
 from giornata.model_cards import digest
 from giornata.wire.adapters import ControlCard, ControlKind
 
@@ -53,6 +54,7 @@ def read_control_card(folder: Path, name: str | None = None) -> ControlCard:
         kind=kind,
         text_channels=int(config[TEXT[kind]]),
         modes=int(config.get("num_mode") or 0),
+        sees=control_input(config),
         weight_bytes=weights,
     )
 

@@ -24,8 +24,8 @@ HOW: dict[str, Any] = {"prompt": "a red hat", "num_inference_steps": 4, "seed": 
 EDGES = {"model": "edges", "image": 0}
 
 
-def save_edges(model: Path, folder: Path) -> None:
-    """A random ControlNet for the Flux checkpoint `model`."""
+def save_net(model: Path, folder: Path, *, pixels: bool = False) -> None:
+    """A random ControlNet for the Flux checkpoint `model`; one of `pixels` embeds them itself."""
     config = FluxTransformer2DModel.load_config(model, subfolder="transformer")
     kept = (
         "attention_head_dim", "num_attention_heads", "joint_attention_dim", "pooled_projection_dim",
@@ -38,6 +38,8 @@ def save_edges(model: Path, folder: Path) -> None:
         num_layers=1,
         num_single_layers=1,
         **{name: config[name] for name in kept},
+        patch_size=2 if pixels else 1,
+        conditioning_embedding_channels=config["out_channels"] // 4 if pixels else None,
     )
     with torch.no_grad():
         for name, weight in net.named_parameters():
@@ -49,8 +51,9 @@ def save_edges(model: Path, folder: Path) -> None:
 @pytest.fixture(scope="module")
 def controlled(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveStack]:
     folder = tmp_path_factory.mktemp("controlnets") / "edges"
-    save_edges(tiny_model, folder)
-    env = {ServiceName.DENOISER: {"GIORNATA_CONTROLNETS": str(folder)}}
+    save_net(tiny_model, folder)
+    save_net(tiny_model, folder.with_name("hint"), pixels=True)
+    env = {ServiceName.DENOISER: {"GIORNATA_CONTROLNETS": f"{folder},sees_pixels={folder.with_name('hint')}"}}
     with live_stack(tiny_model, env_of=env) as live:
         yield live
 
@@ -81,7 +84,7 @@ async def edited(
 async def test_an_edit_follows_its_control_image(http: aiohttp.ClientSession, controlled: LiveStack) -> None:
     async with http.get("/v1/models") as answer:
         (told,) = (await answer.json())["data"]
-    assert told["controlnets"] == [{"name": "edges", "modes": 0}]
+    assert told["controlnets"] == [{"name": "edges", "modes": 0}, {"name": "sees_pixels", "modes": 0}]
     # a control image is drawn from its posterior before the noise, so without one a seed makes another picture
     idle = EDGES | {"scale": 0}
     under, again, half, none, unseen, annotated = [
@@ -111,3 +114,13 @@ async def test_an_edit_follows_its_control_image(http: aiohttp.ClientSession, co
         assert (pixels(result.pictures[0].data).astype(int) == under).all()
         with pytest.raises(ControlNetNotFound, match="edges"):
             await client.edit(controlnets=[EDGES | {"model": "depth"}], **asked)
+
+
+async def test_a_controlnet_that_embeds_pixels_itself_sees_them(http: aiohttp.ClientSession) -> None:
+    """As XLabs trains them: no latents are drawn, so that a seed makes the same picture as without."""
+    plain, idle, under = [
+        await edited(http, *({"model": "sees_pixels", "image": 0, "scale": scale} for scale in scales))
+        for scales in ((), (0,), (1,))
+    ]
+    assert np.abs(idle - plain).max() <= 1
+    assert np.abs(under - plain).max() > 8

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from giornata.control_cards import read_control_card
-from giornata.wire.adapters import ControlKind
+from giornata.wire.adapters import ControlInput, ControlKind
 
 FLUX = {"_class_name": "FluxControlNetModel", "joint_attention_dim": 4096, "num_mode": None}
 UNET = {"_class_name": "ControlNetModel", "cross_attention_dim": 768}
@@ -45,6 +45,24 @@ def test_a_card_tells_what_the_folder_holds(
     assert card.weight_bytes == len(b"weights")
 
 
+@pytest.mark.parametrize(
+    ("config", "sees"),
+    [
+        (FLUX, ControlInput.USUAL),
+        ({**FLUX, "conditioning_embedding_channels": 16}, ControlInput.PIXELS),
+        (
+            {**FLUX, "_class_name": "SD3ControlNetModel", "extra_conditioning_channels": 1},
+            ControlInput.MASKED,
+        ),
+        (UNET, ControlInput.USUAL),
+    ],
+)
+def test_a_card_tells_what_the_controlnet_sees(
+    config: dict[str, Any], sees: ControlInput, tmp_path: Path
+) -> None:
+    assert read_control_card(folder(tmp_path, config)).sees is sees
+
+
 def test_the_name_is_the_folders_and_the_digest_follows_the_weights(tmp_path: Path) -> None:
     first = read_control_card(folder(tmp_path, FLUX))
     again = read_control_card(folder(tmp_path, FLUX, b"others!"))
@@ -61,6 +79,10 @@ def test_the_name_is_the_folders_and_the_digest_follows_the_weights(tmp_path: Pa
         ({**UNET, "cross_attention_dim": [768, 768]}, "a number of channels"),
         ({"_class_name": "SD3ControlNetModel", "joint_attention_dim": None}, "joint_attention_dim is None"),
         ({**FLUX, "_class_name": "SD3ControlNetModel", "use_pos_embed": False}, "no positions of its own"),
+        (
+            {**FLUX, "_class_name": "SD3ControlNetModel", "extra_conditioning_channels": 3},
+            "3 extra channels",
+        ),
         ([], "does not hold a JSON object"),
     ],
 )
