@@ -117,7 +117,10 @@ async def test_an_edit_follows_its_control_image(http: aiohttp.ClientSession, co
 
 
 async def test_a_controlnet_that_embeds_pixels_itself_sees_them(http: aiohttp.ClientSession) -> None:
-    """As XLabs trains them: no latents are drawn, so that a seed makes the same picture as without."""
+    """XLabs trains such ones.
+
+    No latents are drawn of its image, so that a seed makes the picture that it makes without.
+    """
     plain, idle, under = [
         await edited(http, *({"model": "sees_pixels", "image": 0, "scale": scale} for scale in scales))
         for scales in ((), (0,), (1,))

@@ -90,7 +90,7 @@ class FakeRouter:
     records: Records
     cards: tuple[ModelCard, ...] = (CARD,)
     controlnets: dict[str, tuple[ControlCard, ...]] = field(default_factory=dict)
-    """By model; a denoiser of its own has them."""
+    """By model: each model's are those of one more denoiser."""
     refusals: list[GiornataError] = field(default_factory=list)
     """Raised by the next submissions, one each."""
     asked: asyncio.Event = field(default_factory=asyncio.Event)

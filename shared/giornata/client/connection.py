@@ -15,8 +15,8 @@ from giornata.bus import bus
 from giornata.client.edit import Edit
 from giornata.deadlines import Deadline
 from giornata.wire import codec, generations, messages, subjects
-from giornata.wire.adapters import CONTROL_IMAGES, MAX_CONTROLNETS, named_control_images
-from giornata.wire.errors import InvalidField, NotPermitted, PayloadTooLarge
+from giornata.wire.adapters import CONTROL_IMAGES, check_control_images, named_control_images
+from giornata.wire.errors import NotPermitted, PayloadTooLarge
 from giornata.wire.jobs import BlobRef, Priority
 from giornata.wire.references import named_references
 from giornata.wire.requests import EditParameters, GenerationParameters, asked
@@ -239,13 +239,7 @@ def _controls(images: Sequence[bytes]) -> dict[str, bytes]:
 
     InvalidField where there are more than a request may bring.
     """
-    if len(images) > MAX_CONTROLNETS:
-        raise InvalidField(
-            "The request brings too many control images.",
-            field="control_image",
-            received=f"{len(images)} pictures",
-            accepted=f"at most {MAX_CONTROLNETS}",
-        )
+    check_control_images(len(images))
     return named_control_images(images)
 
 

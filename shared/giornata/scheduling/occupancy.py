@@ -54,7 +54,7 @@ class Occupancy:
     shown: WorkerState
     pace: Pace
     controlnets: frozenset[str] = frozenset()
-    """Digests of those that its process computes."""
+    """Digests of the ControlNets that its process computes."""
     fetch_ms: float = 0.0
     """Time of reading one of its templates from disk."""
     arrivals: Arrivals = UNTOLD

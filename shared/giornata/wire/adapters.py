@@ -12,12 +12,15 @@ from typing import Annotated, Final, Self, TypeVar
 
 from pydantic import Field, StringConstraints, model_validator
 
+from giornata.wire.errors import InvalidField
 from giornata.wire.values import Recorded, Wire
 
 MAX_LORAS: Final = 4
 MAX_CONTROLNETS: Final = 3
 MAX_SCALE: Final = 4.0
-CONTROL_IMAGES: Final = tuple(f"control_image_{index}" for index in range(MAX_CONTROLNETS))
+CONTROL_IMAGE: Final = "control_image"
+"""Name of the messages' field."""
+CONTROL_IMAGES: Final = tuple(f"{CONTROL_IMAGE}_{index}" for index in range(MAX_CONTROLNETS))
 """Names of the files that a request brings as control images, as :attr:`AskedControl.image` counts them."""
 
 T = TypeVar("T")
@@ -167,7 +170,18 @@ def control_name(index: int) -> str:
 
 def control_field(index: int) -> str:
     """The name of the request's file that is its control image `index`."""
-    return f"control_image_{index}"
+    return f"{CONTROL_IMAGE}_{index}"
+
+
+def check_control_images(count: int) -> None:
+    """Raise InvalidField where a request brings more control images than ControlNets could see."""
+    if count > MAX_CONTROLNETS:
+        raise InvalidField(
+            "The request brings too many control images.",
+            field=CONTROL_IMAGE,
+            received=f"{count} pictures",
+            accepted=f"at most {MAX_CONTROLNETS}",
+        )
 
 
 def named_control_images(images: Sequence[T]) -> dict[str, T]:

@@ -93,7 +93,7 @@ def test_candidates_are_all_plans_there_are(rows: list[BatchRow], link: Link) ->
 @settings(max_examples=200)
 @given(rows_of_prefixes(same_entries=True), LINKS, BASES)
 def test_nothing_else_that_is_tried_is_much_better(rows: list[BatchRow], link: Link, base_ms: float) -> None:
-    """By a tenth: neither by the other planners of batches, nor where each row does what is best for it alone.
+    """No other planner of batches is better by a tenth, nor is doing for each row what is best for it alone.
 
     Rows of one template that load different amounts for a block are left out: there a plan was 13 % behind.
     """

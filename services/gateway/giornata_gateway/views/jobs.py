@@ -121,7 +121,7 @@ class JobView(View):
     slo_met: bool | None = None
     """Once ended: whether it was completed within `slo_ms`; null without."""
     loras: list[LoraShare]
-    """As the request named them, and so are the ControlNets."""
+    """In the order of the request, and so are the ControlNets."""
     controlnets: list[ControlShare]
     pictures: list[PictureView]
     usage: Usage | None = None

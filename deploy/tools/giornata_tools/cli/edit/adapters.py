@@ -69,7 +69,10 @@ class ControlType(click.ParamType[dict[str, object]]):
 
 
 def in_order(controls: Iterable[Mapping[str, object]], images: int) -> list[dict[str, object]]:
-    """ControlNets of which each that says not what it sees sees the next one of so many control `images`."""
+    """The `controls`, in their order, with the control image that each sees.
+
+    Those that name neither an image nor an annotator take the `images` control images one after the other.
+    """
     numbers = count()
     read = []
     for control in controls:

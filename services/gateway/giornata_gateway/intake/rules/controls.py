@@ -39,7 +39,7 @@ def check_images(asked: Sequence[AskedControl], count: int, task: Task) -> None:
     for one in asked:
         if one.image is None and task is Task.GENERATE:
             raise InvalidField(
-                f"A generation has no picture of which {one.annotator} could make a control image.",
+                f"A generation edits no picture, and so {one.annotator} has nothing to make a control image of.",
                 field=f"{FIELD}.image",
                 received="none",
                 accepted=f"the number of a control image: 0 for {CONTROL_IMAGES[0]}",

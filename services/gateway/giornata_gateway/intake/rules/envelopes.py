@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Final, TypeVar
 
 from giornata.wire import generations
-from giornata.wire.adapters import MAX_CONTROLNETS, named_control_images
+from giornata.wire.adapters import check_control_images, named_control_images
 from giornata.wire.errors import InvalidField, PayloadTooLarge
 from giornata.wire.jobs import BlobRef
 from giornata.wire.messages import INLINE_BYTES, EditMessage, GenerateMessage
@@ -19,7 +19,6 @@ from giornata_gateway.intake.rules.tenants import Tenant
 REPLY_MARGIN_BYTES: Final = 64 << 10
 """Room in a reply for everything but the pictures."""
 
-CONTROL_FIELD: Final = "control_image"
 MAX_PARAMETERS: Final = 64
 NAME_CHARACTERS: Final = 64
 
@@ -135,13 +134,7 @@ def check_pictures(envelope: Envelope, tenant: Tenant, limit_bytes: int) -> None
     check_count(len(envelope.reference))
     for reference in envelope.reference:
         _check_picture(reference, REFERENCE, tenant.name, limit_bytes)
-    if len(envelope.control_image) > MAX_CONTROLNETS:
-        raise InvalidField(
-            "The request brings too many control images.",
-            field=CONTROL_FIELD,
-            received=f"{len(envelope.control_image)} pictures",
-            accepted=f"at most {MAX_CONTROLNETS}",
-        )
+    check_control_images(len(envelope.control_image))
     for name, picture in named_control_images(envelope.control_image).items():
         _check_picture(picture, name, tenant.name, limit_bytes)
 
