@@ -177,7 +177,7 @@ class DenoiserConfig(ModelConfig):
     controlnets: str = Field(
         "",
         description="ControlNets that this process computes: NAME=CHECKPOINT, separated by commas; a checkpoint is a "
-        "local diffusers folder or a hub id. Of Flux alone so far.",
+        "local diffusers folder or a hub id.",
     )
     control_held_steps: int = Field(
         2,

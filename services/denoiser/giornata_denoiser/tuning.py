@@ -127,7 +127,10 @@ def engine_of(
                 trace=trace or UNTRACED,
                 low_ranks=low_ranks,
                 controls=controls_of(
-                    checkpoint.controlnets, checkpoint.family.network, config.control_held_steps
+                    checkpoint.controlnets,
+                    checkpoint.family.network,
+                    checkpoint.card.pixel_multiple,
+                    config.control_held_steps,
                 ),
                 merging=merging,
             )

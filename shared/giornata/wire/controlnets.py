@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
+from giornata.wire.adapters import ControlKind
 from giornata.wire.jobs import Encoding, Inspection, Job
 from giornata.wire.values import Wire
 
@@ -21,6 +22,24 @@ class DataPath(StrEnum):
     """A Unix socket, and device memory that the other process opens by its handle; of one host."""
     TCP = "tcp"
     """A TCP connection; between hosts."""
+
+
+class ControlBase(Wire):
+    """A denoising network, as ControlNets that add to it have to know it."""
+
+    kind: ControlKind
+    channels: tuple[int, ...]
+    """By block: of a token of what is added behind it. Blocks of a UNet are its skip connections, and its middle."""
+    singles: int = 0
+    """So many of the blocks, the last ones, have one joint stream; of Flux."""
+    latent_channels: int
+    """Of a token of a row's latent."""
+    token_pixels: int
+    """Pixels of the picture a side of a token."""
+    text_channels: int
+    """Width of the text's embeddings."""
+    pooled_channels: int | None = None
+    """Of the pooled text; None without one."""
 
 
 class OpenControl(Wire):

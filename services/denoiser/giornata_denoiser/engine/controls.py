@@ -10,6 +10,9 @@ from giornata.packed.uses import Residuals, Use
 from giornata.scheduling.batch import RowKey
 from giornata_denoiser.rows.row import Row
 
+OfSequences = tuple[Residuals, ...]
+"""What is added to each sequence of a row; empty where no ControlNet acts."""
+
 
 class ControlNotLoaded(LookupError):
     """A row is to be computed, and a ControlNet that acts in its step is not here."""
@@ -18,8 +21,8 @@ class ControlNotLoaded(LookupError):
 class Controls(Protocol):
     """Computes ControlNets."""
 
-    def residuals(self, rows: Sequence[Row]) -> tuple[Residuals | None, ...]:
-        """What the ControlNets of `rows` add in their next steps, by row; None where none acts.
+    def residuals(self, rows: Sequence[Row]) -> tuple[OfSequences, ...]:
+        """What the ControlNets of `rows` add in their next steps, by row.
 
         Raises:
             ControlNotLoaded: one acts and cannot be computed: a row is never computed without it.
@@ -32,26 +35,24 @@ class Controls(Protocol):
 class NoControls:
     """A worker that has none; satisfies :class:`Controls`."""
 
-    def residuals(self, rows: Sequence[Row]) -> tuple[Residuals | None, ...]:
-        """None for each row."""
+    def residuals(self, rows: Sequence[Row]) -> tuple[OfSequences, ...]:
+        """Nothing for each row."""
         for row in rows:
             if any(row.adapters.controlling(row.step)):
                 raise ControlNotLoaded(f"row {row.key} has ControlNets, and this worker has none")
-        return (None,) * len(rows)
+        return ((),) * len(rows)
 
     def retain(self, keys: Collection[RowKey]) -> None:
         """Nothing is kept."""
 
 
-def controlled(
-    uses: Sequence[Use], rows: Sequence[Row], residuals: Sequence[Residuals | None]
-) -> tuple[Use, ...]:
-    """The `uses` of a batch's sequences with the residuals of their rows, which are by row.
-
-    A row's negative sequence gets the same, as in `FluxControlNetPipeline`.
-    """
-    guided = (each for row, each in zip(rows, residuals, strict=True) if len(row.prompts) > 1)
+def controlled(uses: Sequence[Use], rows: Sequence[Row], residuals: Sequence[OfSequences]) -> tuple[Use, ...]:
+    """The `uses` of a batch's sequences with the residuals of their rows, which are by row."""
+    if not any(residuals):
+        return tuple(uses)
+    positive = [of[0] if of else None for of in residuals]
+    guided = [of[1] if of else None for row, of in zip(rows, residuals, strict=True) if len(row.prompts) > 1]
     return tuple(
         use if added is None else replace(use, residuals=added)
-        for use, added in zip(uses, (*residuals, *guided), strict=True)
+        for use, added in zip(uses, (*positive, *guided), strict=True)
     )
