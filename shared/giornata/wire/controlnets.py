@@ -10,7 +10,7 @@ from enum import StrEnum
 
 from giornata.wire.adapters import ControlKind
 from giornata.wire.jobs import Encoding, Inspection, Job
-from giornata.wire.values import Wire
+from giornata.wire.values import CellMap, Wire
 
 
 class DataPath(StrEnum):
@@ -56,6 +56,18 @@ class OpenControl(Wire):
     inspection: Inspection
     encoding: Encoding
     """Claim checks of the prompt and of the control images."""
+    base: ControlBase
+    """What they add to."""
+    grid: tuple[int, int]
+    """Height and width of the picture in tokens."""
+    times: tuple[float, ...]
+    """What the network is told of each step."""
+    sequences: int
+    """Of the row: 2 with classifier-free guidance."""
+    acting: tuple[tuple[int, int], ...]
+    """By ControlNet of the job: the first step in which it acts, and the one before which it ends; equal for none."""
+    computed: CellMap | None = None
+    """The tokens that steps ask for which are not whole; None: all."""
     denoiser: str
     """The instance that asks."""
     host: str
@@ -74,6 +86,9 @@ class Opened(Wire):
     """Path of a Unix socket, or host and port of TCP as ``host:port``."""
     token: str
     """Opens the data path to this denoiser alone: the first thing that is sent there."""
+    behind: tuple[tuple[int | None, ...], ...]
+    """By ControlNet of the job, and by block: which of its samples is added behind it. A step's samples are the sums
+    of those that act (:func:`giornata.control.expansion.summed`), scaled, for each sequence that is computed."""
 
 
 class CloseControl(Wire):
@@ -89,3 +104,33 @@ class Closed(Wire):
     """ControlNet instance → denoiser: it keeps nothing of the row."""
 
     was_open: bool
+
+
+class ControlState(Wire):
+    """Telemetry of a ControlNet instance, beside the cards of what it computes."""
+
+    capacity_rows: int
+    rows: int = 0
+    """Open now."""
+    resident: tuple[str, ...] = ()
+    """Digests of the ControlNets whose weights are on the device, the last used first."""
+    resident_bytes: int = 0
+    hits: int = 0
+    """Rows that were opened while all of their ControlNets were resident, since the start."""
+    misses: int = 0
+    """Rows that waited for weights."""
+    evicted: int = 0
+    """ControlNets whose weights had to go."""
+    steps_total: int = 0
+    """Row steps since the start."""
+    late_total: int = 0
+    """Row steps that nobody waited for any longer when their turn came."""
+    work_ms: float | None = None
+    """Time of 1e9 multiplications, as the latest forwards took; None before the first one."""
+    pending_ms: float = 0.0
+    """Predicted time of the steps that wait or run now."""
+
+
+def control_row(job_id: str, attempt: int, index: int) -> str:
+    """What the data path knows a row by."""
+    return f"{job_id}.{attempt}.{index}"

@@ -7,6 +7,7 @@ from enum import StrEnum
 from giornata.wire.adapters import ControlCard
 from giornata.wire.blocks import BlockSpec
 from giornata.wire.cells import MAIN
+from giornata.wire.controlnets import ControlBase, ControlState
 from giornata.wire.loras import LoraCounters
 from giornata.wire.models import ModelCard
 from giornata.wire.queues import CostFit, QueueState, StoreRoom
@@ -237,6 +238,8 @@ class WorkerState(Wire):
     blocks: tuple[BlockSpec, ...] | None = None
     """The blocks of its network, equal ones counted, in the order of the first of each. None: as the worker, or another
     one of its model, told last; telemetry has them every few seconds, as `resident`."""
+    controlled: ControlBase | None = None
+    """What ControlNets of a service may add to here; None where it asks none."""
 
 
 class ServiceState(Wire):
@@ -261,6 +264,8 @@ class ServiceState(Wire):
     """Every stream with a limit, as the active router has read it; None from others, and before it has."""
     controlnets: tuple[ControlCard, ...] = ()
     """ControlNets that the instance has: a denoiser's or a ControlNet service's."""
+    control: ControlState | None = None
+    """A ControlNet service's."""
     loras: LoraCounters | None = None
     """A LoRA store's."""
     answering: tuple[str, ...] | None = None
