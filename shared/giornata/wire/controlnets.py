@@ -91,6 +91,19 @@ class Opened(Wire):
     of those that act (:func:`giornata.control.expansion.summed`), scaled, for each sequence that is computed."""
 
 
+class StepRefusal(StrEnum):
+    """Code of a step that an instance does not compute (:class:`giornata.wire.control_steps.StepFailed`)."""
+
+    ROW_UNKNOWN = "controlnet_row_unknown"
+    """The row is not open here any longer, or not to this denoiser: open it, and ask again."""
+    STEP_MISMATCH = "controlnet_step_mismatch"
+    """Number, noise level, latents or samples are not those of a step of the row."""
+    OUT_OF_MEMORY = "controlnet_out_of_memory"
+    """The step, alone, does not fit onto the device: ask another instance."""
+    POISONED = "row_poisoned"
+    """The step, alone, cannot be computed; the instance's log has the details."""
+
+
 class CloseControl(Wire):
     """denoiser → one ControlNet instance: the row has ended here, or elsewhere. Answered by :class:`Closed`."""
 
@@ -110,6 +123,10 @@ class ControlState(Wire):
     """Telemetry of a ControlNet instance, beside the cards of what it computes."""
 
     capacity_rows: int
+    device: str = ""
+    """Torch's name of it."""
+    threads: int = 0
+    """That compute, on a processor."""
     rows: int = 0
     """Open now."""
     resident: tuple[str, ...] = ()
