@@ -68,6 +68,7 @@ from giornata.wire.workers import (
     WorkerCosts,
     WorkerState,
 )
+from tests.contract.control_steps import CONTROL_STEPS
 
 REF = BlobRef(key="t/j/image", size_bytes=3, sha256="ab")
 PARAMETERS = EditParameters(
@@ -302,6 +303,7 @@ MESSAGES: list[BaseModel] = [
     Opened(path=DataPath.UNIX, address="/run/c1.sock", token="t", behind=((0, 0, None),)),  # noqa: S106 - no secret
     CloseControl(job_id="job_1", attempt=1, index=0, remaining_ms=900),
     Closed(was_open=True),
+    *CONTROL_STEPS,
     CancelMessage(job_id="job_1", api_key="k"),
     EditReply(
         job_id="job_1",

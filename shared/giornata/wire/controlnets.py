@@ -1,4 +1,4 @@
-"""The questions to one ControlNet instance. Steps never travel here: they have a data path of their own.
+"""The questions to one ControlNet instance. Steps never travel here: :mod:`giornata.wire.control_steps` has them.
 
 A denoiser opens each row that it wants computed at one instance, which keeps what all steps of the row share. The
 answer tells where samples are asked for, and with which token.
@@ -7,6 +7,8 @@ answer tells where samples are asked for, and with which token.
 from __future__ import annotations
 
 from enum import StrEnum
+
+from pydantic import Field
 
 from giornata.wire.adapters import ControlKind
 from giornata.wire.jobs import Encoding, Inspection, Job
@@ -40,6 +42,13 @@ class ControlBase(Wire):
     """Width of the text's embeddings."""
     pooled_channels: int | None = None
     """Of the pooled text; None without one."""
+
+
+class SampleSpec(Wire):
+    """One of the samples that a row gets in each of its steps, in their order."""
+
+    channels: int = Field(ge=1)
+    """Of one token."""
 
 
 class OpenControl(Wire):
