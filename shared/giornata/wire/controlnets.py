@@ -71,7 +71,7 @@ class OpenControl(Wire):
     denoiser: str
     """The instance that asks."""
     host: str
-    """Where it runs."""
+    """Where it runs: :func:`giornata.machine.host_name`, equal for processes that can share memory."""
     paths: tuple[DataPath, ...]
     """What it can use, the best one first."""
     remaining_ms: int
@@ -123,6 +123,8 @@ class ControlState(Wire):
     """Telemetry of a ControlNet instance, beside the cards of what it computes."""
 
     capacity_rows: int
+    machine: str = ""
+    """As :attr:`OpenControl.host`."""
     device: str = ""
     """Torch's name of it."""
     threads: int = 0

@@ -111,9 +111,11 @@ class StepSample(Wire):
     """Bytes of recordings that were loaded while the step ran or waited."""
     assemble_ms: float
     step_ms: float
-    """The whole step, assembly included."""
+    """The whole step, assembly included, without the time that it waited for ControlNets."""
     waited_ms: float = 0.0
     """Time within the step that it waited for loads."""
+    controls_waited_ms: float = 0.0
+    """Time that it waited for what ControlNet instances compute."""
     predicted_ms: float = 0.0
     reusing_ms: float = 0.0
     """The part of the prediction that reusing rows compute at the least: what their masks touch, in every block."""

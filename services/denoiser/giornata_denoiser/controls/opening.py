@@ -10,10 +10,7 @@ from giornata.checkpoints import CONTROL_FILES, checkpoint_folder
 from giornata.control.loading import load
 from giornata.control.naming import named
 from giornata.control.protocol import ControlNet
-from giornata_denoiser.controls.local import LocalControls
-from giornata_denoiser.controls.networks import Controlled, controlled
-from giornata_denoiser.engine.controls import Controls, NoControls
-from giornata_denoiser.families.protocol import Network
+from giornata_denoiser.controls.networks import Controlled
 
 
 def open_controls(
@@ -36,13 +33,3 @@ def open_controls(
     for net in nets:
         net.behind(network.base)
     return {net.card.digest: net for net in nets}
-
-
-def controls_of(
-    nets: Mapping[str, ControlNet], network: Network, token_pixels: int, held_steps: int
-) -> Controls:
-    """What computes `nets` beside the `network`."""
-    found = controlled(network, token_pixels)
-    if not nets or found is None:
-        return NoControls()
-    return LocalControls(nets, found, held_steps=held_steps)
