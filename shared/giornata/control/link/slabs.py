@@ -52,7 +52,8 @@ class Slab:
         """
         if (shared := self.device_memory) is not None:
             self.device_memory = None
-            storage, device = self.memory.untyped_storage(), self.memory.device.index
+            storage: Any = self.memory.untyped_storage()
+            device = self.memory.device.index
             with suppress(RuntimeError):  # the reader has counted itself out, and the counter is gone
                 storage._release_ipc_counter(shared.counter, shared.counter_offset, device=device)  # noqa: SLF001
 
