@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -77,6 +77,8 @@ class Item:
 class ControlNet(Protocol):
     """A loaded ControlNet."""
 
+    net: Any
+    """Diffusers' module."""
     card: ControlCard
     device: torch.device
     dtype: torch.dtype
