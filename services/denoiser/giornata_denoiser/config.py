@@ -187,6 +187,12 @@ class DenoiserConfig(ModelConfig):
         description="Where an edit takes what lies outside its mask from elsewhere, what its ControlNets add serves "
         "so many steps; 1 computes them in each. Edits with `reuse=off` always do.",
     )
+    control_renew_steps: int = Field(
+        0,
+        ge=0,
+        description="There, ControlNets of Flux compute the tokens alone that the edit computes, and all of them in "
+        "one step of so many; 0 computes all whenever they are computed.",
+    )
     control_executor: Executor = Field(
         Executor.AUTO,
         description="Who computes ControlNets that both this process and an instance of the ControlNet service have: "

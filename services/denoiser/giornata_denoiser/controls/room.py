@@ -23,7 +23,7 @@ from giornata_denoiser.config import DenoiserConfig
 from giornata_denoiser.controls.choosing import Here, RowWork, able, chosen
 from giornata_denoiser.controls.executing import ExecutingControls
 from giornata_denoiser.controls.instances import Instances, Links
-from giornata_denoiser.controls.local import LocalControls
+from giornata_denoiser.controls.local import LocalControls, Reuse
 from giornata_denoiser.controls.networks import Controlled, controlled
 from giornata_denoiser.controls.questions import STEPS, STEPS_STALE, Asking
 from giornata_denoiser.controls.remote import Manner, RemoteControls
@@ -55,7 +55,7 @@ class ControlRoom:
         self._instances, self._sessions = instances, sessions
         family, nets = checkpoint.family, checkpoint.controlnets
         held = config.control_held_steps
-        local = LocalControls(nets, network, held_steps=held) if nets else None
+        local = LocalControls(nets, network, Reuse(held, config.control_renew_steps)) if nets else None
         manner = Manner(held, stale=config.control_stale, late_s=config.control_late_s)
         sessions.remote = RemoteControls(network, family.dtype, family.device, sessions.lost, manner)
         self.controls: Controls = ExecutingControls(local, sessions.remote)
