@@ -58,7 +58,6 @@ class Serving:
     ) -> None:
         self._connection, self._name, self._paths = connection, name, paths
         self._admits, self._asked, self._device = admits, asked, device
-        self._opening: OpenLink | None = None
         self._slab: Tensor | None = None
         self._steps: dict[int, StepAsked] = {}
         self._lock = threading.Lock()
