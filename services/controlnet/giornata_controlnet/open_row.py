@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
-from torch import Tensor
-
 from giornata.control.expansion import Behind, Summed, summed
 from giornata.control.running import Act
+from giornata.packed.region import Region
 from giornata.wire.controlnets import ControlBase
 
 
@@ -40,8 +39,8 @@ class OpenRow:
     """What the network is told of each step."""
     sequences: int
     """For how many of the row's sequences ControlNets are computed."""
-    live: Tensor | None
-    """(live_tokens,) int64 on the ControlNets' device: of steps that are not whole; None: all tokens."""
+    region: Region | None
+    """The tokens of steps that are not whole, on the ControlNets' device; None: all tokens."""
     pins: ExitStack
     """Closed when the row is: lets go of its weights."""
     _sums: dict[tuple[bool, ...], Summed] = field(default_factory=dict, init=False, repr=False)
@@ -66,5 +65,5 @@ class OpenRow:
 
     def shapes(self, step: int, *, whole: bool) -> tuple[tuple[int, int], ...]:
         """(tokens, channels) of each sum of a step, the sequences one behind the other."""
-        tokens = self.tokens if whole or self.live is None else len(self.live)
+        tokens = self.tokens if whole or self.region is None else len(self.region.computed)
         return tuple((self.sequences * tokens, self.base.channels[block]) for block in self.sums(step).first)

@@ -8,7 +8,6 @@ from contextlib import ExitStack
 from functools import partial
 
 import torch
-from torch import Tensor
 
 from giornata import tensors
 from giornata.blobs import BlobStore, intermediate
@@ -17,8 +16,7 @@ from giornata.control.inputs import images, images_of, texts
 from giornata.control.mismatch import ControlMismatch
 from giornata.control.protocol import Conditions, ControlNet, ControlText
 from giornata.control.running import Act
-from giornata.packed.moving import moved
-from giornata.packed.region import region_of
+from giornata.packed.region import Region, region_of
 from giornata.wire.adapters import ControlUse
 from giornata.wire.controlnets import OpenControl, control_row
 from giornata.wire.errors import (
@@ -128,15 +126,15 @@ def _made(
         request.grid,
         request.times,
         sequences(request.base.kind, len(told)),
-        _live(request, nets.device),
+        _region(request, nets.device),
         ExitStack(),
     )
 
 
-def _live(request: OpenControl, device: torch.device) -> Tensor | None:
+def _region(request: OpenControl, device: torch.device) -> Region | None:
     """None where all tokens are asked for."""
     region = None if request.computed is None else region_of(request.computed)
-    return None if region is None else moved(region.computed, device)
+    return None if region is None else region.on(device)
 
 
 def _cast(text: ControlText, dtype: torch.dtype) -> ControlText:

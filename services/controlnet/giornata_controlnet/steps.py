@@ -45,9 +45,9 @@ class Due:
 
     def of(self, device: torch.device, dtype: torch.dtype) -> RowStep:
         """The step as it is computed."""
-        live = None if self.asked.whole else self.row.live
         latents = moved(self.asked.latents, device).to(dtype)
-        return RowStep(self.row.acting(self.asked.step), self.asked.step, latents, self.row.sequences, live)
+        row, step = self.row, self.asked.step
+        return RowStep(row.acting(step), step, latents, row.sequences, row.region, whole=self.asked.whole)
 
 
 def refused(row: OpenRow | None, asked: StepAsked) -> tuple[StepRefusal, str] | None:

@@ -25,6 +25,7 @@ from giornata.control.protocol import Conditions, ControlNet, ControlText, Item
 from giornata.control.running import Act, RowStep, run
 from giornata.deadlines import Deadline
 from giornata.machine import host_name
+from giornata.packed.region import region
 from giornata.wire import subjects
 from giornata.wire.adapters import ControlKind, ControlUse, control_name
 from giornata.wire.controlnets import (
@@ -77,7 +78,7 @@ class Held:
 
     def __init__(self, of: ControlNet, gate: Gate) -> None:
         self.net, self.card, self.device, self.dtype = of.net, of.card, of.device, of.dtype
-        self.behind, self.open = of.behind, of.open
+        self.behind, self.open, self.keeping = of.behind, of.open, of.keeping
         self._of, self._gate = of, gate
 
     def run(self, items: Sequence[Item]) -> Iterator[tuple[Tensor, ...]]:
@@ -152,8 +153,10 @@ class Row:
             times = torch.tensor(TIMES)
             opened = one.open(Conditions(self.images[nth], GRID, self.texts, times, use.mode))
             acts.append(Act(one, opened, use.scale, one.behind(BASE)))
-        tokens = None if live is None else torch.tensor(live)
-        made = run([RowStep(acts, step, self.latents(step), 1, tokens)])
+        cells = torch.zeros(GRID, dtype=torch.bool)
+        cells.view(-1)[list(live or ())] = True
+        step_of = RowStep(acts, step, self.latents(step), 1, region(cells), whole=live is None)
+        made = run([step_of])
         return [sample.flatten(0, 1) for _, _, sample in made]
 
 
