@@ -40,18 +40,16 @@ def use(bench: Bench, tmp_path: Path) -> ControlUse:
 
 
 def configured(bench: Bench, folder: Path, name: str, **options: Any) -> ControlNetConfig:
-    return ControlNetConfig(
-        **{
-            "controlnets": f"edges={folder / 'edges'}",
-            "device": "cpu",
-            "instance": name,
-            "telemetry_hz": 20,
-            "nats_url": bench.urls[0],
-            "blobs_url": bench.urls[1],
-            "drain_s": 0,
-        }
-        | options
-    )
+    given: dict[str, Any] = {
+        "controlnets": f"edges={folder / 'edges'}",
+        "device": "cpu",
+        "instance": name,
+        "telemetry_hz": 20,
+        "nats_url": bench.urls[0],
+        "blobs_url": bench.urls[1],
+        "drain_s": 0,
+    }
+    return ControlNetConfig(**given | options)
 
 
 @asynccontextmanager
