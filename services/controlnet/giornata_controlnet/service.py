@@ -149,6 +149,7 @@ class ControlNetService:
         return telemetry.state_of(
             ServiceName.CONTROLNET,
             self._config,
+            ready=not self._draining,
             draining=self._draining,
             controlnets=nets.cards,
             control=state,

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import queue
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
-from giornata.control.link.asking import StepAsked
 from giornata.control.link.client import Link
-from giornata.control.link.listener import Listener, among
 from giornata.wire.controlnets import DataPath
 from tests.contract.control_link.links import device_of, opened
-from tests.contract.control_link.strangers import CPU, TOKEN, Served
+from tests.contract.control_link.strangers import Served, listening_at
 from tests.fakes.control_instance import Instance, instance
 
 NEEDS_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -48,7 +44,5 @@ def link(path: DataPath, served: Instance) -> Iterator[Link]:
 @pytest.fixture
 def in_process(tmp_path: Path) -> Iterator[Served]:
     """A listener in this process."""
-    asked: queue.SimpleQueue[StepAsked] = queue.SimpleQueue()
-    admits = partial(among, tokens=[TOKEN])
-    with Listener(admits, asked.put, unix=tmp_path / "s", tcp=("127.0.0.1", 0), device=CPU) as listener:
-        yield Served(listener, asked)
+    with listening_at(tmp_path / "s", ("127.0.0.1", 0)) as found:
+        yield found

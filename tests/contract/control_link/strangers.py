@@ -5,7 +5,10 @@ from __future__ import annotations
 import contextlib
 import queue
 import socket
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
 
 import msgpack
 import torch
@@ -15,7 +18,7 @@ from giornata.control.link import slabs
 from giornata.control.link.asking import StepAsked
 from giornata.control.link.client import Link
 from giornata.control.link.frames import LENGTH, framed
-from giornata.control.link.listener import Listener
+from giornata.control.link.listener import Listener, among
 from giornata.wire import codec
 from giornata.wire.control_steps import AskStep, CancelStep, Dtype, LinkOpened, OpenLink, SampleCame
 from giornata.wire.controlnets import DataPath
@@ -83,6 +86,15 @@ class Served:
                 assert step.row == "good"
                 step.answer(0, step.latents)
                 assert torch.equal(asked.sample(0, HUNG_S), latents)
+
+
+@contextlib.contextmanager
+def listening_at(unix: Path | None, tcp: tuple[str, int] | None) -> Iterator[Served]:
+    """A listener in this process."""
+    asked: queue.SimpleQueue[StepAsked] = queue.SimpleQueue()
+    admits = partial(among, tokens=[TOKEN])
+    with Listener(admits, asked.put, unix=unix, tcp=tcp, device=CPU) as listener:
+        yield Served(listener, asked)
 
 
 def to_the_end(stranger: socket.socket) -> bytes:

@@ -6,6 +6,7 @@ import contextlib
 import os
 import select
 import socket
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -14,16 +15,20 @@ from structlog.testing import capture_logs
 
 from giornata.control.link import listener as listening
 from giornata.control.link import serving
+from giornata.control.link.client import Link
 from giornata.control.link.frames import LENGTH, framed
 from giornata.wire.control_steps import OpenLink
 from giornata.wire.controlnets import DataPath
 from tests.contract.control_link.strangers import (
     A_FEW,
     ASK,
+    CPU,
+    SLAB_BYTES,
     TOKEN,
     Served,
     admitted,
     changed,
+    listening_at,
     say,
     to_the_end,
 )
@@ -110,3 +115,31 @@ def test_there_are_only_so_many_connections(in_process: Served, monkeypatch: pyt
     ):
         assert to_the_end(third) == b""
     assert "there are 2 connections" in str(logs)
+
+
+def test_a_socket_that_a_killed_instance_left_is_replaced_and_goes_with_the_next(tmp_path: Path) -> None:
+    left = tmp_path / "s"
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(left))
+    with listening_at(left, None) as served:
+        assert served.listener.addresses == {DataPath.UNIX: str(left)}
+        assert left.stat().st_mode & 0o777 == 0o600
+        served.still_serves()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(not Path("/proc/net/if_inet6").exists(), reason="the host has no IPv6")
+def test_an_address_of_ipv6() -> None:
+    with listening_at(None, ("::1", 0)) as served:
+        address = served.listener.addresses[DataPath.TCP]
+        assert address.startswith("[::1]:")
+        with Link(DataPath.TCP, address, TOKEN, slab_bytes=SLAB_BYTES, device=CPU) as link:
+            assert not link.lost
+
+
+def test_what_cannot_be_listened_to_leaves_nothing(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(OSError, match="in use"), listening_at(tmp_path / "s", ("127.0.0.1", port)):
+            pass
+    assert list(tmp_path.iterdir()) == []

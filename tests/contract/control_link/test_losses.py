@@ -157,6 +157,12 @@ def test_a_wrong_token_opens_nothing_and_disturbs_nobody(
         assert torch.equal(took(asked, 0), given[0])
 
 
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "127.0.0.1", "127.0.0.1:http", ""])
+def test_an_address_that_leads_nowhere_is_a_loss(address: str) -> None:
+    with pytest.raises(LinkLost, match="can be reached"):
+        Link(DataPath.TCP, address, TOKENS[0], slab_bytes=STEP_BYTES, device=torch.device("cpu"))
+
+
 def test_nobody_listens(path: DataPath, tmp_path: Path) -> None:
     address = "127.0.0.1:1" if path is DataPath.TCP else str(tmp_path / "none.sock")
     with pytest.raises(LinkLost, match="can be reached"):

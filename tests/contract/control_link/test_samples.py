@@ -176,3 +176,15 @@ def test_many_threads_share_a_link_with_room_for_two(path: DataPath, served: Ins
         for done in [pool.submit(use, link, number) for number in range(threads)]:
             done.result(HUNG_S)
     served.finish()
+
+
+@pytest.mark.parametrize("made_in", [True, False])
+def test_a_link_is_used_in_and_out_of_inference_mode(path: DataPath, served: Instance, made_in: bool) -> None:
+    with torch.inference_mode(made_in):
+        link = opened(path, served)
+    with link:
+        for asked_in in (True, False):
+            with torch.inference_mode(asked_in), ask(link, torch.ones(4, 8)) as asked:
+                step, given = served.next_step(), samples()
+                served.answer(step, 0, given[0])
+                assert torch.equal(took(asked, 0), given[0])

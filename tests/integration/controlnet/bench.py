@@ -87,6 +87,8 @@ class Held:
         assert self._gate.permits.acquire(timeout=HUNG_S)
         if self._gate.error is not None:
             raise self._gate.error
+        if len(items) > self._gate.most:
+            raise torch.OutOfMemoryError("no room")
         if any(torch.isnan(item.latents).any() for item in items):
             raise ValueError("a latent that the net cannot take")
         yield from self._of.run(items)
@@ -100,6 +102,8 @@ class Gate:
     began: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
     forwards: list[tuple[str, int]] = field(default_factory=list)
     """Names of the nets, and sequences."""
+    most: int = 1000
+    """Sequences that fit into memory."""
     error: Exception | None = None
     """What forwards raise."""
 

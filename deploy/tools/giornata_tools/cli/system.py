@@ -80,6 +80,13 @@ family_option: Final = click.option(
 @click.option("--routers", type=COUNT, default=1, metavar="N", help="One is active, others stand by.")
 @click.option("--prepost", type=COUNT, default=1, metavar="N", help="How many to start.")
 @click.option(
+    "--controlnet-services",
+    type=click.IntRange(min=0),
+    default=0,
+    metavar="N",
+    help="Processes that compute the ControlNets of GIORNATA_CONTROLNETS beside the denoisers'.",
+)
+@click.option(
     "--cells",
     type=COUNT,
     default=1,

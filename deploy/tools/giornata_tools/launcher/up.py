@@ -16,7 +16,7 @@ from giornata.wire.workers import ServiceName
 from giornata_tools.checkout import MODELS, PROFILE, STATE
 from giornata_tools.doors.addresses import without_password
 from giornata_tools.launcher import model
-from giornata_tools.launcher.plan import StackPlan, cell_names, planned
+from giornata_tools.launcher.plan import ONE_EACH, StackPlan, cell_names, planned
 from giornata_tools.launcher.process import LaunchError
 from giornata_tools.launcher.stack import Stack, running
 
@@ -36,6 +36,8 @@ class UpOptions:
     nats_servers: int
     torch_threads: int
     family: Family | None
+    controlnet_services: int = 0
+    """Each computes the ControlNets that GIORNATA_CONTROLNETS names."""
     models: tuple[str, ...] = ()
     """Folders or hub ids, each with NAME= before it or not; none: see :func:`model.choose`."""
 
@@ -63,12 +65,19 @@ def plan(options: UpOptions, chosen: tuple[model.Model, ...]) -> StackPlan:
     Raises:
         LaunchError: a cluster is asked for, and external servers are named.
         LaunchError: the profile that is named is of no model.
+        LaunchError: a ControlNet service has nothing to compute.
     """
+    if options.controlnet_services and not os.environ.get("GIORNATA_CONTROLNETS"):
+        raise LaunchError(
+            f"--controlnet-services {options.controlnet_services} needs GIORNATA_CONTROLNETS: folders or hub ids, "
+            "separated by commas."
+        )
     replicas = {
-        **dict.fromkeys(ServiceName, 1),
+        **ONE_EACH,
         ServiceName.DENOISER: options.denoisers,
         ServiceName.ROUTER: options.routers,
         ServiceName.PREPOST: options.prepost,
+        ServiceName.CONTROLNET: options.controlnet_services,
     }
     models = profiled(PROFILE, chosen, options.torch_threads, os.environ)
     asked = planned(models, STATE, STATE / "logs", options.torch_threads, {})

@@ -60,7 +60,6 @@ class Serving:
     ) -> None:
         self._connection, self._name, self._paths = connection, name, paths
         self._admits, self._asked, self._device, self._counted = admits, asked, device, counted
-        self._opening: OpenLink | None = None
         self._slab: Tensor | None = None
         self._steps: dict[int, StepAsked] = {}
         self._lock = threading.Lock()

@@ -69,7 +69,8 @@ def make(path: DataPath, size_bytes: int, device: torch.device) -> Slab:
     Raises:
         OSError: there is not so much memory.
     """
-    return _MAKING[path](size_bytes, device)
+    with torch.inference_mode(mode=False):  # else only who infers could write to it
+        return _MAKING[path](size_bytes, device)
 
 
 def opened(opening: OpenLink, descriptor: int | None, device: torch.device) -> Tensor | None:
