@@ -14,6 +14,7 @@ from giornata.blobs import BlobStore
 from giornata.bus import telemetry
 from giornata.bus.answering import Endpoint
 from giornata.bus.bus import Bus
+from giornata.control.devices import device_id
 from giornata.machine import host_name
 from giornata.wire import subjects
 from giornata.wire.controlnets import (
@@ -129,12 +130,11 @@ class ControlNetService:
 
     def _state(self) -> ServiceState:
         nets, computed = self._nets, self._computing.counted()
-        on_cpu = nets.device.type == "cpu"
         state = ControlState(
             capacity_rows=self._config.control_rows,
             machine=host_name(),
-            device="cpu" if on_cpu else torch.cuda.get_device_name(nets.device),
-            threads=torch.get_num_threads() if on_cpu else 0,
+            device=device_id(nets.device),
+            threads=torch.get_num_threads(),
             rows=len(self._rows),
             resident=nets.resident,
             resident_bytes=nets.resident_bytes,

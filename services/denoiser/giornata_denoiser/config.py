@@ -205,6 +205,9 @@ class DenoiserConfig(ModelConfig):
     control_late_s: float = Field(
         10.0, gt=0, le=120, description="An instance whose sample takes longer is given up for the row."
     )
+    control_open_s: float = Field(
+        20.0, gt=0, le=600, description="How long a row waits for an instance that takes it."
+    )
     control_slab_mb: int | None = Field(
         None,
         ge=1,

@@ -126,7 +126,7 @@ class ControlState(Wire):
     machine: str = ""
     """As :attr:`OpenControl.host`."""
     device: str = ""
-    """Torch's name of it."""
+    """:func:`giornata.control.devices.device_id`."""
     threads: int = 0
     """That compute, on a processor."""
     rows: int = 0

@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 import torch
 
 from giornata.bus.bus import Bus
+from giornata.control.devices import device_id
 from giornata.control.expansion import sequences, summed
 from giornata.machine import host_name, memory_bytes
 from giornata.planning.costing import CostModel
@@ -86,8 +87,7 @@ class ControlRoom:
             return True
         digests = {use.digest for use in controls}
         states = able(self._instances.states, digests)
-        device, threads = str(self._checkpoint.family.device.type), torch.get_num_threads()
-        here = Here(host_name(), device, threads)
+        here = Here(host_name(), device_id(self._checkpoint.family.device), torch.get_num_threads())
         return chosen(self._work(row), states, digests, here, self._config.control_executor) is not None
 
     def _work(self, row: Row) -> RowWork:
@@ -180,7 +180,9 @@ async def control_room(
             tasks.create_task(links.leave(instance), name="leave")
 
         instances.on_gone = gone
-        sessions = Sessions(bus, instances, links, asking, resume=resume, tasks=tasks)
+        sessions = Sessions(
+            bus, instances, links, asking, open_s=config.control_open_s, resume=resume, tasks=tasks
+        )
         room = ControlRoom(config, checkpoint, network, costs, instances=instances, sessions=sessions)
         await stack.enter_async_context(instances.heard(bus))
         yield room
