@@ -15,7 +15,7 @@ from giornata.model_cards import digest as digest_of
 from giornata.wire.workers import ServiceName
 from giornata_tools.checkout import MODELS, PROFILE, STATE
 from giornata_tools.doors.addresses import without_password
-from giornata_tools.launcher import model
+from giornata_tools.launcher import adapters, model
 from giornata_tools.launcher.plan import StackPlan, cell_names, planned
 from giornata_tools.launcher.process import LaunchError
 from giornata_tools.launcher.stack import Stack, running
@@ -71,6 +71,7 @@ def plan(options: UpOptions, chosen: tuple[model.Model, ...]) -> StackPlan:
         ServiceName.PREPOST: options.prepost,
     }
     models = profiled(PROFILE, chosen, options.torch_threads, os.environ)
+    models = adapters.with_controlnets(models, os.environ)
     asked = planned(models, STATE, STATE / "logs", options.torch_threads, {})
     if asked.nats_url and options.nats_servers > 1:
         raise LaunchError(
@@ -84,6 +85,7 @@ def plan(options: UpOptions, chosen: tuple[model.Model, ...]) -> StackPlan:
         host=options.host,
         port=options.port,
         nats_servers=options.nats_servers,
+        env_of={ServiceName.LORA_STORE: adapters.shared_loras(models, os.environ)},
     )
 
 
