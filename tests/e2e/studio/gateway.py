@@ -203,7 +203,9 @@ class FakeGateway:
         if route.request.method == "POST":
             assert self.uploaded is not None
             self.files.append(route.request.post_data_buffer or b"")
-            await _json(route, self.uploaded.model_copy(update={"state": LoraState.VALIDATING, "error": None}))
+            await _json(
+                route, self.uploaded.model_copy(update={"state": LoraState.VALIDATING, "error": None})
+            )
         elif path == "/v1/loras":
             asked = parse_qs(urlsplit(route.request.url).query)
             ids = [one.id for one in self.loras]

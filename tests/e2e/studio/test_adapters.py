@@ -30,6 +30,7 @@ NETS = [
     ControlCard(name=name, digest="d", kind=ControlKind.FLUX, text_channels=8, modes=modes)
     for name, modes in (("outline", 0), ("union", 3))
 ]
+TIMES = "\N{MULTIPLICATION SIGN}"
 CONTROL, OTHER = plain(BLUE, 16), plain(GREEN, 16)
 
 
@@ -144,7 +145,9 @@ async def test_a_file_is_uploaded_checked_and_chosen_or_refused_with_the_reason(
         gateway.checks.set()
         await expect(page.locator("#lora-state")).to_have_text("drawn.safetensors is ready")
         await expect(page.get_by_role("group", name="LoRA drawn")).to_be_visible()
-        why = ErrorDetail(code="lora_mismatch", message="It is for another model.", type="invalid_request_error")
+        why = ErrorDetail(
+            code="lora_mismatch", message="It is for another model.", type="invalid_request_error"
+        )
         gateway.uploaded = lora(6, "bad", LoraState.FAILED).model_copy(update={"error": why})
         await page.set_input_files("#lora-file", {**file, "name": "bad.safetensors"})
         await expect(page.locator("#lora-state")).to_have_text("bad.safetensors is refused")
@@ -268,7 +271,7 @@ async def test_the_result_tells_its_adapters(opened: Open, loras_from: int | Non
         await masked(page)
         await page.click("#go")
         await finished(page)
-        told = "LoRA rims × 0.5" + (f", {since}" if since else "")
+        told = f"LoRA rims {TIMES} 0.5" + (f", {since}" if since else "")
         await expect(page.locator("#result-adapters")).to_have_text(
-            f"{told}; ControlNet outline × 1 from 0 to 60 %"
+            f"{told}; ControlNet outline {TIMES} 1 from 0 to 60 %"
         )

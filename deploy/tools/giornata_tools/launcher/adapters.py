@@ -23,9 +23,7 @@ def with_controlnets(models: Sequence[Model], env: Mapping[str, str]) -> tuple[M
     if NETS in env or not SHIPPED_NETS.is_dir():
         return tuple(models)
     nets = ",".join(str(folder) for folder in sorted(SHIPPED_NETS.iterdir()) if folder.is_dir())
-    return tuple(
-        replace(each, env={**each.env, NETS: nets}) if is_trained(each) else each for each in models
-    )
+    return tuple(replace(each, env={**each.env, NETS: nets}) if is_trained(each) else each for each in models)
 
 
 def shared_loras(models: Sequence[Model], env: Mapping[str, str]) -> Mapping[str, str]:
