@@ -16,7 +16,7 @@ from giornata_gateway.views.answers import ErrorAnswer, ErrorDetail
 from giornata_gateway.views.jobs import ControlShare, LoraShare
 from tests.e2e.studio.browsing import screenshot
 from tests.e2e.studio.easel import finished, masked, ready
-from tests.e2e.studio.gateway import BLUE, FILL, GREEN, PAINTER, FakeGateway, Open, lora, plain
+from tests.e2e.studio.gateway import BLUE, FILL, GREEN, PAINTER, FakeGateway, Open, fleet, lora, plain
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -197,6 +197,25 @@ async def test_controlnets_see_a_file_or_the_picture_and_act_in_a_part_of_the_st
     ]
     parts = dict(re.findall(rb'name="(control_image_\d)".*?\r\n\r\n(.*?)\r\n--', form, re.DOTALL))
     assert parts == {b"control_image_0": CONTROL, b"control_image_1": OTHER}
+
+
+async def test_a_controlnet_that_is_gone_is_not_left_out_unsaid(opened: Open) -> None:
+    gateway = FakeGateway(controlnets={"tiny": NETS})
+    async with opened(gateway) as (page, _):
+        await masked(page)
+        await page.click("#controlnet-section summary")
+        await page.select_option("#controlnet-choice", "outline")
+        await choose_file(page, CONTROL)
+        gateway.controlnets, gateway.fleet = {}, fleet("tiny", "another")
+        await expect(page.locator("#controlnet-choice option")).to_have_count(1)
+        await page.click("#go")
+        net = page.get_by_role("group", name="ControlNet outline")
+        await expect(net).to_contain_text("outline is not served now. Wait for it, or remove it.")
+        assert gateway.forms == []
+        await page.get_by_role("button", name="Remove the ControlNet outline").click()
+        await page.click("#go")
+        await finished(page)
+    assert b"control" not in gateway.forms[0]
 
 
 async def test_a_generation_follows_files_alone(opened: Open) -> None:

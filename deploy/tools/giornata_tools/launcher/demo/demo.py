@@ -22,7 +22,7 @@ from giornata_tools.doors.http_door import open_http
 from giornata_tools.launcher import model
 from giornata_tools.launcher.adapters import is_trained, with_controlnets
 from giornata_tools.launcher.demo import sheets
-from giornata_tools.launcher.demo.adapters import AdapterExhibit, adapter_exhibits, under
+from giornata_tools.launcher.demo.adapters import SEEDS, AdapterExhibit, adapter_exhibits, under
 from giornata_tools.launcher.demo.editing import edit
 from giornata_tools.launcher.demo.exhibits import Exhibit, exhibits
 from giornata_tools.launcher.demo.report import (
@@ -75,11 +75,6 @@ class Shown:
     exhibits: tuple[Exhibit, ...]
     adapters: tuple[AdapterExhibit, ...]
 
-    @property
-    def names(self) -> list[str]:
-        """Names of their folders."""
-        return [exhibit.name for exhibit in (*self.exhibits, *(each.exhibit for each in self.adapters))]
-
 
 class Made(NamedTuple):
     """What became of it, and every living instance."""
@@ -92,9 +87,9 @@ class Made(NamedTuple):
 async def demo(options: DemoOptions) -> int:
     """Run, write pictures and report into ``options.out``; the exit status is 0 only if all is as it should be."""
     console = Console(soft_wrap=True, highlight=False)
+    _clear(options.out)
     chosen = await model.choose(os.environ, options.family, checkout.MODELS, console.print)
     shown = Shown(exhibits(), adapter_exhibits() if is_trained(chosen) else ())
-    _clear(options.out)
     made = await _through_the_system(options, chosen, shown, console)
     sheets.write(made.edits, made.adapters, options.out)
     expected, oracle = await _expected(options, chosen, made.edits, console)
@@ -112,7 +107,7 @@ async def demo(options: DemoOptions) -> int:
 
 def _clear(out: Path) -> None:
     """Nothing of an earlier run may pass for this one's."""
-    for name in Shown(exhibits(), adapter_exhibits()).names:
+    for name in (*(exhibit.name for exhibit in exhibits()), *SEEDS):
         shutil.rmtree(out / name, ignore_errors=True)
     for name in ("comparison.png", "adapters.png", "report.json"):
         (out / name).unlink(missing_ok=True)

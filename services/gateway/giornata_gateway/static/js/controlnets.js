@@ -30,6 +30,7 @@ export function fitControlnets(other, wanted) {
   [model, task] = [other, wanted];
   cards.forEach(fitSource);
   show();
+  if (shown().length) at("controlnet-section").hidden = false; // also where its ControlNets are gone: none is left out unsaid
 }
 
 /** The request's fields: `controlnets`, and the pictures that they count as `control_images`. Null without any. */
@@ -186,7 +187,8 @@ function show() {
   const [count, choice] = [shown().length, at("controlnet-choice")];
   at("controlnet-cards").replaceChildren(...shown().map((one) => one.element));
   at("controlnet-note").textContent = count ? String(count) : "";
-  const text = count >= MOST ? `At most ${MOST} act at a time` : "Choose a ControlNet";
-  choice.replaceChildren(...options([["", text], ...(model?.controlnets ?? []).map(({ name }) => [name, name])]));
-  choice.disabled = count >= MOST;
+  const nets = model?.controlnets ?? [];
+  const text = count >= MOST ? `At most ${MOST} act at a time` : nets.length ? "Choose a ControlNet" : "None is served now";
+  choice.replaceChildren(...options([["", text], ...nets.map(({ name }) => [name, name])]));
+  choice.disabled = count >= MOST || !nets.length;
 }

@@ -136,8 +136,8 @@ function fitToModel() {
   const model = shown();
   if (model) {
     fitReferences(model);
-    fitAdapters(model, task());
     fitControls(model, task());
+    fitAdapters(model, task());
   }
   if (opened) fitToPicture(opened);
 }
