@@ -8,7 +8,7 @@ import re
 from typing import Any
 
 import pytest
-from playwright.async_api import Page, Route, expect
+from playwright.async_api import FilePayload, Page, Route, expect
 
 from giornata.wire.adapters import MAX_LORAS, ControlCard, ControlKind
 from giornata.wire.loras import LoraState
@@ -46,8 +46,12 @@ async def choose_lora(page: Page, *names: str) -> None:
 
 
 async def choose_file(page: Page, data: bytes, number: int = 0) -> None:
-    file = {"name": f"{number}.png", "mimeType": "image/png", "buffer": data}
+    file = FilePayload(name=f"{number}.png", mimeType="image/png", buffer=data)
     await page.locator("#controlnet-cards input[type=file]").nth(number).set_input_files(file)
+
+
+def weights(name: str) -> FilePayload:
+    return FilePayload(name=f"{name}.safetensors", mimeType="application/octet-stream", buffer=b"weights")
 
 
 async def texts(page: Page) -> list[str]:
@@ -118,6 +122,24 @@ async def test_no_more_than_four_are_chosen_and_a_scale_beyond_is_refused(opened
     assert [one["scale"] for one in sent(gateway.forms[0])["loras"]] == [1, -4, 1, 1]
 
 
+async def test_what_is_listed_anew_does_not_take_the_focus_away(opened: Open) -> None:
+    gateway = FakeGateway(loras=[lora(1, "rims")])
+    async with opened(gateway) as (page, _):
+        await ready(page)
+        await page.click("#lora-section summary")
+        await choose_lora(page, "rims")
+        strength = page.get_by_role("spinbutton", name="Scale of rims")
+        await page.click("#lora-section summary")
+        gateway.loras = [lora(2, "later"), *gateway.loras]
+        await page.evaluate("""() => {
+            document.getElementById("lora-section").open = true;
+            document.querySelector("#lora-cards input[type=number]").focus();
+        }""")
+        await expect(page.locator("#lora-choice option")).to_have_count(2)
+        assert await texts(page) == ["Choose a LoRA", "later"]
+        await expect(strength).to_be_focused()
+
+
 async def test_a_long_list_is_told_page_by_page(opened: Open) -> None:
     others = [lora(number, f"other{number}", model="painter") for number in range(5)]
     gateway = FakeGateway(loras=[lora(8, "new"), *others, lora(9, "old"), lora(10, "oldest")], page=3)
@@ -133,13 +155,12 @@ async def test_a_long_list_is_told_page_by_page(opened: Open) -> None:
 
 async def test_a_file_is_uploaded_checked_and_chosen_or_refused_with_the_reason(opened: Open) -> None:
     gateway = FakeGateway(uploaded=lora(7, "drawn"))
-    file = {"name": "drawn.safetensors", "mimeType": "application/octet-stream", "buffer": b"weights"}
     async with opened(gateway) as (page, _):
         await ready(page)
         await page.click("#lora-section summary")
         await expect(page.locator("#lora-choice")).to_be_disabled()
         await expect(page.locator("#lora-choice option")).to_have_text("There is none of tiny yet")
-        await page.set_input_files("#lora-file", file)
+        await page.set_input_files("#lora-file", weights("drawn"))
         await expect(page.locator("#lora-state")).to_have_text("drawn.safetensors is being checked")
         await expect(page.locator("#lora-upload")).to_be_disabled()
         gateway.checks.set()
@@ -149,7 +170,7 @@ async def test_a_file_is_uploaded_checked_and_chosen_or_refused_with_the_reason(
             code="lora_mismatch", message="It is for another model.", type="invalid_request_error"
         )
         gateway.uploaded = lora(6, "bad", LoraState.FAILED).model_copy(update={"error": why})
-        await page.set_input_files("#lora-file", {**file, "name": "bad.safetensors"})
+        await page.set_input_files("#lora-file", weights("bad"))
         await expect(page.locator("#lora-state")).to_have_text("bad.safetensors is refused")
         await expect(page.locator("#lora-error")).to_contain_text("It is for another model.")
         await expect(page.locator("#lora-error code")).to_have_text("lora_mismatch")
@@ -232,7 +253,9 @@ async def test_a_generation_follows_files_alone(opened: Open) -> None:
         await page.click("#go")
         await finished(page)
     asked = json.loads(gateway.forms[0])
-    assert asked["controlnets"][0]["image"] == 0
+    (net,) = asked["controlnets"]
+    assert net["image"] == 0
+    assert "annotator" not in net, "a file is taken as it is, unless a person says otherwise"
     assert base64.b64decode(asked["control_image_0"].split(",")[1]) == CONTROL
 
 

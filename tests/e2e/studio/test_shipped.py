@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from axe_playwright_python.async_playwright import Axe
-from playwright.async_api import Browser, Page, expect
+from playwright.async_api import Browser, FilePayload, Page, expect
 
 from giornata.wire.workers import ServiceName
 from giornata_tools.checkout import TRAINED
@@ -85,7 +85,7 @@ async def test_a_controlnet_follows_its_control_image(
         without = await edited(page, exhibit, tmp_path)
         await page.click("#controlnet-section summary")
         await page.select_option("#controlnet-choice", "outline")
-        control = {"name": "control.png", "mimeType": "image/png", "buffer": png(exhibit.control)}
+        control = FilePayload(name="control.png", mimeType="image/png", buffer=png(exhibit.control))
         await page.locator("#controlnet-cards input[type=file]").set_input_files(control)
         await page.get_by_role("spinbutton", name="Scale of outline").fill("0.9")
         await faultless(page)

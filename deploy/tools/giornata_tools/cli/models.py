@@ -14,8 +14,7 @@ from rich.text import Text
 from giornata.wire.errors import ErrorBody
 from giornata.wire.requests import EditParameters
 from giornata_tools import interrupts
-from giornata_tools.cli.edit.parameters import option_name
-from giornata_tools.cli.options import api_key_option, gateway_of, url_option
+from giornata_tools.cli.options import api_key_option, gateway_of, option_name, url_option
 from giornata_tools.doors.edits import Refused
 from giornata_tools.doors.http_door import open_http
 

@@ -73,6 +73,12 @@ export function options(pairs) {
   return pairs.map(([value, textContent]) => element("option", { value, textContent }));
 }
 
+/** Shows cards in their place. Where they are there already, nothing moves, and the focus stays in one of them. */
+export function lay(place, cards) {
+  const there = [...place.children];
+  if (there.length !== cards.length || cards.some((one, index) => one !== there[index])) place.replaceChildren(...cards);
+}
+
 /** The numbers and the word in the name of a field: "loras.1.scale" → {index: 1, key: "scale"}; null for other fields. */
 export function place(param, field) {
   const found = new RegExp(`^${field}(?:\\.(\\d+))?(?:\\.(\\w+))?$`).exec(param ?? "");

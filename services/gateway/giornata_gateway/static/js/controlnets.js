@@ -1,6 +1,6 @@
 // ControlNets: which ones the model follows, what each of them sees, how strongly and in which part of the steps.
 
-import { card, icon, list, number, options, place, scale } from "./cards.js";
+import { card, icon, lay, list, number, options, place, scale } from "./cards.js";
 import { check, mark } from "./checks.js";
 import { attempt } from "./failures.js";
 import { announce, at, element, showError } from "./page.js";
@@ -110,7 +110,7 @@ function checkStart(one) {
 }
 
 function add(net) {
-  const made = { net, model: model.id, picture: null };
+  const made = { net, model: model.id, picture: null, seesPicture: false };
   const share = { min: 0, max: 1, step: 0.05, changed: () => checkStart(made) };
   made.source = list("Sees", net.name, [FILE, PICTURE]);
   made.annotator = list("Made into", net.name, [NONE, ...ANNOTATORS]);
@@ -167,10 +167,10 @@ function fitSource(one) {
   const picture = input.value === "picture" && task === "edit";
   input.replaceChildren(...options(task === "edit" ? [FILE, PICTURE] : [FILE]));
   input.value = picture ? "picture" : "file";
-  const made = one.annotator.input.value;
+  const kept = one.seesPicture === picture ? one.annotator.input.value : picture ? ANNOTATORS[0][0] : "";
   one.annotator.input.replaceChildren(...options(picture ? ANNOTATORS : [NONE, ...ANNOTATORS]));
-  one.annotator.input.value = made || (picture ? ANNOTATORS[0][0] : "");
-  one.thumb.hidden = picture;
+  one.annotator.input.value = kept;
+  one.seesPicture = one.thumb.hidden = picture;
   if (one.source.error.isConnected) mark(input, null);
 }
 
@@ -185,7 +185,7 @@ function remove(one) {
 
 function show() {
   const [count, choice] = [shown().length, at("controlnet-choice")];
-  at("controlnet-cards").replaceChildren(...shown().map((one) => one.element));
+  lay(at("controlnet-cards"), shown().map((one) => one.element));
   at("controlnet-note").textContent = count ? String(count) : "";
   const nets = model?.controlnets ?? [];
   const text = count >= MOST ? `At most ${MOST} act at a time` : nets.length ? "Choose a ControlNet" : "None is served now";

@@ -1,7 +1,7 @@
 // LoRAs: which ones act on the model, and how strongly. The list is that of /v1/loras; a file can be added to it.
 
 import { ApiError, requestJson } from "./api.js";
-import { card, options, place, scale } from "./cards.js";
+import { card, lay, options, place, scale } from "./cards.js";
 import { check, mark } from "./checks.js";
 import { attempt } from "./failures.js";
 import { announce, at, showError } from "./page.js";
@@ -140,7 +140,7 @@ function remove(one) {
 
 function show() {
   const count = shown().length;
-  at("lora-cards").replaceChildren(...shown().map((one) => one.element));
+  lay(at("lora-cards"), shown().map((one) => one.element));
   at("lora-note").textContent = count ? String(count) : "";
   at("lora-wait-field").hidden = count === 0;
   const [found, choice] = [offered().map(({ id, shared }) => [id, `${names.get(id)}${shared ? " (shared)" : ""}`]), at("lora-choice")];
