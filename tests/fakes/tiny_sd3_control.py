@@ -13,7 +13,12 @@ MIXING = 2.0
 
 
 def net(
-    config: Mapping[str, Any], depth: int = 2, *, seed: int = 0, dtype: torch.dtype = torch.float32, **options: Any
+    config: Mapping[str, Any],
+    depth: int = 2,
+    *,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float32,
+    **options: Any,
 ) -> SD3ControlNetModel:
     """For a transformer of this configuration, with so many blocks; the first one attends twice, as those of 3.5."""
     torch.manual_seed(seed)
@@ -23,7 +28,9 @@ def net(
     )  # fmt: skip
     kind: Any = SD3ControlNetModel
     shape = {name: config[name] for name in kept}
-    made: SD3ControlNetModel = kind(**{**shape, "num_layers": depth, "dual_attention_layers": (0,), **options})
+    made: SD3ControlNetModel = kind(
+        **{**shape, "num_layers": depth, "dual_attention_layers": (0,), **options}
+    )
     with torch.no_grad():
         for name, weight in made.named_parameters():
             if name.startswith("controlnet_blocks"):

@@ -124,9 +124,7 @@ def of_generation(card: ModelCard, **fields: Any) -> EditParameters:
     return resolve(fitted(carried_out(given), card), card, seed=5)
 
 
-def ended(
-    checkpoint: Checkpoint, rows: Sequence[Row], controls: Controls | None = None
-) -> dict[str, Row]:
+def ended(checkpoint: Checkpoint, rows: Sequence[Row], controls: Controls | None = None) -> dict[str, Row]:
     """Rows that share their batch, after their last step."""
     ticks = count()
     engine = Engine(

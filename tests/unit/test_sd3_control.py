@@ -60,9 +60,7 @@ def test_rows_that_share_forwards_equal_each_alone(
     oracle: Any = tiny_sd3_control.net(CONFIG, dtype=torch.float64, **options)
     channels = tiny_driven.LATENT + 4 * options.get("extra_conditioning_channels", 0)
     torch.manual_seed(1)
-    rows = [
-        conditions(grid, tokens, channels) for grid, tokens in (((2, 3), 5), ((3, 2), 5), ((2, 3), 4))
-    ]
+    rows = [conditions(grid, tokens, channels) for grid, tokens in (((2, 3), 5), ((3, 2), 5), ((2, 3), 4))]
     opened = [net.open(row) for row in rows]
     steps = [(0, 0, 0), (0, 0, 1), (1, 2, 0), (2, 1, 1), (0, 2, 0)]  # row, step, sequence
     latents = [torch.randn(6, tiny_driven.LATENT).double() for _ in steps]

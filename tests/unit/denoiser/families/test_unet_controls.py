@@ -136,7 +136,9 @@ def test_masked_equals_full_on_the_compute_set(both: Both, fill: bool) -> None:
     uses = controlled(uses_of(masked, taking), masked, controls.residuals(masked))
     for latent, wanted in zip(step(of, masked, uses), whole, strict=True):
         torch.testing.assert_close(latent[WHERE.computed], wanted[WHERE.computed], atol=CLOSE, rtol=0)
-    swapped = [use if use.residuals is None else replace(use, residuals=_shifted(use.residuals)) for use in uses]
+    swapped = [
+        use if use.residuals is None else replace(use, residuals=_shifted(use.residuals)) for use in uses
+    ]
     assert (step(of, masked, swapped)[0] - whole[0])[WHERE.computed].abs().max() > 1000 * CLOSE, "tiles count"
 
 
