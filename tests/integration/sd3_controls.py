@@ -181,7 +181,7 @@ def alike(nets: Sequence[SD3ControlNetModel]) -> Iterator[None]:
 
 
 class Expanded(SD3MultiControlNetModel):
-    """Sums samples behind the blocks of a transformer; `SD3MultiControlNetModel` drops those that the first net lacks."""
+    """Sums samples behind the transformer's blocks; `SD3MultiControlNetModel` drops those that the first net lacks."""
 
     def __init__(self, nets: Sequence[SD3ControlNetModel], blocks: int) -> None:
         super().__init__(nets)  # type: ignore[no-untyped-call]  # diffusers annotates it in part

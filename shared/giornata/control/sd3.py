@@ -14,8 +14,9 @@ from torch.nn import functional
 from giornata.control.expansion import Behind, sd3
 from giornata.control.mismatch import ControlMismatch, fits
 from giornata.control.protocol import Conditions, Item
+from giornata.control.weighing import sd3_work
 from giornata.packed.moving import moved
-from giornata.wire.adapters import ControlCard, ControlInput
+from giornata.wire.adapters import ControlCard, ControlInput, ControlWork
 from giornata.wire.controlnets import ControlBase
 
 PATCH: Final = 2
@@ -60,6 +61,10 @@ class SD3Control:
             ("blocks", self.samples, min(self.samples, blocks)),
         )
         return sd3(blocks, self.samples)
+
+    def work(self, base: ControlBase) -> ControlWork:  # noqa: ARG002 - protocol: its tokens are the network's
+        """See :meth:`giornata.control.protocol.ControlNet.work`."""
+        return sd3_work(self.net)
 
     @torch.inference_mode()
     def open(self, conditions: Conditions) -> Opened:
