@@ -29,13 +29,8 @@ from giornata_denoiser.rows.row import Row
 from giornata_prepost.families.protocol import ControlImage, ControlledModel
 from giornata_prepost.images.geometry import Size
 from giornata_prepost.images.pictures import Pixels
+from tests.fakes import tiny_unet_control
 from tests.integration.unets.served import CPU, Asked, Ended, Served, denoised, mask
-
-LATENT_CHANNELS = 4
-SCALED = 8
-"""Pixels of a picture a side of one of its latent's."""
-NAMES = ("controlnet_down", "controlnet_mid", "controlnet_cond_embedding.conv_out")
-"""Weights that are zeros before training."""
 
 
 @dataclass(frozen=True)
@@ -57,33 +52,11 @@ class Control:
         return ControlUse(model=card.name, digest=card.digest, **asked)
 
 
-def net(of: Served, *, seed: int = 0, **options: Any) -> ControlNetModel:
-    """Random, for the checkpoint's UNet, and its outputs too; it sees no mask, also where the UNet does."""
-    torch.manual_seed(seed)
-    taken = inspect.signature(ControlNetModel.__init__).parameters
-    config = {name: value for name, value in of.pipeline.unet.config.items() if name in taken}
-    kind: Any = ControlNetModel
-    made: ControlNetModel = kind(
-        **{
-            **config,
-            "in_channels": LATENT_CHANNELS,
-            "conditioning_embedding_out_channels": (8,) * SCALED.bit_length(),
-            **options,
-        }
-    )
-    with torch.no_grad():
-        for name, weight in made.named_parameters():
-            if name.startswith(NAMES):
-                weight.normal_(0, 0.1)
-            elif ".attn" in name and name.endswith("weight"):
-                weight.mul_(2)
-    return made.eval().requires_grad_(requires_grad=False)
-
-
 def control(of: Served, folder: Path, *, seed: int = 0, order: str = "rgb", **asked: float) -> Control:
-    made = net(of, seed=seed, controlnet_conditioning_channel_order=order)
+    """A random ControlNet for the checkpoint's UNet, which sees no mask, also where the UNet does."""
+    config, dtype = of.pipeline.unet.config, of.checkpoint.family.dtype
+    made = tiny_unet_control.beside(config, seed=seed, controlnet_conditioning_channel_order=order)
     made.save_pretrained(folder)
-    dtype = of.checkpoint.family.dtype
     torch.nn.Module.to(made, dtype)
     return Control(made, load(folder, dtype, CPU), **asked)
 
