@@ -129,7 +129,7 @@ async def test_an_edit_under_a_controlnet_equals_the_pipeline(
     assert told["controlnets"] == [{"name": "edges", "modes": 0}]
     async with giornata.client.connect(painters.nats_url) as client:
         given: dict[str, Any] = {"mask_blur": 0, "reuse": "off", "controlnets": made["controlnets"]}
-        pictures = {"image": file(image), "mask": file(mask), "control_image": [file(seen)]}
+        pictures: dict[str, Any] = {"image": file(image), "mask": file(mask), "control_image": [file(seen)]}
         result = await (await client.edit(**pictures, **ASKED, **given))
     assert np.array_equal(pixels(result.pictures[0].data), edited)
     net = ControlNetModel.from_pretrained(edges)

@@ -22,7 +22,6 @@ from giornata.families import Family
 from giornata.model_cards import read_model_card
 from giornata.tensors import pack, unpack
 from giornata.wire.adapters import ControlInput, ControlUse, control_name
-from giornata.wire.jobs import Job
 from giornata_denoiser.attempts.adapting import adapters_of
 from giornata_denoiser.checkpoint import load as load_network
 from giornata_denoiser.controls.opening import controls_of
@@ -32,6 +31,7 @@ from giornata_prepost.families.protocol import ControlImage, ControlledModel
 from giornata_prepost.images.geometry import Size
 from giornata_prepost.images.pictures import Pixels
 from giornata_tools.baseline.pipeline import PIPELINES, opened
+from tests.contract.messages import JOB
 from tests.fakes import tiny_sd3_control
 from tests.integration.painting import Served, ended, of_edit, of_generation
 from tests.integration.prepost.oracle import NEGATIVE, PROMPT, mask, picture
@@ -58,7 +58,8 @@ class Control:
 
     @property
     def use(self) -> ControlUse:
-        card, asked = self.loaded.card, {"scale": self.scale, "start": self.start, "end": self.end}
+        card = self.loaded.card
+        asked: dict[str, Any] = {"scale": self.scale, "start": self.start, "end": self.end}
         return ControlUse(model=card.name, digest=card.digest, sees=card.sees, **asked)
 
 
@@ -109,7 +110,7 @@ class Sd3:
         shown = [ControlImage(seen(size, nth), each.sees) for nth, each in enumerate(controls)]
         encoded = images.encode_controls(shown, mask(size), sampled=True)
         named = unpack(pack(encoded.condition(torch.Generator().manual_seed(asked.seed))))
-        job = Job.model_construct(controls=tuple(each.use for each in controls), loras=())
+        job = JOB.model_copy(update={"controls": tuple(each.use for each in controls), "loras": ()})
         return replace(
             made,
             adapters=adapters_of(job, made.track.steps),
@@ -180,14 +181,14 @@ def alike(nets: Sequence[SD3ControlNetModel]) -> Iterator[None]:
             hook.remove()
 
 
-class Expanded(SD3MultiControlNetModel):
+class Expanded(SD3MultiControlNetModel):  # type: ignore[misc]  # diffusers does not annotate it
     """Sums samples behind the transformer's blocks; `SD3MultiControlNetModel` drops those that the first net lacks."""
 
     def __init__(self, nets: Sequence[SD3ControlNetModel], blocks: int) -> None:
-        super().__init__(nets)  # type: ignore[no-untyped-call]  # diffusers annotates it in part
+        super().__init__(nets)
         self.blocks = blocks
 
-    def forward(  # type: ignore[override]  # by name alone, as pipelines call it
+    def forward(
         self, *, controlnet_cond: Sequence[Tensor], conditioning_scale: Sequence[float], **given: Any
     ) -> Any:
         total = [0.0] * self.blocks

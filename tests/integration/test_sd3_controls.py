@@ -73,7 +73,7 @@ def expected(sd3: Sd3, asked: Asked, controls: Sequence[Control], multi: Any = N
     ids=["instantx", "told the pooled text", "within its steps", "3.5"],
 )
 def test_a_generation_equals_the_pipeline(
-    sd3: Sd3, tmp_path: Path, options: dict[str, Any], depth: int, asked: Asked, acts: dict[str, float]
+    sd3: Sd3, tmp_path: Path, options: dict[str, Any], depth: int, asked: Asked, acts: dict[str, Any]
 ) -> None:
     one = sd3.control(tmp_path / "net", depth, of=options, **acts)
     assert one.sees is (ControlInput.USUAL if options is TOLD else ControlInput.UNSHIFTED)

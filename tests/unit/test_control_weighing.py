@@ -36,7 +36,7 @@ def counted(net: ControlNet, given: Conditions, latent_channels: int) -> float:
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
         samples = list(net.run([Item(opened, 0, latents)]))
     assert samples
-    return counter.get_total_flops() / 2
+    return float(counter.get_total_flops()) / 2
 
 
 def base(kind: ControlKind, latent_channels: int) -> ControlBase:

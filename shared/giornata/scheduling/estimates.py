@@ -141,7 +141,7 @@ class Estimates:
             yield KindCosts(model_digest=digest, device=device, compute=state.compute, load=state.load)
 
 
-_Lasting = tuple[Operations, Mode, int, bool, float, float, tuple[tuple[str, int], ...]]
+_Lasting = tuple[Operations, Mode, int, bool, float, float, tuple[tuple[str, ControlWork], ...]]
 """The fields of a pace beside its costs."""
 
 

@@ -22,13 +22,13 @@ from torch import Tensor
 from giornata.control.loading import load
 from giornata.control.protocol import ControlNet
 from giornata.wire.adapters import ControlUse, control_name
-from giornata.wire.jobs import Job
 from giornata_denoiser.attempts.adapting import adapters_of
 from giornata_denoiser.controls.opening import controls_of
 from giornata_denoiser.rows.row import Row
 from giornata_prepost.families.protocol import ControlImage, ControlledModel
 from giornata_prepost.images.geometry import Size
 from giornata_prepost.images.pictures import Pixels
+from tests.contract.messages import JOB
 from tests.fakes import tiny_unet_control
 from tests.integration.unets.served import CPU, Asked, Ended, Served, denoised, mask
 
@@ -48,7 +48,7 @@ class Control:
     @property
     def use(self) -> ControlUse:
         card = self.loaded.card
-        asked = {"scale": self.scale, "start": self.start, "end": self.end, "sees": card.sees}
+        asked: dict[str, Any] = {"scale": self.scale, "start": self.start, "end": self.end, "sees": card.sees}
         return ControlUse(model=card.name, digest=card.digest, **asked)
 
 
@@ -68,7 +68,7 @@ def seen(size: Size, index: int) -> Pixels:
 
 def under(of: Served, row: Row, controls: Sequence[Control], size: Size) -> Row:
     """`row` with ControlNets; each has a control image of its own, as prepost encodes it."""
-    job = Job.model_construct(controls=tuple(each.use for each in controls), loras=())
+    job = JOB.model_copy(update={"controls": tuple(each.use for each in controls), "loras": ()})
     return replace(
         row,
         adapters=adapters_of(job, row.track.steps),
@@ -103,7 +103,7 @@ def expected(of: Served, asked: Asked, controls: Sequence[Control]) -> Ended:
     pipeline = kind(**parts, controlnet=both, **({} if xl else {"requires_safety_checker": False}))
     pipeline.set_progress_bar_config(disable=True)
     images = [Image.fromarray(seen(asked.size, nth)) for nth in range(len(controls))]
-    told = {
+    told: dict[str, list[Any]] = {
         "controlnet_conditioning_scale": [each.scale for each in controls],
         "control_guidance_start": [each.start for each in controls],
         "control_guidance_end": [each.end for each in controls],

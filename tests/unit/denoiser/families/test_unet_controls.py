@@ -117,7 +117,8 @@ def test_masked_equals_full_on_the_compute_set(both: Both, fill: bool) -> None:
         on_the_line(row(of, "plain", seed=2)),
         both.under(on_the_line(row(of, "one", seed=3))),
     ]
-    whole, recorders = [], []
+    whole: list[Tensor] = []
+    recorders: list[list[Everything]] = []
     for each in rows:
         seen = [Everything() for _ in each.prompts]
         uses = [Use(recorder=recorder) for recorder in seen]
@@ -132,11 +133,11 @@ def test_masked_equals_full_on_the_compute_set(both: Both, fill: bool) -> None:
         index: [Use(Taken(modes, Recorded(kept, WHERE))) for kept in seen]
         for index, seen in enumerate(recorders)
     }
-    uses = controlled(uses_of(masked, taking), masked, controls.residuals(masked))
-    for latent, wanted in zip(step(of, masked, uses), whole, strict=True):
+    taken = controlled(uses_of(masked, taking), masked, controls.residuals(masked))
+    for latent, wanted in zip(step(of, masked, taken), whole, strict=True):
         torch.testing.assert_close(latent[WHERE.computed], wanted[WHERE.computed], atol=CLOSE, rtol=0)
     swapped = [
-        use if use.residuals is None else replace(use, residuals=_shifted(use.residuals)) for use in uses
+        use if use.residuals is None else replace(use, residuals=_shifted(use.residuals)) for use in taken
     ]
     assert (step(of, masked, swapped)[0] - whole[0])[WHERE.computed].abs().max() > 1000 * CLOSE, "tiles count"
 
