@@ -24,7 +24,9 @@ from giornata.tensors import pack, unpack
 from giornata.wire.adapters import ControlInput, ControlUse, control_name
 from giornata_denoiser.attempts.adapting import adapters_of
 from giornata_denoiser.checkpoint import load as load_network
-from giornata_denoiser.controls.opening import controls_of
+from giornata_denoiser.controls.executing import ExecutingControls
+from giornata_denoiser.controls.local import LocalControls
+from giornata_denoiser.controls.networks import controlled as controlled_network
 from giornata_denoiser.rows.row import Row
 from giornata_prepost.checkpoint import FAMILIES
 from giornata_prepost.families.protocol import ControlImage, ControlledModel
@@ -120,8 +122,10 @@ class Sd3:
     def ended(self, rows: Sequence[Row], controls: Sequence[Control] = ()) -> dict[str, Tensor]:
         """Final latents by job, of rows that share their batch."""
         nets = {each.loaded.card.digest: each.loaded for each in controls}
-        network, multiple = self.served.checkpoint.family.network, self.served.card.pixel_multiple
-        found = ended(self.served.checkpoint, rows, controls_of(nets, network, multiple, held_steps=2))
+        checkpoint = self.served.checkpoint
+        network = controlled_network(checkpoint.family.network, self.served.card.pixel_multiple)
+        assert network is not None
+        found = ended(checkpoint, rows, ExecutingControls(LocalControls(nets, network), None))
         return {job: row.latent for job, row in found.items()}
 
     def called(self, kind: Any, asked: Asked, controlnet: Any = None, **more: Any) -> Tensor:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 from torch import Tensor
@@ -14,6 +13,7 @@ from giornata.control.running import Act, RowStep, run
 from giornata.packed.moving import moved
 from giornata.scheduling.batch import RowKey
 from giornata_denoiser.controls.added import Added
+from giornata_denoiser.controls.holding import Holding
 from giornata_denoiser.controls.networks import Controlled
 from giornata_denoiser.engine.controls import ControlNotLoaded, OfSequences
 from giornata_denoiser.rows.row import Row
@@ -22,18 +22,10 @@ HELD_STEPS: Final = 2
 """What ControlNets add serves so many steps of a row that takes tokens outside its mask from elsewhere."""
 
 
-@dataclass(frozen=True, eq=False)
-class _Held:
-    step: int
-    acting: tuple[bool, ...]
-    added: Added
-
-
 class LocalControls:
     """The loaded `nets`, by digest, beside the network that is `controlled`.
 
-    It satisfies :class:`giornata_denoiser.engine.controls.Controls`. Rows that reuse take what a step added for
-    `held_steps` - 1 steps more; all others have it computed in each step.
+    Rows that reuse take what a step added for `held_steps` - 1 steps more; all others have it computed in each step.
     """
 
     def __init__(
@@ -45,10 +37,19 @@ class LocalControls:
         }
         self._opened: dict[tuple[RowKey, int], tuple[Tensor, object]] = {}
         """By row and number of its ControlNet, with the control image that it is of."""
-        self._held: dict[RowKey, _Held] = {}
+        self._holding: Holding[Added] = Holding()
 
-    def residuals(self, rows: Sequence[Row]) -> tuple[OfSequences, ...]:
-        """See :meth:`giornata_denoiser.engine.controls.Controls.residuals`: each net has one forward."""
+    def has(self, row: Row) -> bool:
+        """Whether all ControlNets of `row` are here, and what they see."""
+        controls = row.adapters.controls
+        return len(row.control_images) == len(controls) and all(use.digest in self._nets for use in controls)
+
+    def compute(self, rows: Sequence[Row]) -> tuple[OfSequences, ...]:
+        """What is added in the next steps of `rows`; each net has one forward.
+
+        Raises:
+            ControlNotLoaded: a net that acts is not here.
+        """
         acting = [row.adapters.controlling(row.step) for row in rows]
         found = [self._still(row, acts) for row, acts in zip(rows, acting, strict=True)]
         due = [
@@ -56,13 +57,13 @@ class LocalControls:
         ]
         steps = [self._step(rows[number], acting[number]) for number in due]
         made: list[dict[int, Tensor]] = [{} for _ in due]
-        for place, index, sample in run(steps):
-            made[place][index] = sample
+        for place, nth, sample in run(steps):
+            made[place][nth] = sample
         for number, step, samples in zip(due, steps, made, strict=True):
             sums = summed([act.behind for act in step.acts])
-            added = Added(sums.behind, tuple(samples[index] for index in range(len(sums.parts))))
+            added = Added(sums.behind, tuple(samples[nth] for nth in range(len(sums.parts))))
             found[number] = added
-            self._held[rows[number].key] = _Held(step.step, acting[number], added)
+            self._holding.keep(rows[number], acting[number], added, whole=True)
         return tuple(
             () if added is None else added.of(len(row.prompts))
             for row, added in zip(rows, found, strict=True)
@@ -72,15 +73,13 @@ class LocalControls:
         """Forget all rows but these."""
         for act in [act for act in self._opened if act[0] not in keys]:
             del self._opened[act]
-        for key in self._held.keys() - keys:
-            del self._held[key]
+        self._holding.retain(keys)
 
     def _still(self, row: Row, acts: tuple[bool, ...]) -> Added | None:
         """What an earlier step of `row` has made, where it serves this one."""
-        held = self._held.get(row.key)
-        if held is None or row.region is None or held.acting != acts:
+        if row.region is None:
             return None
-        return held.added if 0 < row.step - held.step < self._held_steps else None
+        return self._holding.find(row, acts, whole=True, steps=self._held_steps - 1)
 
     def _step(self, row: Row, acting: tuple[bool, ...]) -> RowStep:
         acts = [self._act(row, nth) for nth, acts in enumerate(acting) if acts]

@@ -11,10 +11,7 @@ import torch
 from giornata.checkpoints import checkpoint_folder
 from giornata.control.loading import load
 from giornata.control.protocol import ControlNet
-from giornata_denoiser.controls.local import LocalControls
-from giornata_denoiser.controls.networks import Controlled, controlled
-from giornata_denoiser.engine.controls import Controls, NoControls
-from giornata_denoiser.families.protocol import Network
+from giornata_denoiser.controls.networks import Controlled
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,95}")
 
@@ -57,13 +54,3 @@ def open_controls(
         net.behind(network.base)
         net.card = net.card.model_copy(update={"work": net.work(network.base)})
     return {net.card.digest: net for net in nets}
-
-
-def controls_of(
-    nets: Mapping[str, ControlNet], network: Network, token_pixels: int, held_steps: int
-) -> Controls:
-    """What computes `nets` beside the `network`."""
-    found = controlled(network, token_pixels)
-    if not nets or found is None:
-        return NoControls()
-    return LocalControls(nets, found, held_steps=held_steps)

@@ -18,7 +18,9 @@ from giornata.packed.tiles import joined, parted
 from giornata.packed.uses import Taken, Use
 from giornata.scheduling.batch import Capacity
 from giornata.wire.values import Mode
-from giornata_denoiser.controls.opening import controls_of
+from giornata_denoiser.controls.executing import ExecutingControls
+from giornata_denoiser.controls.local import LocalControls
+from giornata_denoiser.controls.networks import controlled as controlled_network
 from giornata_denoiser.engine.controls import controlled
 from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.engine.sources import ReuseOptions
@@ -74,6 +76,11 @@ class Both:
             found.append(Given([parted(one, at.grid)[0].flatten(1) for one in (*skips, middle)]))
         return found
 
+    def local(self, of: ModelFamily, held_steps: int = 2) -> LocalControls:
+        network = controlled_network(of.network, PIXELS)
+        assert network is not None
+        return LocalControls({self.loaded.card.digest: self.loaded}, network, held_steps=held_steps)
+
     def computed(self, of: ModelFamily, rows: Sequence[Row], held_steps: int) -> dict[str, Row]:
         """The rows' ends, by an engine."""
         engine = Engine(
@@ -81,7 +88,7 @@ class Both:
             Capacity(rows=8, tokens=10_000),
             lambda: 0.0,
             reusing=ReuseOptions(correction_bits=EXACT),
-            controls=controls_of({self.loaded.card.digest: self.loaded}, of.network, PIXELS, held_steps),
+            controls=ExecutingControls(self.local(of, held_steps), None),
         )
         engine.batch.submit(rows)
         return finished(engine)
@@ -111,7 +118,7 @@ def plus(uses: Iterable[Use], added: Sequence[Given]) -> list[Use]:
 def test_masked_equals_full_on_the_compute_set(both: Both, fill: bool) -> None:
     """Rows with and without share the step; what lies outside is that of the row's own step in full."""
     of = family(fill)
-    controls = controls_of({both.loaded.card.digest: both.loaded}, of.network, PIXELS, held_steps=2)
+    controls = both.local(of)
     rows = [
         both.under(on_the_line(row(of, "guided", scale=2.0, seed=1))),
         on_the_line(row(of, "plain", seed=2)),
@@ -133,7 +140,7 @@ def test_masked_equals_full_on_the_compute_set(both: Both, fill: bool) -> None:
         index: [Use(Taken(modes, Recorded(kept, WHERE))) for kept in seen]
         for index, seen in enumerate(recorders)
     }
-    taken = controlled(uses_of(masked, taking), masked, controls.residuals(masked))
+    taken = controlled(uses_of(masked, taking), masked, controls.compute(masked))
     for latent, wanted in zip(step(of, masked, taken), whole, strict=True):
         torch.testing.assert_close(latent[WHERE.computed], wanted[WHERE.computed], atol=CLOSE, rtol=0)
     swapped = [
