@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -127,3 +128,19 @@ async def test_a_controlnet_that_embeds_pixels_itself_sees_them(http: aiohttp.Cl
     ]
     assert np.abs(idle - plain).max() <= 1
     assert np.abs(under - plain).max() > 8
+
+
+async def test_a_service_computes_for_a_denoiser_without_any(
+    tiny_model: Path, tmp_path: Path, http: aiohttp.ClientSession
+) -> None:
+    """The picture is the one of the denoiser that has the ControlNet itself."""
+    save_net(tiny_model, tmp_path / "edges")
+    env = {ServiceName.CONTROLNET: {"GIORNATA_CONTROLNETS": str(tmp_path / "edges")}}
+    alone = await edited(http, EDGES)
+    with live_stack(tiny_model, {ServiceName.CONTROLNET: 1}, env_of=env) as live:
+        async with aiohttp.ClientSession(live.url) as served:
+            under = await edited(served, EDGES)
+            async with served.get("/metrics") as answer:
+                told = await answer.text()
+    assert np.abs(under - alone).max() <= 1
+    assert re.search(r'giornata_control_steps_total\{instance="[^"]+",what="computed"\} [1-9]', told)
