@@ -20,6 +20,8 @@ class Acting:
     first: int
     end: int
     """The first step after them."""
+    work: float = 0.0
+    """Multiplications in a step of them, of all sequences that are computed."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,6 +55,10 @@ class OpenRow:
     def acting(self, step: int) -> list[Act]:
         """The ControlNets that act in a step."""
         return [net.act for net in self.nets if net.first <= step < net.end]
+
+    def work(self, step: int) -> float:
+        """Multiplications of a step."""
+        return sum(net.work for net in self.nets if net.first <= step < net.end)
 
     def sums(self, step: int) -> Summed:
         """The sums of a step's samples."""

@@ -17,7 +17,8 @@ from giornata.control.mismatch import ControlMismatch
 from giornata.control.protocol import Conditions, ControlNet, ControlText
 from giornata.control.running import Act
 from giornata.packed.region import Region, region_of
-from giornata.wire.adapters import ControlUse
+from giornata.planning.controls import control_work
+from giornata.wire.adapters import ControlKind, ControlUse
 from giornata.wire.controlnets import OpenControl, control_row
 from giornata.wire.errors import (
     ControlNetMismatch,
@@ -116,7 +117,7 @@ def _made(
         added: Behind = net.behind(request.base)
         behind.append(added)
         opened = net.open(Conditions(shown[nth].to(nets.dtype), request.grid, told, times, use.mode))
-        acting.append(Acting(Act(net, opened, use.scale, added), first, end))
+        acting.append(Acting(Act(net, opened, use.scale, added), first, end, _work(net, request, told[0])))
     return OpenRow(
         control_row(request.job.job_id, request.attempt, request.index),
         request.denoiser,
@@ -129,6 +130,14 @@ def _made(
         _region(request, nets.device),
         ExitStack(),
     )
+
+
+def _work(net: ControlNet, request: OpenControl, text: ControlText) -> float:
+    """Multiplications of a step, of all sequences that are computed. Text passes no block of a UNet's."""
+    base, (height, width) = request.base, request.grid
+    tokens = 0 if base.kind is ControlKind.UNET else len(text.embeds)
+    each = control_work(net.work(base), text=tokens, image=height * width, sequences=1)
+    return sequences(base.kind, request.sequences) * each
 
 
 def _region(request: OpenControl, device: torch.device) -> Region | None:

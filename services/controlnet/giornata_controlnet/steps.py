@@ -13,7 +13,6 @@ import torch
 from giornata.control.link.asking import StepAsked
 from giornata.control.running import RowStep
 from giornata.packed.moving import moved
-from giornata.planning.operations import control_work
 from giornata.wire.controlnets import StepRefusal
 from giornata_controlnet.open_row import OpenRow
 
@@ -38,10 +37,7 @@ class Due:
     @property
     def work(self) -> float:
         """Multiplications of all ControlNets."""
-        tokens = self.row.sequences * self.row.tokens
-        return sum(
-            control_work(act.net.card.weight_bytes, tokens) for act in self.row.acting(self.asked.step)
-        )
+        return self.row.work(self.asked.step)
 
     def of(self, device: torch.device, dtype: torch.dtype) -> RowStep:
         """The step as it is computed."""

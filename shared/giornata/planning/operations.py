@@ -46,7 +46,7 @@ class Work:
     segments: float = 0.0
     """Sets of LoRAs that differ: the rows of one set are multiplied together."""
     control: float = 0.0
-    """Multiplications of ControlNets in this process; see :func:`control_work`."""
+    """Multiplications of ControlNets in this process; see :func:`giornata.planning.controls.control_work`."""
 
     @property
     def features(self) -> tuple[float, ...]:
@@ -219,11 +219,6 @@ def _in_modes(operations: Operations, modes: tuple[Mode, ...]) -> tuple[tuple[Mo
 def low_rank_weights(size_bytes: Iterable[int]) -> float:
     """Weights in the factors of LoRAs whose files have these sizes."""
     return sum(size_bytes) / VALUE_BYTES
-
-
-def control_work(weight_bytes: float, tokens: int) -> float:
-    """Multiplications of a ControlNet with so many bytes of weights in one step: each weight meets every token."""
-    return weight_bytes / VALUE_BYTES * tokens
 
 
 def _matrix(spec: BlockSpec, blocks: int, weights: float) -> list[list[float]]:

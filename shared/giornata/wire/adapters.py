@@ -148,6 +148,23 @@ class ControlKind(StrEnum):
     """`ControlNetModel`: Stable Diffusion 1 and 2, SDXL."""
 
 
+class ControlWork(Wire):
+    """What a ControlNet computes of one sequence of a row in one step: multiplications."""
+
+    sequence: float = 0.0
+    """Whatever the picture's size: what depends on the noise level and the text alone."""
+    text: float = 0.0
+    """In layers, for a text token beside the picture's."""
+    image: float = 0.0
+    """In layers, and in attention to a text that passes none, for a token of the picture."""
+    pair: float = 0.0
+    """In attention, for a query and a key of the picture."""
+    text_pair: float = 0.0
+    """In attention, for a query and a key one of which, or both, is a text token beside the picture's."""
+    shared: bool = False
+    """Whether it is computed for one sequence, and the others of the row have its samples, too."""
+
+
 class ControlCard(Wire):
     """A ControlNet that an instance has loaded."""
 
@@ -161,6 +178,8 @@ class ControlCard(Wire):
     """Of a union ControlNet: so many kinds of control images, counted from 0; 0 of others."""
     sees: ControlInput = ControlInput.USUAL
     weight_bytes: int = 0
+    work: ControlWork | None = None
+    """Beside the model of the instance, whose tokens it counts; None where the instance tells its size alone."""
 
 
 def control_name(index: int) -> str:

@@ -20,8 +20,8 @@ from giornata.wire.messages import RunRequest
 from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.controls.networks import Controlled, controlled
 from giornata_denoiser.controls.opening import open_controls
+from tests.fakes.tiny_flux_control import net
 from tests.integration.denoiser.bench import WAIT_S, Bench, Worker
-from tests.integration.denoiser.controls import net
 
 CPU = torch.device("cpu")
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from giornata.fleet import SILENCE_S
 from giornata.planning.costs import StepCosts
-from giornata.planning.operations import control_work, low_rank_weights
+from giornata.planning.operations import low_rank_weights
 from giornata.scheduling.adapters import (
     Arrivals,
     NeededControl,
@@ -24,7 +24,7 @@ from giornata.scheduling.demand import Pace
 from giornata.scheduling.occupancy import Occupancy
 from giornata.scheduling.placement import Placement
 from giornata.scheduling.policies import Candidate, finish_time
-from giornata.wire.adapters import ControlCard, ControlKind
+from giornata.wire.adapters import ControlCard, ControlKind, ControlWork
 from giornata.wire.controlnets import ControlBase, ControlState
 from giornata.wire.queues import CostFit
 from giornata.wire.workers import AdapterLoad, ServiceName, ServiceState, Tier, WorkerCosts
@@ -258,10 +258,24 @@ def test_a_controlnet_costs_the_worker_that_computes_it_itself() -> None:
     (plainly,) = (c for c in known.candidates(DEMAND, 8) if c.instance == "within")
     added = controlled.loads[0].step_ms - plainly.loads[0].step_ms
     pace = known.estimates.pace("within")
-    assert added == pytest.approx(pace.costs.compute[-1] * 0.5 * control_work(4000, SHAPE.text + SHAPE.image))
+    work = 2000 * (SHAPE.text + SHAPE.image)
+    assert added == pytest.approx(pace.costs.compute[-1] * 0.5 * work)
     assert choose(known, demand) == "within", "the other can not compute it"
     assert choose(known, DEMAND) == "apart"  # by name: they are equals
     assert low_rank_weights([LORA.size_bytes]) == LORA.size_bytes / 2
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_sequences_share_what_a_controlnet_computes_of_one_or_have_each_its_own(shared: bool) -> None:
+    """With classifier-free guidance, Flux has one computation for both; UNets and SD3 have two."""
+    work = ControlWork(sequence=7, text=2, image=3, pair=0.5, text_pair=0.25, shared=shared)
+    card = ControlCard(name="edges", digest="c", kind=ControlKind.FLUX, text_channels=8, work=work)
+    known = placement(having("within", None).model_copy(update={"controlnets": (card,)}))
+    pace = known.estimates.pace("within")
+    guided = replace(SHAPE, text=6, image=20, computed=20, companions=4, sequences=2)
+    one = 7 + 2 * 6 + 3 * 16 + 0.5 * 16**2 + 0.25 * (22**2 - 16**2)
+    added = pace.controlled(guided, [NeededControl("c", 0.5), NeededControl("elsewhere", 1.0)])
+    assert added.control * guided.sequences == pytest.approx(0.5 * one * (1 if shared else 2))
 
 
 BASE = ControlBase(kind=ControlKind.FLUX, channels=(4,), latent_channels=4, token_pixels=16, text_channels=8)

@@ -14,8 +14,8 @@ from giornata.bus.bus import Bus
 from giornata.control.devices import device_id
 from giornata.control.expansion import sequences, summed
 from giornata.machine import host_name, memory_bytes
+from giornata.planning.controls import control_work, work_of
 from giornata.planning.costing import CostModel
-from giornata.planning.operations import control_work
 from giornata.wire.controlnets import ControlBase, DataPath
 from giornata.wire.errors import ControlNetNotFound
 from giornata.wire.messages import RunRequest
@@ -101,7 +101,16 @@ class ControlRoom:
         return RowWork(
             network_ms=network_ms,
             local_ms=predicted_ms([row], costs, operations) - network_ms,
-            work=sum(control_work(net.card.weight_bytes, count * row.block_tokens) for net in nets),
+            work=sum(
+                control_work(
+                    work_of(net.card),
+                    text=prompt.joint_tokens,
+                    image=row.image_tokens,
+                    sequences=len(row.prompts),
+                )
+                for net in nets
+                for prompt in row.prompts
+            ),
             moved_bytes=count * row.computed_tokens * channels * self._checkpoint.family.dtype.itemsize,
             sums=len(sums.parts),
             kind=base.kind,
@@ -142,12 +151,12 @@ async def open_rows(
 
 
 def _elsewhere(row: Row) -> Row:
-    controls = tuple(replace(use, weight_bytes=0) for use in row.adapters.controls)
+    controls = tuple(replace(use, work=None) for use in row.adapters.controls)
     return replace(row, adapters=replace(row.adapters, controls=controls))
 
 
 def _costs_here(row: Row) -> bool:
-    return any(use.weight_bytes for use in row.adapters.controls)
+    return any(use.work is not None for use in row.adapters.controls)
 
 
 @asynccontextmanager

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from giornata.wire.adapters import LoraUse
+from giornata.wire.adapters import ControlUse, ControlWork, LoraUse
 from giornata.wire.progress import RowState
 from giornata_denoiser.attempts.adapting import adapters_of
 from tests.contract.messages import JOB, REF
+from tests.fakes import tiny_flux
+from tests.fakes.tiny_flux import Spec
 
 USE = LoraUse(lora_id="lora_a", sha256="a" * 64, size_bytes=6, rank=4, modules=2)
 
@@ -35,3 +40,33 @@ def test_a_lora_that_changes_nothing_bounds_nothing() -> None:
         adapters = adapters_of(job, 8)
         assert (len(adapters.loras), adapters.loras_from) == (1, 4)
     assert adapters_of(JOB, 8).loras_from == 0
+
+
+@given(steps=st.integers(1, 60), start=st.floats(0, 1), end=st.floats(0, 1))
+def test_a_controlnet_acts_in_the_steps_that_pipelines_of_diffusers_keep(
+    steps: int, start: float, end: float
+) -> None:
+    use = ControlUse(model="edges", digest="e", start=start, end=end)
+    (control,) = adapters_of(JOB.model_copy(update={"controls": (use,)}), steps).controls
+    keeps = [1.0 - float(i / steps < start or (i + 1) / steps > end) for i in range(steps)]
+    acts = [float(control.first_step <= step < control.end_step) for step in range(steps)]
+    assert acts == keeps
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_a_rows_sequences_count_what_its_controlnets_compute(shared: bool) -> None:
+    """Once where they share it; nothing outside the steps of a ControlNet, or where another process computes it."""
+    work = ControlWork(sequence=3, text=2, image=5, pair=1, text_pair=0.5, shared=shared)
+    uses = [
+        ControlUse(model=name, digest=name, scale=scale, start=0.25, end=0.75)
+        for name, scale in (("here", 0.5), ("elsewhere", 1.0), ("idle", 0.0))
+    ]
+    job = JOB.model_copy(update={"controls": tuple(uses)})
+    of = tiny_flux.family()
+    row = tiny_flux.row(of, Spec(grid=(3, 4), true_cfg_scale=2.0, steps=4))
+    row = replace(row, adapters=adapters_of(job, 4, nets={"here": work, "idle": work}))
+    counted = [sum(shape.control for shape in replace(row, step=step).shapes) for step in range(4)]
+    texts = [prompt.joint_tokens for prompt in row.prompts]
+    each = [3 + 2 * text + 5 * 12 + 12**2 + 0.5 * ((text + 12) ** 2 - 12**2) for text in texts]
+    assert len(each) == 2
+    assert counted == pytest.approx([0, *[sum(each) / (2 if shared else 1)] * 2, 0])
