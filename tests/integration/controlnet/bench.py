@@ -92,7 +92,10 @@ class Held:
             raise torch.OutOfMemoryError("no room")
         if any(torch.isnan(item.latents).any() for item in items):
             raise ValueError("a latent that the net cannot take")
-        yield from self._of.run(items)
+        for sample in self._of.run(items):
+            yield sample
+            if self._gate.each is not None:
+                assert self._gate.each.acquire(timeout=HUNG_S)
 
 
 @dataclass
@@ -103,6 +106,8 @@ class Gate:
     began: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
     forwards: list[tuple[str, int]] = field(default_factory=list)
     """Names of the nets, and sequences."""
+    each: threading.Semaphore | None = None
+    """Has a permit for each further sample of a forward."""
     most: int = 1000
     """Sequences that fit into memory."""
     error: Exception | None = None
