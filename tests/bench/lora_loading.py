@@ -137,7 +137,8 @@ def _written(rows: Rows, folder: Path, megabytes: int) -> RowLora:
     (folder / "files").mkdir(exist_ok=True)
     part.rename(folder / "files" / digest)
     size = (folder / "files" / digest).stat().st_size
-    return RowLora(digest, 1.0, RANK, len(tensors) // 2, size)
+    weights = sum(tensor.numel() for tensor in tensors.values())
+    return RowLora(digest, 1.0, RANK, len(tensors) // 2, size, weights)
 
 
 @asynccontextmanager

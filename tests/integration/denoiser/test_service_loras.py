@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from giornata import lora_transfer
 from giornata.bus.answering import Endpoint, UnansweredError
-from giornata.planning.operations import low_rank_weights
 from giornata.wire import subjects
 from giornata.wire.adapters import LoraUse
 from giornata.wire.errors import LoraNotFound
@@ -55,6 +54,7 @@ class Store:
             size_bytes=len(self.file),
             rank=RANK,
             modules=len(LAYERS),
+            weights=sum(tensor.numel() for tensor in self.tensors.values()),
             scale=0.5,
         )
 
@@ -135,9 +135,8 @@ async def test_telemetry_tells_how_long_a_lora_took_and_what_its_steps_computed(
     sizes = [(hop.source, hop.size_bytes) for hop in hops]
     assert sizes == [(None, store.use.size_bytes), (Tier.MEMORY, store.use.size_bytes)]
     assert {sample.segments for sample in steps} == {1}
-    weights = low_rank_weights([store.use.size_bytes])
     for sample in steps:
-        share = sample.low_rank / (weights * (sample.image_tokens + sample.text_tokens))
+        share = sample.low_rank / (store.use.weights * (sample.image_tokens + sample.text_tokens))
         assert 0.5 < share < 1.5, "a token meets each weight of the factors about once"
 
 

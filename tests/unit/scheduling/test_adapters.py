@@ -258,7 +258,7 @@ def test_a_controlnet_costs_the_worker_that_computes_it_itself() -> None:
     assert added == pytest.approx(pace.costs.compute[-1] * 0.5 * control_work(4000, SHAPE.text + SHAPE.image))
     assert choose(known, demand) == "within", "the other can not compute it"
     assert choose(known, DEMAND) == "apart"  # by name: they are equals
-    assert low_rank_weights([LORA.size_bytes]) == LORA.size_bytes / 2
+    assert low_rank_weights(0, LORA.size_bytes) == LORA.size_bytes / 2
 
 
 NETS = ("a" * 64, "b" * 64, "c" * 64)

@@ -94,7 +94,7 @@ def held_controls(weight_bytes: int) -> tuple[tuple[str, int], ...]:
 
 
 def _with(job: SimulatedJob, loras: Sequence[NeededLora], controls: Iterable[int]) -> SimulatedJob:
-    low_rank = low_rank_weights(lora.size_bytes for lora in loras)
+    low_rank = sum(low_rank_weights(0, lora.size_bytes) for lora in loras)
     shapes = tuple(
         replace(shape, low_rank=low_rank, segments=1 / shape.sequences if loras else 0.0)
         for shape in job.demand.shapes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from giornata.planning.operations import control_work, low_rank_weights
+from giornata.planning.operations import control_work
 
 
 @dataclass(frozen=True, order=True)
@@ -20,6 +20,8 @@ class RowLora:
     """Of the denoising network that it changes."""
     size_bytes: int = 0
     """Of its file."""
+    weights: float = 0.0
+    """In the factors of those modules."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,7 @@ class Adapters:
 
     def low_rank(self, step: int) -> float:
         """Weights in the factors of the LoRAs that act in `step`."""
-        return low_rank_weights(lora.size_bytes for lora in self.acting(step))
+        return sum(lora.weights for lora in self.acting(step))
 
     def control(self, step: int, tokens: int) -> float:
         """Multiplications in `step` of ControlNets in this process, for a sequence of so many tokens."""
