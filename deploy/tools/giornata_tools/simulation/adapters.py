@@ -10,19 +10,16 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import Final
 
 from giornata.planning.operations import low_rank_weights
 from giornata.scheduling.adapters import NeededControl, NeededLora, by_tier, faster
+from giornata.scheduling.incoming import LANES
 from giornata.wire.workers import AdapterLoad, Tier
 from giornata_tools.loadgen import facts
 from giornata_tools.loadgen.distributions import Mix, chosen, zipf
 from giornata_tools.simulation.jobs import SimulatedJob
 from giornata_tools.simulation.processors import Clock
 from giornata_tools.simulation.templates import TOLD
-
-LANES: Final = 2
-"""Loads that run at a time."""
 
 
 @dataclass(frozen=True)
