@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
 from typing import cast
 
 import pytest
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 
 from giornata import lora_transfer
 from giornata.bus.answering import Endpoint, UnansweredError
+from giornata.lora_transfer import WHOLE_FILES
 from giornata.wire import subjects
 from giornata.wire.adapters import LoraUse
 from giornata.wire.errors import LoraNotFound
@@ -121,6 +123,19 @@ async def test_a_picture_under_a_lora_equals_one_of_fused_weights(bench: Bench) 
             while (told := (await bench.states.get()).worker) is None or not told.adapters_resident:
                 pass
         assert told.adapters_resident[Tier.DEVICE] == (store.use.sha256,)
+
+
+async def test_a_file_in_the_stores_folder_is_copied_and_a_damaged_one_there_is_asked_for(
+    bench: Bench, tmp_path: Path
+) -> None:
+    async with stored(bench) as store:
+        file = tmp_path / WHOLE_FILES / store.use.sha256
+        file.parent.mkdir()
+        for data, asked in ((store.file, False), (store.file[:-1] + b"x", True)):
+            file.write_bytes(data)
+            async with bench.worker(lora_folder=tmp_path) as worker:
+                await computed(bench, worker, under(await bench.job(worker), store.use))
+            assert store.asked.is_set() is asked
 
 
 async def test_telemetry_tells_how_long_a_lora_took_and_what_its_steps_computed(bench: Bench) -> None:
