@@ -15,7 +15,9 @@ from giornata.wire.workers import Tier
 LANES: Final = 2
 """Loads that a worker runs at a time, as far as the router knows: the default of `GIORNATA_LORA_LOADS`."""
 OVERDUE: Final = 4.0
-"""A load that takes so many times what is expected has failed, or the LoRA has been evicted again."""
+TOLD_S: Final = 3.0
+"""A load that takes so many times what is expected, and so much longer, has failed, or the LoRA has been evicted again:
+telemetry would have told of it."""
 
 
 class _Load(NamedTuple):
@@ -54,7 +56,10 @@ class Incoming:
         before, self._loads, self._free_s = self._loads, {}, [now] * LANES
         for digest, load in before.items():
             takes_s = load.ends_s - load.began_s
-            if held.get(digest) in {Tier.MEMORY, Tier.DEVICE} or now - load.began_s > OVERDUE * takes_s:
+            if (
+                held.get(digest) in {Tier.MEMORY, Tier.DEVICE}
+                or now - load.began_s > OVERDUE * takes_s + TOLD_S
+            ):
                 continue
             if load.began_s > now:
                 self._add(digest, takes_s, now)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from giornata.scheduling.adapters import Arrivals, NeededLora
-from giornata.scheduling.incoming import LANES, OVERDUE, Incoming
+from giornata.scheduling.incoming import LANES, OVERDUE, TOLD_S, Incoming
 from giornata.wire.workers import Tier
 
 MB = 1_000_000
@@ -73,7 +73,7 @@ def test_a_load_that_takes_far_too_long_is_counted_no_more() -> None:
     (lora,) = loras([100])
     incoming = Incoming()
     incoming.bring([lora], {}, ARRIVALS, 0.0)
-    late_s = OVERDUE * seconds(lora)
+    late_s = OVERDUE * seconds(lora) + TOLD_S
     incoming.settle({}, late_s * 0.99)
     assert incoming.left_ms(lora.digest, late_s) == 0
     incoming.settle({}, late_s * 1.01)
