@@ -129,7 +129,7 @@ LORA = LoraRecord(
     source=STORED,
     style=LoraStyle.KOHYA,
     rank=4,
-    canonical=Canonical(file=STORED, model_digest="dd", rank=4, modules=2, text_modules=1),
+    canonical=Canonical(file=STORED, model_digest="dd", rank=4, modules=2, text_modules=1, weights=96),
     joins_within=0.25,
     worker="l1",
     worked_s=2,

@@ -116,6 +116,8 @@ class LoraUse(Recorded):
     """Of the denoising network."""
     text_modules: int = 0
     """Of text encoders: prepost applies them."""
+    weights: int = 0
+    """In the factors of the denoising network's modules, as :attr:`giornata.wire.loras.Canonical.weights` tells."""
     scale: float = 1.0
     joins_within: float = 0.0
     """Share of the steps that a row may make before its files are loaded; 0: it waits. Above 0 of jobs with

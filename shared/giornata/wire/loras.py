@@ -68,6 +68,8 @@ class Canonical(Recorded):
     """Modules of the denoising network that it changes."""
     text_modules: int = 0
     """Modules of text encoders that it changes."""
+    weights: int = 0
+    """Weights in the factors of the denoising network's modules; 0: made by a version that did not count them."""
 
 
 class LoraRecord(Recorded):

@@ -220,6 +220,7 @@ _NEEDS: Final[Mapping[User, Rights]] = {
         _stateless(User.LORA_STORE, anywhere(subjects.ALL_LORA), User.GATEWAY, User.PREPOST, User.DENOISER),
         *anywhere(subjects.ALL_ADAPTER),
         *_keeps(stores.LORAS),
+        *_follows(stores.bucket_stream(stores.LORAS)),
         *(f"{API}.STREAM.CREATE.{stream}" for stream in stores.SHARED_STREAMS),
     ),
     User.APPLICATION: Rights((subjects.EDIT, subjects.GENERATE, subjects.EDIT_CANCEL), ()),

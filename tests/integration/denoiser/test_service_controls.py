@@ -114,6 +114,7 @@ def test_names_are_read() -> None:
         ({"num_attention_heads": 2}, "width of blocks 64"),
         ({"joint_attention_dim": 12}, "width of text 12"),
         ({"in_channels": 32}, "channels of latents 32"),
+        ({"conditioning_embedding_channels": 16, "patch_size": 3}, "pixels of a token 24"),
     ],
 )
 def test_a_net_of_another_model_is_refused_at_the_start(

@@ -233,6 +233,20 @@ async def test_it_waits_for_prepost_and_another_instance_takes_over(bench: Store
         assert (await bench.settled(sent)).state is LoraState.READY
 
 
+async def test_an_instance_that_leaves_lets_go_of_what_prepost_has_not_answered(bench: Store) -> None:
+    bench.may_answer.clear()
+    async with bench.instance():
+        sent = await bench.send(lora(6), tenant())
+        async with asyncio.timeout(HUNG_S):
+            await bench.asked.get()
+        assert (await bench.records.get(sent.tenant, sent.lora_id)).worker is not None
+    left = await bench.records.get(sent.tenant, sent.lora_id)
+    assert (left.state, left.worker) == (LoraState.VALIDATING, None)
+    bench.may_answer.set()
+    async with bench.instance():
+        assert (await bench.settled(sent)).state is LoraState.READY
+
+
 async def test_a_tenant_can_neither_see_nor_remove_anothers(bench: Store) -> None:
     async with bench.instance():
         sent = await bench.send(lora(6), tenant())

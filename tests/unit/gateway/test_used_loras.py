@@ -26,13 +26,21 @@ READY = LoraRecord(
         rank=16,
         modules=40,
         text_modules=3,
+        weights=500,
     ),
 )
 
 
 def test_a_job_keeps_what_rows_and_prepost_need() -> None:
     assert use_of(AskedLora(id=ID, scale=0.5), READY, CARD, LoraWait.EXACT) == LoraUse(
-        lora_id=ID, sha256="c" * 64, size_bytes=1234, rank=16, modules=40, text_modules=3, scale=0.5
+        lora_id=ID,
+        sha256="c" * 64,
+        size_bytes=1234,
+        rank=16,
+        modules=40,
+        text_modules=3,
+        weights=500,
+        scale=0.5,
     )
 
 

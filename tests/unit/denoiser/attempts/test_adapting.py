@@ -33,6 +33,12 @@ def test_a_row_begins_without_its_loras_for_as_long_as_all_of_them_allow(
     assert adapters_of(job, steps, resumed).loras_from == resumed.loras_from, "it keeps what it began with"
 
 
+def test_a_row_computes_as_many_weights_as_its_loras_have() -> None:
+    counted, uncounted = USE.model_copy(update={"weights": 96}), USE.model_copy(update={"size_bytes": 600})
+    adapters = adapters_of(JOB.model_copy(update={"loras": (counted, uncounted)}), 8)
+    assert adapters.low_rank(0) == 96 + 300, "files of which only the size is known hold 16 bits a weight"
+
+
 def test_a_lora_that_changes_nothing_bounds_nothing() -> None:
     bounded = USE.model_copy(update={"joins_within": 0.5})
     for nothing in ({"scale": 0.0}, {"modules": 0}):

@@ -43,6 +43,7 @@ def use_of(asked: AskedLora, record: LoraRecord, card: ModelCard, wait: LoraWait
         rank=canonical.rank,
         modules=canonical.modules,
         text_modules=canonical.text_modules,
+        weights=canonical.weights,
         scale=asked.scale,
         joins_within=(record.joins_within or 0.0) if wait is LoraWait.BOUNDED else 0.0,
     )
