@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, Literal
 
@@ -13,10 +14,42 @@ from giornata.config import CellConfig
 
 FILES: Final = ["*.json", "*/*.json", "*/*.txt", "*/*.model", "*/*.jinja", "*/*.safetensors"]
 """Files of a hub repository: the whole diffusers folder, which enters the digest, and no single-file weights."""
+CONTROL_FILES: Final = [
+    "config.json",
+    "diffusion_pytorch_model.safetensors",
+    "diffusion_pytorch_model-*.safetensors",
+    "diffusion_pytorch_model.safetensors.index.json",
+]
+"""Files of a ControlNet's repository: those of `save_pretrained`, and no other variants."""
 DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
-class ModelConfig(CellConfig):
+class DeviceConfig(CellConfig):
+    """Configuration of a service that computes with torch."""
+
+    device: str = Field(
+        "auto",
+        pattern=r"^(auto|cpu|cuda(:\d+)?)$",
+        description="Where it computes; auto: a GPU if there is one.",
+    )
+    dtype: Literal["auto", "float32", "bfloat16"] = Field(
+        "auto", description="Of the weights; auto: bfloat16 on a GPU, float32 on a CPU."
+    )
+
+    def torch_device(self) -> torch.device:
+        """Where it computes."""
+        if self.device == "auto":
+            return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        return torch.device(self.device)
+
+    def torch_dtype(self) -> torch.dtype:
+        """The type of the weights."""
+        if self.dtype == "auto":
+            return torch.bfloat16 if self.torch_device().type == "cuda" else torch.float32
+        return DTYPES[self.dtype]
+
+
+class ModelConfig(DeviceConfig):
     """Configuration of a service that loads a checkpoint."""
 
     model: str = Field(description="Checkpoint: a local diffusers folder, or a hub id.")
@@ -25,38 +58,18 @@ class ModelConfig(CellConfig):
         pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,95}$",
         description="How requests call the model; default: the folder's name.",
     )
-    device: str = Field(
-        "auto",
-        pattern=r"^(auto|cpu|cuda(:\d+)?)$",
-        description="Where the model runs; auto: a GPU if there is one.",
-    )
-    dtype: Literal["auto", "float32", "bfloat16"] = Field(
-        "auto", description="Of the model; auto: bfloat16 on a GPU, float32 on a CPU."
-    )
 
     @property
     def served_name(self) -> str:
         """How requests call the model."""
         return self.model_name or Path(self.model).resolve().name
 
-    def torch_device(self) -> torch.device:
-        """Where the model runs."""
-        if self.device == "auto":
-            return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        return torch.device(self.device)
 
-    def torch_dtype(self) -> torch.dtype:
-        """The type of the model's weights."""
-        if self.dtype == "auto":
-            return torch.bfloat16 if self.torch_device().type == "cuda" else torch.float32
-        return DTYPES[self.dtype]
-
-
-def checkpoint_folder(model: str) -> Path:
-    """The local folder of a checkpoint; a hub id is downloaded first, or found in the hub's cache.
+def checkpoint_folder(model: str, files: Sequence[str] = FILES) -> Path:
+    """The local folder of a checkpoint; of a hub id the `files` are downloaded first, or found in the hub's cache.
 
     OSError if there is no such repository, or the hub does not answer and its cache has no copy; ValueError if it is
     neither a folder nor a hub id.
     """
     folder = Path(model)
-    return folder if folder.is_dir() else Path(snapshot_download(model, allow_patterns=FILES))
+    return folder if folder.is_dir() else Path(snapshot_download(model, allow_patterns=list(files)))

@@ -14,6 +14,9 @@ from giornata.wire.errors import InputLost
 PROMPT_MASK: Final = "prompt_attention_mask"
 """Name of a text encoding's tensor (text_tokens,): 1 for tokens of the prompt, 0 for those that pad it. Optional."""
 
+NEGATIVE: Final = "negative_"
+"""Begins the names of a text encoding's tensors that are of the negative prompt."""
+
 
 def padding_tokens(mask: torch.Tensor | None) -> int:
     """How many of a text's last tokens are padding by its :data:`PROMPT_MASK`; one token at least is none."""

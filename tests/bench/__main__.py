@@ -17,6 +17,7 @@ LONG: Final[dict[str, list[str]]] = {
     "overhead": [],
     "payloads": [],
     "stores": [],
+    "control_link": ["--repeats", "200"],
     "planner_gap": ["--cases", "200", "--greedy-cases", "2000"],
     "step_time": ["--tokens", "4096", "--text", "512"],
     "unet_step": ["--repeats", "9"],

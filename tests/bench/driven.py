@@ -17,11 +17,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from giornata.packed.kept import KeepingRecorder
 from giornata.packed.region import region
 from giornata.packed.uses import Taken, Use
 from giornata.scheduling.batch import RowKey
 from giornata.wire.values import Mode
-from giornata_denoiser.blocks.own import OwnKeysValues, OwnRecorder
+from giornata_denoiser.blocks.own import OwnKeysValues
 from giornata_denoiser.engine.assembly import assemble
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.families.rows import build_row, text_shapes
@@ -108,7 +109,7 @@ def _step(of: ModelFamily, count: int, masked: bool, options: SimpleNamespace) -
             OwnKeysValues(row.region.outside, row.own_tokens[0]) for row in rows if row.region is not None
         ]
         predicted(
-            [replace(row, region=None) for row in rows], [Use(recorder=OwnRecorder(one)) for one in kept]
+            [replace(row, region=None) for row in rows], [Use(recorder=KeepingRecorder(one)) for one in kept]
         )()
         uses = [Use(Taken((Mode.KV,) * of.depth, one)) for one in kept]
     step = predicted(rows, uses)

@@ -17,11 +17,12 @@ import torch
 from diffusers import Flux2Transformer2DModel, QwenImage21Transformer2DModel
 from torch import Tensor
 
+from giornata.packed.kept import KeepingRecorder
 from giornata.packed.region import Region, region
 from giornata.packed.uses import Taken, Use
 from giornata.scheduling.batch import RowKey
 from giornata.wire.values import Mode
-from giornata_denoiser.blocks.own import OwnKeysValues, OwnRecorder
+from giornata_denoiser.blocks.own import OwnKeysValues
 from giornata_denoiser.engine.assembly import assemble
 from giornata_denoiser.families.driven.flux2_kv import Flux2KleinKV
 from giornata_denoiser.families.driven.qwen_image_21 import QwenImage21
@@ -83,7 +84,7 @@ def _line(of: ModelFamily, text: int, masked: bool, options: SimpleNamespace) ->
         if masked:
             where = _region(row)
             kept = OwnKeysValues(where.outside, replace(row, region=where).own_tokens[0])
-            _step(of, row, [Use(recorder=OwnRecorder(kept))])()
+            _step(of, row, [Use(recorder=KeepingRecorder(kept))])()
             uses = [Use(Taken((Mode.KV,) * of.depth, kept))]
         step, both = _step(of, row, uses, where), _anew(of, row, uses, where)
         step()

@@ -17,10 +17,11 @@ from typing import Any, Final
 import click
 import torch
 
+from giornata.packed.kept import KeepingRecorder
 from giornata.packed.uses import Taken, Use
 from giornata.planning.specs import taking_modes
 from giornata.wire.values import Mode
-from giornata_denoiser.blocks.own import OwnKeysValues, OwnRecorder, own_bits
+from giornata_denoiser.blocks.own import OwnKeysValues, own_bits
 from giornata_denoiser.blocks.recording import EntryRecorder
 from giornata_denoiser.blocks.slabs import Slabs
 from giornata_denoiser.engine.assembly import assemble
@@ -109,7 +110,7 @@ def _prepared(rows: Rows, row: Row) -> Callable[[], object]:
     assembly = assemble(family, [row])
     if row.padding[0]:
         kept = OwnKeysValues(None, 0, None if slabs.keeps else own_bits(rows.setting.correction_bits))
-        denoise_step(family, assembly, [row], [replace(use, padding_recorder=OwnRecorder(kept))])
+        denoise_step(family, assembly, [row], [replace(use, padding_recorder=KeepingRecorder(kept))])
         use = replace(use, padding=kept)
     return lambda: denoise_step(family, assembly, [row], [use])
 

@@ -16,7 +16,7 @@ from giornata.wire.events import DoneEvent
 from giornata.wire.workers import ServiceName
 from giornata_tools.launcher.folders import socket_folder
 from giornata_tools.launcher.model import Model
-from giornata_tools.launcher.plan import StackPlan
+from giornata_tools.launcher.plan import ONE_EACH, StackPlan
 from giornata_tools.launcher.stack import Stack, running
 from tests.chaos import look, plan
 from tests.chaos.audit import Seen
@@ -34,7 +34,7 @@ RESULT_TTL_S: Final = 300
 GONE_S: Final = 10.0
 """How long processes of an ended stack may take to be gone."""
 REPLICAS: Final = {
-    **dict.fromkeys(ServiceName, 1),
+    **ONE_EACH,
     **dict.fromkeys((ServiceName.GATEWAY, ServiceName.ROUTER, ServiceName.DENOISER, ServiceName.PREPOST), 2),
 }
 ENV: Final = {

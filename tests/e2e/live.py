@@ -24,7 +24,7 @@ from giornata.wire.workers import ServiceName
 from giornata_tools.launcher import commands
 from giornata_tools.launcher.folders import socket_folder
 from giornata_tools.launcher.model import Model
-from giornata_tools.launcher.plan import StackPlan
+from giornata_tools.launcher.plan import ONE_EACH, StackPlan
 from giornata_tools.launcher.stack import Stack, running
 from tests.fakes import paced_denoiser
 from tests.patience import HUNG_S
@@ -156,7 +156,7 @@ def live_stack(
             logs=Path(folder) / "logs",
             models=(Model(str(model), "tiny"),),
             ready_s=READY_S,
-            replicas=dict.fromkeys(ServiceName, 1) | dict(replicas),
+            replicas={**ONE_EACH, **replicas},
             nats_servers=nats_servers,
             blobs_url=blobs_url,
             env={"GIORNATA_LOG_LEVEL": "debug", **env},

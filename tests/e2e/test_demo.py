@@ -1,4 +1,4 @@
-"""`make demo`, with fewer steps: four edits through a stack of its own, pictures, report, and nothing left behind."""
+"""`make demo`, with fewer steps: edits through a stack of its own, without and with adapters, pictures and a report."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-async def test_the_demo_edits_four_pictures_and_reports(tmp_path: Path) -> None:
+async def test_the_demo_edits_four_pictures_shows_the_adapters_and_reports(tmp_path: Path) -> None:
     out = tmp_path / "demo"
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "giornata_tools.cli", "demo", "--out", str(out), "--steps", "2",
@@ -37,5 +37,20 @@ async def test_the_demo_edits_four_pictures_and_reports(tmp_path: Path) -> None:
         with Image.open(out / exhibit.name / "output.png") as edited:
             assert edited.size == exhibit.picture.size
             assert (np.asarray(edited.convert("RGB")) != np.asarray(exhibit.picture)).any()
+    for adapter in report["adapters"]:
+        for one in (adapter["without"], adapter["under"]):
+            assert one["outside_mask_max_abs_diff"] == 0
+        assert adapter["effect_mean_abs_diff"] > 0
+        without, under = [
+            np.asarray(Image.open(out / adapter["name"] / f"{which}.png").convert("RGB"))
+            for which in ("without", "output")
+        ]
+        assert (without != under).any()
+    kinds = {each["name"]: (len(each["loras"]), len(each["controlnets"])) for each in report["adapters"]}
+    assert kinds == {"swapped": (1, 0), "outlined": (1, 0), "outline": (0, 1)}
+    assert [each["loras_from"] for each in report["adapters"]] == [0, 0, None]
+    assert (out / "outline" / "control.png").is_file()
+    with Image.open(out / "adapters.png") as sheet:
+        assert sheet.height > 3 * 256
     with Image.open(out / "comparison.png") as sheet:
         assert sheet.width > 2 * sheet.height / 4

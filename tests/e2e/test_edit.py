@@ -258,7 +258,7 @@ async def test_the_fleet_is_ready_and_says_who_it_is(http: aiohttp.ClientSession
         assert answer.status == 200
     async with http.get("/v1/fleet") as answer:
         services = {instance["service"] for instance in (await answer.json())["instances"]}
-    assert services == {"gateway", "router", "denoiser", "prepost", "controlnet", "lora-store"}
+    assert services == {"gateway", "router", "denoiser", "prepost", "lora-store"}
     async with http.get("/metrics") as answer:
         text = await answer.text()
     assert "giornata_requests_total{" in text

@@ -29,7 +29,7 @@ STEPS = 60
 """Enough that a fault falls into the middle, and that a router's lease runs out before they are over."""
 QUEUE_LIMIT = 4
 
-PAIRS = dict.fromkeys(ServiceName, 2) | {ServiceName.CONTROLNET: 1, ServiceName.LORA_STORE: 1}
+PAIRS = dict.fromkeys(ServiceName, 2) | {ServiceName.CONTROLNET: 0, ServiceName.LORA_STORE: 1}
 SETTINGS = {
     "GIORNATA_CAPACITY_ROWS": "1",  # two pictures need two denoisers, however slow one of them looks
     "GIORNATA_DRAIN_S": "0",  # what a denoiser has begun goes on elsewhere

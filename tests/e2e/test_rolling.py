@@ -30,7 +30,7 @@ from tests.e2e.pictures import box, edit_form, file, scene
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
-REPLICAS = dict.fromkeys(ServiceName, 2) | {ServiceName.CONTROLNET: 1, ServiceName.LORA_STORE: 1}
+REPLICAS = dict.fromkeys(ServiceName, 2) | {ServiceName.CONTROLNET: 0, ServiceName.LORA_STORE: 1}
 PAUSE_S = 0.5
 """Of each client between two edits: it leaves the processors time to start the successors."""
 STEPS = 4

@@ -32,7 +32,8 @@ ENGINE: Final = {
 """Module → distribution, of every part."""
 NEEDS: Final[Mapping[str, Mapping[str, str]]] = MappingProxyType(
     {
-        "tests": ENGINE | {"hypothesis": "hypothesis", "pytest": "pytest", "xdist": "pytest-xdist"},
+        "tests": ENGINE
+        | {"hypothesis": "hypothesis", "msgpack": "msgpack", "pytest": "pytest", "xdist": "pytest-xdist"},
         "pictures": ENGINE | {"PIL": "pillow", "skimage": "scikit-image"},
     }
 )

@@ -43,7 +43,7 @@ def parts(size: str, device: str) -> tuple[Part, ...]:
     pictures = PICTURES[size]
     return (
         Part(
-            "tests", "tests.gpu.suite", (), 300, "the engine on the device against the CPU and other oracles"
+            "tests", "tests.gpu.suite", (), 420, "the engine on the device against the CPU and other oracles"
         ),
         *(_bench(f"step_trace_{side}", _step_trace(size, side, device), side) for side in list(pictures)[:1]),
         *(_bench(f"step_time_{side}", _step_time(size, side, device), side) for side in pictures),

@@ -17,6 +17,8 @@ FILES: Final = (
     "tests/gpu",
     "tests/unit/denoiser/engine/test_packing.py",
     "tests/unit/denoiser/attempts/test_previews.py",
+    "tests/contract/control_link/test_samples.py",
+    "tests/contract/control_link/test_losses.py",
 )
 REASON_LINES: Final = 12
 

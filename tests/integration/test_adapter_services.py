@@ -17,14 +17,15 @@ from giornata import __version__
 from giornata.bus import bus
 from giornata.config import new_instance
 from giornata.deadlines import Deadline
+from giornata.machine import host_name
 from giornata.wire import subjects
 from giornata.wire.adapters import ControlUse
 from giornata.wire.controlnets import DataPath, OpenControl
 from giornata.wire.errors import (
+    ControlNetNotFound,
     GiornataError,
     LoraNotFound,
     MalformedMessage,
-    NotSupported,
     ServiceUnavailable,
 )
 from giornata.wire.jobs import BlobRef
@@ -38,8 +39,9 @@ MODULES = {
     ServiceName.CONTROLNET: "giornata_controlnet",
     ServiceName.LORA_STORE: "giornata_lora_store",
 }
+SHIPPED = Path(__file__).parents[2] / "deploy/model/adapters/controlnets/outline"
 REFUSALS: dict[ServiceName, tuple[type[GiornataError], str]] = {
-    ServiceName.CONTROLNET: (NotSupported, "outline"),
+    ServiceName.CONTROLNET: (ControlNetNotFound, "outline"),
     ServiceName.LORA_STORE: (LoraNotFound, "0" * 64),
 }
 QUESTIONS: dict[ServiceName, BaseModel] = {
@@ -55,7 +57,7 @@ QUESTIONS: dict[ServiceName, BaseModel] = {
         sequences=1,
         acting=((0, 2),),
         denoiser="denoiser-1",
-        host="here",
+        host=host_name(),
         paths=(DataPath.UNIX,),
         remaining_ms=HUNG_MS,
     ),
@@ -86,7 +88,9 @@ class Running:
 
 
 @pytest.fixture(params=list(MODULES))
-async def service(request: pytest.FixtureRequest, nats_url: str, tmp_path: Path) -> AsyncIterator[Running]:
+async def service(
+    request: pytest.FixtureRequest, nats_url: str, redis_url: str, tmp_path: Path
+) -> AsyncIterator[Running]:
     module, instance = MODULES[request.param], new_instance(request.param)
     addressed = subjects.controlnet(instance, "open")
     subject = addressed if request.param is ServiceName.CONTROLNET else subjects.lora("read")
@@ -97,7 +101,13 @@ async def service(request: pytest.FixtureRequest, nats_url: str, tmp_path: Path)
         await stack.enter_async_context(connected.listen(telemetry, ServiceState, states.put_nowait))
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", module, "--instance", instance),
-            env={**os.environ, "GIORNATA_NATS_URL": nats_url, "GIORNATA_LORA_FOLDER": str(tmp_path)},
+            env={
+                **os.environ,
+                "GIORNATA_NATS_URL": nats_url,
+                "GIORNATA_BLOBS_URL": redis_url,
+                "GIORNATA_LORA_FOLDER": str(tmp_path),
+                "GIORNATA_CONTROLNETS": f"shipped={SHIPPED}",
+            },
             stderr=asyncio.subprocess.DEVNULL,
         )
         try:

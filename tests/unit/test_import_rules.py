@@ -46,8 +46,8 @@ ACTING = {
     "time",
 }
 
-WITHOUT_TORCH = ("giornata_gateway", "giornata_router", "giornata_lora_store", "giornata_controlnet")
-"""Their environments hold no torch; the ControlNet service joins the others when it computes residuals."""
+WITHOUT_TORCH = ("giornata_gateway", "giornata_router", "giornata_lora_store")
+"""Their environments hold no torch."""
 
 COMPUTING = {"accelerate", "diffusers", "numpy", "safetensors", "scipy", "torch", "transformers"}
 ALLOWED = {"giornata_router": {"numpy", "scipy"}, "giornata_lora_store": {"numpy", "safetensors"}}

@@ -9,6 +9,8 @@ ROOT: Final = Path(__file__).parents[3]
 """The checkout's folder; what lies above the package where there is no checkout."""
 TRAINED: Final = ROOT / "deploy" / "model" / "fresco"
 """The trained checkpoint that the checkout carries."""
+ADAPTERS: Final = ROOT / "deploy" / "model" / "adapters"
+"""The adapters of that checkpoint: LoRAs and ControlNets."""
 STATE: Final = ROOT / ".giornata"
 """What `giornata up` keeps."""
 MODELS: Final = STATE / "models"

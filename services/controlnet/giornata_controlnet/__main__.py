@@ -1,38 +1,35 @@
-"""``python -m giornata_controlnet``: the composition root, and one endpoint, which refuses for now.
-
-The service is discovered, watched and drained like every other one.
-"""
+"""``python -m giornata_controlnet``: the composition root."""
 
 from __future__ import annotations
 
 import asyncio
 import sys
-from typing import NoReturn
 
 from giornata import runtime
-from giornata.bus.answering import Endpoint
-from giornata.config import CellConfig
-from giornata.wire import subjects
-from giornata.wire.controlnets import OpenControl
-from giornata.wire.errors import NotSupported
+from giornata.blobs import open_blobs
+from giornata.bus.bus import connect_as
 from giornata.wire.workers import ServiceName
+from giornata_controlnet.config import ControlNetConfig
+from giornata_controlnet.nets import Nets, read_cards
+from giornata_controlnet.service import ControlNetService
 
 
-async def open_row(request: OpenControl) -> NoReturn:
-    """Keep what the steps of a row share; always raises NotSupported."""
-    raise NotSupported(
-        "This service computes no ControlNets yet.",
-        field="controlnets",
-        received=", ".join(use.model for use in request.job.controls),
-        accepted="a request without ControlNets",
-    )
-
-
-async def main(config: CellConfig, stop: asyncio.Event) -> None:
-    """Answer until `stop`."""
-    endpoint = Endpoint(subjects.controlnet(config.instance, "open"), OpenControl, open_row)
-    await runtime.serve_stateless(ServiceName.CONTROLNET, [endpoint], config, stop)
+async def serve(config: ControlNetConfig, stop: asyncio.Event) -> None:
+    """Read the cards, open NATS and blobs; compute ControlNets until `stop`; drain."""
+    configured = await asyncio.to_thread(read_cards, config.controlnets)
+    async with (
+        connect_as(ServiceName.CONTROLNET, config) as bus,
+        open_blobs(config.blobs_url, config.handover_folder, config.handover_mb) as blobs,
+    ):
+        with Nets(
+            configured,
+            config.torch_device(),
+            config.torch_dtype(),
+            budget_bytes=config.control_memory_mb << 20,
+            loads=config.control_loads,
+        ) as nets:
+            await ControlNetService(config, bus, blobs, nets).run(stop)
 
 
 if __name__ == "__main__":
-    sys.exit(runtime.start(ServiceName.CONTROLNET, CellConfig, main))
+    sys.exit(runtime.start(ServiceName.CONTROLNET, ControlNetConfig, serve))

@@ -187,6 +187,12 @@ class DenoiserConfig(ModelConfig):
         description="Where an edit takes what lies outside its mask from elsewhere, what its ControlNets add serves "
         "so many steps; 1 computes them in each. Edits with `reuse=off` always do.",
     )
+    control_renew_steps: int = Field(
+        0,
+        ge=0,
+        description="There, ControlNets of Flux compute the tokens alone that the edit computes, and all of them in "
+        "one step of so many; 0 computes all whenever they are computed.",
+    )
     control_executor: Executor = Field(
         Executor.AUTO,
         description="Who computes ControlNets that both this process and an instance of the ControlNet service have: "
@@ -198,6 +204,9 @@ class DenoiserConfig(ModelConfig):
     )
     control_late_s: float = Field(
         10.0, gt=0, le=120, description="An instance whose sample takes longer is given up for the row."
+    )
+    control_open_s: float = Field(
+        20.0, gt=0, le=600, description="How long a row waits for an instance that takes it."
     )
     control_slab_mb: int | None = Field(
         None,

@@ -173,6 +173,31 @@ def lora_metrics(states: Iterable[ServiceState]) -> Iterator[Metric]:
     yield from (used, limit, waiting, uploads, ended, read)
 
 
+def control_metrics(states: Iterable[ServiceState]) -> Iterator[Metric]:
+    """What each ControlNet service computes, and where its rows find their weights."""
+    rows = _gauge("control_rows", "Rows that are open.", "instance")
+    size = _gauge("control_resident_bytes", "Weights on the device.", "instance")
+    pending = _gauge("control_pending_ms", "Predicted time of the steps that wait or run.", "instance")
+    meaning = "Rows that were opened, by whether the weights of all their ControlNets were there."
+    opened = _counter("control_opened_rows", meaning, "instance", "weights")
+    evictions = _counter("control_evictions", "ControlNets that had to go for others.", "instance")
+    meaning = "Row steps, `computed` or `late`: nobody waited for them when their turn came."
+    steps = _counter("control_steps", meaning, "instance", "what")
+    for state in states:
+        if (told := state.control) is None:
+            continue
+        instance = [state.instance]
+        rows.add_metric(instance, told.rows)
+        size.add_metric(instance, told.resident_bytes)
+        pending.add_metric(instance, told.pending_ms)
+        opened.add_metric([*instance, "resident"], told.hits)
+        opened.add_metric([*instance, "loaded"], told.misses)
+        evictions.add_metric(instance, told.evicted)
+        steps.add_metric([*instance, "computed"], told.steps_total)
+        steps.add_metric([*instance, "late"], told.late_total)
+    yield from (rows, size, pending, opened, evictions, steps)
+
+
 def store_metrics(states: Iterable[ServiceState]) -> Iterator[Metric]:
     """How full JetStream's streams are, as the active router has read it."""
     used = _gauge("store_bytes", "Bytes in a stream.", "store")
@@ -256,3 +281,4 @@ class _Fleet(CollectorRegistry):
         yield from router_metrics(states)
         yield from store_metrics(states)
         yield from lora_metrics(states)
+        yield from control_metrics(states)

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from giornata.control.expansion import Behind, summed
-from giornata.control.protocol import ControlNet, Item
+from giornata.control.protocol import ControlNet, Item, Part
+from giornata.packed.region import Region
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,6 +23,9 @@ class Act:
     """What it made of the row when it was opened."""
     scale: float
     behind: Behind
+    kept: Sequence[object] = ()
+    """By sequence: what :meth:`giornata.control.protocol.ControlNet.keeping` made; empty where the picture is computed
+    as a whole in each step."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,8 +39,12 @@ class RowStep:
     """(tokens, channels) of the whole picture, on the ControlNets' device and in their dtype."""
     sequences: int = 1
     """For how many sequences; see :func:`giornata.control.expansion.sequences`."""
-    live: Tensor | None = None
-    """(live_tokens,) int64: the tokens that are asked for; None for all."""
+    region: Region | None = None
+    """The tokens that are asked for; None for all. On the ControlNets' device."""
+    renews: bool = True
+    """Whether the ControlNets that keep what lies outside the region compute it, and keep it."""
+    whole: bool = True
+    """Whether all tokens are asked for although there is a region."""
 
 
 class Made(NamedTuple):
@@ -83,7 +91,10 @@ def run(rows: Sequence[RowStep]) -> Iterator[Made]:
         for nth, act in enumerate(row.acts):
             forward = forwards.setdefault(id(act.net), _Forward(act.net))
             places[number, nth] = forward.add(
-                [Item(act.opened, row.step, row.latents, one) for one in range(row.sequences)]
+                [
+                    Item(act.opened, row.step, row.latents, one, _part(row, act, one))
+                    for one in range(row.sequences)
+                ]
             )
     sums = [summed([act.behind for act in row.acts]) for row in rows]
     order = sorted(
@@ -96,9 +107,16 @@ def run(rows: Sequence[RowStep]) -> Iterator[Made]:
             made = forwards[id(row.acts[nth].net)].sample(sample)
             own = [made[place] for place in places[number, nth]]
             part = own[0][None] if len(own) == 1 else torch.stack(own)
-            if row.live is not None:
-                part = part.index_select(1, row.live)
+            if row.region is not None and not row.whole and part.shape[1] == len(row.latents):
+                part = part.index_select(1, row.region.computed)
             part = part * row.acts[nth].scale
             total = part if total is None else total + part
         if total is not None:
             yield Made(number, index, total)
+
+
+def _part(row: RowStep, act: Act, sequence: int) -> Part | None:
+    """What of the picture a ControlNet computes of one of the row's sequences."""
+    if row.region is None or not act.kept:
+        return None
+    return Part(row.region, act.kept[sequence], row.renews)

@@ -13,6 +13,7 @@ instance → denoiser     :class:`LinkOpened`, once; :class:`SampleCame`, follow
 from __future__ import annotations
 
 from enum import StrEnum
+from functools import cached_property
 from itertools import pairwise
 from typing import Annotated, Final, Literal, Self, TypeAlias
 
@@ -61,7 +62,13 @@ class DeviceMemory(Wire):
     event_sync: bool
 
 
-class OpenLink(Wire):
+class Said(Wire):
+    """A message of either side."""
+
+    kind: str
+
+
+class OpenLink(Said):
     """The first message. Over a Unix socket, the descriptor of shared memory comes with its first byte."""
 
     kind: Literal["open"] = "open"
@@ -73,13 +80,13 @@ class OpenLink(Wire):
     """Of `DataPath.CUDA`."""
 
 
-class LinkOpened(Wire):
+class LinkOpened(Said):
     """The instance admits the denoiser, and has its slab."""
 
     kind: Literal["opened"] = "opened"
 
 
-class AskStep(Wire):
+class AskStep(Said):
     """Compute the samples of a row's step.
 
     The columns tell the place and shape of the latents first, then those of each sample.
@@ -109,30 +116,32 @@ class AskStep(Wire):
             raise ValueError("offsets, tokens and channels differ in number")
         if any(offset % ALIGNMENT_BYTES for offset in self.offsets):
             raise ValueError(f"an offset is no multiple of {ALIGNMENT_BYTES}")
-        if any(self.size_bytes(place) > MAX_TENSOR_BYTES for place in range(len(self.offsets))):
+        if max(self.sizes_bytes) > MAX_TENSOR_BYTES:
             raise ValueError(f"a tensor has more than {MAX_TENSOR_BYTES} bytes")
         return self
 
-    def size_bytes(self, place: int) -> int:
-        """Of the latents, place 0, or of sample `place` - 1."""
-        dtype = self.dtype if place else self.latents_dtype
-        return self.tokens[place] * self.channels[place] * dtype.size_bytes
+    @cached_property
+    def sizes_bytes(self) -> tuple[int, ...]:
+        """Of the latents, then of each sample."""
+        size = self.dtype.size_bytes
+        samples = (a * b * size for a, b in zip(self.tokens[1:], self.channels[1:], strict=True))
+        return (self.tokens[0] * self.channels[0] * self.latents_dtype.size_bytes, *samples)
 
     def fits(self, slab_bytes: int) -> bool:
         """Whether all places lie in a slab of this size, apart from each other."""
-        places = sorted((offset, self.size_bytes(place)) for place, offset in enumerate(self.offsets))
+        places = sorted(zip(self.offsets, self.sizes_bytes, strict=True))
         apart = all(one + size <= other for (one, size), (other, _) in pairwise(places))
         return apart and sum(places[-1]) <= slab_bytes
 
 
-class CancelStep(Wire):
+class CancelStep(Said):
     """The step is not wanted any more. Answered by :class:`StepCancelled` in any case."""
 
     kind: Literal["cancel"] = "cancel"
     number: Number
 
 
-class SampleCame(Wire):
+class SampleCame(Said):
     """A sample of a step lies at its place; over TCP, its bytes follow."""
 
     kind: Literal["sample"] = "sample"
@@ -140,7 +149,7 @@ class SampleCame(Wire):
     index: Number
 
 
-class StepFailed(Wire):
+class StepFailed(Said):
     """The step will not be computed, and none of its places is written to any more."""
 
     kind: Literal["failed"] = "failed"
@@ -149,7 +158,7 @@ class StepFailed(Wire):
     message: str = Field(max_length=2000)
 
 
-class StepCancelled(Wire):
+class StepCancelled(Said):
     """None of the step's places is written to any more."""
 
     kind: Literal["cancelled"] = "cancelled"

@@ -1,4 +1,4 @@
-"""The questions to one ControlNet instance. Steps never travel here: :mod:`giornata.wire.control_steps` has them.
+"""The questions to one ControlNet instance. Steps never travel here: they have a data path of their own.
 
 A denoiser opens each row that it wants computed at one instance, which keeps what all steps of the row share. The
 answer tells where samples are asked for, and with which token.
@@ -7,8 +7,6 @@ answer tells where samples are asked for, and with which token.
 from __future__ import annotations
 
 from enum import StrEnum
-
-from pydantic import Field
 
 from giornata.wire.adapters import ControlKind
 from giornata.wire.jobs import Encoding, Inspection, Job
@@ -42,13 +40,6 @@ class ControlBase(Wire):
     """Width of the text's embeddings."""
     pooled_channels: int | None = None
     """Of the pooled text; None without one."""
-
-
-class SampleSpec(Wire):
-    """One of the samples that a row gets in each of its steps, in their order."""
-
-    channels: int = Field(ge=1)
-    """Of one token."""
 
 
 class OpenControl(Wire):
@@ -100,6 +91,19 @@ class Opened(Wire):
     of those that act (:func:`giornata.control.expansion.summed`), scaled, for each sequence that is computed."""
 
 
+class StepRefusal(StrEnum):
+    """Code of a step that an instance does not compute (:class:`giornata.wire.control_steps.StepFailed`)."""
+
+    ROW_UNKNOWN = "controlnet_row_unknown"
+    """The row is not open here any longer, or not to this denoiser: open it, and ask again."""
+    STEP_MISMATCH = "controlnet_step_mismatch"
+    """Number, noise level, latents or samples are not those of a step of the row."""
+    OUT_OF_MEMORY = "controlnet_out_of_memory"
+    """The step, alone, does not fit onto the device: ask another instance."""
+    POISONED = "row_poisoned"
+    """The step, alone, cannot be computed; the instance's log has the details."""
+
+
 class CloseControl(Wire):
     """denoiser → one ControlNet instance: the row has ended here, or elsewhere. Answered by :class:`Closed`."""
 
@@ -122,7 +126,7 @@ class ControlState(Wire):
     machine: str = ""
     """As :attr:`OpenControl.host`."""
     device: str = ""
-    """Torch's name of it."""
+    """:func:`giornata.control.devices.device_id`."""
     threads: int = 0
     """That compute, on a processor."""
     rows: int = 0

@@ -85,6 +85,17 @@ class WorkerView(Wire):
     """Median time of its recent steps, each of which advances every running row by one; null without any."""
 
 
+class ControlView(Wire):
+    """What a ControlNet service does."""
+
+    controlnets: list[str]
+    """Names of those that it computes."""
+    open_rows: int
+    """Pictures whose ControlNets it computes."""
+    free_rows: int
+    """Pictures that it would take now."""
+
+
 class InstanceView(Wire):
     """One instance of a service."""
 
@@ -102,6 +113,8 @@ class InstanceView(Wire):
     running_rows: int
     waiting_rows: int
     worker: WorkerView | None = None
+    control: ControlView | None = None
+    """Of a ControlNet service alone."""
 
 
 class FleetView(Wire):

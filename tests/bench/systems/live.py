@@ -18,7 +18,7 @@ from giornata.wire.workers import ServiceName, Tier
 from giornata_tools.checkout import TRAINED
 from giornata_tools.launcher.folders import socket_folder
 from giornata_tools.launcher.model import Model
-from giornata_tools.launcher.plan import StackPlan
+from giornata_tools.launcher.plan import ONE_EACH, StackPlan
 from giornata_tools.launcher.stack import Stack, running
 from giornata_tools.loadgen import facts
 from giornata_tools.loadgen.distributions import zipf
@@ -75,7 +75,7 @@ async def giornata(denoisers: int, templates: Path) -> AsyncIterator[Stack]:
             state=folder,
             logs=folder / "logs",
             models=(Model(str(TRAINED)),),
-            replicas={**dict.fromkeys(ServiceName, 1), ServiceName.DENOISER: denoisers},
+            replicas={**ONE_EACH, ServiceName.DENOISER: denoisers},
             env={"GIORNATA_TEMPLATE_FOLDER": str(templates)},
         )
         async with running(plan, lambda _: None) as stack:

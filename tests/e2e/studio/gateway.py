@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 import numpy as np
 from playwright.async_api import Page, Route
@@ -21,8 +21,10 @@ from pydantic import BaseModel
 
 import giornata_gateway
 from giornata.families import Family
+from giornata.wire.adapters import ControlCard
 from giornata.wire.fleet import FleetView, InstanceView
 from giornata.wire.jobs import JobState
+from giornata.wire.loras import LoraState
 from giornata.wire.models import ModelCard, Task
 from giornata.wire.requests import OutputFormat
 from giornata.wire.values import StageTimes
@@ -30,7 +32,15 @@ from giornata.wire.workers import ServiceName
 from giornata_gateway.http.body import frame
 from giornata_gateway.views.answers import ErrorDetail
 from giornata_gateway.views.catalog import model_list
-from giornata_gateway.views.jobs import KINDS, JobView, PartialImageEvent, PictureView
+from giornata_gateway.views.jobs import (
+    KINDS,
+    ControlShare,
+    JobView,
+    LoraShare,
+    PartialImageEvent,
+    PictureView,
+)
+from giornata_gateway.views.loras import LoraList, LoraView
 from tests.e2e.pictures import file
 from tests.e2e.studio.browsing import Watch
 from tests.fakes.fleet import CARD
@@ -98,6 +108,26 @@ def fleet(
     )
 
 
+def lora(
+    number: int, name: str | None = None, state: LoraState = LoraState.READY, model: str = "tiny"
+) -> LoraView:
+    """A LoRA as the gateway tells it."""
+    return LoraView(
+        id=f"lora_{number:032x}",
+        state=state,
+        model=model,
+        name=name,
+        shared=False,
+        style=None,
+        rank=8,
+        modules=4,
+        text_modules=0,
+        bytes=1000,
+        sha256=None,
+        created_at=0,
+    )
+
+
 def preview(number: int, color: tuple[int, int, int]) -> bytes:
     """The event of a preview of the whole picture."""
     event = PartialImageEvent(
@@ -129,11 +159,24 @@ class FakeGateway:
     failures: dict[int, ErrorDetail] = field(default_factory=dict)
     """By the index of the picture."""
     pictures: int = 1
+    controlnets: Mapping[str, Sequence[ControlCard]] = field(default_factory=dict)
+    """By model."""
+    loras: list[LoraView] = field(default_factory=list)
+    page: int = 100
+    """Most LoRAs that an answer lists."""
+    uploaded: LoraView | None = None
+    """What a file becomes once `checks` is set; until then it is being validated."""
+    checks: asyncio.Event = field(default_factory=asyncio.Event)
+    used: tuple[list[LoraShare], list[ControlShare]] = field(default_factory=lambda: ([], []))
+    """What the job tells of its adapters."""
+    loras_from: int | None = None
     accepts: asyncio.Event = field(default_factory=asyncio.Event)
     """While it is not set, an edit that is sent has no answer yet."""
     ends: asyncio.Event = field(default_factory=asyncio.Event)
     forms: list[bytes] = field(default_factory=list)
     """Bodies of the edits that were sent."""
+    files: list[bytes] = field(default_factory=list)
+    """Bodies of the uploads of LoRAs."""
     cancelled: bool = False
 
     def __post_init__(self) -> None:
@@ -148,11 +191,32 @@ class FakeGateway:
         elif path.startswith("/studio/"):
             await route.fulfill(path=STATIC / path.removeprefix("/studio/"))
         elif path == "/v1/models":
-            await _json(route, model_list({card.name: card for card in self.models}, {}))
+            await _json(route, model_list({card.name: card for card in self.models}, self.controlnets))
         elif path == "/v1/fleet":
             await route.fulfill(body=frame("fleet", self.fleet), content_type=STREAM)
+        elif path.startswith("/v1/loras"):
+            await self._lora(route, path)
         else:
             await self._job(route, path)
+
+    async def _lora(self, route: Route, path: str) -> None:
+        if route.request.method == "POST":
+            assert self.uploaded is not None
+            self.files.append(route.request.post_data_buffer or b"")
+            await _json(
+                route, self.uploaded.model_copy(update={"state": LoraState.VALIDATING, "error": None})
+            )
+        elif path == "/v1/loras":
+            asked = parse_qs(urlsplit(route.request.url).query)
+            ids = [one.id for one in self.loras]
+            first = ids.index(asked["after"][0]) + 1 if "after" in asked else 0
+            last = first + self.page
+            await _json(route, LoraList(data=self.loras[first:last], has_more=last < len(ids)))
+        elif self.uploaded is not None and path.endswith(self.uploaded.id):
+            await self.checks.wait()
+            await _json(route, self.uploaded)
+        else:
+            await _json(route, next(one for one in self.loras if path.endswith(one.id)))
 
     async def _job(self, route: Route, path: str) -> None:
         if route.request.method == "POST":
@@ -182,10 +246,11 @@ class FakeGateway:
             steps=4,
             size=f"{SIDE}x{SIDE}",
             stage_ms=StageTimes(),
-            loras=[],
-            controlnets=[],
+            loras=self.used[0],
+            controlnets=self.used[1],
             pictures=[
-                PictureView(index=i, seed=40 + i, error=self.failures.get(i)) for i in range(self.pictures)
+                PictureView(index=i, seed=40 + i, loras_from=self.loras_from, error=self.failures.get(i))
+                for i in range(self.pictures)
             ],
         )
 

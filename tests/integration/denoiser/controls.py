@@ -18,12 +18,10 @@ from torch import Tensor
 from giornata.control.loading import load
 from giornata.control.protocol import ControlNet
 from giornata.scheduling.batch import Capacity
-from giornata_denoiser.controls.executing import ExecutingControls
-from giornata_denoiser.controls.local import LocalControls
-from giornata_denoiser.controls.networks import controlled
 from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.rows.adapters import Adapters, RowControl
 from giornata_denoiser.rows.row import Row
+from tests.fakes.local_controls import controls_of
 from tests.integration.denoiser.oracle import CPU, Edit, Model, picture_and_mask, row, text_inputs
 
 PARTS = ("scheduler", "vae", "transformer", "text_encoder", "tokenizer", "text_encoder_2", "tokenizer_2")
@@ -177,13 +175,16 @@ def controlled_row(
 def computed(model: Model, rows: Sequence[Row], nets: Sequence[ControlNet]) -> list[Tensor]:
     """The final latents of rows that share their steps."""
     ticks = count()
-    of = controlled(model.checkpoint.family.network, model.checkpoint.card.pixel_multiple)
-    assert of is not None
     engine = Engine(
         model.checkpoint.family,
         Capacity(rows=len(rows), tokens=1 << 20),
         lambda: float(next(ticks)),
-        controls=ExecutingControls(LocalControls({one.card.digest: one for one in nets}, of), None),
+        controls=controls_of(
+            {one.card.digest: one for one in nets},
+            model.checkpoint.family.network,
+            model.checkpoint.card.pixel_multiple,
+            held_steps=2,
+        ),
     )
     engine.batch.submit(list(rows))
     ended: dict[Any, Tensor] = {}

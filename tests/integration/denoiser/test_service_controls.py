@@ -12,13 +12,14 @@ import torch
 from torch import Tensor
 
 from giornata import tensors
+from giornata.control.naming import named
 from giornata.control.protocol import ControlNet
 from giornata.wire.adapters import ControlUse, control_name
 from giornata.wire.jobs import JobState
 from giornata.wire.messages import RunRequest
 from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.controls.networks import Controlled, controlled
-from giornata_denoiser.controls.opening import named, open_controls
+from giornata_denoiser.controls.opening import open_controls
 from tests.fakes.tiny_flux_control import net
 from tests.integration.denoiser.bench import WAIT_S, Bench, Worker
 

@@ -28,7 +28,7 @@ from giornata_tools.launcher.stack import running
 from tests.patience import HUNG_S
 
 ROOT = Path(__file__).parents[3]
-LIGHT = {ServiceName.CONTROLNET: 1, ServiceName.LORA_STORE: 2}
+LIGHT = {ServiceName.LORA_STORE: 2}
 
 
 def plan(tmp_path: Path, **changes: object) -> StackPlan:
@@ -111,7 +111,7 @@ async def test_an_early_end_is_told_with_the_log(tmp_path: Path) -> None:
 async def test_what_is_missing_is_named(tmp_path: Path) -> None:
     async with running(plan(tmp_path, ready_s=0.01)) as stack:
         with pytest.raises(
-            LaunchError, match=r"^After 0\.01 s: not ready: controlnet-\S+, lora-store-\S+, lora-store-\S+\.$"
+            LaunchError, match=r"^After 0\.01 s: not ready: lora-store-\S+, lora-store-\S+\.$"
         ):
             await stack.bring_up()
 
@@ -128,14 +128,15 @@ async def test_crashed_services_and_servers_come_back(tmp_path: Path) -> None:
     async with running(plan(tmp_path), told.append) as stack:
         await stack.bring_up()
         stack.keep_up = True
-        nats_url, (controlnet,) = stack.nats_url, stack.instances(ServiceName.CONTROLNET)
-        for name in (controlnet, NATS):
+        nats_url, (killed, kept) = stack.nats_url, stack.instances(ServiceName.LORA_STORE)
+        for name in (killed, NATS):
             os.kill(stack._processes[name].pid, signal.SIGKILL)
-        await stack.watch.until(lambda fleet: fleet.get(controlnet) is None, HUNG_S, lambda _: "it lives")
+        await stack.watch.until(lambda fleet: fleet.get(killed) is None, HUNG_S, lambda _: "it lives")
         await stack.watch.until(
-            lambda fleet: bool(fleet.ready(ServiceName.CONTROLNET)), HUNG_S, lambda _: "no successor"
+            lambda fleet: len(fleet.ready(ServiceName.LORA_STORE)) == 2, HUNG_S, lambda _: "no successor"
         )
         assert stack.nats_url == nats_url
+        assert stack.watch.fleet.get(kept) is not None
     assert sum("started again in 0.5 s" in sentence for sentence in told) == 2
 
 
@@ -159,7 +160,7 @@ async def test_it_is_whole_again_when_all_that_crashed_is_back(tmp_path: Path) -
 async def test_a_frozen_process_is_missed_until_it_goes_on(tmp_path: Path) -> None:
     async with running(plan(tmp_path)) as stack:
         await stack.bring_up()
-        (frozen,) = stack.instances(ServiceName.CONTROLNET)
+        frozen, _ = stack.instances(ServiceName.LORA_STORE)
         stack.process(frozen).freeze()
         await stack.watch.until(lambda fleet: fleet.get(frozen) is None, HUNG_S, lambda _: "it is heard")
         stack.process(frozen).thaw()
@@ -234,7 +235,7 @@ from giornata.wire.workers import ServiceName
 
 async def main():
     folder = Path(sys.argv[1])
-    replicas = {ServiceName.CONTROLNET: 1, ServiceName.LORA_STORE: 1}
+    replicas = {ServiceName.LORA_STORE: 1}
     models = (Model("unused"),)
     plan = StackPlan(state=folder, logs=folder / "logs", models=models, replicas=replicas)
     async with running(plan) as stack:

@@ -6,6 +6,7 @@ from typing import Any
 
 from rich.console import Console, RenderableType
 
+from giornata.wire.adapters import ControlCard, ControlKind
 from giornata.wire.models import Task
 from giornata_gateway.views.catalog import model_list
 from giornata_tools.cli.models import model_table, models_table
@@ -52,3 +53,16 @@ def test_a_models_options_have_their_defaults_by_task() -> None:
     assert options["IN"] == ["-"]
     assert "--true-cfg-scale" not in options
     assert lines[-1] == ["samplers:", "euler,", "heun"]
+
+
+def test_adapters_are_named_as_their_options_and_controlnets_by_name() -> None:
+    nets = [
+        ControlCard(name=name, digest="d", kind=ControlKind.FLUX, text_channels=8, modes=modes)
+        for name, modes in (("outline", 0), ("union", 3))
+    ]
+    (told,) = model_list({"tiny": CARD}, {"tiny": nets}).model_dump(mode="json")["data"]
+    lines = rendered(model_table(told))
+    options = {line[0]: line[1:] for line in lines[3:-2]}
+    assert options["--lora"] == options["--controlnet"] == []
+    assert options["--lora-wait"] == ["exact"]
+    assert " ".join(lines[-1]) == "ControlNets: outline, union (mode 0 to 2)"

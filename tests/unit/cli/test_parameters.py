@@ -14,7 +14,8 @@ from pydantic import BaseModel, Field
 from giornata.wire.adapters import Annotator, AskedControl, AskedLora
 from giornata.wire.requests import EditParameters
 from giornata_tools.cli.edit.adapters import in_order
-from giornata_tools.cli.edit.parameters import option_name, options, validated
+from giornata_tools.cli.edit.parameters import options, validated
+from giornata_tools.cli.options import option_name
 
 LORA = f"lora_{'0' * 32}"
 LORAS = st.builds(AskedLora, id=st.from_regex(r"lora_[0-9a-f]{32}", fullmatch=True), scale=st.floats(-4, 4))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from rich.console import Console
 
+from giornata.wire.adapters import ControlCard, ControlKind
+from giornata.wire.controlnets import ControlState
 from giornata.wire.fleet import FleetView
 from giornata.wire.queues import QueueState, StoreRoom
 from giornata.wire.workers import RowProgress, ServiceName, ServiceState, TemplateCounters, WorkerState
@@ -56,6 +58,14 @@ def test_every_instance_has_a_line_with_its_state() -> None:
         ["router", "r1", "ready"],
         ["router", "r2", "standby"],
     ]
+
+
+def test_a_controlnet_service_has_a_line_with_its_rows_and_nets() -> None:
+    card = ControlCard(name="edges", digest="d", kind=ControlKind.FLUX, text_channels=8)
+    busy = state(
+        ServiceName.CONTROLNET, "c1", controlnets=(card,), control=ControlState(capacity_rows=4, rows=3)
+    )
+    assert rendered(told([busy]))[1] == ["controlnet", "c1", "ready", "3", "1", "edges"]
 
 
 def test_the_sums_say_what_is_unknown() -> None:

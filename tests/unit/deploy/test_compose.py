@@ -210,6 +210,17 @@ def test_every_variable_is_explained_at_the_top(compose: dict[str, Any]) -> None
     assert set(re.findall(r"\$\{([A-Z_]+)", body)) <= set(re.findall(r"[A-Z_]{5,}", head))
 
 
+def test_controlnet_services_share_their_sockets_with_the_denoisers(compose: dict[str, Any]) -> None:
+    for variant in (name for name in VARIANTS if service_of(name) in {"denoiser", "controlnet"}):
+        assert "control:/control" in compose["services"][variant]["volumes"]
+    told = compose["services"]["controlnet"]["environment"]
+    assert told["GIORNATA_CONTROL_SOCKET"] == "/control"
+    assert compose["services"]["controlnet"]["deploy"]["replicas"].endswith(":-0}"), (
+        "none without ControlNets"
+    )
+    assert "/control " in (DEPLOY / "Dockerfile").read_text(), "its owner is the services' user"
+
+
 def test_the_blob_store_appends_and_never_evicts(compose: dict[str, Any]) -> None:
     command = compose["services"]["valkey"]["command"]
     options = dict(zip(command[1::2], command[2::2], strict=True))

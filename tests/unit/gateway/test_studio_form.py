@@ -11,9 +11,11 @@ import annotated_types
 import pytest
 
 import giornata_gateway
+from giornata.wire.adapters import MAX_CONTROLNETS, MAX_LORAS, MAX_SCALE, Annotator, LoraWait
 from giornata.wire.requests import EditParameters
 
-PAGE = (Path(giornata_gateway.__file__).parent / "static" / "index.html").read_text(encoding="utf-8")
+STATIC = Path(giornata_gateway.__file__).parent / "static"
+PAGE = (STATIC / "index.html").read_text(encoding="utf-8")
 FORM = PAGE[PAGE.index('<form id="edit"') : PAGE.index("</form>")]
 CONTROLS = {
     attributes["name"]: attributes
@@ -37,6 +39,21 @@ def test_every_control_is_shown_by_the_field_that_it_sets() -> None:
     for control in CONTROLS.values():
         assert f'<label for="{control["id"]}"' in FORM
         assert f'id="{control["id"]}-error"' in FORM
+
+
+def test_adapters_have_the_limits_and_the_choices_of_requests() -> None:
+    loras, nets, cards = (
+        (STATIC / "js" / f"{name}.js").read_text(encoding="utf-8")
+        for name in ("loras", "controlnets", "cards")
+    )
+    assert f"const MOST = {MAX_LORAS};" in loras
+    assert f"const MOST = {MAX_CONTROLNETS};" in nets
+    assert f"scale(name, {-MAX_SCALE:g})" in loras
+    assert f"max: {MAX_SCALE:g}" in cards
+    (annotators,) = re.findall(r"const ANNOTATORS = (.*);", nets)
+    assert re.findall(r'\["(\w+)"', annotators) == list(Annotator)
+    section = FORM[FORM.index('id="lora-wait"') :].partition("</select>")[0]
+    assert re.findall(r'value="(\w+)"', section) == list(LoraWait)
 
 
 @pytest.mark.parametrize("name", NUMBERS)

@@ -287,6 +287,20 @@ def test_of_two_builds_at_a_time_the_first_stays(tmp_path: Path) -> None:
 
 
 def test_a_plan_has_one_of_each_service() -> None:
-    assert StackPlan(state=Path("s"), logs=Path("l"), models=(Model("m"),)).replicas == dict.fromkeys(
-        ServiceName, 1
-    )
+    replicas = StackPlan(state=Path("s"), logs=Path("l"), models=(Model("m"),)).replicas
+    assert {service for service, n in replicas.items() if n == 1} == set(ServiceName) - {
+        ServiceName.CONTROLNET
+    }
+
+
+def test_controlnet_services_are_started_when_they_are_asked_for_and_have_work(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    models = (Model("/m", "tiny"),)
+    monkeypatch.delenv("GIORNATA_CONTROLNETS", raising=False)
+    assert plan(up_options(), models).replicas[ServiceName.CONTROLNET] == 0
+    assert StackPlan(Path("state"), Path("logs"), models).replicas[ServiceName.CONTROLNET] == 0
+    with pytest.raises(LaunchError, match="--controlnet-services 2 needs GIORNATA_CONTROLNETS"):
+        plan(up_options("--controlnet-services", "2"), models)
+    monkeypatch.setenv("GIORNATA_CONTROLNETS", "/nets/edges")
+    assert plan(up_options("--controlnet-services", "2"), models).replicas[ServiceName.CONTROLNET] == 2

@@ -5,7 +5,9 @@ from __future__ import annotations
 import numpy as np
 from scipy.ndimage import label
 
+from giornata_tools.launcher.demo.adapters import adapter_exhibits
 from giornata_tools.launcher.demo.exhibits import BESIDE_THE_ASTRONAUT, exhibits, paint, smooth
+from giornata_tools.model.adapters.card import FOLDER
 
 
 def test_the_spline_runs_through_every_point() -> None:
@@ -51,3 +53,19 @@ def test_the_exhibits_are_equal_at_every_call() -> None:
     for one, other in zip(exhibits(), exhibits(), strict=True):
         assert one.picture.tobytes() == other.picture.tobytes()
         assert one.mask.tobytes() == other.mask.tobytes()
+
+
+def test_every_adapter_that_ships_is_shown() -> None:
+    shown = {each.adapter.name: each for each in adapter_exhibits()}
+    assert set(shown) == {path.stem for path in (FOLDER / "cards").iterdir()}
+    assert [name for name, each in shown.items() if each.control is not None] == ["outline"]
+
+
+def test_the_outline_lies_in_the_mask_which_does_not_tell_its_place() -> None:
+    (shown,) = [each for each in adapter_exhibits() if each.control is not None]
+    mask, line = np.asarray(shown.exhibit.mask) > 0, np.asarray(shown.control)[..., 0] > 0
+    assert line.any()
+    assert (mask | ~line).all()
+    box = [np.flatnonzero(part.any(axis=axis)) for part in (mask, line) for axis in (0, 1)]
+    (mask_x, mask_y, line_x, line_y) = [(found[0] + found[-1]) / 2 for found in box]
+    assert np.hypot(mask_x - line_x, mask_y - line_y) > 2

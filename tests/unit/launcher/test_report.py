@@ -12,14 +12,17 @@ from giornata.wire.values import StageTimes
 from giornata.wire.workers import ServiceName
 from giornata_tools.launcher.demo.report import (
     ORACLE_LIMIT,
+    AdapterReport,
     DemoReport,
     EditReport,
+    LoraFigures,
     ServiceReport,
     failings,
     max_abs_diff,
     mean_abs_diff,
     services_of,
 )
+from giornata_tools.model.adapters.card import AdapterKind
 
 
 def edit(**changes: object) -> EditReport:
@@ -98,6 +101,31 @@ def test_every_missed_threshold_is_a_sentence() -> None:
     assert len(sentences) == 3
     assert "up to 1/255" in sentences[0]
     assert all(sentence.startswith("coffee: ") for sentence in sentences)
+
+
+def adapter(**changes: object) -> AdapterReport:
+    return AdapterReport(
+        name="swapped",
+        kind=AdapterKind.LORA,
+        does="exchanges colours",
+        loras=(LoraFigures(id="lora_1", scale=1),),
+        controlnets=(),
+        loras_from=0,
+        without=edit(name="swapped", oracle_max_abs_diff=None),
+        under=edit(name="swapped", oracle_max_abs_diff=None),
+        effect_mean_abs_diff=0.1,
+    ).model_copy(update=changes)
+
+
+def test_edits_with_and_without_an_adapter_are_held_to_the_same_and_it_has_an_effect() -> None:
+    shown = report()
+    assert failings(shown.model_copy(update={"adapters": (adapter(),)})) == []
+    spilt = edit(outside_mask_max_abs_diff=1 / 255)
+    wrong = (adapter(without=spilt), adapter(under=spilt), adapter(effect_mean_abs_diff=0.0))
+    *outside, idle = failings(shown.model_copy(update={"adapters": wrong}))
+    assert len(outside) == 2
+    assert all("outside the mask" in sentence for sentence in outside)
+    assert idle == "swapped: The LoRA changed nothing inside the mask."
 
 
 def test_without_an_oracle_nothing_is_compared_with_it() -> None:

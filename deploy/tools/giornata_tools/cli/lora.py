@@ -18,10 +18,9 @@ from giornata_tools.cli.options import READABLE, Command, server_option, usage_e
 from giornata_tools.doors.addresses import LOCAL_GATEWAY, gateway_url
 from giornata_tools.doors.edits import Refused, sentence
 from giornata_tools.doors.http_door import HttpClient, open_http
+from giornata_tools.doors.loras import uploaded
 
 Act = Callable[..., Awaitable[int]]
-WAITED_MS: Final = 60_000
-"""How long the gateway holds a question for the end of a validation."""
 PAGE: Final = 100
 
 
@@ -82,9 +81,7 @@ async def _connected(url: str, api_key: str | None, act: Act, given: dict[str, A
 async def add(gateway: HttpClient, file: Path, model: str | None, name: str | None, *, as_json: bool) -> int:
     """Upload FILE, and wait until it can be used."""
     fields = {"model": model, "name": name}
-    told = await gateway.send_file("/v1/loras", file, {key: text for key, text in fields.items() if text})
-    while told["state"] == "validating":
-        told = await gateway.read(f"/v1/loras/{told['id']}?wait_ms={WAITED_MS}")
+    told = await uploaded(gateway, file, {key: text for key, text in fields.items() if text})
     if as_json:
         click.echo(json.dumps(told, indent=2))
     elif told["state"] == "ready":

@@ -14,7 +14,7 @@ from rich.text import Text
 from giornata.wire.errors import ErrorBody
 from giornata.wire.requests import EditParameters
 from giornata_tools import interrupts
-from giornata_tools.cli.options import api_key_option, gateway_of, url_option
+from giornata_tools.cli.options import api_key_option, gateway_of, option_name, url_option
 from giornata_tools.doors.edits import Refused
 from giornata_tools.doors.http_door import open_http
 
@@ -34,9 +34,7 @@ def models(
 ) -> None:
     """List the models that are served, or the options of one.
 
-        Of the model NAME each option has its default by task.
-
-    XX
+    Of the model NAME each option has its default by task, and its samplers and ControlNets are named.
     """
     gateway = gateway_of(url)
     ctx.exit(interrupts.run(lambda: run(gateway, api_key, name, as_json=as_json)))
@@ -93,12 +91,18 @@ def model_table(model: Mapping[str, Any]) -> RenderableType:
     for name in dict.fromkeys(name for task in tasks for name in fields[task]):
         if name in EditParameters.model_fields or name in FILES:
             table.add_row(_option(name), *(_default(model, task, name) for task in tasks))
-    samplers = Text(f"samplers: {', '.join(model['samplers'])}")
-    return Group(models_table([model]), Text(), table, Text(), samplers)
+    lists = [Text(f"samplers: {', '.join(model['samplers'])}")]
+    if model["controlnets"]:
+        lists.append(Text(f"ControlNets: {', '.join(map(_controlnet, model['controlnets']))}"))
+    return Group(models_table([model]), Text(), table, Text(), *lists)
+
+
+def _controlnet(net: Mapping[str, Any]) -> str:
+    return f"{net['name']} (mode 0 to {net['modes'] - 1})" if net["modes"] else str(net["name"])
 
 
 def _option(name: str) -> str:
-    return FILES.get(name, f"--{name.replace('_', '-')}")
+    return FILES.get(name) or option_name(name)
 
 
 def _default(model: Mapping[str, Any], task: str, name: str) -> str:
@@ -107,7 +111,7 @@ def _default(model: Mapping[str, Any], task: str, name: str) -> str:
         return "-"
     common = EditParameters.model_fields[name].get_default() if name in EditParameters.model_fields else None
     default = model["defaults"][task].get(name, common)
-    return "" if default is None else str(default)
+    return "" if default is None or default == () else str(default)
 
 
 def _table(*columns: str) -> Table:

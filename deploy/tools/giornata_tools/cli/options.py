@@ -18,6 +18,9 @@ AT_LEAST_0: Final = click.FloatRange(min=0)
 COUNT: Final = click.IntRange(min=1)
 READABLE: Final = click.Path(exists=True, dir_okay=False, readable=True, path_type=Path)
 
+FIELDS: Final = {"loras": "--lora", "controlnets": "--controlnet"}
+"""Fields of requests whose options are not called as they are."""
+
 Command = Callable[..., Any]
 Option = Callable[[Command], Command]
 
@@ -41,6 +44,11 @@ dtype_option: Final = click.option(
     show_default=True,
     help="Of the model; auto: bfloat16 on a GPU, float32 on a CPU.",
 )
+
+
+def option_name(field: str) -> str:
+    """``--mask-blur`` for ``mask_blur``; of a list, the option that brings one element."""
+    return FIELDS.get(field, f"--{field.replace('_', '-')}")
 
 
 def door_options(command: Command) -> Command:

@@ -84,7 +84,7 @@ def _fleet(told: dict[str, Any]) -> FleetView:
 
 
 def fleet_table(fleet: FleetView) -> RenderableType:
-    """A line per instance, and the sums below; rows are pictures in progress."""
+    """A line per instance, and the sums below; rows are pictures in progress, at ControlNet services those open."""
     table = Table(box=None, pad_edge=False, collapse_padding=True, header_style="bold")
     cells = len({one.cell for one in fleet.instances if one.cell}) > 1
     for name in ("service", *(["cell"] if cells else []), "instance", "state"):
@@ -97,10 +97,13 @@ def fleet_table(fleet: FleetView) -> RenderableType:
         if worker := one.worker:
             rows = (worker.running_rows, worker.waiting_rows, worker.free_rows)
             numbers = [*map(str, rows), _number(worker.steps_per_s), _number(worker.step_ms)]
+        names = one.models
+        if control := one.control:
+            names, numbers = control.controlnets, [str(control.open_rows), "", str(control.free_rows), "", ""]
         state = _state_of(one)
         cell = [one.cell or ""] if cells else []
         table.add_row(
-            one.service, *cell, one.instance, Text(state, STYLES[state]), *numbers, ", ".join(one.models)
+            one.service, *cell, one.instance, Text(state, STYLES[state]), *numbers, ", ".join(names)
         )
     return Group(table, Text(), Text(sums(fleet)))
 

@@ -80,6 +80,13 @@ family_option: Final = click.option(
 @click.option("--routers", type=COUNT, default=1, metavar="N", help="One is active, others stand by.")
 @click.option("--prepost", type=COUNT, default=1, metavar="N", help="How many to start.")
 @click.option(
+    "--controlnet-services",
+    type=click.IntRange(min=0),
+    default=0,
+    metavar="N",
+    help="Processes that compute the ControlNets of GIORNATA_CONTROLNETS beside the denoisers'.",
+)
+@click.option(
     "--cells",
     type=COUNT,
     default=1,
@@ -122,7 +129,9 @@ def up(ctx: click.Context, /, **given: Any) -> None:
 def demo(ctx: click.Context, /, **given: Any) -> None:
     """Edit two photographs and two scenes with the whole system, and measure.
 
-    Exit status 0 only if every pixel outside the masks is kept and every picture is diffusers' own.
+    Where the model that ships is served, other scenes show its adapters.
+
+    Exit status 0 only if every pixel outside the masks is kept and every picture of the first four is diffusers' own.
     """
     extras.require_system()
     from giornata_tools.launcher import program

@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 from giornata.config import ServiceConfig, load
@@ -21,6 +22,10 @@ DRAIN_ORDER: Final = (
 """A service that asks stops before the ones that answer it; the servers stop last."""
 LOADING: Final = frozenset({ServiceName.DENOISER, ServiceName.PREPOST})
 """Services whose instances have one model each."""
+ONE_EACH: Final[Mapping[ServiceName, int]] = MappingProxyType(
+    {**dict.fromkeys(ServiceName, 1), ServiceName.CONTROLNET: 0}
+)
+"""A whole system: denoisers compute ControlNets themselves where no service does."""
 STEADY_S: Final = 60.0
 MAX_RESTART_DELAY_S: Final = 30.0
 
@@ -35,7 +40,7 @@ class StackPlan:
     """Folder of one log file per process; the files of an earlier stack are removed."""
     models: tuple[Model, ...]
     """Each is loaded by denoisers and preposts of its own; their names differ."""
-    replicas: Mapping[ServiceName, int] = field(default_factory=lambda: dict.fromkeys(ServiceName, 1))
+    replicas: Mapping[ServiceName, int] = field(default_factory=lambda: ONE_EACH)
     cells: tuple[str, ...] = (MAIN,)
     """Each has the `replicas` of every service but the gateway, which serves all; of denoiser and prepost it has them
     for each model."""
@@ -67,7 +72,7 @@ class StackPlan:
 def planned(
     models: tuple[Model, ...], state: Path, logs: Path, torch_threads: int, env: Mapping[str, str]
 ) -> StackPlan:
-    """Plan one instance of every service, with the servers and the drain limit that the environment names.
+    """Plan :data:`ONE_EACH`, with the servers and the drain limit that the environment names.
 
     Exits with status 2 and a report of every mistake in what all services share, before anything is started.
     """

@@ -15,8 +15,8 @@ from giornata.model_cards import digest as digest_of
 from giornata.wire.workers import ServiceName
 from giornata_tools.checkout import MODELS, PROFILE, STATE
 from giornata_tools.doors.addresses import without_password
-from giornata_tools.launcher import model
-from giornata_tools.launcher.plan import StackPlan, cell_names, planned
+from giornata_tools.launcher import adapters, model
+from giornata_tools.launcher.plan import ONE_EACH, StackPlan, cell_names, planned
 from giornata_tools.launcher.process import LaunchError
 from giornata_tools.launcher.stack import Stack, running
 
@@ -36,6 +36,8 @@ class UpOptions:
     nats_servers: int
     torch_threads: int
     family: Family | None
+    controlnet_services: int = 0
+    """Each computes the ControlNets that GIORNATA_CONTROLNETS names, by default those that ship with the model."""
     models: tuple[str, ...] = ()
     """Folders or hub ids, each with NAME= before it or not; none: see :func:`model.choose`."""
 
@@ -63,14 +65,23 @@ def plan(options: UpOptions, chosen: tuple[model.Model, ...]) -> StackPlan:
     Raises:
         LaunchError: a cluster is asked for, and external servers are named.
         LaunchError: the profile that is named is of no model.
+        LaunchError: a ControlNet service has nothing to compute.
     """
     replicas = {
-        **dict.fromkeys(ServiceName, 1),
+        **ONE_EACH,
         ServiceName.DENOISER: options.denoisers,
         ServiceName.ROUTER: options.routers,
         ServiceName.PREPOST: options.prepost,
+        ServiceName.CONTROLNET: options.controlnet_services,
     }
     models = profiled(PROFILE, chosen, options.torch_threads, os.environ)
+    models = adapters.with_controlnets(models, os.environ)
+    nets = adapters.service_controlnets(models, os.environ)
+    if options.controlnet_services and not nets:
+        raise LaunchError(
+            f"--controlnet-services {options.controlnet_services} needs GIORNATA_CONTROLNETS: folders or hub ids, "
+            "separated by commas."
+        )
     asked = planned(models, STATE, STATE / "logs", options.torch_threads, {})
     if asked.nats_url and options.nats_servers > 1:
         raise LaunchError(
@@ -84,6 +95,10 @@ def plan(options: UpOptions, chosen: tuple[model.Model, ...]) -> StackPlan:
         host=options.host,
         port=options.port,
         nats_servers=options.nats_servers,
+        env_of={
+            ServiceName.LORA_STORE: adapters.shared_loras(models, os.environ),
+            ServiceName.CONTROLNET: {adapters.NETS: nets} if nets else {},
+        },
     )
 
 

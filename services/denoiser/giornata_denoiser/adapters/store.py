@@ -20,11 +20,11 @@ import structlog
 import torch
 from torch import Tensor, nn
 
+from giornata.tiers.ledger import TierLedger
+from giornata.tiers.loaded import LoadedTier
 from giornata.wire.workers import AdapterCounters, AdapterLoad, Tier
 from giornata_denoiser.adapters.files import LoraFile, open_lora
-from giornata_denoiser.blocks.ledger import TierLedger
 from giornata_denoiser.rows.adapters import RowLora
-from giornata_denoiser.tiers.loaded import LoadedTier
 
 SUFFIX: Final = ".lora.safetensors"
 PART: Final = ".lora.part"

@@ -12,11 +12,11 @@ from torch import Tensor
 
 from giornata import tensors
 from giornata.blobs import BlobStore, intermediate
+from giornata.control.inputs import images, images_of
 from giornata.packed.region import Region, beside, region_of, united
 from giornata.planning.controls import work_of
 from giornata.planning.costs import renewed_every, renewed_later
 from giornata.scheduling.batch import RowKey
-from giornata.wire.adapters import control_name
 from giornata.wire.errors import InputLost, SchemaMismatch, TaskNotSupported
 from giornata.wire.messages import RunRequest
 from giornata.wire.models import Task
@@ -82,10 +82,7 @@ async def _controls(
     uses = request.job.controls
     if not uses or any(use.digest not in checkpoint.controlnets for use in uses):
         return None
-    images = request.encoding.controls
-    if len(images) not in {1, len(request.encoding.rows)}:
-        raise SchemaMismatch("A row has no control images.", received=index)
-    return await intermediate(blobs, images[index if len(images) > 1 else 0], Intermediate.ENCODING)
+    return await intermediate(blobs, images_of(request.encoding, index), Intermediate.ENCODING)
 
 
 async def _latents(row: RowRecord, blobs: BlobStore) -> bytes | None:
@@ -151,16 +148,9 @@ def _made(
         ),
     )
     if controls is not None:
-        built = replace(built, control_images=_images(controls, len(request.job.controls), family))
+        seen = images(tensors.unpack(controls), len(request.job.controls))
+        built = replace(built, control_images=tuple(each.to(family.dtype) for each in seen))
     return built if reusing is None else reused(built, where, reusing, family)
-
-
-def _images(packed: bytes, count: int, family: ModelFamily) -> tuple[Tensor, ...]:
-    named = tensors.unpack(packed)
-    names = [control_name(index) for index in range(count)]
-    if missing := [name for name in names if name not in named]:
-        raise SchemaMismatch("The control images are not those of the job.", received=", ".join(missing))
-    return tuple(named[name].to(family.dtype) for name in names)
 
 
 def reused(row: Row, where: Region | None, how: Reusing, family: ModelFamily) -> Row:

@@ -10,7 +10,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from giornata.packed.attention import Outside
+from giornata.packed.kept import KeptKeysValues
 from giornata.packed.pages import Pages
 from giornata.planning.specs import together
 from giornata_denoiser.families.protocol import ModelFamily
@@ -40,36 +40,18 @@ def own_bits(correction_bits: int | None) -> int:
     return correction_bits or OWN_BITS
 
 
-class OwnKeysValues:
-    """What one sequence keeps; satisfies :class:`giornata.packed.uses.Source`.
+class OwnKeysValues(KeptKeysValues):
+    """What one sequence keeps, in `bits` where there are any: see :mod:`giornata_denoiser.rows.stored`.
 
-    `index`, (kept,) int64 on the device, are the tokens that are kept of those that a recorder shows; None keeps all.
-    There is room for the keys and values of `own` tokens in front of those that are kept; in `bits` these are kept by
-    themselves, see :mod:`giornata_denoiser.rows.stored`.
+    What is kept in bits lies by itself, without room for the sequence's own.
     """
 
     def __init__(self, index: Tensor | None, own: int, bits: int | None = None) -> None:
-        self._index, self._own, self._bits = index, own, bits
-        self._kept: dict[int, Outside | Pages] = {}
+        super().__init__(index, own)
+        self._bits = bits
         self._places: Tensor | None = None
         """(kept,) int64: all of what is kept in bits."""
         self._parts: dict[tuple[int, str], tuple[Stored, torch.dtype]] = {}
-
-    def keys_values(self, block: int) -> Outside | Pages:
-        """(own + kept, heads, head_dim) each, the first `own` rows free; or as they are stored.
-
-        Raises:
-            LookupError: no step that keeps has passed the block.
-        """
-        return self._kept[block]
-
-    def hidden(self, block: int) -> Tensor:
-        """Nothing is kept of a block's input.
-
-        Raises:
-            LookupError: always.
-        """
-        raise LookupError(f"the input of block {block} is not kept")
 
     def part(self, block: int, part: str) -> Tensor:
         """(outside, channels); LookupError as :meth:`keys_values`."""
@@ -78,41 +60,17 @@ class OwnKeysValues:
 
     def keep(self, block: int, key: Tensor, value: Tensor) -> None:
         """(tokens, heads, head_dim) each, of which it keeps its own."""
-        if self._index is not None:
-            key, value = key.index_select(0, self._index), value.index_select(0, self._index)
-        if self._bits is not None:
-            if self._places is None:
-                self._places = torch.arange(len(key), device=key.device)
-            stored = (store(part.flatten(1), self._bits).levels for part in (key, value))
-            self._kept[block] = Pages(self._places, *stored)
+        if self._bits is None:
+            super().keep(block, key, value)
             return
-        kept = self._kept.get(block)
-        if not isinstance(kept, Outside):
-            shape = self._own + len(key), *key.shape[1:]
-            kept = self._kept[block] = Outside(key.new_empty(shape), value.new_empty(shape), self._own)
-        kept.key[self._own :] = key
-        kept.value[self._own :] = value
+        key, value = self._of(key), self._of(value)
+        if self._places is None:
+            self._places = torch.arange(len(key), device=key.device)
+        stored = (store(part.flatten(1), self._bits).levels for part in (key, value))
+        self._kept[block] = Pages(self._places, *stored)
 
     def keep_part(self, block: int, part: str, kept: Tensor) -> None:
         """(tokens, channels), of which it keeps its own."""
-        own = kept if self._index is None else kept.index_select(0, self._index)
+        own = self._of(kept)
         bits = bits_of(part, self._bits or EXACT)
         self._parts[block, part] = (Stored(own) if bits == EXACT else store(own, bits)), kept.dtype
-
-
-class OwnRecorder:
-    """Fills what a sequence keeps in a step, whose :class:`giornata.packed.uses.ActivationRecorder` it is."""
-
-    def __init__(self, kept: OwnKeysValues) -> None:
-        self._kept = kept
-
-    def hidden(self, block: int, hidden: Tensor) -> None:
-        """Nothing is kept of a block's input."""
-
-    def keys_values(self, block: int, key: Tensor, value: Tensor) -> None:
-        """(tokens, heads, head_dim) each."""
-        self._kept.keep(block, key, value)
-
-    def part(self, block: int, part: str, kept: Tensor) -> None:
-        """(tokens, channels)."""
-        self._kept.keep_part(block, part, kept)

@@ -17,7 +17,9 @@ class Added:
     behind: Behind
     """By block, which of them is added behind it."""
     sums: tuple[Tensor, ...]
-    """(sequences, tokens, channels) each, of the whole picture; one sequence serves all."""
+    """(sequences, tokens, channels) each; one sequence serves all."""
+    whole: bool = True
+    """Whether they are of the whole picture; else of the row's region."""
 
     def of(self, sequences: int) -> OfSequences:
         """By sequence of the row."""
@@ -30,7 +32,11 @@ class _OfSequence:
 
     added: Added
     nth: int
-    whole: bool = True
+
+    @property
+    def whole(self) -> bool:
+        """Whether samples are of the whole picture."""
+        return self.added.whole
 
     def sample(self, block: int) -> Tensor | None:
         """(tokens, channels) behind `block`."""

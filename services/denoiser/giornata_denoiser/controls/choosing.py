@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
+from giornata.control.devices import CPU
 from giornata.wire.adapters import ControlKind
 from giornata.wire.workers import ServiceState
 
@@ -54,6 +55,7 @@ class Here:
     host: str
     """As :attr:`giornata.wire.controlnets.ControlState.machine`."""
     device: str
+    """:func:`giornata.control.devices.device_id`."""
     threads: int
     cores: int = os.cpu_count() or 1
 
@@ -97,8 +99,8 @@ def exposed_ms(row: RowWork, state: ServiceState, here: Here) -> float:
     same = told.machine == here.host
     computed = row.work / WORK * told.work_ms + told.pending_ms
     moved = row.moved_bytes / (HOST_BYTES_MS if same else NETWORK_BYTES_MS)
-    crowded = here.device == "cpu" and told.device == "cpu" and here.threads + told.threads > here.cores
-    if same and (crowded or (here.device != "cpu" and told.device == here.device)):
+    roomy = here.device == CPU and here.threads + told.threads <= here.cores
+    if same and told.device == here.device and not roomy:
         return computed + moved
     meanwhile = row.network_ms / 2 if row.kind is ControlKind.UNET else row.network_ms
     first = 0.0 if row.kind is ControlKind.UNET else (computed + moved) / max(1, row.sums)

@@ -38,9 +38,10 @@ class ExecutingControls:
             elsewhere = [row for row, _ in asking]
             asked = self._remote.ask(elsewhere, [every for _, every in asking], waits)
             found |= {row.key: added for row, added in zip(elsewhere, asked, strict=True)}
-        here = [row for row in rows if row.key not in found and row.adapters.controls]
+        here = [n for n, row in enumerate(rows) if row.key not in found and row.adapters.controls]
         if self._local is not None and here:
-            found |= {row.key: added for row, added in zip(here, self._local.compute(here), strict=True)}
+            made = self._local.compute([rows[n] for n in here], [whole[n] for n in here])
+            found |= {rows[n].key: added for n, added in zip(here, made, strict=True)}
         for row in rows:
             if row.key not in found and any(row.adapters.controlling(row.step)):
                 raise ControlNotLoaded(f"row {row.key} has ControlNets, and this worker has none")

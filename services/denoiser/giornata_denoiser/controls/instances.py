@@ -40,8 +40,13 @@ class Instances:
         """Whether one that is alive has these ControlNets, whether it takes rows now or not."""
         return any({card.digest for card in s.controlnets}.issuperset(digests) for s in self._fleet.all())
 
+    async def left(self, instance: str) -> None:
+        """Wait until an instance is silent or takes no more rows."""
+        while any(state.instance == instance for state in self.states):
+            await self.news()
+
     async def news(self) -> None:
-        """Wait until one of them tells something."""
+        """Wait until one of them tells something, or is gone."""
         self._news.clear()
         await self._news.wait()
 
@@ -64,6 +69,7 @@ class Instances:
         for state in self._fleet.expire(self._clock.listened_s):
             log.warning("controlnet_silent", instance=state.instance)
             self.on_gone(state.instance)
+            self._news.set()
 
 
 class Path:

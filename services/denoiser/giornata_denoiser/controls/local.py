@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from torch import Tensor
@@ -22,21 +23,43 @@ HELD_STEPS: Final = 2
 """What ControlNets add serves so many steps of a row that takes tokens outside its mask from elsewhere."""
 
 
-class LocalControls:
-    """The loaded `nets`, by digest, beside the network that is `controlled`.
+@dataclass(frozen=True)
+class Reuse:
+    """What rows that reuse spare of their ControlNets; all others have them computed in each step, as a whole."""
 
-    Rows that reuse take what a step added for `held_steps` - 1 steps more; all others have it computed in each step.
-    """
+    held_steps: int = HELD_STEPS
+    """What a step adds serves so many steps."""
+    renew_steps: int = 0
+    """The region's tokens alone are computed, and all of them in one step of so many, which keeps keys and values of
+    the others; 0 computes all in each."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Opened:
+    """One ControlNet of a row."""
+
+    image: Tensor
+    """The control image that it is of."""
+    row: object
+    """What :meth:`ControlNet.open` made."""
+    kept: tuple[object, ...]
+    """By sequence; empty where nothing is kept."""
+
+
+class LocalControls:
+    """The loaded `nets`, by digest, beside the network that is `controlled`."""
 
     def __init__(
-        self, nets: Mapping[str, ControlNet], network: Controlled, *, held_steps: int = HELD_STEPS
+        self, nets: Mapping[str, ControlNet], network: Controlled, reuse: Reuse | None = None
     ) -> None:
-        self._nets, self._network, self._held_steps = nets, network, held_steps
+        self._nets, self._network, self._reuse = nets, network, reuse or Reuse()
         self._behind: Mapping[str, Behind] = {
             digest: net.behind(network.base) for digest, net in nets.items()
         }
-        self._opened: dict[tuple[RowKey, int], tuple[Tensor, object]] = {}
-        """By row and number of its ControlNet, with the control image that it is of."""
+        self._opened: dict[tuple[RowKey, int], _Opened] = {}
+        """By row and number of its ControlNet."""
+        self._renewed: dict[RowKey, tuple[int, tuple[bool, ...]]] = {}
+        """The last step that computed and kept all tokens of a row, and which of its ControlNets acted."""
         self._holding: Holding[Added] = Holding()
 
     def has(self, row: Row) -> bool:
@@ -44,26 +67,29 @@ class LocalControls:
         controls = row.adapters.controls
         return len(row.control_images) == len(controls) and all(use.digest in self._nets for use in controls)
 
-    def compute(self, rows: Sequence[Row]) -> tuple[OfSequences, ...]:
+    def compute(self, rows: Sequence[Row], whole: Sequence[bool]) -> tuple[OfSequences, ...]:
         """What is added in the next steps of `rows`; each net has one forward.
+
+        `whole` are the rows of which all tokens are needed.
 
         Raises:
             ControlNotLoaded: a net that acts is not here.
         """
         acting = [row.adapters.controlling(row.step) for row in rows]
-        found = [self._still(row, acts) for row, acts in zip(rows, acting, strict=True)]
-        due = [
-            n for n, (acts, held) in enumerate(zip(acting, found, strict=True)) if held is None and any(acts)
-        ]
-        steps = [self._step(rows[number], acting[number]) for number in due]
+        found = [self._still(*each) for each in zip(rows, acting, whole, strict=True)]
+        due = [n for n, acts in enumerate(acting) if found[n] is None and any(acts)]
+        steps = [self._step(rows[number], acting[number], whole=whole[number]) for number in due]
         made: list[dict[int, Tensor]] = [{} for _ in due]
         for place, nth, sample in run(steps):
             made[place][nth] = sample
         for number, step, samples in zip(due, steps, made, strict=True):
             sums = summed([act.behind for act in step.acts])
-            added = Added(sums.behind, tuple(samples[nth] for nth in range(len(sums.parts))))
+            every = step.region is None or step.renews
+            added = Added(sums.behind, tuple(samples[nth] for nth in range(len(sums.parts))), every)
             found[number] = added
-            self._holding.keep(rows[number], acting[number], added, whole=True)
+            self._holding.keep(rows[number], acting[number], added, whole=every)
+            if every:
+                self._renewed[rows[number].key] = step.step, acting[number]
         return tuple(
             () if added is None else added.of(len(row.prompts))
             for row, added in zip(rows, found, strict=True)
@@ -73,33 +99,52 @@ class LocalControls:
         """Forget all rows but these."""
         for act in [act for act in self._opened if act[0] not in keys]:
             del self._opened[act]
+        for key in self._renewed.keys() - keys:
+            del self._renewed[key]
         self._holding.retain(keys)
 
-    def _still(self, row: Row, acts: tuple[bool, ...]) -> Added | None:
+    def _still(self, row: Row, acts: tuple[bool, ...], whole: bool) -> Added | None:  # noqa: FBT001 - of one row
         """What an earlier step of `row` has made, where it serves this one."""
         if row.region is None:
             return None
-        return self._holding.find(row, acts, whole=True, steps=self._held_steps - 1)
+        return self._holding.find(row, acts, whole=whole, steps=self._reuse.held_steps - 1)
 
-    def _step(self, row: Row, acting: tuple[bool, ...]) -> RowStep:
+    def _step(self, row: Row, acting: tuple[bool, ...], *, whole: bool) -> RowStep:
         acts = [self._act(row, nth) for nth, acts in enumerate(acting) if acts]
         net = acts[0].net
         latents = row.scaled(moved(row.latent, net.device)).to(net.dtype)
-        return RowStep(acts, row.step, latents, sequences(self._network.base.kind, len(row.prompts)))
+        count = sequences(self._network.base.kind, len(row.prompts))
+        if row.region is None or not all(act.kept for act in acts):
+            return RowStep(acts, row.step, latents, count)
+        renewed, acted = self._renewed.get(row.key, (row.step - self._reuse.renew_steps, acting))
+        since = row.step - renewed
+        renews = whole or acted != acting or not 0 < since < self._reuse.renew_steps
+        return RowStep(acts, row.step, latents, count, row.region.on(net.device), renews, renews)
 
     def _act(self, row: Row, nth: int) -> Act:
         use = row.adapters.controls[nth]
         net = self._nets.get(use.digest)
         if net is None:
             raise ControlNotLoaded(f"the ControlNet {use.digest[:12]} is not loaded here")
-        return Act(net, self._open(net, row, nth), use.scale, self._behind[use.digest])
+        opened = self._open(net, row, nth)
+        return Act(net, opened.row, use.scale, self._behind[use.digest], opened.kept)
 
-    def _open(self, net: ControlNet, row: Row, nth: int) -> object:
+    def _open(self, net: ControlNet, row: Row, nth: int) -> _Opened:
         image, known = row.control_images[nth], self._opened.get((row.key, nth))
-        if known is None or known[0] is not image:
-            known = image, net.open(conditions(row, nth, self._network))
+        if known is None or known.image is not image:
+            opened = net.open(conditions(row, nth, self._network))
+            known = _Opened(image, opened, self._keeping(net, opened, row))
             self._opened[row.key, nth] = known
-        return known[1]
+            self._renewed.pop(row.key, None)
+        return known
+
+    def _keeping(self, net: ControlNet, opened: object, row: Row) -> tuple[object, ...]:
+        if row.region is None or not self._reuse.renew_steps:
+            return ()
+        region = row.region.on(net.device)
+        count = sequences(self._network.base.kind, len(row.prompts))
+        kept = [net.keeping(opened, sequence, region) for sequence in range(count)]
+        return tuple(each for each in kept if each is not None)
 
 
 def conditions(row: Row, nth: int, network: Controlled) -> Conditions:

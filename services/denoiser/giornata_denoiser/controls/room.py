@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 import torch
 
 from giornata.bus.bus import Bus
+from giornata.control.devices import device_id
 from giornata.control.expansion import sequences, summed
 from giornata.machine import host_name, memory_bytes
 from giornata.planning.controls import control_work, work_of
@@ -23,7 +24,7 @@ from giornata_denoiser.config import DenoiserConfig
 from giornata_denoiser.controls.choosing import Here, RowWork, able, chosen
 from giornata_denoiser.controls.executing import ExecutingControls
 from giornata_denoiser.controls.instances import Instances, Links
-from giornata_denoiser.controls.local import LocalControls
+from giornata_denoiser.controls.local import LocalControls, Reuse
 from giornata_denoiser.controls.networks import Controlled, controlled
 from giornata_denoiser.controls.questions import STEPS, STEPS_STALE, Asking
 from giornata_denoiser.controls.remote import Manner, RemoteControls
@@ -55,7 +56,7 @@ class ControlRoom:
         self._instances, self._sessions = instances, sessions
         family, nets = checkpoint.family, checkpoint.controlnets
         held = config.control_held_steps
-        local = LocalControls(nets, network, held_steps=held) if nets else None
+        local = LocalControls(nets, network, Reuse(held, config.control_renew_steps)) if nets else None
         manner = Manner(held, stale=config.control_stale, late_s=config.control_late_s)
         sessions.remote = RemoteControls(network, family.dtype, family.device, sessions.lost, manner)
         self.controls: Controls = ExecutingControls(local, sessions.remote)
@@ -86,8 +87,7 @@ class ControlRoom:
             return True
         digests = {use.digest for use in controls}
         states = able(self._instances.states, digests)
-        device, threads = str(self._checkpoint.family.device.type), torch.get_num_threads()
-        here = Here(host_name(), device, threads)
+        here = Here(host_name(), device_id(self._checkpoint.family.device), torch.get_num_threads())
         return chosen(self._work(row), states, digests, here, self._config.control_executor) is not None
 
     def _work(self, row: Row) -> RowWork:
@@ -189,7 +189,9 @@ async def control_room(
             tasks.create_task(links.leave(instance), name="leave")
 
         instances.on_gone = gone
-        sessions = Sessions(bus, instances, links, asking, resume=resume, tasks=tasks)
+        sessions = Sessions(
+            bus, instances, links, asking, open_s=config.control_open_s, resume=resume, tasks=tasks
+        )
         room = ControlRoom(config, checkpoint, network, costs, instances=instances, sessions=sessions)
         await stack.enter_async_context(instances.heard(bus))
         yield room

@@ -14,8 +14,16 @@ from giornata.control.link.losses import ControlFailed, LinkLost
 from giornata.deadlines import Deadline
 from giornata.scheduling.batch import RowKey
 from giornata.wire import subjects
-from giornata.wire.controlnets import CloseControl, Closed, DataPath, OpenControl, Opened, control_row
-from giornata.wire.errors import ControlNetNotFound, ControlNetUnavailable, GiornataError
+from giornata.wire.controlnets import (
+    CloseControl,
+    Closed,
+    DataPath,
+    OpenControl,
+    Opened,
+    StepRefusal,
+    control_row,
+)
+from giornata.wire.errors import ControlNetNotFound, ControlNetUnavailable, DeadlineExceeded, GiornataError
 from giornata.wire.messages import RunRequest
 from giornata.wire.workers import ServiceState
 from giornata_denoiser.controls import choosing
@@ -24,8 +32,6 @@ from giornata_denoiser.controls.questions import Asking, question, room_bytes
 from giornata_denoiser.controls.remote import RemoteControls, Session
 from giornata_denoiser.rows.row import Row
 
-OPEN_S: Final = 20.0
-"""How long a row without an instance waits for one that takes it."""
 OPENING_MS: Final = 15_000
 """How long an instance may take to open a row: it may have to load weights."""
 TOLD_S: Final = 2.0
@@ -33,8 +39,6 @@ TOLD_S: Final = 2.0
 CLOSE_MS: Final = 1_000
 MOST_LOSSES: Final = 5
 """A row that has been lost so often fails."""
-UNKNOWN_ROW: Final = "controlnet_row_unknown"
-"""Code of an instance that has forgotten a row, as one that was started again has: it can be opened there."""
 
 log = structlog.get_logger(__name__)
 
@@ -42,8 +46,8 @@ log = structlog.get_logger(__name__)
 class Sessions:
     """Keeps rows open. Everything but :meth:`lost` is of one event loop.
 
-    `resume` is told of an attempt, job and number, whose rows can go on. Instances are told of rows that have ended by
-    `tasks`.
+    A row waits for `open_s` seconds for an instance that takes it. `resume` is told of an attempt, job and number,
+    whose rows can go on. Instances are told of rows that have ended by `tasks`.
     """
 
     def __init__(
@@ -53,9 +57,11 @@ class Sessions:
         links: Links,
         asking: Asking,
         *,
+        open_s: float,
         resume: Callable[[str, int], None],
         tasks: asyncio.TaskGroup,
     ) -> None:
+        self._open_s = open_s
         self._tasks = tasks
         self._bus, self._instances, self._links, self._asking = bus, instances, links, asking
         self._resume = resume
@@ -74,7 +80,7 @@ class Sessions:
     ) -> AsyncIterator[asyncio.Future[None]]:
         """Keep `rows` open within the context. The future has the error of a row that cannot be, and never ends else.
 
-        Rows that `fall_back` are computed in this process where no instance is left.
+        Rows that `fall_back` are computed in this process until they are open, and where no instance is left.
         """
         failed: asyncio.Future[None] = self._loop.create_future()
         kept = [
@@ -117,7 +123,8 @@ class Sessions:
                 reason = await self._asked_there(row, session, path, losses)
                 log.warning("controlnet_lost", key=row.key, instance=session.instance, reason=str(reason))
                 reasons.append(str(reason))
-                if not (isinstance(reason, ControlFailed) and reason.code == UNKNOWN_ROW):
+                # One that was started again does not know the row, and can open it.
+                if not (isinstance(reason, ControlFailed) and reason.code == StepRefusal.ROW_UNKNOWN):
                     excluded.add(session.instance)
         finally:
             del self._losses[row.key]
@@ -152,7 +159,7 @@ class Sessions:
             received=", ".join(use.model for use in row.adapters.controls)
         )
         with suppress(TimeoutError):
-            async with asyncio.timeout(OPEN_S):
+            async with asyncio.timeout(self._open_s):
                 await self._offered(row, digests)
                 while True:
                     states = choosing.able(self._instances.states, digests, excluded)
@@ -187,7 +194,12 @@ class Sessions:
             raise ControlNetNotFound(field="controlnets", received=models) from None
 
     async def _open_at(self, state: ServiceState, request: RunRequest, row: Row) -> tuple[Session, Path]:
-        """The row at this instance; by TCP where its memory cannot be shared after all."""
+        """The row at this instance; by TCP where its memory cannot be shared after all.
+
+        Raises:
+            LinkLost: it cannot be reached, or leaves.
+            GiornataError: it does not take the row.
+        """
         opened = await self._asked(state, request, row, self._asking.paths)
         try:
             path = await self._links.to(state.instance, opened)
@@ -205,7 +217,20 @@ class Sessions:
         remaining_ms = min(request.remaining_ms, OPENING_MS)
         asked: OpenControl = question(self._asking, request, row, paths, remaining_ms)
         subject = subjects.controlnet(state.instance, "open")
-        return await self._bus.call(subject, asked, Opened, Deadline.after_ms(remaining_ms))
+        call = self._bus.call(subject, asked, Opened, Deadline.after_ms(remaining_ms))
+        opening = asyncio.create_task(call, name="opening")
+        left = asyncio.create_task(self._instances.left(state.instance), name="left")
+        try:
+            await asyncio.wait({opening, left}, return_when=asyncio.FIRST_COMPLETED)
+            if opening.done():
+                return opening.result()
+        except DeadlineExceeded as error:
+            raise LinkLost(f"the ControlNet instance {state.instance} does not answer") from error
+        finally:
+            opening.cancel()
+            left.cancel()
+            await asyncio.wait({opening, left})
+        raise LinkLost(f"the ControlNet instance {state.instance} has left")
 
     async def _close(self, key: RowKey, session: Session) -> None:
         job_id, attempt, index = _named(key)

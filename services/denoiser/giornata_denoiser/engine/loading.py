@@ -15,9 +15,9 @@ import structlog
 import torch
 from torch import Tensor
 
+from giornata.tiers.ledger import TierLedger
 from giornata.wire.values import Mode
 from giornata_denoiser.blocks.device import Arrival, Device
-from giornata_denoiser.blocks.ledger import TierLedger
 from giornata_denoiser.blocks.slabs import Expected, Slabs
 from giornata_denoiser.rows.stored import Stored
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from giornata.packed.kept import KeepingRecorder
 from giornata.packed.uses import Use
-from giornata_denoiser.blocks.own import OwnKeysValues, OwnRecorder
+from giornata_denoiser.blocks.own import OwnKeysValues
 from giornata_denoiser.rows.row import Row
 
 
@@ -41,4 +42,4 @@ class Padding:
     def _added(self, use: Use, kept: OwnKeysValues) -> Use:
         if self.taken:
             return replace(use, padding=kept)
-        return replace(use, padding_recorder=OwnRecorder(kept))
+        return replace(use, padding_recorder=KeepingRecorder(kept))

@@ -11,10 +11,11 @@ from torch import Tensor
 
 from giornata.packed.region import Region
 from giornata.scheduling.batch import Capacity, RowKey
+from giornata.tensors import NEGATIVE
 from giornata.wire.errors import Failed
 from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.engine.engine import Engine
-from giornata_denoiser.families.rows import NEGATIVE, build_row, text_shapes
+from giornata_denoiser.families.rows import build_row, text_shapes
 from giornata_denoiser.rows.row import Row
 from giornata_denoiser.rows.snapshot import GENERATOR
 from giornata_denoiser.rows.template import template_generator

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from giornata.packed.kept import KeepingRecorder
 from giornata.packed.uses import Taken, Use
 from giornata.wire.values import Mode
-from giornata_denoiser.blocks.own import OwnKeysValues, OwnRecorder
+from giornata_denoiser.blocks.own import OwnKeysValues
 from giornata_denoiser.rows.row import Row
 
 
@@ -37,5 +38,5 @@ class Renewing:
     def uses(self, blocks: int) -> tuple[Use, ...]:
         """One of each sequence."""
         if self.full:
-            return tuple(Use(recorder=OwnRecorder(kept)) for kept in self._kept)
+            return tuple(Use(recorder=KeepingRecorder(kept)) for kept in self._kept)
         return tuple(Use(Taken(self.modes(blocks), kept)) for kept in self._kept)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from giornata.scheduling.batch import RowKey
-from giornata.tensors import PROMPT_MASK, unpack
+from giornata.tensors import NEGATIVE, PROMPT_MASK, unpack
 from giornata.wire.errors import SchemaMismatch
 from giornata.wire.jobs import Inspection
 from giornata.wire.references import named_references
@@ -21,8 +21,6 @@ from giornata_denoiser.rows.snapshot import GENERATOR, Snapshot
 from giornata_denoiser.rows.track import Track
 
 NOISE = "noise"
-NEGATIVE = "negative_"
-"""Prefix of the tensors of a negative prompt's encoding."""
 
 
 def build_row(
@@ -44,9 +42,10 @@ def build_row(
     """A row on the CPU that computes its whole picture, from the beginning or from where `resume` was interrupted.
 
     `text` holds the tensors of the family's text and may hold those of a negative prompt, whose names begin with
-    :data:`NEGATIVE`; with them and a `true_cfg_scale`, classifier-free guidance is computed. `guidance_scale` is for
-    networks that embed one. `conditioning` is what the family's network names, (tokens, channels) each; of a row that
-    is `generated`, its `noise` alone. `references` are clean latents, (height, width, channels) each, sides in tokens.
+    :data:`giornata.tensors.NEGATIVE`; with them and a `true_cfg_scale`, classifier-free guidance is computed.
+    `guidance_scale` is for networks that embed one. `conditioning` is what the family's network names, (tokens,
+    channels) each; of a row that is `generated`, its `noise` alone. `references` are clean latents, (height, width,
+    channels) each, sides in tokens.
     Where the track draws noise, it has the state of the row's generator, :data:`GENERATOR`.
 
     Raises:

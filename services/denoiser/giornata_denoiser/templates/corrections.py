@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 import torch
 
 from giornata.packed.region import Region, united
-from giornata_denoiser.blocks.ledger import TierLedger
+from giornata.tiers.ledger import TierLedger
 from giornata_denoiser.rows.correction import Correction
 from giornata_denoiser.rows.row import Row
 

@@ -26,8 +26,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from giornata.tiers.ledger import TierLedger
 from giornata.wire.workers import LoadSample, Tier
-from giornata_denoiser.blocks.ledger import TierLedger
 from giornata_denoiser.rows.stored import Stored
 from giornata_denoiser.rows.template import Entry, Kept, Recording
 

@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Final
 
-from giornata_denoiser.blocks.ledger import TierLedger
+from giornata.tiers.ledger import TierLedger
 from giornata_denoiser.rows.row import Row
 from giornata_denoiser.rows.template import Recording
 

@@ -9,13 +9,13 @@ from itertools import islice
 from pathlib import Path
 from typing import Final
 
+from giornata.tiers.loaded import LoadedTier
 from giornata.wire.workers import LoadSample, TemplateCounters, Tier
 from giornata_denoiser.rows.template import Recording
 from giornata_denoiser.templates.corrections import KeptCorrections
 from giornata_denoiser.templates.disk import Disk
 from giornata_denoiser.templates.first import FirstTemplates
 from giornata_denoiser.templates.identity import picture_of
-from giornata_denoiser.tiers.loaded import LoadedTier
 
 MEMORY: Final = "hits_memory"
 DISK: Final = "hits_disk"

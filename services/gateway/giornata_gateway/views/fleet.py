@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from giornata.wire.fleet import FleetView, InstanceReport, InstanceView, WorkerView
+from giornata.wire.fleet import ControlView, FleetView, InstanceReport, InstanceView, WorkerView
 from giornata.wire.queues import StoreRoom
 from giornata.wire.workers import ServiceState, TemplateCounters
 
@@ -53,6 +53,12 @@ def _templates(reports: Sequence[InstanceReport]) -> TemplateCounters | None:
 def _instance(report: InstanceReport) -> InstanceView:
     rows = {"running_rows": report.running_rows, "waiting_rows": report.waiting_rows}
     told = vars(report.state) | rows | {"models": [card.name for card in report.state.models]}
+    if control := report.state.control:
+        told["control"] = ControlView(
+            controlnets=[card.name for card in report.state.controlnets],
+            open_rows=control.rows,
+            free_rows=max(0, control.capacity_rows - control.rows),
+        )
     if worker := report.state.worker:
         told["worker"] = WorkerView(
             **rows,

@@ -250,4 +250,4 @@ class Link:
         """Of the latents, place 0, or of sample `place` - 1, where they follow their message."""
         if self._bytes is None:
             return None
-        return self._bytes[ask.offsets[place] : ask.offsets[place] + ask.size_bytes(place)]
+        return self._bytes[ask.offsets[place] : ask.offsets[place] + ask.sizes_bytes[place]]

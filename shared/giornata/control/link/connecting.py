@@ -25,7 +25,7 @@ def connected(path: DataPath, address: str, token: str, slab: Slab) -> Connectio
     """
     try:
         connection = Connection(_socket(path, address))
-    except OSError as error:
+    except (OSError, ValueError) as error:
         raise LinkLost(f"no ControlNet instance can be reached at {address}: {error}") from error
     opening = OpenLink(token=token, path=path, slab_bytes=len(slab.memory), memory=slab.device_memory)
     try:

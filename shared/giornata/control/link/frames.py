@@ -10,7 +10,7 @@ from typing import Any, Final, TypeVar, get_args
 from pydantic import BaseModel
 
 from giornata.wire import codec
-from giornata.wire.control_steps import FromDenoiser, FromInstance
+from giornata.wire.control_steps import FromDenoiser, FromInstance, Said
 from giornata.wire.errors import SchemaMismatch
 
 LENGTH: Final = struct.Struct("<I")
@@ -67,9 +67,10 @@ _FROM_INSTANCE: Final = _by_kind(FromInstance)
 
 def _read(kinds: Mapping[str, type[BaseModel]], data: bytes) -> Any:
     try:
-        name = codec.unpack(data).get("kind")
+        fields = codec.fields_of(Said, data)
+        name = fields.get("kind")
         if not isinstance(name, str) or name not in kinds:
             raise Malformed(f"a message of kind {str(name)[:50]!r}; accepted: {', '.join(kinds)}")
-        return codec.decode(kinds[name], data)
+        return codec.validated(kinds[name], fields)
     except SchemaMismatch as error:
         raise Malformed(str(error)) from error

@@ -6,6 +6,7 @@ import hmac
 import selectors
 import socket
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -44,6 +45,7 @@ class Listener:
         unix: path of the Unix socket; a file that is there is replaced. The folder should be this user's alone.
         tcp: host and port to listen at; port 0 is any that is free.
         device: where this instance computes. Where it is a GPU, denoisers may offer memory of theirs.
+        left: is told, in any thread, of a token whose last connection has ended.
     """
 
     def __init__(
@@ -54,8 +56,12 @@ class Listener:
         unix: Path | None,
         tcp: tuple[str, int] | None,
         device: torch.device,
+        left: Callable[[str], object] = lambda _: None,
     ) -> None:
-        self._admits, self._asked, self._device = admits, asked, device
+        self._admits, self._asked, self._device, self._left = admits, asked, device, left
+        self._connected: Counter[str] = Counter()
+        """Connections by token."""
+        self._counting = threading.Lock()
         self._unix, self._tcp = unix, tcp
         self._addresses: dict[DataPath, str] = {}
         self._serving: list[tuple[threading.Thread, Serving]] = []
@@ -139,7 +145,24 @@ class Listener:
             return
         connected.settimeout(None)
         name = f"{address[0]}:{address[1]}" if isinstance(address, tuple) else "unix"
-        serving = Serving(Connection(connected), name, paths, self._admits, self._asked, device=self._device)
+        serving = Serving(
+            Connection(connected),
+            name,
+            paths,
+            self._admits,
+            self._asked,
+            device=self._device,
+            counted=self._count,
+        )
         thread = threading.Thread(target=serving.run, name=f"control-link {name}")
         thread.start()
         self._serving.append((thread, serving))
+
+    def _count(self, token: str, change: int) -> None:
+        """A connection with this token was opened, or has ended."""
+        with self._counting:
+            self._connected[token] += change
+            last = not self._connected[token]
+            self._connected += Counter()  # drops zeros
+        if last:
+            self._left(token)

@@ -44,6 +44,7 @@ class Serving:
         admits: whether a token is known.
         asked: takes a step; it only puts it into a queue.
         device: where this instance computes.
+        counted: is told the token, and 1, when the denoiser is admitted; and -1 when it has gone after that.
     """
 
     def __init__(
@@ -55,10 +56,10 @@ class Serving:
         asked: Callable[[StepAsked], None],
         *,
         device: torch.device,
+        counted: Callable[[str, int], None] = lambda _, __: None,
     ) -> None:
         self._connection, self._name, self._paths = connection, name, paths
-        self._admits, self._asked, self._device = admits, asked, device
-        self._opening: OpenLink | None = None
+        self._admits, self._asked, self._device, self._counted = admits, asked, device, counted
         self._slab: Tensor | None = None
         self._steps: dict[int, StepAsked] = {}
         self._lock = threading.Lock()
@@ -67,8 +68,10 @@ class Serving:
 
     def run(self) -> None:
         """Read until the denoiser goes, says what it must not, or :meth:`interrupt` is called."""
+        opening = None
         try:
             opening = self._open()
+            self._counted(opening.token, 1)
             while True:
                 self._take(read_from_denoiser(self._connection.receive()), opening)
         except Ended as ended:
@@ -81,6 +84,8 @@ class Serving:
             log.exception("control_link_failed", peer=self._name, error=repr(error))
         finally:
             self._leave()
+            if opening is not None:
+                self._counted(opening.token, -1)
 
     def interrupt(self) -> None:
         """Wake the thread, which then ends. The denoiser hears of it when nothing is written to its memory any more."""

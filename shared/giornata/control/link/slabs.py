@@ -52,7 +52,8 @@ class Slab:
         """
         if (shared := self.device_memory) is not None:
             self.device_memory = None
-            storage, device = self.memory.untyped_storage(), self.memory.device.index
+            storage: Any = self.memory.untyped_storage()
+            device = self.memory.device.index
             with suppress(RuntimeError):  # the reader has counted itself out, and the counter is gone
                 storage._release_ipc_counter(shared.counter, shared.counter_offset, device=device)  # noqa: SLF001
 
@@ -68,7 +69,8 @@ def make(path: DataPath, size_bytes: int, device: torch.device) -> Slab:
     Raises:
         OSError: there is not so much memory.
     """
-    return _MAKING[path](size_bytes, device)
+    with torch.inference_mode(mode=False):  # else only who infers could write to it
+        return _MAKING[path](size_bytes, device)
 
 
 def opened(opening: OpenLink, descriptor: int | None, device: torch.device) -> Tensor | None:

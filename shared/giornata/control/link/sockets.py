@@ -17,7 +17,13 @@ from giornata.control.link.frames import LENGTH, MAX_MESSAGE_BYTES, Malformed, f
 
 STALLED_S: Final = 5
 """How long a peer may take in nothing of what is sent, or leave the network unanswered, before it counts as gone."""
-_KEEPALIVE: Final = (("TCP_KEEPIDLE", STALLED_S), ("TCP_KEEPINTVL", 1), ("TCP_KEEPCNT", STALLED_S))
+_GONE: Final = (
+    ("TCP_KEEPIDLE", STALLED_S),
+    ("TCP_KEEPINTVL", 1),
+    ("TCP_KEEPCNT", STALLED_S),
+    ("TCP_USER_TIMEOUT", STALLED_S * 1000),
+)
+"""Options that end a connection whose other host does not answer: to nothing, and to what was sent."""
 
 
 class Ended(ConnectionError):
@@ -39,7 +45,7 @@ class Connection:
         if connected.family != socket.AF_UNIX:
             connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            for name, value in _KEEPALIVE:
+            for name, value in _GONE:
                 if hasattr(socket, name):
                     connected.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 

@@ -72,7 +72,7 @@ class Steps:
             LinkLost: the link is down.
             LinkLate: others have not made room in time.
         """
-        sizes = [aligned(described.size_bytes(place)) for place in range(len(described.offsets))]
+        sizes = [aligned(size) for size in described.sizes_bytes]
         size_bytes, ticket, until_s = sum(sizes), object(), time.monotonic() + self._room_s
         if size_bytes > self._ring.size_bytes:
             raise ValueError(

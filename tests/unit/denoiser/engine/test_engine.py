@@ -121,6 +121,7 @@ def test_every_step_is_reported_with_its_sample() -> None:
         "control": 0.0,
         "loaded_bytes": 0,
         "waited_ms": 0.0,
+        "controls_waited_ms": 0.0,
         "reusing_ms": 0.0,
         "excess_ms": 0.0,
     }

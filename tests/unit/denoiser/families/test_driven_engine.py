@@ -12,12 +12,13 @@ import torch
 from torch import Tensor
 
 from giornata.packed.attention import Outside
+from giornata.packed.kept import KeepingRecorder
 from giornata.packed.pages import Pages
 from giornata.packed.region import beside, region
 from giornata.packed.uses import Taken, Use
 from giornata.planning.operations import Shape
 from giornata.wire.values import Mode
-from giornata_denoiser.blocks.own import OwnKeysValues, OwnRecorder
+from giornata_denoiser.blocks.own import OwnKeysValues
 from giornata_denoiser.engine.assembly import assemble
 from giornata_denoiser.engine.stepping import denoise_step
 from giornata_denoiser.families.protocol import ModelFamily
@@ -144,7 +145,7 @@ def test_a_miss_takes_what_its_own_step_in_full_made(name: str) -> None:
     assert len(ended.entries) == row.steps_in_full == 1
     assert row.region is not None
     kept = [OwnKeysValues(row.region.outside, own) for own in row.own_tokens]
-    uses = [Use(recorder=OwnRecorder(one)) for one in kept]
+    uses = [Use(recorder=KeepingRecorder(one)) for one in kept]
     with torch.no_grad():
         for _ in range(row.steps):
             stepped = denoise_step(of, assemble(of, [row]), [row], uses)
@@ -163,8 +164,8 @@ def test_pages_are_attended_to_as_what_they_hold(name: str, bits: int) -> None:
     stored, plain = (OwnKeysValues(row.region.outside, row.own_tokens[0], kept) for kept in (bits, None))
     latents = []
     with torch.no_grad():
-        denoise_step(of, assemble(of, [row]), [row], [Use(recorder=OwnRecorder(stored))])
-        denoise_step(of, assemble(of, [row]), [row], [Use(recorder=OwnRecorder(plain))])
+        denoise_step(of, assemble(of, [row]), [row], [Use(recorder=KeepingRecorder(stored))])
+        denoise_step(of, assemble(of, [row]), [row], [Use(recorder=KeepingRecorder(plain))])
         for block in range(of.depth):
             outside, pages = plain.keys_values(block), stored.keys_values(block)
             assert isinstance(outside, Outside)

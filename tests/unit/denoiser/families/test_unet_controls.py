@@ -19,7 +19,7 @@ from giornata.packed.uses import Taken, Use
 from giornata.scheduling.batch import Capacity
 from giornata.wire.values import Mode
 from giornata_denoiser.controls.executing import ExecutingControls
-from giornata_denoiser.controls.local import LocalControls
+from giornata_denoiser.controls.local import LocalControls, Reuse
 from giornata_denoiser.controls.networks import controlled as controlled_network
 from giornata_denoiser.engine.controls import controlled
 from giornata_denoiser.engine.engine import Engine
@@ -79,7 +79,7 @@ class Both:
     def local(self, of: ModelFamily, held_steps: int = 2) -> LocalControls:
         network = controlled_network(of.network, PIXELS)
         assert network is not None
-        return LocalControls({self.loaded.card.digest: self.loaded}, network, held_steps=held_steps)
+        return LocalControls({self.loaded.card.digest: self.loaded}, network, Reuse(held_steps))
 
     def computed(self, of: ModelFamily, rows: Sequence[Row], held_steps: int) -> dict[str, Row]:
         """The rows' ends, by an engine."""
@@ -140,7 +140,7 @@ def test_masked_equals_full_on_the_compute_set(both: Both, fill: bool) -> None:
         index: [Use(Taken(modes, Recorded(kept, WHERE))) for kept in seen]
         for index, seen in enumerate(recorders)
     }
-    taken = controlled(uses_of(masked, taking), masked, controls.compute(masked))
+    taken = controlled(uses_of(masked, taking), masked, controls.compute(masked, [False] * len(masked)))
     for latent, wanted in zip(step(of, masked, taken), whole, strict=True):
         torch.testing.assert_close(latent[WHERE.computed], wanted[WHERE.computed], atol=CLOSE, rtol=0)
     swapped = [

@@ -16,6 +16,7 @@ from giornata.wire.adapters import AskedControl, AskedLora
 from giornata.wire.errors import GiornataError
 from giornata.wire.requests import GenerationParameters, asked
 from giornata_tools.cli.edit.adapters import ControlType, LoraType
+from giornata_tools.cli.options import option_name
 
 P = TypeVar("P", bound=GenerationParameters)
 
@@ -28,8 +29,6 @@ LISTS: Final[Mapping[Any, click.ParamType[Any]]] = {
     AskedControl: ControlType(),
 }
 """Elements of lists → the type of the option that brings one of them."""
-NAMES: Final = {"loras": "--lora", "controlnets": "--controlnet"}
-"""Options that are not called as their field."""
 
 
 def options(kind: type[BaseModel], **defaults: str) -> list[click.Parameter]:
@@ -58,11 +57,6 @@ def validated(kind: type[P], given: Mapping[str, object]) -> P:
         return asked(kind, given)
     except GiornataError as error:
         raise click.UsageError(_in_options(error.message, kind)) from error
-
-
-def option_name(field: str) -> str:
-    """``--mask-blur`` for ``mask_blur``; of a list, the option that brings one element."""
-    return NAMES.get(field, f"--{field.replace('_', '-')}")
 
 
 def _option(name: str, field: FieldInfo, kind: type[BaseModel], default: str | None) -> click.Option:

@@ -1,1 +1,1 @@
-"""``giornata demo``: four edits through the whole system, measured and compared with diffusers."""
+"""``giornata demo``: edits through the whole system, compared with diffusers, and without and with its adapters."""

@@ -74,10 +74,12 @@ class Exhibit:
     """Mode L, white where to edit."""
     parameters: EditParameters
     """Prompt and crop; the rest is the model's default."""
+    control: Image.Image | None = None
+    """RGB: what the ControlNet of the parameters sees."""
 
 
 def exhibits() -> tuple[Exhibit, ...]:
-    """The four edits; equal at every call."""
+    """The four edits without adapters; equal at every call."""
     return (
         _photograph("astronaut", "a red star", data.astronaut(), BESIDE_THE_ASTRONAUT),  # NASA, public domain
         _photograph("coffee", "a white diamond", data.coffee(), BESIDE_THE_CUP),  # Rachel Michetti, CC0

@@ -18,9 +18,36 @@ from giornata.wire.values import StageTimes
 from giornata_prepost.images.masks import Alpha, edited_region, effective_alpha
 from giornata_prepost.images.pictures import Pixels
 from giornata_tools.launcher.demo.exhibits import Exhibit
+from giornata_tools.model.adapters.card import AdapterCard, AdapterKind
 
 ORACLE_LIMIT: Final = 2 / 255
 """The service rounds to 8 bits where diffusers does; a value on the edge may fall to either side."""
+
+WORDS: Final = {AdapterKind.LORA: "LoRA", AdapterKind.CONTROLNET: "ControlNet"}
+"""What each kind of adapter is called."""
+
+
+class LoraFigures(BaseModel):
+    """A LoRA that a job used."""
+
+    id: str
+    scale: float
+
+
+class ControlFigures(BaseModel):
+    """A ControlNet that a job followed."""
+
+    model: str
+    scale: float
+    start: float
+    end: float
+
+
+class PictureFigures(BaseModel):
+    """One of a job's pictures."""
+
+    loras_from: int | None = None
+    """The step from which its LoRAs acted, counted from 0; None without."""
 
 
 class JobFigures(BaseModel):
@@ -30,6 +57,9 @@ class JobFigures(BaseModel):
     steps: int
     mask_ratio: float
     stage_ms: StageTimes
+    loras: tuple[LoraFigures, ...] = ()
+    controlnets: tuple[ControlFigures, ...] = ()
+    pictures: tuple[PictureFigures, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -63,6 +93,15 @@ class DemoEdit:
         return effective_alpha(region, asked.grow_mask, asked.mask_blur)
 
 
+@dataclass(frozen=True)
+class AdapterEdit:
+    """An edit, and the same one with an adapter."""
+
+    adapter: AdapterCard
+    without: DemoEdit
+    under: DemoEdit
+
+
 class ServiceReport(BaseModel):
     """One service of the fleet that made the edit."""
 
@@ -93,11 +132,32 @@ class EditReport(BaseModel):
     oracle_max_abs_diff: float | None
 
 
+class AdapterReport(BaseModel):
+    """One edit of the demo, without an adapter and with it."""
+
+    name: str
+    kind: AdapterKind
+    does: str
+    """What the adapter's card says."""
+    loras: tuple[LoraFigures, ...]
+    """What the edit with it asked for."""
+    controlnets: tuple[ControlFigures, ...]
+    """What the edit with it asked for."""
+    loras_from: int | None
+    """The step from which the LoRA acted, counted from 0; None of a ControlNet."""
+    without: EditReport
+    under: EditReport
+    effect_mean_abs_diff: float
+    """Inside of the mask: the output with the adapter against the one without."""
+
+
 class DemoReport(BaseModel):
     """``out/demo/report.json``."""
 
     model: str
     edits: tuple[EditReport, ...]
+    adapters: tuple[AdapterReport, ...] = ()
+    """Empty where another model is served than the one that ships."""
     diff_unit: str = "1.0 is the full range of a channel, one 8-bit step is 1/255"
     services: dict[str, ServiceReport]
     versions: dict[str, str]
@@ -123,6 +183,22 @@ def edit_report(edit: DemoEdit, expected: Pixels | None, oracle: str | None) -> 
         inside_mask_mean_abs_diff=mean_abs_diff(before, after, alpha > 0),
         oracle=oracle,
         oracle_max_abs_diff=None if expected is None else max_abs_diff(after, expected),
+    )
+
+
+def adapter_report(edit: AdapterEdit) -> AdapterReport:
+    """Everything measured of one adapter."""
+    adapter, figures = edit.adapter, edit.under.figures
+    return AdapterReport(
+        name=adapter.name,
+        kind=adapter.kind,
+        does=adapter.does,
+        loras=figures.loras,
+        controlnets=figures.controlnets,
+        loras_from=figures.pictures[0].loras_from,
+        without=edit_report(edit.without, None, None),
+        under=edit_report(edit.under, None, None),
+        effect_mean_abs_diff=mean_abs_diff(edit.without.after, edit.under.after, edit.under.alpha > 0),
     )
 
 
@@ -152,7 +228,8 @@ def mean_abs_diff(one: Pixels, other: Pixels, where: npt.NDArray[np.bool_]) -> f
 def failings(report: DemoReport) -> list[str]:
     """What is wrong with the edits, a sentence each; empty when all are as they should be."""
     found = []
-    for edit in report.edits:
+    pairs = [edit for adapter in report.adapters for edit in (adapter.without, adapter.under)]
+    for edit in (*report.edits, *pairs):
         outside, oracle = edit.outside_mask_max_abs_diff, edit.oracle_max_abs_diff
         if outside != 0:
             found.append(
@@ -165,7 +242,8 @@ def failings(report: DemoReport) -> list[str]:
                 f"{edit.name}: The picture differs from {edit.oracle} by up to {_steps(oracle)}; "
                 f"at most {_steps(ORACLE_LIMIT)} is accepted."
             )
-    return found
+    idle = [adapter for adapter in report.adapters if adapter.effect_mean_abs_diff == 0]
+    return found + [f"{each.name}: The {WORDS[each.kind]} changed nothing inside the mask." for each in idle]
 
 
 def _steps(difference: float) -> str:

@@ -9,9 +9,9 @@ from typing import Final
 
 from pydantic import BaseModel, ConfigDict
 
-from giornata_tools.checkout import ROOT
+from giornata_tools.checkout import ADAPTERS
 
-FOLDER: Final = ROOT / "deploy" / "model" / "adapters"
+FOLDER: Final = ADAPTERS
 """Where the adapters of fresco ship."""
 LORAS: Final = FOLDER / "loras" / "fresco"
 """`loras` is a shared folder of the LoRA store: `<model>/<name>.safetensors`."""

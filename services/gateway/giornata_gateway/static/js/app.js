@@ -1,5 +1,6 @@
 // The studio: connects its parts. Each part is a module of its own; this module says what follows from what.
 
+import { toldAdapters } from "./adapters.js";
 import { listenToDialogs, openHelp, openKey } from "./dialogs.js";
 import { Editor } from "./editor.js";
 import { attempt, listenToFailures } from "./failures.js";
@@ -187,8 +188,10 @@ async function showPreview(running, { b64_json: text, media_type: type, index, p
 
 /** Takes the pictures of a completed job; a picture that failed has its error instead. */
 async function collect(edit, status) {
-  for (const { index, seed, blob } of status.pictures) {
-    edit.pictures[index] = blob ? await finishedPicture(edit, blob, seed) : { error: job.errorOf(status, index) };
+  for (const picture of status.pictures) {
+    const { index, seed, blob } = picture;
+    const told = { adapters: await toldAdapters(status, picture) };
+    edit.pictures[index] = blob ? Object.assign(await finishedPicture(edit, blob, seed), told) : { error: job.errorOf(status, index) };
   }
   edit.shown = edit.pictures.findIndex((one) => one.url);
   if (edit.shown < 0) return;

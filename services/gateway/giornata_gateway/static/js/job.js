@@ -8,11 +8,12 @@ import { ApiError, events, known, requestBlob, requestJson } from "./api.js";
 const RETRY_MS = [500, 1000, 2000, 4000, 8000];
 
 /** Submits an edit and returns its job's id. `fields` become form fields; null ones are left out. */
-export async function submit(image, mask, { reference, ...fields }) {
+export async function submit(image, mask, { reference, control_images: controls, ...fields }) {
   const form = new FormData();
+  controls?.forEach((blob, index) => form.append(`control_image_${index}`, blob, "control"));
   for (const blob of reference ?? []) form.append("reference", blob, "reference");
   for (const [name, value] of Object.entries(fields)) {
-    if (value !== null) form.append(name, String(value));
+    if (value !== null) form.append(name, Array.isArray(value) ? JSON.stringify(value) : String(value));
   }
   form.append("image", image, "image");
   form.append("mask", mask, "mask.png");
@@ -20,9 +21,11 @@ export async function submit(image, mask, { reference, ...fields }) {
 }
 
 /** Submits a generation and returns its job's id; null fields are left out. */
-export async function generate(fields) {
-  const reference = fields.reference && (await Promise.all(fields.reference.map(dataUrl)));
-  const asked = Object.fromEntries(Object.entries({ ...fields, reference }).filter(([, value]) => value !== null));
+export async function generate({ reference, control_images: controls, ...fields }) {
+  const written = (blobs) => Promise.all((blobs ?? []).map(dataUrl));
+  const pictures = (await written(controls)).map((text, index) => [`control_image_${index}`, text]);
+  if (reference) pictures.push(["reference", await written(reference)]);
+  const asked = Object.fromEntries([...Object.entries(fields).filter(([, value]) => value !== null), ...pictures]);
   const headers = { "Content-Type": "application/json" };
   return (await requestJson("v1/jobs", { method: "POST", headers, body: JSON.stringify(asked) })).id;
 }

@@ -1,5 +1,6 @@
 // The form of an edit or a generation: what is asked for, and at which field a mistake is shown.
 
+import { adapters, blameAdapters, checkAdapters, clearAdapters, fitAdapters, listenToAdapters } from "./adapters.js";
 import { asks, check, mark } from "./checks.js";
 import { fitControls, fitGuidance, suggest } from "./controls.js";
 import { chooseModel, chosen, fetchModels, listModels, named, shown } from "./models.js";
@@ -10,7 +11,7 @@ import { listenToTask, task } from "./task.js";
 const PREVIEWS = 8;
 const LARGE = 1.5; // times the model's own side
 const form = at("edit");
-const texts = ["negative_prompt", "sampler", "reuse", "size"];
+const texts = ["negative_prompt", "sampler", "reuse", "size", "lora_wait"];
 const numbers = ["num_inference_steps", "guidance_scale", "true_cfg_scale", "strength", "n", "seed", "mask_blur", "padding_mask_crop"];
 
 let opened = null; // the picture, as in picture.js
@@ -40,6 +41,7 @@ export function listenToSettings() {
     });
   }
   listenToReferences();
+  listenToAdapters();
   at("negative").addEventListener("input", fitGuidance);
   at("crop").addEventListener("change", () => {
     at("crop").dataset.touched = "true";
@@ -53,10 +55,10 @@ export function listenToSettings() {
 export function read() {
   const asked = (name) => asks(form.elements[name]) && !form.elements[name].disabled;
   for (const name of ["prompt", "model", ...numbers.filter(asked)]) check(form.elements[name]);
+  checkAdapters();
   const wrong = [...form.querySelectorAll("[aria-invalid=true]")].find(asks);
   if (wrong) {
-    at("settings").open ||= at("settings").contains(wrong);
-    wrong.focus();
+    reveal(wrong);
     return null;
   }
   const value = (name) => (asked(name) && form.elements[name].value.trim()) || null;
@@ -67,6 +69,7 @@ export function read() {
     ...Object.fromEntries(texts.map((name) => [name, value(name)])),
     ...Object.fromEntries(numbers.map((name) => [name, number(name)])),
     reference: asks(at("reference")) && references().length ? references() : null,
+    ...adapters(),
     mask_mode: task() === "edit" ? "white" : null,
     partial_images: PREVIEWS,
   };
@@ -74,16 +77,24 @@ export function read() {
 
 /** Shows an error of the gateway at the field that it names; false where it names none of this form. */
 export function blame(error) {
+  const told = { code: error.code, param: error.param, message: error.message.replace(`${error.param}: `, "") };
   const input = form.elements[error.param];
-  if (!input || !asks(input)) return false;
-  mark(input, { code: error.code, message: error.message.replace(`${error.param}: `, "") });
-  at("settings").open ||= at("settings").contains(input);
-  input.focus();
+  if (!input || !asks(input)) return blameAdapters(told);
+  mark(input, told);
+  reveal(input);
   return true;
+}
+
+/** Focuses a control, and opens the part of the form that holds it. */
+function reveal(input) {
+  const section = input.closest("details");
+  if (section) section.open = true;
+  input.focus();
 }
 
 export function clearBlame() {
   form.querySelectorAll("[name]").forEach((input) => mark(input, null));
+  clearAdapters();
 }
 
 /**
@@ -126,6 +137,7 @@ function fitToModel() {
   if (model) {
     fitReferences(model);
     fitControls(model, task());
+    fitAdapters(model, task());
   }
   if (opened) fitToPicture(opened);
 }

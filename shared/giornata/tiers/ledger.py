@@ -1,19 +1,27 @@
-"""What stays in a tier of limited size: the least recently used goes first, what is pinned never."""
+"""What stays in a tier of limited size: the least recently used, or least popular, goes first; what is pinned never.
+
+Pure.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 
 class TierLedger:
     """Names and their sizes, in the order of last use.
 
     Unpinned names may fill `budget_bytes`; pinned ones may exceed it, since they cannot go.
+
+    Args:
+        budget_bytes: see above.
+        worth: the name that is worth least goes first, of equals the least recently used; default: all are equal.
     """
 
-    def __init__(self, budget_bytes: int) -> None:
+    def __init__(self, budget_bytes: int, worth: Callable[[str], float] = lambda _: 0.0) -> None:
         self.budget_bytes = budget_bytes
+        self._worth = worth
         self._sizes: dict[str, int] = {}
         """Sizes in order of use, the oldest first."""
         self._pins: Counter[str] = Counter()
@@ -34,7 +42,7 @@ class TierLedger:
         return self._sizes.get(name)
 
     def add(self, name: str, size_bytes: int) -> tuple[str, ...]:
-        """Enter `name` as the last used; returns the names that have to go for it, oldest first.
+        """Enter `name` as the last used; returns the names that have to go for it, the first to go first.
 
         It is `name` alone where that is larger than the whole budget and not pinned.
         """
@@ -71,7 +79,7 @@ class TierLedger:
     def _evicted(self, keep: str | None) -> tuple[str, ...]:
         gone = []
         excess = self.size_bytes - self.budget_bytes
-        for name, size in list(self._sizes.items()):
+        for name, size in sorted(self._sizes.items(), key=lambda item: self._worth(item[0])):
             if excess <= 0:
                 break
             if name != keep and not self._pins[name]:

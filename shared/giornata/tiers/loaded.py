@@ -1,6 +1,6 @@
 """A tier of limited size whose values come from the tier below: each is loaded once, and stays while it is pinned.
 
-Recordings and adapters use the same. Synchronous, and safe to use from several threads.
+Recordings, adapters and ControlNets use the same. Synchronous, and safe to use from several threads.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Generic, NamedTuple, TypeVar
 
-from giornata_denoiser.blocks.ledger import TierLedger
+from giornata.tiers.ledger import TierLedger
 
 V = TypeVar("V")
 
@@ -26,19 +26,22 @@ class Found(NamedTuple, Generic[V]):
 
 
 class LoadedTier(Generic[V]):
-    """Values by name within a budget, least recently used out first.
+    """Values by name within a budget, by default least recently used out first.
 
     Args:
         budget_bytes: most bytes of values that are not pinned.
         size_of: bytes of a value.
+        worth: of a name, see :class:`giornata.tiers.ledger.TierLedger`; asked under the lock.
     """
 
-    def __init__(self, budget_bytes: int, size_of: Callable[[V], int]) -> None:
+    def __init__(
+        self, budget_bytes: int, size_of: Callable[[V], int], worth: Callable[[str], float] = lambda _: 0.0
+    ) -> None:
         self.lock = threading.RLock()
         """Held while names are changed, never while a value is loaded."""
         self.evicted = 0
         """Values that had to go since the start."""
-        self._ledger = TierLedger(budget_bytes)
+        self._ledger = TierLedger(budget_bytes, worth)
         self._size_of = size_of
         self._values: dict[str, V] = {}
         self._loading: dict[str, Future[V | None]] = {}

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from giornata_denoiser.blocks.ledger import TierLedger
+from giornata.tiers.ledger import TierLedger
 
 NAMES = st.sampled_from("abcdef")
 ACTIONS = st.lists(

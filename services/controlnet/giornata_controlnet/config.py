@@ -1,0 +1,119 @@
+"""What a ControlNet service can be told."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+from typing import Final, NamedTuple, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from giornata.checkpoints import DeviceConfig
+from giornata.control.naming import named
+from giornata.machine import memory_bytes
+
+MEMORY_SHARE: Final = 2
+"""Of the machine's memory, what ControlNets that no row uses may take by default: one part in so many."""
+SOCKET_FOLDER_BYTES: Final = 80
+"""Longest path of the socket's folder; the kernel takes 107 bytes with the socket's name."""
+ANY: Final = frozenset({"", "0.0.0.0", "::"})  # noqa: S104 - compared, not bound
+"""Hosts at which a process listens and which no other process can name."""
+
+
+class TcpAddress(NamedTuple):
+    """Where to listen; port 0 is any that is free."""
+
+    host: str
+    port: int
+
+    @classmethod
+    def of(cls, text: str) -> TcpAddress:
+        """Of ``host:port`` or ``[v6]:port``; ValueError for anything else."""
+        host, colon, port = text.rpartition(":")
+        if not colon or not port.isdecimal() or int(port) > 65535:
+            raise ValueError(f"an address is host:port with a port from 0 to 65535, received {text[:80]!r}")
+        return cls(host.strip("[]"), int(port))
+
+
+class ControlNetConfig(DeviceConfig):
+    """Configuration of a ControlNet service."""
+
+    controlnets: str = Field(
+        description="ControlNets that it computes: NAME=CHECKPOINT, separated by commas; a checkpoint is a local "
+        "diffusers folder or a hub id."
+    )
+    control_memory_mb: int = Field(
+        default_factory=lambda: memory_bytes() // MEMORY_SHARE >> 20,
+        ge=0,
+        description="Weights on the device, in MiB, the least popular out first; those that open rows use never go, "
+        "and may exceed it. Default half of the machine's memory.",
+    )
+    control_loads: int = Field(2, ge=1, le=32, description="ControlNets that are loaded at a time.")
+    control_rows: int = Field(64, ge=1, le=4096, description="Most rows that are open at a time.")
+    control_tokens: int = Field(
+        65_536,
+        ge=1,
+        description="Most image tokens of one forward, counted for each ControlNet; a larger step runs alone.",
+    )
+    control_idle_s: float = Field(
+        120.0,
+        gt=0,
+        le=86_400,
+        description="A row without a step for so long is closed; its denoiser opens it again when it needs it.",
+    )
+    control_socket: Path | None = Field(
+        None,
+        description="Folder of the Unix socket for denoisers of this host, made if need be; containers that are to "
+        "use it share it. Default a temporary one.",
+    )
+    control_address: str = Field(
+        "",
+        description="Where denoisers of other hosts are listened to, as HOST:PORT; port 0 is any that is free. Default "
+        "nowhere.",
+    )
+    control_advertise: str = Field(
+        "",
+        description="Host by which they reach it; default the one listened at, or this machine's name where that is "
+        "0.0.0.0 or ::.",
+    )
+
+    @field_validator("controlnets")
+    @classmethod
+    def _are_named(cls, value: str) -> str:
+        if not named(value):
+            raise ValueError("at least one ControlNet is needed, as NAME=CHECKPOINT")
+        return value
+
+    @field_validator("control_socket")
+    @classmethod
+    def _fits_a_socket(cls, value: Path | None) -> Path | None:
+        if value is not None and len(bytes(value.absolute())) > SOCKET_FOLDER_BYTES:
+            raise ValueError(f"the path of a socket's folder has at most {SOCKET_FOLDER_BYTES} bytes")
+        return value
+
+    @field_validator("control_address")
+    @classmethod
+    def _is_host_and_port(cls, value: str) -> str:
+        if value:
+            TcpAddress.of(value)
+        return value
+
+    @model_validator(mode="after")
+    def _advertises_what_it_listens_to(self) -> Self:
+        if self.control_advertise and not self.control_address:
+            raise ValueError("control_advertise names a host, and control_address names none to listen at")
+        return self
+
+    @property
+    def tcp(self) -> TcpAddress | None:
+        """Where to listen; None for nowhere."""
+        return TcpAddress.of(self.control_address) if self.control_address else None
+
+    def advertised(self, bound: str) -> str:
+        """``host:port`` by which denoisers of other hosts reach what is `bound`, ``host:port``."""
+        host, _, port = bound.rpartition(":")
+        if self.control_advertise:
+            host = self.control_advertise
+        elif host.strip("[]") in ANY:
+            host = socket.gethostname()
+        return f"[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{host}:{port}"

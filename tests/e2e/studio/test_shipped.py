@@ -1,0 +1,102 @@
+"""The adapters that ship, on the studio page against the whole system: chosen, uploaded, and seen in the picture."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from axe_playwright_python.async_playwright import Axe
+from playwright.async_api import Browser, FilePayload, Page, expect
+
+from giornata.wire.workers import ServiceName
+from giornata_tools.checkout import TRAINED
+from giornata_tools.launcher.adapters import with_controlnets
+from giornata_tools.launcher.demo.adapters import AdapterExhibit, adapter_exhibits
+from giornata_tools.launcher.model import Model
+from giornata_tools.loadgen.pictures import png
+from tests.e2e.live import LiveStack, live_stack
+from tests.e2e.pictures import Pixels
+from tests.e2e.studio.browsing import screenshot, visiting
+from tests.e2e.studio.easel import downloaded, edit, finished, open_picture
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest.fixture(scope="module")
+def shipped() -> Iterator[LiveStack]:
+    """The trained model with its ControlNet."""
+    (served,) = with_controlnets((Model(str(TRAINED)),), {})
+    with live_stack(TRAINED, env_of={ServiceName.DENOISER: served.env}) as live:
+        yield live
+
+
+def shown(name: str) -> AdapterExhibit:
+    return next(each for each in adapter_exhibits() if each.adapter.name == name)
+
+
+async def edited(page: Page, exhibit: AdapterExhibit, folder: Path) -> Pixels:
+    await edit(page, prompt=exhibit.exhibit.parameters.prompt, steps=8, seed=7)
+    await finished(page)
+    return (await downloaded(page, folder)).astype(int)
+
+
+async def faultless(page: Page) -> None:
+    found = (await Axe().run(page)).response["violations"]
+    assert found == [], json.dumps([(one["id"], [node["html"] for node in one["nodes"]]) for one in found])
+
+
+async def test_an_uploaded_lora_changes_the_picture(
+    browser: Browser, shipped: LiveStack, tmp_path: Path
+) -> None:
+    exhibit = shown("swapped")
+    async with visiting(browser, shipped.url) as (page, watch):
+        await open_picture(page, png(exhibit.exhibit.picture))
+        await page.click("#invert")
+        without = await edited(page, exhibit, tmp_path)
+        await expect(page.locator("#result-adapters")).to_be_hidden()
+        await page.click("#lora-section summary")
+        await page.set_input_files("#lora-file", exhibit.adapter.file)
+        await expect(page.locator("#lora-state")).to_have_text("swapped.safetensors is ready")
+        await faultless(page)
+        await page.click("#go")
+        await expect(page.locator("#visit-strip button")).to_have_count(2)
+        await expect(page.locator("#result-adapters")).to_contain_text("LoRA swapped")
+        await expect(page.locator("#result-adapters")).to_contain_text("from the first step")
+        under = (await downloaded(page, tmp_path)).astype(int)
+        watch.expected.append("status of 400")
+        await page.set_input_files(
+            "#lora-file", {"name": "no.safetensors", "mimeType": "application/octet-stream", "buffer": b"no"}
+        )
+        await expect(page.locator("#lora-error code")).to_have_text("lora_unreadable")
+    assert np.abs(without - under).max() > 50
+
+
+async def test_a_controlnet_follows_its_control_image(
+    browser: Browser, shipped: LiveStack, tmp_path: Path
+) -> None:
+    exhibit = shown("outline")
+    assert exhibit.control is not None
+    async with visiting(browser, shipped.url) as (page, watch):
+        await open_picture(page, png(exhibit.exhibit.picture))
+        await page.click("#invert")
+        without = await edited(page, exhibit, tmp_path)
+        await page.click("#controlnet-section summary")
+        await page.select_option("#controlnet-choice", "outline")
+        control = FilePayload(name="control.png", mimeType="image/png", buffer=png(exhibit.control))
+        await page.locator("#controlnet-cards input[type=file]").set_input_files(control)
+        await page.get_by_role("spinbutton", name="Scale of outline").fill("0.9")
+        await faultless(page)
+        await page.click("#go")
+        await expect(page.locator("#visit-strip button")).to_have_count(2)
+        await expect(page.locator("#result-adapters")).to_contain_text("ControlNet outline")
+        await screenshot(page, "adapters")
+        under = (await downloaded(page, tmp_path)).astype(int)
+        watch.expected.append("status of 400")
+        await page.evaluate("document.querySelector('#controlnet-cards input[type=number]').max = 9")
+        await page.get_by_role("spinbutton", name="Scale of outline").fill("8")
+        await page.click("#go")
+        await expect(page.get_by_role("group", name="ControlNet outline")).to_contain_text("invalid_field")
+    assert np.abs(without - under).max() > 50

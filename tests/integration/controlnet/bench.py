@@ -1,0 +1,348 @@
+"""A ControlNet service with tiny nets, and the denoisers' side of the conversation."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import threading
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import ExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from giornata import tensors
+from giornata.blobs import BlobStore
+from giornata.bus.bus import Bus
+from giornata.control.link.client import Asked, Link
+from giornata.control.link.losses import ControlFailed
+from giornata.control.loading import load
+from giornata.control.protocol import Conditions, ControlNet, ControlText, Item
+from giornata.control.running import Act, RowStep, run
+from giornata.deadlines import Deadline
+from giornata.machine import host_name
+from giornata.packed.region import region
+from giornata.wire import subjects
+from giornata.wire.adapters import ControlKind, ControlUse, control_name
+from giornata.wire.controlnets import (
+    CloseControl,
+    Closed,
+    ControlBase,
+    ControlState,
+    DataPath,
+    OpenControl,
+    Opened,
+    control_row,
+)
+from giornata.wire.jobs import Encoding
+from giornata.wire.values import CellMap
+from giornata.wire.workers import ServiceName, ServiceState
+from giornata_controlnet.config import ControlNetConfig
+from giornata_controlnet.nets import Nets, read_cards
+from giornata_controlnet.service import ControlNetService
+from tests.contract.messages import INSPECTION, JOB
+from tests.fakes import tiny_flux
+from tests.integration.denoiser.controls import net
+from tests.patience import HUNG_MS, HUNG_S
+
+CPU = torch.device("cpu")
+GRID = (3, 4)
+TIMES = (1000.0, 750.0, 500.0, 250.0)
+BASE = ControlBase(
+    kind=ControlKind.FLUX,
+    channels=(64,) * 5,
+    singles=2,
+    latent_channels=tiny_flux.LATENT,
+    token_pixels=16,
+    text_channels=tiny_flux.JOINT_DIM,
+    pooled_channels=tiny_flux.POOLED_DIM,
+)
+GUIDANCE = 3.5
+SLAB_BYTES = 4 << 20
+NETS = ("edges", "depth", "pose")
+
+
+def saved(folder: Path) -> dict[str, str]:
+    """Folders of three ControlNets, which differ in weights and number of blocks, by name."""
+    for seed, (name, blocks) in enumerate(zip(NETS, ((2, 1), (1, 1), (2, 0)), strict=True)):
+        net(*blocks, seed=seed).save_pretrained(folder / name)
+    return {name: str(folder / name) for name in NETS}
+
+
+class Held:
+    """A ControlNet that notes how many sequences share a forward, and computes with a permit for each."""
+
+    def __init__(self, of: ControlNet, gate: Gate) -> None:
+        self.net, self.card, self.device, self.dtype = of.net, of.card, of.device, of.dtype
+        self.behind, self.open, self.keeping = of.behind, of.open, of.keeping
+        self._of, self._gate = of, gate
+
+    def run(self, items: Sequence[Item]) -> Iterator[tuple[Tensor, ...]]:
+        self._gate.forwards.append((self.card.name, len(items)))
+        self._gate.began.release()
+        assert self._gate.permits.acquire(timeout=HUNG_S)
+        if self._gate.error is not None:
+            raise self._gate.error
+        if len(items) > self._gate.most:
+            raise torch.OutOfMemoryError("no room")
+        if any(torch.isnan(item.latents).any() for item in items):
+            raise ValueError("a latent that the net cannot take")
+        yield from self._of.run(items)
+
+
+@dataclass
+class Gate:
+    """Holds the forwards of a service's nets."""
+
+    permits: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(10_000))
+    began: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
+    forwards: list[tuple[str, int]] = field(default_factory=list)
+    """Names of the nets, and sequences."""
+    most: int = 1000
+    """Sequences that fit into memory."""
+    error: Exception | None = None
+    """What forwards raise."""
+
+    def hold(self) -> None:
+        """No forward goes on from now on."""
+        while self.permits.acquire(blocking=False):
+            pass
+
+
+class HeldNets(Nets):
+    """Nets whose forwards a test holds."""
+
+    def __init__(self, *args: Any, gate: Gate, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._gate = gate
+        self._held: dict[int, Held] = {}
+
+    async def loaded(self, digest: str) -> ControlNet:
+        found = await super().loaded(digest)
+        return self._held.setdefault(id(found), Held(found, self._gate))
+
+
+@dataclass
+class Row:
+    """A row that a denoiser wants computed."""
+
+    request: OpenControl
+    opened: Opened
+    texts: tuple[ControlText, ...]
+    images: tuple[Tensor, ...]
+
+    @property
+    def key(self) -> str:
+        return control_row(self.request.job.job_id, self.request.attempt, self.request.index)
+
+    def latents(self, step: int) -> Tensor:
+        """(tokens, channels)"""
+        draw = torch.Generator().manual_seed(step + 17)
+        return torch.randn(GRID[0] * GRID[1], tiny_flux.LATENT, generator=draw)
+
+    def expected(
+        self, nets: Mapping[str, ControlNet], step: int, live: Sequence[int] | None = None
+    ) -> list[Tensor]:
+        """What this process makes of a step."""
+        acts = []
+        for nth, use in enumerate(self.request.job.controls):
+            first, end = self.request.acting[nth]
+            if not use.scale or not first <= step < end:
+                continue
+            one = nets[use.model]
+            times = torch.tensor(TIMES)
+            opened = one.open(Conditions(self.images[nth], GRID, self.texts, times, use.mode))
+            acts.append(Act(one, opened, use.scale, one.behind(BASE)))
+        cells = torch.zeros(GRID, dtype=torch.bool)
+        cells.view(-1)[list(live or ())] = True
+        step_of = RowStep(acts, step, self.latents(step), 1, region(cells), whole=live is None)
+        made = run([step_of])
+        return [sample.flatten(0, 1) for _, _, sample in made]
+
+
+class Denoiser:
+    """One denoiser's questions to one instance; closes its links at the end."""
+
+    def __init__(self, bus: Bus, blobs: BlobStore, instance: str, links: ExitStack) -> None:
+        self._bus, self._blobs, self.instance, self._links = bus, blobs, instance, links
+        self.name = f"denoiser-{secrets.token_hex(3)}"
+        self.link: Link | None = None
+
+    async def request(
+        self,
+        *uses: ControlUse,
+        acting: Sequence[tuple[int, int]] | None = None,
+        computed: CellMap | None = None,
+        paths: tuple[DataPath, ...] = (DataPath.UNIX,),
+        **changed: Any,
+    ) -> tuple[OpenControl, tuple[ControlText, ...], tuple[Tensor, ...]]:
+        """A request with inputs of its own in the blob store, and the inputs."""
+        job_id = f"job-{secrets.token_hex(4)}"
+        draw = torch.Generator().manual_seed(secrets.randbits(30))
+        text = {
+            "prompt_embeds": torch.randn(6, tiny_flux.JOINT_DIM, generator=draw),
+            "pooled_prompt_embeds": torch.randn(tiny_flux.POOLED_DIM, generator=draw),
+        }
+        images = tuple(torch.randn(12, tiny_flux.LATENT, generator=draw) for _ in uses)
+        named = {control_name(nth): image for nth, image in enumerate(images)}
+        parameters = JOB.parameters.model_copy(update={"guidance_scale": GUIDANCE})
+        request = OpenControl(
+            job=JOB.model_copy(update={"job_id": job_id, "controls": uses, "parameters": parameters}),
+            attempt=1,
+            index=0,
+            inspection=INSPECTION,
+            encoding=Encoding(
+                text=(ref := await self._blobs.put(f"{job_id}/text", tensors.pack(text), 60)),
+                text_tokens=6,
+                rows=(ref,),
+                controls=(await self._blobs.put(f"{job_id}/controls", tensors.pack(named), 60),),
+            ),
+            base=BASE,
+            grid=GRID,
+            times=TIMES,
+            sequences=1,
+            acting=tuple(acting or [(0, len(TIMES))] * len(uses)),
+            computed=computed,
+            denoiser=self.name,
+            host=host_name(),
+            paths=paths,
+            remaining_ms=HUNG_MS,
+        )
+        told = ControlText(text["prompt_embeds"], text["pooled_prompt_embeds"], None, GUIDANCE)
+        return request.model_copy(update=changed), (told,), images
+
+    async def ask(self, request: OpenControl) -> Opened:
+        subject = subjects.controlnet(self.instance, "open")
+        return await self._bus.call(subject, request, Opened, Deadline.after_ms(HUNG_MS))
+
+    async def open(self, *uses: ControlUse, **options: Any) -> Row:
+        request, texts, images = await self.request(*uses, **options)
+        return Row(request, await self.ask(request), texts, images)
+
+    async def close(self, row: Row) -> bool:
+        request = CloseControl(
+            job_id=row.request.job.job_id, attempt=1, index=row.request.index, remaining_ms=HUNG_MS
+        )
+        subject = subjects.controlnet(self.instance, "close")
+        return (await self._bus.call(subject, request, Closed, Deadline.after_ms(HUNG_MS))).was_open
+
+    def step(
+        self, row: Row, step: int, shapes: Sequence[tuple[int, int]], key: str | None = None, **changed: Any
+    ) -> Asked:
+        """Ask for a step; the link is opened with the first one."""
+        if self.link is None or self.link.lost:
+            opened = row.opened
+            self.link = self._links.enter_context(
+                Link(opened.path, opened.address, opened.token, slab_bytes=SLAB_BYTES, device=CPU)
+            )
+        asked: dict[str, Any] = {
+            "row": row.key if key is None else key,
+            "step": step,
+            "level": TIMES[step] if step < len(TIMES) else 0.0,
+            "latents": row.latents(step),
+            "tokens": [tokens for tokens, _ in shapes],
+            "channels": [channels for _, channels in shapes],
+            "dtype": torch.float32,
+            "whole": True,
+        }
+        return self.link.ask(**asked | changed)
+
+    def reach(self, row: Row) -> None:
+        """Return when the instance has taken in all that was asked and let go of before."""
+        with (
+            self.step(row, 0, [(1, 1)], key="no row") as asked,
+            pytest.raises(ControlFailed, match="not open here"),
+        ):
+            asked.sample(0, HUNG_S)
+
+
+def samples(asked: Asked, count: int) -> list[Tensor]:
+    """All samples of a step, in memory of their own."""
+    with asked:
+        return [asked.sample(index, HUNG_S).clone() for index in range(count)]
+
+
+def shapes(expected: Sequence[Tensor]) -> list[tuple[int, int]]:
+    return [(each.shape[0], each.shape[1]) for each in expected]
+
+
+@dataclass
+class Running:
+    """A service in this process."""
+
+    instance: str
+    stop: asyncio.Event
+    ended: asyncio.Task[None]
+    gate: Gate
+    states: asyncio.Queue[ServiceState]
+    may_fail: bool = False
+
+    async def told(self, says: Any) -> ControlState:
+        """The next telemetry of which `says` is true."""
+        async with asyncio.timeout(HUNG_S):
+            while True:
+                state = await self.states.get()
+                assert state.control is not None
+                if says(state.control):
+                    return state.control
+
+
+@dataclass
+class Bench:
+    """The servers, and the nets in this process and on disk."""
+
+    bus: Bus
+    blobs: BlobStore
+    urls: tuple[str, str]
+    folders: Mapping[str, str]
+    nets: Mapping[str, ControlNet]
+    links: ExitStack
+
+    def use(self, name: str, **changed: Any) -> ControlUse:
+        return ControlUse(**{"model": name, "digest": self.nets[name].card.digest, **changed})
+
+    def denoiser(self, running: Running) -> Denoiser:
+        return Denoiser(self.bus, self.blobs, running.instance, self.links)
+
+    @property
+    def configured(self) -> str:
+        return ",".join(f"{name}={folder}" for name, folder in self.folders.items())
+
+    @asynccontextmanager
+    async def service(self, *, budget_bytes: int = 1 << 30, **options: Any) -> AsyncIterator[Running]:
+        """A service, which is stopped at the end."""
+        instance = f"controlnet-{secrets.token_hex(3)}"
+        config = ControlNetConfig(
+            controlnets=self.configured,
+            device="cpu",
+            instance=instance,
+            telemetry_hz=20,
+            nats_url=self.urls[0],
+            **{"drain_s": 0, **options},
+        )
+        gate, states = Gate(), asyncio.Queue[ServiceState]()
+        cards = read_cards(config.controlnets)
+        with HeldNets(cards, CPU, torch.float32, budget_bytes=budget_bytes, loads=2, gate=gate) as nets:
+            service = ControlNetService(config, self.bus, self.blobs, nets)
+            subject = subjects.telemetry(ServiceName.CONTROLNET, instance)
+            async with self.bus.listen(subject, ServiceState, states.put_nowait):
+                stop = asyncio.Event()
+                task = asyncio.create_task(service.run(stop))
+                running = Running(instance, stop, task, gate, states)
+                await running.told(lambda _: True)
+                try:
+                    yield running
+                finally:
+                    stop.set()
+                    gate.permits.release(10_000)
+                    await asyncio.wait([task])
+                if not running.may_fail:
+                    task.result()
+
+
+def loaded(folders: Mapping[str, str]) -> dict[str, ControlNet]:
+    return {name: load(Path(folder), torch.float32, CPU, name) for name, folder in folders.items()}

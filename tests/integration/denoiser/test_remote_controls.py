@@ -1,0 +1,256 @@
+"""Rows whose ControlNets an instance of the service computes: equal to this process's, and what becomes of losses."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from giornata.wire import subjects
+from giornata.wire.adapters import ControlUse
+from giornata.wire.jobs import JobState
+from giornata.wire.messages import RunRequest
+from giornata.wire.workers import ServiceName, ServiceState
+from giornata_controlnet.config import ControlNetConfig
+from giornata_controlnet.nets import read_cards
+from giornata_controlnet.service import ControlNetService
+from giornata_denoiser.controls.choosing import Executor
+from tests.integration.controlnet.bench import CPU, Gate, HeldNets
+from tests.integration.denoiser.bench import STEPS, Bench, Worker
+from tests.integration.denoiser.test_service_controls import computed, loaded, under
+from tests.patience import HUNG_S
+
+ATOL = 1e-5
+
+
+@pytest.fixture
+def use(bench: Bench, tmp_path: Path) -> ControlUse:
+    """A net in a folder, which no denoiser has."""
+    digest = loaded(bench, tmp_path).card.digest
+    bench.checkpoint = replace(bench.checkpoint, controlnets={})
+    return ControlUse(model="edges", digest=digest, scale=0.8)
+
+
+def configured(bench: Bench, folder: Path, name: str, **options: Any) -> ControlNetConfig:
+    given: dict[str, Any] = {
+        "controlnets": f"edges={folder / 'edges'}",
+        "device": "cpu",
+        "instance": name,
+        "telemetry_hz": 20,
+        "nats_url": bench.urls[0],
+        "blobs_url": bench.urls[1],
+        "drain_s": 0,
+    }
+    return ControlNetConfig(**given | options)
+
+
+@asynccontextmanager
+async def instance(bench: Bench, folder: Path, name: str, **options: Any) -> AsyncIterator[Gate]:
+    """An instance in this process, whose forwards can be held."""
+    config, gate, stop = configured(bench, folder, name, **options), Gate(), asyncio.Event()
+    cards = read_cards(config.controlnets)
+    with HeldNets(cards, CPU, torch.float32, budget_bytes=1 << 30, loads=1, gate=gate) as nets:
+        task = asyncio.create_task(ControlNetService(config, bench.bus, bench.blobs, nets).run(stop))
+        try:
+            await heard(bench, name)
+            yield gate
+        finally:
+            gate.permits.release(1000)
+            stop.set()
+            await task
+
+
+async def heard(bench: Bench, name: str) -> ServiceState:
+    """The next that an instance tells of itself."""
+    states: asyncio.Queue[ServiceState] = asyncio.Queue()
+    subject = subjects.telemetry(ServiceName.CONTROLNET, name)
+    async with bench.bus.listen(subject, ServiceState, states.put_nowait):
+        return await asyncio.wait_for(states.get(), HUNG_S)
+
+
+async def alike(bench: Bench, worker: Worker, use: ControlUse, **asked: Any) -> RunRequest:
+    """A job; all such jobs have equal inputs."""
+    return await under(bench, await bench.job(worker, **asked), use)
+
+
+async def made_here(bench: Bench, folder: Path, use: ControlUse, **asked: Any) -> torch.Tensor:
+    """The picture of a denoiser that computes the net itself."""
+    before = bench.checkpoint
+    assert loaded(bench, folder).card.digest == use.digest
+    async with bench.worker(control_executor=Executor.LOCAL) as worker:
+        found = await computed(bench, worker, await alike(bench, worker, use, **asked))
+    bench.checkpoint = before
+    while not bench.steps.empty():
+        bench.steps.get_nowait()
+    return found
+
+
+@pytest.mark.parametrize("asked", [{}, {"painted": [0, 1], "reuse": "auto", "halo": 0}])
+async def test_a_picture_is_the_one_that_this_process_makes(
+    bench: Bench, use: ControlUse, tmp_path: Path, asked: dict[str, Any]
+) -> None:
+    here = await made_here(bench, tmp_path, use, **asked)
+    async with instance(bench, tmp_path, "c1") as gate, bench.worker() as worker:
+        there = await computed(bench, worker, await alike(bench, worker, use, **asked))
+        held = "painted" in asked
+    torch.testing.assert_close(there, here, atol=ATOL, rtol=0)
+    assert len(gate.forwards) == (STEPS // 2 if held else STEPS)
+
+
+async def test_rows_of_one_step_are_asked_for_together(bench: Bench, use: ControlUse, tmp_path: Path) -> None:
+    async with instance(bench, tmp_path, "c1") as gate, bench.worker() as worker:
+        gate.hold()
+        jobs = [await alike(bench, worker, use) for _ in range(3)]
+        for request in jobs:
+            await bench.run(worker, request)
+        gate.permits.release(1000)
+        for _ in jobs:
+            await bench.report()
+        pictures = [(await bench.latents(request))[0] for request in jobs]
+    for picture in pictures[1:]:
+        torch.testing.assert_close(picture, pictures[0], atol=ATOL, rtol=0)
+    assert max(sequences for _, sequences in gate.forwards) > 1, "they shared forwards"
+
+
+async def test_a_row_that_waits_for_an_instance_holds_up_nobody(
+    bench: Bench, use: ControlUse, tmp_path: Path
+) -> None:
+    here = await made_here(bench, tmp_path, use)
+    async with (
+        instance(bench, tmp_path, "full", control_rows=1),
+        bench.worker() as other,
+        bench.worker(control_open_s=HUNG_S) as worker,
+    ):
+        blocking = await alike(bench, other, use, steps=30)
+        other.network.permits = type(other.network.permits)(0)
+        await bench.run(other, blocking)
+        async with asyncio.timeout(HUNG_S):
+            while (await heard(bench, "full")).control.rows < 1:  # type: ignore[union-attr]  # an instance's
+                pass
+        waiting = await alike(bench, worker, use)
+        await bench.run(worker, waiting)
+        plain = await bench.job(worker)
+        await bench.run(worker, plain)
+        assert (await bench.report()).job_id == plain.job.job_id
+        async with instance(bench, tmp_path, "free"):
+            assert (await bench.report()).job_id == waiting.job.job_id
+            (there,) = await bench.latents(waiting)
+        other.network.permits.release(1000)
+        assert (await bench.report()).job_id == blocking.job.job_id
+    torch.testing.assert_close(there, here, atol=ATOL, rtol=0)
+
+
+async def test_a_killed_instance_is_replaced_by_another(
+    bench: Bench, use: ControlUse, tmp_path: Path
+) -> None:
+    here = await made_here(bench, tmp_path, use)
+    config = configured(bench, tmp_path, "killed")
+    given = {
+        f"GIORNATA_{name.upper()}": str(value)
+        for name, value in config.model_dump(include=config.model_fields_set).items()
+    }
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "giornata_controlnet", env={**os.environ, **given}
+    )
+    try:
+        await heard(bench, "killed")
+        async with bench.worker(permits=2) as worker:
+            request = await alike(bench, worker, use)
+            await bench.run(worker, request)
+            assert (await bench.step()).step == 1
+            process.kill()
+            await process.wait()
+            async with instance(bench, tmp_path, "other") as gate:
+                worker.network.permits.release(1000)
+                await bench.report()
+                (there,) = await bench.latents(request)
+        assert gate.forwards
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    torch.testing.assert_close(there, here, atol=ATOL, rtol=0)
+
+
+async def test_a_late_instance_is_given_up(bench: Bench, use: ControlUse, tmp_path: Path) -> None:
+    here = await made_here(bench, tmp_path, use)
+    async with (
+        instance(bench, tmp_path, "a-late") as late,
+        bench.worker(control_late_s=0.2) as worker,
+    ):
+        late.hold()
+        request = await alike(bench, worker, use)
+        await bench.run(worker, request)
+        assert await asyncio.to_thread(late.began.acquire, timeout=HUNG_S)
+        async with instance(bench, tmp_path, "b-quick"):
+            await bench.report()
+            (there,) = await bench.latents(request)
+    torch.testing.assert_close(there, here, atol=ATOL, rtol=0)
+
+
+async def test_without_any_instance_left_the_row_is_handed_back_where_it_is(
+    bench: Bench, use: ControlUse, tmp_path: Path
+) -> None:
+    async with bench.worker(control_open_s=5.0) as worker:
+        async with instance(bench, tmp_path, "only") as gate:
+            gate.hold()
+            gate.permits.release(1)
+            request = await alike(bench, worker, use)
+            await bench.run(worker, request)
+            assert (await bench.step()).step == 1
+            for _ in range(2):
+                assert await asyncio.to_thread(gate.began.acquire, timeout=HUNG_S)
+            gate.error = RuntimeError("the instance is broken")
+        told = await bench.report()
+        record = await bench.records.get(request.job.job_id)
+    (row,) = record.rows
+    assert told.handed_back
+    assert (record.state, row.error) == (JobState.RUNNING, None), "the router tries again"
+    assert row.resume is not None
+    assert row.resume.step == 1
+
+
+async def test_a_denoiser_that_has_the_net_goes_on_by_itself(
+    bench: Bench, use: ControlUse, tmp_path: Path
+) -> None:
+    here = await made_here(bench, tmp_path, use, steps=30)
+    loaded(bench, tmp_path)
+    executor = Executor.SERVICE
+    async with bench.worker(control_open_s=5.0, control_executor=executor, permits=0) as worker:
+        async with instance(bench, tmp_path, "only") as gate:
+            gate.hold()
+            request = await alike(bench, worker, use, steps=30)
+            await bench.run(worker, request)
+            for _ in range(20):  # it begins by itself, and asks once the row is open
+                worker.network.permits.release()
+                if await asyncio.to_thread(gate.began.acquire, timeout=HUNG_S / 100):
+                    break
+            gate.error = RuntimeError("the instance is broken")
+            worker.network.permits.release(1000)
+        await bench.report()
+        (there,) = await bench.latents(request)
+    assert gate.forwards
+    torch.testing.assert_close(there, here, atol=ATOL, rtol=0)
+
+
+async def test_stale_steps_take_what_the_step_before_has_asked_for(
+    bench: Bench, use: ControlUse, tmp_path: Path
+) -> None:
+    async with instance(bench, tmp_path, "c1") as gate:
+        async with bench.worker() as worker:
+            exact = await computed(bench, worker, await alike(bench, worker, use))
+        asked = len(gate.forwards)
+        async with bench.worker(control_stale=True) as worker:
+            stale = [await computed(bench, worker, await alike(bench, worker, use)) for _ in range(2)]
+    assert len(gate.forwards) == 3 * asked
+    torch.testing.assert_close(stale[0], stale[1], atol=ATOL, rtol=0)
+    difference = (stale[0] - exact).abs().max()
+    assert 1e-4 < difference < exact.abs().max()

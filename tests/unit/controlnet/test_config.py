@@ -1,0 +1,63 @@
+"""A ControlNet service's configuration: all mistakes in one report."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from giornata.config import load
+from giornata_controlnet.config import ControlNetConfig, TcpAddress
+
+
+def config(*flags: str) -> ControlNetConfig:
+    return load(ControlNetConfig, "controlnet", ["--controlnets", "edges=/nets/edges", *flags])
+
+
+def test_every_mistake_is_told(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GIORNATA_CONTROLNETS", raising=False)
+    flags = [
+        "--control-address",
+        "here",
+        "--control-rows",
+        "0",
+        "--control-socket",
+        f"/{'x' * 80}",
+        "--device",
+        "tpu",
+    ]
+    with pytest.raises(SystemExit, match="2"):
+        load(ControlNetConfig, "controlnet", flags)
+    told = capsys.readouterr().err
+    assert "5 configuration mistake(s)" in told
+    for name in ("CONTROLNETS", "CONTROL_ADDRESS", "CONTROL_ROWS", "CONTROL_SOCKET", "DEVICE"):
+        assert f"GIORNATA_{name} " in told
+
+
+@pytest.mark.parametrize("controlnets", ["", " , ", "a=/x,a=/y", "../a=/x"])
+def test_a_service_has_something_to_compute(controlnets: str) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        load(ControlNetConfig, "controlnet", ["--controlnets", controlnets])
+
+
+def test_nothing_is_advertised_that_is_not_listened_at(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        config("--control-advertise", "host-1")
+    assert "names none to listen at" in capsys.readouterr().err
+
+
+def test_what_is_advertised_can_be_reached() -> None:
+    assert config().tcp is None
+    everywhere = config("--control-address", "0.0.0.0:9001")
+    assert everywhere.tcp == TcpAddress("0.0.0.0", 9001)  # noqa: S104 - compared, not bound
+    assert everywhere.advertised("0.0.0.0:9001") == f"{socket.gethostname()}:9001"
+    named = config("--control-address", "[::]:0", "--control-advertise", "nets.example")
+    assert named.tcp == TcpAddress("::", 0)
+    assert named.advertised("[::]:4711") == "nets.example:4711"
+    assert config("--control-address", "10.0.0.7:1").advertised("10.0.0.7:1") == "10.0.0.7:1"
+    assert config("--control-address", "[::1]:1").advertised("[::1]:1") == "[::1]:1"
+
+
+def test_a_relative_folder_of_a_socket_may_be_short_enough() -> None:
+    assert config("--control-socket", "sockets").control_socket == Path("sockets")
