@@ -121,8 +121,8 @@ class Sd3:
         """Final latents by job, of rows that share their batch."""
         nets = {each.loaded.card.digest: each.loaded for each in controls}
         checkpoint, multiple = self.served.checkpoint, self.served.card.pixel_multiple
-        controls = controls_of(nets, checkpoint.family.network, multiple, held_steps=2)
-        found = ended(checkpoint, rows, controls)
+        computing = controls_of(nets, checkpoint.family.network, multiple, held_steps=2)
+        found = ended(checkpoint, rows, computing)
         return {job: row.latent for job, row in found.items()}
 
     def called(self, kind: Any, asked: Asked, controlnet: Any = None, **more: Any) -> Tensor:

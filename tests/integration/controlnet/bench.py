@@ -46,7 +46,7 @@ from giornata_controlnet.nets import Nets, read_cards
 from giornata_controlnet.service import ControlNetService
 from tests.contract.messages import INSPECTION, JOB
 from tests.fakes import tiny_flux
-from tests.integration.denoiser.controls import net
+from tests.fakes.tiny_flux_control import net
 from tests.patience import HUNG_MS, HUNG_S
 
 CPU = torch.device("cpu")
@@ -78,7 +78,7 @@ class Held:
 
     def __init__(self, of: ControlNet, gate: Gate) -> None:
         self.net, self.card, self.device, self.dtype = of.net, of.card, of.device, of.dtype
-        self.behind, self.open, self.keeping = of.behind, of.open, of.keeping
+        self.behind, self.open, self.keeping, self.work = of.behind, of.open, of.keeping, of.work
         self._of, self._gate = of, gate
 
     def run(self, items: Sequence[Item]) -> Iterator[tuple[Tensor, ...]]:
