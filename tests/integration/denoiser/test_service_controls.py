@@ -84,6 +84,9 @@ async def test_a_picture_follows_its_control_image(bench: Bench, tmp_path: Path)
     torch.testing.assert_close(pictures[0], pictures[1], atol=1e-5, rtol=0)
     torch.testing.assert_close(pictures[2], plain, atol=1e-5, rtol=0)
     assert [(card.name, card.digest) for card in state.controlnets] == [("edges", made.card.digest)]
+    (told,) = state.controlnets
+    assert told.work == made.card.work
+    assert told.work is not None
 
 
 async def test_a_picture_is_never_made_without_a_controlnet_that_is_not_here(bench: Bench) -> None:
