@@ -171,6 +171,17 @@ class RecordBucket(Generic[R]):
         finally:
             await watcher.stop()  # type: ignore[no-untyped-call]  # nats-py annotates it in part
 
+    async def changes(self, pattern: str) -> AsyncIterator[tuple[str, R | None]]:
+        """Key and record of each record whose key matches, then of every change; None for a deleted one.
+
+        It never ends by itself, and goes on after a loss of the connection.
+        """
+        async with self._watching(pattern) as watcher:
+            async for entry in watcher:
+                if entry is not None:
+                    gone = entry.operation is not None or entry.value is None
+                    yield entry.key, None if gone else codec.decode(self.kind, entry.value or b"")
+
     async def until(self, key: str, condition: Callable[[R], bool], deadline: Deadline) -> R:
         """The record as soon as `condition` holds for it, or as it stands at `deadline`."""
         record = await self.get(key)
