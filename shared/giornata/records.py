@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -171,7 +171,7 @@ class RecordBucket(Generic[R]):
         finally:
             await watcher.stop()  # type: ignore[no-untyped-call]  # nats-py annotates it in part
 
-    async def changes(self, pattern: str) -> AsyncIterator[tuple[str, R | None]]:
+    async def changes(self, pattern: str) -> AsyncGenerator[tuple[str, R | None], None]:
         """Key and record of each record whose key matches, then of every change; None for a deleted one.
 
         It never ends by itself, and goes on after a loss of the connection.
