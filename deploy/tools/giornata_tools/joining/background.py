@@ -33,6 +33,6 @@ async def profiling(stack: Stack, say: Callable[[str], None]) -> None:
     try:
         async with connected(login, Setting(in_flight=1)) as session:
             await session.watch(begin, ended)
-    except GiornataError as error:
-        say(f"LoRAs are not profiled: {error}")
+    except Exception as error:  # noqa: BLE001 - the task's edge: said, and the stack goes on
+        say(f"LoRAs are profiled no more: {error}")
     await asyncio.Event().wait()

@@ -17,7 +17,7 @@ from giornata.bus.bus import Bus
 from giornata.deadlines import Deadline
 from giornata.wire import subjects
 from giornata.wire.adapters import AskedLora
-from giornata.wire.errors import Failed, LoraNotReady, Overloaded, PayloadTooLarge
+from giornata.wire.errors import Failed, GiornataError, LoraNotReady, Overloaded, PayloadTooLarge
 from giornata.wire.jobs import Priority
 from giornata.wire.loras import EVERYONE, LoraRecord, ProfiledLora
 from giornata.wire.messages import INLINE_BYTES, EditReply, Picture, ProbeMessage
@@ -135,22 +135,30 @@ class Profiler:
     async def _edited(
         self, record: LoraRecord, asked: EditParameters, probes: Sequence[Probe], count: _Count
     ) -> list[Pixels]:
-        """The picture of each probe, some at a time."""
+        """The picture of each probe, some at a time. The first failure is raised once what runs has ended."""
         places = asyncio.Semaphore(self.setting.in_flight)
+        pictures: dict[str, Pixels] = {}
+        failures: list[GiornataError] = []
 
-        async def edit(probe: Probe) -> Pixels:
+        async def edit(probe: Probe) -> None:
             async with places:
+                if failures:
+                    return
                 parameters = asked.model_copy(update={"prompt": probe.prompt, "seed": probe.seed})
-                pixels = await self._picture(record, parameters, probe)
-            count.add()
-            return pixels
+                try:
+                    pictures[probe.name] = await self._picture(record, parameters, probe)
+                except GiornataError as error:
+                    failures.append(error)
+                else:
+                    count.add()
 
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                running = [tasks.create_task(edit(probe)) for probe in probes]
-        except ExceptionGroup as group:  # the first of them says why the others are given up
-            raise _first(group) from None
-        return [task.result() for task in running]
+        # a failure in a group cancels the task that waits for it, which on Python 3.11 stays marked as cancelled
+        async with asyncio.TaskGroup() as tasks:
+            for probe in probes:
+                tasks.create_task(edit(probe), name=f"probe-{probe.name}")
+        if failures:
+            raise failures[0]
+        return [pictures[probe.name] for probe in probes]
 
     async def _picture(self, record: LoraRecord, asked: EditParameters, probe: Probe) -> Pixels:
         deadline = Deadline.after_ms(self.setting.timeout_s * 1000)
@@ -215,9 +223,3 @@ def _check_step(picture: Picture, asked: EditParameters) -> None:
             received=f"from step {picture.loras_from}",
             accepted=f"after a share of {asked.lora_join or 0:g} of the steps",
         )
-
-
-def _first(group: ExceptionGroup[Exception]) -> Exception:
-    """The first failure in a group, however deep."""
-    inner = group.exceptions[0]
-    return _first(inner) if isinstance(inner, ExceptionGroup) else inner
