@@ -94,7 +94,7 @@ def profile(ctx: click.Context, /, ids: tuple[str, ...], **given: Any) -> None:
         raise click.UsageError("--watch profiles what comes; leave it or the ids out.")
     with usage_errors():
         nats_urls(given["nats_url"])
-    extras.require("local")
+    extras.require("profiling")
     from giornata_tools.joining.probes import ProbesError, read_folder
     from giornata_tools.joining.profiler import Setting
     from giornata_tools.joining.session import Login
