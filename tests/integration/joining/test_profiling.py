@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 from PIL import Image
+from structlog.testing import capture_logs
 
 from giornata.bus.answering import Endpoint
 from giornata.deadlines import Deadline
@@ -25,13 +26,16 @@ from giornata.wire.fleet import FleetSummary
 from giornata.wire.jobs import Priority
 from giornata.wire.loras import LoraRecord, RemoveLora
 from giornata.wire.messages import EditReply, Picture, ProbeMessage
+from giornata.wire.permissions import User
 from giornata.wire.requests import OutputFormat
 from giornata_tools.cli.app import cli
+from giornata_tools.joining.background import profiling
 from giornata_tools.joining.probes import scenes
 from giornata_tools.joining.profiler import Profile, Setting
 from giornata_tools.joining.session import Login, Session, connected
 from giornata_tools.joining.watching import Watch
 from tests.fakes.fleet import CARD
+from tests.integration.conftest import NatsServer
 from tests.integration.lora_bench import Store, canonical, lora, open_bench
 from tests.patience import HUNG_MS, HUNG_S
 
@@ -219,6 +223,49 @@ async def test_what_passes_is_tried_again(painter: Painter) -> None:
     async with serving(painter), watching(painter, retry_s=0.01) as told:
         assert isinstance((await told.next())[1], GiornataError)
         await painter.kept(unanswered, 0.05)
+
+
+@dataclass(frozen=True)
+class Launched:
+    """As much of a stack as the profiler beside it sees."""
+
+    nats_url: str
+    blobs_url: str = ""
+
+    def nats_password_file(self, _user: User) -> None:
+        """Its server asks for none."""
+
+
+async def test_beside_a_stack_it_says_what_became_of_each_and_ends_with_it(painter: Painter) -> None:
+    poisoned, sound = await painter.upload(50, limit=0.1), await painter.upload(51, limit=0.1)
+    painter.failures[poisoned.lora_id] = [RowPoisoned("It brings workers down.")]
+    said: asyncio.Queue[str] = asyncio.Queue()
+    stack = Launched(painter.bench.nats_url)
+    async with serving(painter), asyncio.timeout(HUNG_S):
+        task = asyncio.create_task(profiling(stack, said.put_nowait))  # type: ignore[arg-type]  # as much as it sees
+        told = sorted([await said.get(), await said.get()])
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+    assert task.cancelled()
+    assert told == [
+        "The LoRA lora 50 could not be profiled: It brings workers down.",
+        "The LoRA lora 51 may join after 10% of the steps.",
+    ]
+    await painter.kept(sound, 0.1)
+
+
+async def test_beside_a_stack_that_lets_it_in_nowhere_it_says_so_and_stays(
+    guarded_nats: tuple[NatsServer, Path],
+) -> None:
+    server, _ = guarded_nats
+    said: asyncio.Queue[str] = asyncio.Queue()
+    with capture_logs():
+        task = asyncio.create_task(profiling(Launched(server.url), said.put_nowait))  # type: ignore[arg-type]  # as above
+        async with asyncio.timeout(HUNG_S):
+            assert "LoRAs are profiled no more" in await said.get()
+        assert not task.done(), "the stack goes on"
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
 
 @pytest.fixture
