@@ -105,7 +105,7 @@ def _reuse(name: str, limit: int, steps: int) -> Iterator[Line]:
 def bounded(limit: int, steps: int) -> Iterator[Line]:
     """Every LoRA: how alike pictures stay whose LoRA acts after some steps alone; then, at the K that follows, others.
 
-    K is chosen as the profiler chooses it, and judged by edits that did not choose it.
+    K is chosen as the profiler chooses it, with the scenes' own captions, and judged by edits that did not choose it.
     """
     cases = judging.additions(limit)
     known = {case.slot.name for case in cases}
@@ -127,7 +127,7 @@ def _late(
 ) -> Iterator[tuple[Line, Tried]]:
     """Edits whose LoRA joins after each of `joins` steps, beside those that have it from the first."""
     scenes, seeds = [case.scene for case in cases], [case.slot.index for case in cases]
-    prompts = [_asked(name, scene.caption) for scene in scenes]
+    prompts = [scene.caption for scene in scenes]
     how = {**judging.OPTIONS, "num_inference_steps": steps}
     boxes = [box_of(scene.mask) for scene in scenes]
 

@@ -42,7 +42,12 @@ def test_up_profiles_loras_where_it_is_told_to(
     monkeypatch: pytest.MonkeyPatch, flags: tuple[str, ...], beside: Beside
 ) -> None:
     given: list[Any] = []
-    monkeypatch.setattr(program, "run", lambda _, main: given.extend(main.args) or 0)
+
+    def run(_: str, main: Any) -> int:
+        given.extend(main.args)
+        return 0
+
+    monkeypatch.setattr(program, "run", run)
     assert CliRunner().invoke(cli, ["up", *flags]).exit_code == 0
     assert given[2] is beside
 

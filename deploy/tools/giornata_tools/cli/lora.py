@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import click
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from giornata.wire.errors import ErrorBody
 from giornata_tools import interrupts
@@ -144,7 +144,8 @@ async def remove(gateway: HttpClient, lora_id: str, *, as_json: bool) -> int:
 
 
 def _table(loras: list[dict[str, Any]]) -> Table:
-    table = Table("id", "name", "model", "state", "rank", "joins within", "MB")
+    whole = Column("id", overflow="fold")  # other commands are given it
+    table = Table(whole, "name", "model", "state", "rank", "joins within", "MB")
     for one in loras:
         state = one["state"] if one["error"] is None else f"{one['state']}: {one['error']['code']}"
         megabytes = f"{one['bytes'] / 1e6:.1f}"
