@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -51,6 +51,7 @@ class Probe:
     """(height, width) of the image: the mask's bounding box."""
     prompt: str
     seed: int
+    """Another one for each probe of a set."""
 
 
 def built_in(card: ModelCard) -> list[Probe]:
@@ -136,8 +137,3 @@ def box_of(mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
     rows, columns = np.flatnonzero(mask.any(1)), np.flatnonzero(mask.any(0))
     box[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1] = True
     return box
-
-
-def names(probes: Sequence[Probe]) -> str:
-    """Their names in a sentence."""
-    return ", ".join(probe.name for probe in probes)

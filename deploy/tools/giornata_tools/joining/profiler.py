@@ -137,7 +137,7 @@ class Profiler:
     ) -> list[Pixels]:
         """The picture of each probe, some at a time. The first failure is raised once what runs has ended."""
         places = asyncio.Semaphore(self.setting.in_flight)
-        pictures: dict[str, Pixels] = {}
+        pictures: dict[int, Pixels] = {}
         failures: list[GiornataError] = []
 
         async def edit(probe: Probe) -> None:
@@ -146,7 +146,7 @@ class Profiler:
                     return
                 parameters = asked.model_copy(update={"prompt": probe.prompt, "seed": probe.seed})
                 try:
-                    pictures[probe.name] = await self._picture(record, parameters, probe)
+                    pictures[probe.seed] = await self._picture(record, parameters, probe)
                 except GiornataError as error:
                     failures.append(error)
                 else:
@@ -158,7 +158,7 @@ class Profiler:
                 tasks.create_task(edit(probe), name=f"probe-{probe.name}")
         if failures:
             raise failures[0]
-        return [pictures[probe.name] for probe in probes]
+        return [pictures[probe.seed] for probe in probes]
 
     async def _picture(self, record: LoraRecord, asked: EditParameters, probe: Probe) -> Pixels:
         deadline = Deadline.after_ms(self.setting.timeout_s * 1000)
