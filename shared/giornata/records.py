@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -201,6 +201,17 @@ class RecordBucket(Generic[R]):
             yield watcher
         finally:
             await watcher.stop()  # type: ignore[no-untyped-call]  # nats-py annotates it in part
+
+    async def changes(self, pattern: str) -> AsyncGenerator[tuple[str, R | None], None]:
+        """Key and record of each record whose key matches, then of every change; None for a deleted one.
+
+        It never ends by itself, and goes on after a loss of the connection.
+        """
+        async with self._watching(pattern) as watcher:
+            async for entry in watcher:
+                if entry is not None:
+                    gone = entry.operation is not None or entry.value is None
+                    yield entry.key, None if gone else codec.decode(self.kind, entry.value or b"")
 
     async def until(self, key: str, condition: Callable[[R], bool], deadline: Deadline) -> R:
         """The record as soon as `condition` holds for it, or as it stands at `deadline`."""

@@ -120,7 +120,7 @@ class Validation:
         else:
             self.ready += 1
             log.info("lora_ready", lora=record.lora_id, rank=canonical.rank, modules=canonical.modules)
-            news = {"state": LoraState.READY, "canonical": canonical, "error": None}
+            news = {"state": LoraState.READY, "canonical": canonical, "joins_within": None, "error": None}
         return await self._records.change(
             record.tenant,
             record.lora_id,

@@ -59,6 +59,21 @@ def test_rows_begin_without_it_where_the_request_and_the_record_allow_that(
     assert use_of(AskedLora(id=ID), record, CARD, wait).joins_within == within
 
 
+@pytest.mark.parametrize(("scale", "within"), [(0.0, 0.25), (1.0, 0.25), (1.01, 0.0), (-0.5, 0.0)])
+def test_a_lora_that_acts_more_strongly_than_its_profile_knows_is_waited_for(
+    scale: float, within: float
+) -> None:
+    record = READY.model_copy(update={"joins_within": 0.25})
+    assert use_of(AskedLora(id=ID, scale=scale), record, CARD, LoraWait.BOUNDED).joins_within == within
+
+
+def test_a_request_may_tell_the_step() -> None:
+    record = READY.model_copy(update={"joins_within": 0.25})
+    for share in (0.0, 0.5):
+        use = use_of(AskedLora(id=ID, scale=2.0), record, CARD, LoraWait.EXACT, share)
+        assert use.joins_within == share
+
+
 @pytest.mark.parametrize(
     ("changed", "code", "told"),
     [

@@ -22,15 +22,19 @@ def adapters_of(
 ) -> Adapters:
     """The adapters of a row of `job`, which has so many `steps` and goes on from `resumed`.
 
-    LoRAs of a row that begins act from the last step that all of them allow; an engine lets them join earlier. A row
-    that goes on keeps what it began with. `nets` are the ControlNets that this process computes, by digest.
+    LoRAs of a row that begins act from the last step that all of them allow. An engine lets them join earlier, unless
+    the request tells the step. A row that goes on keeps what it began with. `nets` are the ControlNets that this
+    process computes, by digest.
     """
     act = [lora for lora in job.loras if lora.modules and lora.scale]
     loras = (_lora(use) for use in act)
     bound = min((lora.joins_within for lora in act), default=0.0)
     loras_from = int(bound * steps + ROUNDING) if resumed is None else resumed.loras_from
     return Adapters(
-        tuple(sorted(loras)), loras_from, tuple(_control(use, steps, nets) for use in job.controls)
+        tuple(sorted(loras)),
+        loras_from,
+        tuple(_control(use, steps, nets) for use in job.controls),
+        joins_early=job.parameters.lora_join is None,
     )
 
 

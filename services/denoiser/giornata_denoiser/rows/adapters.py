@@ -52,6 +52,8 @@ class Adapters:
     """The first step in which they act: 0 but where the row did not wait for them."""
     controls: tuple[RowControl, ...] = ()
     """In the request's order."""
+    joins_early: bool = True
+    """Whether LoRAs act from an earlier step on where they are loaded by then; not of a request that tells the step."""
 
     def acting(self, step: int) -> tuple[RowLora, ...]:
         """The LoRAs that act in a step."""

@@ -82,7 +82,7 @@ class Loras:
                 field=FIELD, received=error.received, accepted="an id that GET /v1/loras tells"
             ) from error
         found = zip(asked.loras, records, strict=True)
-        return tuple(use_of(one, record, card, asked.lora_wait) for one, record in found)
+        return tuple(use_of(one, record, card, asked.lora_wait, asked.lora_join) for one, record in found)
 
     async def settled(self, tenant: str, lora_id: str, deadline: Deadline) -> LoraRecord:
         """The LoRA of :meth:`get` once it is ready or has failed, or as it is at the deadline."""
