@@ -24,9 +24,6 @@ from giornata.tensors import pack, unpack
 from giornata.wire.adapters import ControlInput, ControlUse, control_name
 from giornata_denoiser.attempts.adapting import adapters_of
 from giornata_denoiser.checkpoint import load as load_network
-from giornata_denoiser.controls.executing import ExecutingControls
-from giornata_denoiser.controls.local import LocalControls
-from giornata_denoiser.controls.networks import controlled as controlled_network
 from giornata_denoiser.rows.row import Row
 from giornata_prepost.checkpoint import FAMILIES
 from giornata_prepost.families.protocol import ControlImage, ControlledModel
@@ -35,6 +32,7 @@ from giornata_prepost.images.pictures import Pixels
 from giornata_tools.baseline.pipeline import PIPELINES, opened
 from tests.contract.messages import JOB
 from tests.fakes import tiny_sd3_control
+from tests.fakes.local_controls import controls_of
 from tests.integration.painting import Served, ended, of_edit, of_generation
 from tests.integration.prepost.oracle import NEGATIVE, PROMPT, mask, picture
 
@@ -122,10 +120,9 @@ class Sd3:
     def ended(self, rows: Sequence[Row], controls: Sequence[Control] = ()) -> dict[str, Tensor]:
         """Final latents by job, of rows that share their batch."""
         nets = {each.loaded.card.digest: each.loaded for each in controls}
-        checkpoint = self.served.checkpoint
-        network = controlled_network(checkpoint.family.network, self.served.card.pixel_multiple)
-        assert network is not None
-        found = ended(checkpoint, rows, ExecutingControls(LocalControls(nets, network), None))
+        checkpoint, multiple = self.served.checkpoint, self.served.card.pixel_multiple
+        computing = controls_of(nets, checkpoint.family.network, multiple, held_steps=2)
+        found = ended(checkpoint, rows, computing)
         return {job: row.latent for job, row in found.items()}
 
     def called(self, kind: Any, asked: Asked, controlnet: Any = None, **more: Any) -> Tensor:

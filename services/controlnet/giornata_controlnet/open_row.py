@@ -20,8 +20,8 @@ class Acting:
     first: int
     end: int
     """The first step after them."""
-    work: float = 0.0
-    """Multiplications in a step of them, of all sequences that are computed."""
+    work: float
+    """Multiplications in each of them, of all sequences."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,7 +57,7 @@ class OpenRow:
         return [net.act for net in self.nets if net.first <= step < net.end]
 
     def work(self, step: int) -> float:
-        """Multiplications of a step."""
+        """Multiplications of a step that computes the whole picture."""
         return sum(net.work for net in self.nets if net.first <= step < net.end)
 
     def sums(self, step: int) -> Summed:

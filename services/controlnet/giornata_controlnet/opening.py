@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 
@@ -18,7 +18,7 @@ from giornata.control.protocol import Conditions, ControlNet, ControlText
 from giornata.control.running import Act
 from giornata.packed.region import Region, region_of
 from giornata.planning.controls import control_work
-from giornata.wire.adapters import ControlKind, ControlUse
+from giornata.wire.adapters import ControlUse, ControlWork
 from giornata.wire.controlnets import OpenControl, control_row
 from giornata.wire.errors import (
     ControlNetMismatch,
@@ -117,7 +117,8 @@ def _made(
         added: Behind = net.behind(request.base)
         behind.append(added)
         opened = net.open(Conditions(shown[nth].to(nets.dtype), request.grid, told, times, use.mode))
-        acting.append(Acting(Act(net, opened, use.scale, added), first, end, _work(net, request, told[0])))
+        work = _work(net.work(request.base), told, request.grid)
+        acting.append(Acting(Act(net, opened, use.scale, added), first, end, work))
     return OpenRow(
         control_row(request.job.job_id, request.attempt, request.index),
         request.denoiser,
@@ -132,12 +133,12 @@ def _made(
     )
 
 
-def _work(net: ControlNet, request: OpenControl, text: ControlText) -> float:
-    """Multiplications of a step, of all sequences that are computed. Text passes no block of a UNet's."""
-    base, (height, width) = request.base, request.grid
-    tokens = 0 if base.kind is ControlKind.UNET else len(text.embeds)
-    each = control_work(net.work(base), text=tokens, image=height * width, sequences=1)
-    return sequences(base.kind, request.sequences) * each
+def _work(work: ControlWork, told: Sequence[ControlText], grid: tuple[int, int]) -> float:
+    """Multiplications of a ControlNet in one step of a row with these texts."""
+    return sum(
+        control_work(work, text=len(text.embeds), image=grid[0] * grid[1], sequences=len(told))
+        for text in told
+    )
 
 
 def _region(request: OpenControl, device: torch.device) -> Region | None:

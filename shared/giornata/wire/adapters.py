@@ -6,7 +6,7 @@ that sees a control image and adds to what the network's blocks make.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Annotated, Final, Self, TypeVar
 
@@ -102,6 +102,26 @@ class AskedControl(Recorded):
         return self
 
 
+def named_once(loras: tuple[AskedLora, ...]) -> tuple[AskedLora, ...]:
+    """`loras`, each of which is another one; ValueError names the first that comes twice."""
+    twice = [each.id for index, each in enumerate(loras) if each.id in {one.id for one in loras[:index]}]
+    if twice:
+        raise ValueError(f"names {twice[0]} twice")
+    return loras
+
+
+def joined_at(share: float, asked: Mapping[str, object]) -> float:
+    """The `share` of the steps after which the LoRAs of the fields `asked` join; ValueError where that means nothing.
+
+    A field that is missing from `asked` is at fault itself, and its own mistake is told.
+    """
+    if asked.get("loras") == ():
+        raise ValueError("needs loras")
+    if asked.get("lora_wait") is LoraWait.BOUNDED:
+        raise ValueError("tells the step, which lora_wait=bounded leaves open; name one of the two")
+    return share
+
+
 class LoraUse(Recorded):
     """A LoRA that a job uses, as its record was when the job was accepted."""
 
@@ -116,10 +136,13 @@ class LoraUse(Recorded):
     """Of the denoising network."""
     text_modules: int = 0
     """Of text encoders: prepost applies them."""
+    weights: int = 0
+    """In the factors of the denoising network's modules, as :attr:`giornata.wire.loras.Canonical.weights` tells."""
     scale: float = 1.0
     joins_within: float = 0.0
     """Share of the steps that a row may make before its files are loaded; 0: it waits. Above 0 of jobs with
-    `lora_wait` `bounded` alone, as :attr:`giornata.wire.loras.LoraRecord.joins_within` tells."""
+    `lora_wait` `bounded`, as :attr:`giornata.wire.loras.LoraRecord.joins_within` tells, and of jobs with `lora_join`,
+    whose rows make all of them without it."""
 
 
 class ControlUse(Recorded):

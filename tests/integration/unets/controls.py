@@ -23,15 +23,13 @@ from giornata.control.loading import load
 from giornata.control.protocol import ControlNet
 from giornata.wire.adapters import ControlUse, control_name
 from giornata_denoiser.attempts.adapting import adapters_of
-from giornata_denoiser.controls.executing import ExecutingControls
-from giornata_denoiser.controls.local import LocalControls
-from giornata_denoiser.controls.networks import controlled as controlled_network
 from giornata_denoiser.rows.row import Row
 from giornata_prepost.families.protocol import ControlImage, ControlledModel
 from giornata_prepost.images.geometry import Size
 from giornata_prepost.images.pictures import Pixels
 from tests.contract.messages import JOB
 from tests.fakes import tiny_unet_control
+from tests.fakes.local_controls import controls_of
 from tests.integration.unets.served import CPU, Asked, Ended, Served, denoised, mask
 
 
@@ -91,9 +89,7 @@ def controlled(of: Served, rows: Sequence[Row], controls: Sequence[Control]) -> 
     """Final latents by job, of rows that share their batch and reuse nothing."""
     nets = {each.loaded.card.digest: each.loaded for each in controls}
     family, multiple = of.checkpoint.family, of.card.pixel_multiple
-    network = controlled_network(family.network, multiple)
-    assert network is not None
-    return denoised(of, rows, ExecutingControls(LocalControls(nets, network), None))
+    return denoised(of, rows, controls_of(nets, family.network, multiple, held_steps=2))
 
 
 def expected(of: Served, asked: Asked, controls: Sequence[Control]) -> Ended:

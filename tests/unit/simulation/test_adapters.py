@@ -166,7 +166,7 @@ def test_jobs_have_as_many_adapters_as_the_published_services() -> None:
         digests = [lora.digest for lora in one.demand.loras]
         assert len(set(digests)) == len(digests)
         (shape,) = one.demand.shapes
-        assert shape.low_rank == low_rank_weights(lora.size_bytes for lora in one.demand.loras)
+        assert shape.low_rank == sum(low_rank_weights(0, lora.size_bytes) for lora in one.demand.loras)
     assert with_adapters(jobs, AdapterWorkload(), seed=1) == jobs
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from giornata.planning.controls import control_work
-from giornata.planning.operations import low_rank_weights
 from giornata.wire.adapters import ControlWork
 
 
@@ -22,6 +21,8 @@ class RowLora:
     """Of the denoising network that it changes."""
     size_bytes: int = 0
     """Of its file."""
+    weights: float = 0.0
+    """In the factors of those modules."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,8 @@ class Adapters:
     """The first step in which they act: 0 but where the row did not wait for them."""
     controls: tuple[RowControl, ...] = ()
     """In the request's order."""
+    joins_early: bool = True
+    """Whether LoRAs act from an earlier step on where they are loaded by then; not of a request that tells the step."""
 
     def acting(self, step: int) -> tuple[RowLora, ...]:
         """The LoRAs that act in a step."""
@@ -58,7 +61,7 @@ class Adapters:
 
     def low_rank(self, step: int) -> float:
         """Weights in the factors of the LoRAs that act in `step`."""
-        return low_rank_weights(lora.size_bytes for lora in self.acting(step))
+        return sum(lora.weights for lora in self.acting(step))
 
     def control(self, step: int, text: int, image: int, sequences: int) -> float:
         """Multiplications in `step` of ControlNets in this process, for one of a row's `sequences`.

@@ -33,6 +33,20 @@ def test_a_row_begins_without_its_loras_for_as_long_as_all_of_them_allow(
     assert adapters_of(job, steps, resumed).loras_from == resumed.loras_from, "it keeps what it began with"
 
 
+def test_a_row_computes_as_many_weights_as_its_loras_have() -> None:
+    counted, uncounted = USE.model_copy(update={"weights": 96}), USE.model_copy(update={"size_bytes": 600})
+    adapters = adapters_of(JOB.model_copy(update={"loras": (counted, uncounted)}), 8)
+    assert adapters.low_rank(0) == 96 + 300, "files of which only the size is known hold 16 bits a weight"
+
+
+def test_a_request_that_tells_the_step_has_its_loras_join_no_earlier() -> None:
+    told = JOB.parameters.model_copy(update={"lora_join": 0.5})
+    job = JOB.model_copy(update={"loras": (USE.model_copy(update={"joins_within": 0.5}),)})
+    assert adapters_of(job, 8).joins_early
+    forced = adapters_of(job.model_copy(update={"parameters": told}), 8)
+    assert (forced.loras_from, forced.joins_early) == (4, False)
+
+
 def test_a_lora_that_changes_nothing_bounds_nothing() -> None:
     bounded = USE.model_copy(update={"joins_within": 0.5})
     for nothing in ({"scale": 0.0}, {"modules": 0}):
