@@ -106,6 +106,7 @@ def _made(
     told = tuple(_cast(each, nets.dtype) for each in told)
     shown = images(tensors.unpack(seen), len(request.job.controls))
     times = torch.tensor(request.times, dtype=torch.float32)
+    count, region = sequences(request.base.kind, len(told)), _region(request, nets.device)
     acting: list[Acting] = []
     behind: list[Behind] = []
     for nth, use in enumerate(request.job.controls):
@@ -118,7 +119,8 @@ def _made(
         behind.append(added)
         opened = net.open(Conditions(shown[nth].to(nets.dtype), request.grid, told, times, use.mode))
         work = _work(net.work(request.base), told, request.grid)
-        acting.append(Acting(Act(net, opened, use.scale, added), first, end, work))
+        kept = _keeping(net, opened, count, region if request.renew_steps else None)
+        acting.append(Acting(Act(net, opened, use.scale, added, kept), first, end, work))
     return OpenRow(
         control_row(request.job.job_id, request.attempt, request.index),
         request.denoiser,
@@ -127,10 +129,19 @@ def _made(
         request.base,
         request.grid,
         request.times,
-        sequences(request.base.kind, len(told)),
-        _region(request, nets.device),
+        count,
+        region,
+        request.renew_steps,
         ExitStack(),
     )
+
+
+def _keeping(net: ControlNet, opened: object, count: int, region: Region | None) -> tuple[object, ...]:
+    """By sequence, where steps keep what lies outside of a region; empty where they cannot, or are not to."""
+    if region is None:
+        return ()
+    kept = (net.keeping(opened, sequence, region) for sequence in range(count))
+    return tuple(each for each in kept if each is not None)
 
 
 def _work(work: ControlWork, told: Sequence[ControlText], grid: tuple[int, int]) -> float:

@@ -43,7 +43,9 @@ class Due:
         """The step as it is computed."""
         latents = moved(self.asked.latents, device).to(dtype)
         row, step = self.row, self.asked.step
-        return RowStep(row.acting(step), step, latents, row.sequences, row.region, whole=self.asked.whole)
+        acts = row.acting(step)
+        renews = not all(act.kept for act in acts) or row.renews(step, whole=self.asked.whole)
+        return RowStep(acts, step, latents, row.sequences, row.region, renews, self.asked.whole)
 
 
 def refused(row: OpenRow | None, asked: StepAsked) -> tuple[StepRefusal, str] | None:

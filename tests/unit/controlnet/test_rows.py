@@ -29,7 +29,7 @@ class Making:
         pins = ExitStack()
         pins.callback(self.went.set)
         pins.callback(self.let_go.append, key)
-        return OpenRow(key, denoiser, (), (), BASE, (3, 4), (1.0,), 1, None, pins)
+        return OpenRow(key, denoiser, (), (), BASE, (3, 4), (1.0,), 1, None, 0, pins)
 
     async def __call__(self) -> OpenRow:
         self.made.append("row")

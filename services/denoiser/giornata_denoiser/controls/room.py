@@ -178,7 +178,9 @@ async def control_room(
     if device.type == "cuda":
         paths = (DataPath.CUDA, *paths)
     steps = STEPS_STALE if config.control_stale else STEPS
-    asking = Asking(network.base, config.instance, host_name(), paths, family.dtype, steps)
+    asking = Asking(
+        network.base, config.instance, host_name(), paths, family.dtype, steps, config.control_renew_steps
+    )
     slab_mb = config.control_slab_mb or min(SLAB_MB, memory_bytes() // SLAB_SHARE >> 20)
     instances, links = Instances(), Links(slab_mb << 20, device)
     async with AsyncExitStack() as stack:
