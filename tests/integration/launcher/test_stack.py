@@ -235,7 +235,7 @@ from giornata.wire.workers import ServiceName
 
 async def main():
     folder = Path(sys.argv[1])
-    replicas = {ServiceName.LORA_STORE: 1}
+    replicas = {ServiceName.LORA_STORE: 2}
     models = (Model("unused"),)
     plan = StackPlan(state=folder, logs=folder / "logs", models=models, replicas=replicas)
     async with running(plan) as stack:
@@ -274,5 +274,5 @@ async def test_nothing_outlives_the_launcher(
     assert not handover.exists()  # noqa: ASYNC240 - as above
     assert status == (-signal.SIGKILL if signals == [signal.SIGKILL] else 130)
     if len(signals) == 1 and status == 130:
-        logs = "".join(path.read_text() for path in (tmp_path / "logs").glob("controlnet-*.log"))
+        logs = "".join(path.read_text() for path in (tmp_path / "logs").glob("lora-store-*.log"))
         assert "drained" in logs
