@@ -35,7 +35,7 @@ class LoadedTier(Generic[V]):
     """
 
     def __init__(
-        self, budget_bytes: int, size_of: Callable[[V], int], worth: Callable[[str], float] = lambda _: 0.0
+        self, budget_bytes: int, size_of: Callable[[V], int], worth: Callable[[str], float] | None = None
     ) -> None:
         self.lock = threading.RLock()
         """Held while names are changed, never while a value is loaded."""
