@@ -5,8 +5,9 @@ from __future__ import annotations
 from pydantic import BaseModel
 
 from giornata.families import Family
+from giornata.wire.adapters import ControlKind
 from giornata.wire.blocks import BlockSpec
-from giornata.wire.controlnets import CloseControl, Closed, DataPath, OpenControl, Opened
+from giornata.wire.controlnets import CloseControl, Closed, ControlBase, DataPath, OpenControl, Opened
 from giornata.wire.errors import ErrorBody
 from giornata.wire.events import DenoisedEvent, DoneEvent, PreviewEvent, StateEvent, StepEvent
 from giornata.wire.jobs import BlobRef, Encoding, Inspection, Job, JobState, Priority
@@ -67,6 +68,7 @@ from giornata.wire.workers import (
     WorkerCosts,
     WorkerState,
 )
+from tests.contract.control_steps import CONTROL_STEPS
 
 REF = BlobRef(key="t/j/image", size_bytes=3, sha256="ab")
 PARAMETERS = EditParameters(
@@ -132,6 +134,15 @@ LORA = LoraRecord(
     worker="l1",
     worked_s=2,
     shared_path="tiny/rims.safetensors",
+)
+BASE = ControlBase(
+    kind=ControlKind.FLUX,
+    channels=(64, 64, 64),
+    singles=1,
+    latent_channels=64,
+    token_pixels=16,
+    text_channels=32,
+    pooled_channels=24,
 )
 ROW = RowRecord(index=0, seed=7, resume=RowState(step=2, latents=REF), template=TemplateUse.HIT)
 CARD = ModelCard(
@@ -278,14 +289,21 @@ MESSAGES: list[BaseModel] = [
         index=0,
         inspection=INSPECTION,
         encoding=ENCODING,
+        base=BASE,
+        grid=(3, 4),
+        times=(1000.0, 500.0),
+        sequences=1,
+        acting=((0, 2),),
+        computed=CellMap(height=3, width=4, bits=b"\xee\xe0"),
         denoiser="d1",
         host="h",
         paths=(DataPath.UNIX, DataPath.TCP),
         remaining_ms=900,
     ),
-    Opened(path=DataPath.UNIX, address="/run/c1.sock", token="t"),  # noqa: S106 - no secret
+    Opened(path=DataPath.UNIX, address="/run/c1.sock", token="t", behind=((0, 0, None),)),  # noqa: S106 - no secret
     CloseControl(job_id="job_1", attempt=1, index=0, remaining_ms=900),
     Closed(was_open=True),
+    *CONTROL_STEPS,
     CancelMessage(job_id="job_1", api_key="k"),
     EditReply(
         job_id="job_1",

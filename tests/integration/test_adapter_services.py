@@ -31,7 +31,7 @@ from giornata.wire.jobs import BlobRef
 from giornata.wire.loras import ReadFile
 from giornata.wire.messages import Accepted, CancelRows
 from giornata.wire.workers import ServiceName, ServiceState
-from tests.contract.messages import ENCODING, INSPECTION, JOB
+from tests.contract.messages import BASE, ENCODING, INSPECTION, JOB
 from tests.patience import HUNG_MS, HUNG_S
 
 MODULES = {
@@ -49,6 +49,11 @@ QUESTIONS: dict[ServiceName, BaseModel] = {
         index=0,
         inspection=INSPECTION,
         encoding=ENCODING,
+        base=BASE,
+        grid=(3, 4),
+        times=(1000.0, 500.0),
+        sequences=1,
+        acting=((0, 2),),
         denoiser="denoiser-1",
         host="here",
         paths=(DataPath.UNIX,),

@@ -7,7 +7,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from giornata.control.expansion import Blocks, sample_of
+from giornata.control.expansion import Blocks, flux, sd3, summed
 
 COUNTS = st.integers(1, 20)
 
@@ -21,11 +21,38 @@ def test_it_is_the_one_that_diffusers_adds(
     expected = [block % samples.double if repeats else block // interval for block in range(double)]
     interval = math.ceil(single / samples.single)
     expected += [samples.double + block // interval for block in range(single)]
-    assert [sample_of(block, base, samples, repeats=repeats) for block in range(base.all)] == expected
+    assert flux(base, samples, repeats=repeats) == tuple(expected)
     assert all(index < samples.all for index in expected)
 
 
 def test_without_samples_of_a_kind_nothing_is_added_there() -> None:
     base = Blocks(2, 3)
-    assert [sample_of(b, base, Blocks(1, 0)) for b in range(5)] == [0, 0, None, None, None]
-    assert [sample_of(b, base, Blocks(0, 1)) for b in range(5)] == [None, None, 0, 0, 0]
+    assert flux(base, Blocks(1, 0)) == (0, 0, None, None, None)
+    assert flux(base, Blocks(0, 1)) == (None, None, 0, 0, 0)
+
+
+@given(blocks=st.integers(1, 40), samples=COUNTS)
+def test_of_sd3_it_is_the_one_that_diffusers_adds(blocks: int, samples: int) -> None:
+    samples = min(samples, blocks)
+    interval = blocks / samples
+    last_is_text_free = [int(block / interval) for block in range(blocks - 1)]
+    assert sd3(blocks, samples) == (*last_is_text_free, None)
+
+
+NETS = st.integers(1, 8).flatmap(
+    lambda blocks: st.lists(
+        st.lists(st.one_of(st.none(), st.integers(0, 3)), min_size=blocks, max_size=blocks).map(tuple),
+        min_size=1,
+        max_size=3,
+    )
+)
+
+
+@given(nets=NETS)
+def test_a_sum_holds_what_every_net_adds_behind_its_blocks(nets: list[tuple[int | None, ...]]) -> None:
+    found = summed(nets)
+    for block, index in enumerate(found.behind):
+        wanted = {(net, behind[block]) for net, behind in enumerate(nets) if behind[block] is not None}
+        assert (set() if index is None else set(found.parts[index])) == wanted
+    assert len(set(found.parts)) == len(found.parts), "equal sums are computed once"
+    assert [found.behind.index(index) for index in range(len(found.parts))] == list(found.first)

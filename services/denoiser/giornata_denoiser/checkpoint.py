@@ -11,12 +11,13 @@ from typing import Final
 import torch
 
 from giornata.checkpoints import checkpoint_folder
-from giornata.control.flux import FluxControl
+from giornata.control.protocol import ControlNet
 from giornata.families import Family
 from giornata.model_cards import read_model_card
 from giornata.wire.errors import Failed
 from giornata.wire.models import ModelCard
 from giornata_denoiser.config import DenoiserConfig
+from giornata_denoiser.controls.networks import controlled
 from giornata_denoiser.controls.opening import open_controls
 from giornata_denoiser.families.driven import checkpoints as driven
 from giornata_denoiser.families.flux import checkpoints as flux
@@ -49,7 +50,7 @@ class Checkpoint:
     family: ModelFamily
     preview_map: PreviewMap
     """What previews are seen through; of the checkpoint's own autoencoder."""
-    controlnets: Mapping[str, FluxControl] = field(default_factory=dict)
+    controlnets: Mapping[str, ControlNet] = field(default_factory=dict)
     """Those that this process computes, by digest."""
 
 
@@ -65,9 +66,8 @@ def open_checkpoint(config: DenoiserConfig) -> Checkpoint:
     except (ValueError, OSError) as error:
         raise Failed(f"The model {config.model} cannot be loaded: {error}") from error
     try:
-        nets = open_controls(
-            config.controlnets, found.family.network, dtype=dtype, device=config.torch_device()
-        )
+        network = controlled(found.family.network, found.card.pixel_multiple)
+        nets = open_controls(config.controlnets, network, dtype=dtype, device=config.torch_device())
     except (ValueError, OSError) as error:
         raise Failed(f"The ControlNets {config.controlnets} cannot be loaded: {error}") from error
     return replace(found, controlnets=nets)

@@ -12,6 +12,7 @@ from giornata.checkpoints import ModelConfig
 from giornata.machine import HOST_SHARE, memory_bytes
 from giornata.planning.batch import PlannerName
 from giornata.scheduling.batch import Joining
+from giornata_denoiser.controls.choosing import Executor
 from giornata_denoiser.rows.stored import BITS
 from giornata_denoiser.rows.template import Form
 
@@ -177,7 +178,7 @@ class DenoiserConfig(ModelConfig):
     controlnets: str = Field(
         "",
         description="ControlNets that this process computes: NAME=CHECKPOINT, separated by commas; a checkpoint is a "
-        "local diffusers folder or a hub id. Of Flux alone so far.",
+        "local diffusers folder or a hub id.",
     )
     control_held_steps: int = Field(
         2,
@@ -185,6 +186,23 @@ class DenoiserConfig(ModelConfig):
         le=8,
         description="Where an edit takes what lies outside its mask from elsewhere, what its ControlNets add serves "
         "so many steps; 1 computes them in each. Edits with `reuse=off` always do.",
+    )
+    control_executor: Executor = Field(
+        Executor.AUTO,
+        description="Who computes ControlNets that both this process and an instance of the ControlNet service have: "
+        "`local`, `service`, or `auto`, whoever is predicted to hold up the steps less.",
+    )
+    control_stale: bool = Field(
+        default=False,
+        description="Steps take what instances computed for the step before, and wait for nothing: for slow links.",
+    )
+    control_late_s: float = Field(
+        10.0, gt=0, le=120, description="An instance whose sample takes longer is given up for the row."
+    )
+    control_slab_mb: int | None = Field(
+        None,
+        ge=1,
+        description="Memory of the data path to each instance, in MiB; default 1024, or a sixteenth of the machine's.",
     )
     trace_file: Path | None = Field(
         None,

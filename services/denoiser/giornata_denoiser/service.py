@@ -13,9 +13,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from typing import Final
 
-import nats.errors
 import structlog
-from pydantic import BaseModel
 
 from giornata.blobs import BlobStore
 from giornata.bus import telemetry
@@ -30,8 +28,6 @@ from giornata.tenant_records import TemplateRecords
 from giornata.wire import subjects
 from giornata.wire.cells import in_cell
 from giornata.wire.errors import InternalError
-from giornata.wire.events import EventKind
-from giornata.wire.jobs import Job
 from giornata.wire.messages import (
     CancelRows,
     PrefetchTemplate,
@@ -49,13 +45,14 @@ from giornata_denoiser.attempts.carrying import Carrier, Fetched
 from giornata_denoiser.attempts.epochs import Epochs
 from giornata_denoiser.attempts.inputs import rows_of
 from giornata_denoiser.attempts.outcomes import Outcomes
-from giornata_denoiser.attempts.previews import preview_event
 from giornata_denoiser.attempts.reporting import Reporter
+from giornata_denoiser.attempts.telling import Telling
 from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.config import DenoiserConfig
+from giornata_denoiser.controls.room import ControlRoom, control_room, controls_of, open_rows
 from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.engine.loop import EngineLoop
-from giornata_denoiser.engine.protocol import RowPreview, StepReport
+from giornata_denoiser.engine.protocol import StepReport
 from giornata_denoiser.templates.lookup import Lookup
 from giornata_denoiser.templates.registered import Registrations
 from giornata_denoiser.templates.runs import Runs
@@ -73,6 +70,7 @@ class Denoiser:
 
     _engine: EngineLoop
     _loras: LoraTiers[LowRank]
+    _controls: ControlRoom | None
     _carrier: Carrier
     _store: RecordingStore
     _runs: Runs
@@ -93,7 +91,7 @@ class Denoiser:
         self._profile, self._costs = profile, costs
         self._outcomes = Outcomes(blobs, records, config.instance)
         self._reports: asyncio.Queue[StepReport] = asyncio.Queue()
-        self._previews: asyncio.Queue[tuple[RunRequest, RowPreview]] = asyncio.Queue()
+        self._telling = Telling(bus, config.cell)
         self._reporter = Reporter(config, checkpoint, profile, self._costs)
         self._epochs = Epochs()
         self._draining = False
@@ -111,6 +109,9 @@ class Denoiser:
         async with AsyncExitStack() as stack:
             network, told = self._checkpoint.family.network, self._reporter.adapter_loaded
             self._loras = stack.enter_context(tiers_of(config, bus, network, told))
+            self._controls = await stack.enter_async_context(
+                control_room(config, bus, self._checkpoint, self._costs, self._resume)
+            )
             engine = engine_of(
                 config,
                 self._checkpoint,
@@ -118,13 +119,14 @@ class Denoiser:
                 self._costs,
                 told=self._reporter.loaded,
                 low_ranks=self._loras,
+                controls=controls_of(self._controls),
             )
             self._engine = stack.enter_context(self._engine_loop(stack.enter_context(engine), stop))
             tasks = await stack.enter_async_context(asyncio.TaskGroup())
             self._make_rooms(registrations, tasks)
             stack.callback(self._runs.close)
             stack.callback(tasks.create_task(self._relay(), name="relay").cancel)
-            stack.callback(tasks.create_task(self._show(), name="show").cancel)
+            stack.callback(tasks.create_task(self._telling.shown(), name="show").cancel)
             await self._hear(stack)
             await stack.enter_async_context(telemetry.telemetry(bus, config.telemetry_hz, self._state))
             log.info("ready", model=self._checkpoint.card.name, digest=self._checkpoint.card.digest[:12])
@@ -195,7 +197,7 @@ class Denoiser:
             engine=self._engine,
             fetch=self._fetch,
             outcomes=self._outcomes,
-            publish=self._publish,
+            publish=self._telling.publish,
             tasks=tasks,
         )
 
@@ -203,8 +205,12 @@ class Denoiser:
     async def _fetch(self, request: RunRequest) -> AsyncIterator[Fetched]:
         async with self._lookup.held(request) as reusing:
             rows = await rows_of(request, self._checkpoint, self._blobs, reusing)
-            async with held(self._loras, rows) as arriving:
-                yield Fetched(rows, arriving)
+            async with held(self._loras, rows) as arriving, open_rows(self._controls, request, rows) as kept:
+                yield Fetched(kept.rows, arriving, kept.failed)
+
+    def _resume(self, job_id: str, attempt: int) -> None:
+        """An attempt's ControlNets can be asked for, or are computed here after all."""
+        self._engine.resume(job_id, attempt)
 
     async def _run_rows(self, request: RunRequest) -> RunReply:
         """Endpoint ``giornata.worker.<worker>.run``."""
@@ -251,27 +257,7 @@ class Denoiser:
             await self._carrier.advance(report)
             for attempt, preview in carried:
                 if attempt is not None:
-                    self._previews.put_nowait((attempt.request, preview))
-
-    async def _show(self) -> None:
-        """Encode and tell previews, one at a time and in order, beside the engine's work; until it is cancelled."""
-        while True:
-            request, preview = await self._previews.get()
-            try:
-                event = await asyncio.to_thread(preview_event, request, preview)
-                await self._publish(request.job, EventKind.PREVIEW, event)
-            except Exception:  # the preview's edge: logged; the picture itself goes on
-                log.exception("preview_lost", job=request.job.job_id, step=preview.step)
-
-    async def _publish(self, job: Job, kind: EventKind, event: BaseModel) -> None:
-        """Events may be lost while NATS is away; the record is the truth."""
-        subject = subjects.event(job.gateway, job.job_id, kind)
-        if kind is EventKind.DENOISED:  # the router's news, and no gateway's
-            subject = in_cell(subject, self._config.cell)
-        try:
-            await self._bus.publish(subject, event)
-        except nats.errors.Error as error:
-            log.warning("event_lost", job=job.job_id, kind=kind, error=repr(error))
+                    self._telling.show(attempt.request, preview)
 
     async def _drain(self) -> None:
         if self._crash is not None:
@@ -293,6 +279,7 @@ class Denoiser:
             resident=self._store.resident(),
             adapters=self._loras.counted().model_copy(update={"paused": self._engine.paused}),
             adapters_resident=self._loras.resident(),
+            controlled=None if self._controls is None else self._controls.base,
         )
         return telemetry.state_of(
             ServiceName.DENOISER,

@@ -23,7 +23,7 @@ from giornata.scheduling.batch import Capacity
 from giornata.wire.workers import LoadSample, Tier
 from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.config import DenoiserConfig, LoraMerge
-from giornata_denoiser.controls.opening import controls_of
+from giornata_denoiser.engine.controls import Controls
 from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.engine.loading import Loaded, Loader, device_for
 from giornata_denoiser.engine.low_ranks import LowRanks
@@ -88,11 +88,12 @@ def engine_of(
     told: Callable[[LoadSample], object] = lambda _: None,
     *,
     low_ranks: LowRanks | None = None,
+    controls: Controls | None = None,
 ) -> Iterator[Engine]:
     """An engine with its loader, which ends with the context; then the trace is written, if there is one.
 
     `told` hears of every load that the cost model hears of, in the loader's thread. `low_ranks`
-    holds the LoRAs of rows.
+    holds the LoRAs of rows, `controls` their ControlNets.
     """
     device = checkpoint.family.device
     memory = memory_of(config, free_bytes(device))
@@ -126,9 +127,7 @@ def engine_of(
                 reusing=reusing,
                 trace=trace or UNTRACED,
                 low_ranks=low_ranks,
-                controls=controls_of(
-                    checkpoint.controlnets, checkpoint.family.network, config.control_held_steps
-                ),
+                controls=controls,
                 merging=merging,
             )
     finally:

@@ -1,8 +1,14 @@
-"""Which sample of a Flux ControlNet is added behind which block. Pure."""
+"""Which sample of a ControlNet is added behind which block, and how those of several are summed. Pure."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+from giornata.wire.adapters import ControlKind
+
+Behind = tuple[int | None, ...]
+"""By block of a denoising network: which sample of a ControlNet is added behind it; None for nothing."""
 
 
 @dataclass(frozen=True)
@@ -18,20 +24,64 @@ class Blocks:
         return self.double + self.single
 
 
-def sample_of(block: int, base: Blocks, samples: Blocks, *, repeats: bool = False) -> int | None:
-    """The sample that is added behind a block of the `base`, double blocks first in both; None for nothing.
+@dataclass(frozen=True)
+class Summed:
+    """What several ControlNets add: their samples, summed where they meet behind one block.
 
-    As `FluxTransformer2DModel.forward` has it: so many neighbouring blocks share a sample that all samples serve; for
-    `repeats` (XLabs' ControlNets, with an `input_hint_block`) double blocks take them in turns.
+    Diffusers' `Multi` classes sum samples before that, and drop those that the first net does not have.
     """
-    if block < base.double:
-        if not samples.double:
-            return None
-        return block % samples.double if repeats else block // _interval(base.double, samples.double)
-    if not samples.single:
-        return None
-    return samples.double + (block - base.double) // _interval(base.single, samples.single)
+
+    behind: Behind
+    """By block, which sum is added behind it."""
+    parts: tuple[tuple[tuple[int, int], ...], ...]
+    """By sum: the ControlNets, by their place, and which sample of each."""
+    first: tuple[int, ...]
+    """By sum: the first block behind which it is added."""
 
 
-def _interval(blocks: int, samples: int) -> int:
-    return -(-blocks // samples)
+def flux(base: Blocks, samples: Blocks, *, repeats: bool = False) -> Behind:
+    """As `FluxTransformer2DModel.forward` has it: double blocks first in both.
+
+    So many neighbouring blocks share a sample that all samples serve; for `repeats` (XLabs' ControlNets, with an
+    `input_hint_block`) double blocks take them in turns.
+    """
+    doubles: Behind = (None,) * base.double
+    if samples.double:
+        shared = -(-base.double // samples.double)
+        doubles = tuple(b % samples.double if repeats else b // shared for b in range(base.double))
+    singles: Behind = (None,) * base.single
+    if samples.single:
+        shared = -(-base.single // samples.single)
+        singles = tuple(samples.double + b // shared for b in range(base.single))
+    return (*doubles, *singles)
+
+
+def sd3(blocks: int, samples: int) -> Behind:
+    """As `SD3Transformer2DModel.forward` has it: nothing is added behind the last block, whose text goes nowhere."""
+    interval = blocks / samples
+    return (*(int(block / interval) for block in range(blocks - 1)), None)
+
+
+def summed(nets: Sequence[Behind]) -> Summed:
+    """The sums of the ControlNets that act on a row in a step; each says what it adds behind every block."""
+    behind: list[int | None] = []
+    found: dict[tuple[tuple[int, int], ...], int] = {}
+    first: list[int] = []
+    for block, samples in enumerate(zip(*nets, strict=True)):
+        parts = tuple((net, sample) for net, sample in enumerate(samples) if sample is not None)
+        if not parts:
+            behind.append(None)
+            continue
+        if parts not in found:
+            found[parts] = len(found)
+            first.append(block)
+        behind.append(found[parts])
+    return Summed(tuple(behind), tuple(found), tuple(first))
+
+
+def sequences(kind: ControlKind, texts: int) -> int:
+    """For how many of a row's sequences its ControlNets are computed; `texts` are 2 with classifier-free guidance.
+
+    A negative prompt gets the positive's samples with Flux, as in `FluxControlNetPipeline`.
+    """
+    return 1 if kind is ControlKind.FLUX else texts

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import torch
 from diffusers.models.controlnets.controlnet_flux import FluxControlNetModel
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
-from giornata.control.expansion import Blocks
-from giornata.control.loading import loaded
-from giornata.control.mismatch import ControlMismatch
+from giornata.control.expansion import Behind, Blocks, flux
+from giornata.control.mismatch import ControlMismatch, fits
+from giornata.control.protocol import Conditions, Item
 from giornata.packed import attention, elementwise
 from giornata.packed.flux.forward import FluxForward, Parts
 from giornata.packed.flux.modulation import Modulation, prepared
@@ -24,30 +24,10 @@ from giornata.packed.moving import moved
 from giornata.packed.packing import layout
 from giornata.packed.region import Rotary, Sequences
 from giornata.packed.tracing import UNTRACED
-from giornata.wire.adapters import ControlCard, ControlKind
+from giornata.wire.adapters import ControlCard
+from giornata.wire.controlnets import ControlBase
 
 TRAIN_TIMESTEPS: Final = 1000
-
-
-@dataclass(frozen=True, eq=False)
-class Conditions:
-    """What a ControlNet sees of one sequence in all of its steps."""
-
-    hint: Tensor
-    """The control image: latents packed as the picture's, (tokens, channels); where the ControlNet has an
-    `input_hint_block`, pixels in -1 to 1, (3, height, width)."""
-    grid: tuple[int, int]
-    """Lines and columns of the picture's tokens."""
-    text: Tensor
-    """(text_tokens, joint_dim)"""
-    pooled: Tensor
-    """(pooled_dim,)"""
-    guidance_scale: float
-    """Read where the ControlNet embeds it."""
-    times: Tensor
-    """(steps,) noise levels of all steps as timesteps, 0 to 1000."""
-    mode: int | None = None
-    """Of a union ControlNet: which kind of control image it is."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,18 +43,8 @@ class Opened:
     rotary: Rotary
 
 
-@dataclass(frozen=True, eq=False)
-class Item:
-    """One sequence's next step."""
-
-    opened: Opened
-    step: int
-    latents: Tensor
-    """(tokens, channels): those of the whole picture, as the network sees them."""
-
-
 class FluxControl:
-    """A loaded ControlNet of Flux."""
+    """A loaded ControlNet of Flux; satisfies :class:`giornata.control.protocol.ControlNet`."""
 
     def __init__(self, net: FluxControlNetModel, card: ControlCard) -> None:
         self.net: Any = net
@@ -89,16 +59,42 @@ class FluxControl:
         attend = attention.choose(self.device, self.dtype, each.gather)
         self._parts = Parts(net, Projections(net), attend, each, LowRankHooks(net))
 
+    def behind(self, base: ControlBase) -> Behind:
+        """See :meth:`giornata.control.protocol.ControlNet.behind`."""
+        blocks = Blocks(len(base.channels) - base.singles, base.singles)
+        config = self.net.config
+        fits(
+            self.card,
+            base,
+            ("width of blocks", self.net.inner_dim, max(base.channels)),
+            ("channels of latents", config.in_channels, base.latent_channels),
+            ("width of text", config.joint_attention_dim, base.text_channels),
+            ("width of pooled text", config.pooled_projection_dim, base.pooled_channels),
+            ("double blocks", self.samples.double, min(self.samples.double, blocks.double)),
+            ("single blocks", self.samples.single, min(self.samples.single, blocks.single)),
+            ("pixels of a token", self._hint_pixels or base.token_pixels, base.token_pixels),
+        )
+        return flux(blocks, self.samples, repeats=self.repeats)
+
+    @property
+    def _hint_pixels(self) -> int | None:
+        """Pixels a side of a token of what its `input_hint_block` makes; None without one."""
+        if not self.repeats:
+            return None
+        strides = (
+            conv.stride[0] for conv in self.net.input_hint_block.modules() if isinstance(conv, nn.Conv2d)
+        )
+        return math.prod(strides) * int(self.net.config.patch_size)
+
     @torch.inference_mode()
     def open(self, conditions: Conditions) -> Opened:
-        """Compute what all steps of a sequence share.
-
-        Raises:
-            ControlMismatch: the control image or the text is not of the shape that the ControlNet takes; or a mode is
-                missing, unknown, or not taken.
-        """
-        net, given = self.net, conditions
-        text = net.context_embedder(self._checked_text(moved(given.text, self.device)))
+        """See :meth:`giornata.control.protocol.ControlNet.open`: Flux has one sequence."""
+        net, given, own = self.net, conditions, conditions.texts[0]
+        text = net.context_embedder(self._checked_text(moved(own.embeds, self.device)))
+        if own.pooled is None:
+            raise ControlMismatch(
+                f"the ControlNet {self.card.name} takes a pooled text, and the model has none"
+            )
         mode = self._mode(given.mode)
         if mode is not None:
             text = torch.cat([net.controlnet_mode_embedder(torch.tensor([mode], device=self.device)), text])
@@ -108,8 +104,8 @@ class FluxControl:
         times = moved(given.times, self.device)
         scaled = [times.to(self.dtype) / TRAIN_TIMESTEPS * TRAIN_TIMESTEPS]
         if net.config.guidance_embeds:
-            scaled.append(torch.full_like(times, given.guidance_scale).to(self.dtype) * TRAIN_TIMESTEPS)
-        pooled = moved(given.pooled, self.device).expand(len(times), -1)
+            scaled.append(torch.full_like(times, own.guidance_scale).to(self.dtype) * TRAIN_TIMESTEPS)
+        pooled = moved(own.pooled, self.device).expand(len(times), -1)
         return Opened(
             prepared(net, net.time_text_embed(*scaled, pooled)),
             hint,
@@ -119,8 +115,8 @@ class FluxControl:
 
     @torch.inference_mode()
     def run(self, items: Sequence[Item]) -> Iterator[tuple[Tensor, ...]]:
-        """What it adds behind blocks, sample by sample as they are computed: by item (tokens, inner_dim), unscaled."""
-        opened = [item.opened for item in items]
+        """See :meth:`giornata.control.protocol.ControlNet.run`: all items share one packed forward."""
+        opened = [cast("Opened", item.opened) for item in items]
         tokens = [len(item.latents) for item in items]
         sequences = Sequences(
             layout([len(each.text) for each in opened], tokens, self.device),
@@ -167,12 +163,3 @@ class FluxControl:
                 f"given {tuple(hint.shape)}"
             )
         return hint
-
-
-def load(folder: Path, dtype: torch.dtype, device: torch.device, name: str | None = None) -> FluxControl:
-    """The ControlNet in `folder`; requests call it `name`, by default the folder's. Safetensors alone are read.
-
-    Raises:
-        ValueError: it is none of Flux, or one that is not served; says why.
-    """
-    return FluxControl(*loaded(ControlKind.FLUX, folder, dtype, device, name))

@@ -2,36 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
 import torch
-from diffusers import ControlNetModel
+from diffusers import ControlNetModel, SD3ControlNetModel
 from diffusers.models.controlnets.controlnet_flux import FluxControlNetModel
 
+from giornata.control.flux import FluxControl
+from giornata.control.protocol import ControlNet
+from giornata.control.sd3 import SD3Control
+from giornata.control.unet import UnetControl
 from giornata.control_cards import read_control_card
 from giornata.wire.adapters import ControlCard, ControlKind
 
-MODULES: Final[dict[ControlKind, Any]] = {
-    ControlKind.FLUX: FluxControlNetModel,
-    ControlKind.UNET: ControlNetModel,
+KINDS: Final[dict[ControlKind, tuple[Any, Callable[[Any, ControlCard], ControlNet]]]] = {
+    ControlKind.FLUX: (FluxControlNetModel, FluxControl),
+    ControlKind.SD3: (SD3ControlNetModel, SD3Control),
+    ControlKind.UNET: (ControlNetModel, UnetControl),
 }
+"""Diffusers' module of each kind, and what runs it."""
 
 
-def loaded(
-    kind: ControlKind, folder: Path, dtype: torch.dtype, device: torch.device, name: str | None
-) -> tuple[Any, ControlCard]:
-    """The ControlNet in `folder`, diffusers' module of its `kind`, on `device`; and its card.
-
-    Safetensors alone are read.
+def load(folder: Path, dtype: torch.dtype, device: torch.device, name: str | None = None) -> ControlNet:
+    """The ControlNet in `folder`; requests call it `name`, by default the folder's. Safetensors alone are read.
 
     Raises:
-        ValueError: it is none of `kind`, or one that is not served; says why.
+        ValueError: it is none, or one that is not served; says why.
+        OSError: its weights are missing.
     """
     card = read_control_card(folder, name)
-    if card.kind is not kind:
-        raise ValueError(f"{folder} is a ControlNet of {card.kind}; this one loads those of {kind}")
-    made = MODULES[kind].from_pretrained(
-        folder, torch_dtype=dtype, use_safetensors=True, local_files_only=True
-    )
-    return made.to(device).eval().requires_grad_(requires_grad=False), card
+    module, runner = KINDS[card.kind]
+    made = module.from_pretrained(folder, torch_dtype=dtype, use_safetensors=True, local_files_only=True)
+    return runner(made.to(device).eval().requires_grad_(requires_grad=False), card)

@@ -5,44 +5,22 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import Any, Final, cast
 
 import torch
 from diffusers import ControlNetModel
 from torch import Tensor, nn
 
-from giornata.control.loading import loaded
-from giornata.control.mismatch import ControlMismatch
+from giornata.control.expansion import Behind
+from giornata.control.mismatch import ControlMismatch, fits
+from giornata.control.protocol import Conditions, ControlText, Item
 from giornata.packed.moving import moved
 from giornata.packed.tiles import joined, parted
-from giornata.wire.adapters import ControlCard, ControlKind
+from giornata.wire.adapters import ControlCard
+from giornata.wire.controlnets import ControlBase
 
-
-@dataclass(frozen=True, eq=False)
-class Words:
-    """The text of one sequence."""
-
-    embeds: Tensor
-    """(text_tokens, cross_attention_dim)"""
-    pooled: Tensor | None = None
-    """(pooled_dim,); None for Stable Diffusion 1 and 2."""
-    time_ids: Tensor | None = None
-    """(6,) sizes of SDXL's micro-conditioning, as `pooled`."""
-
-
-@dataclass(frozen=True, eq=False)
-class Conditions:
-    """What a ControlNet sees of one row in all of its steps."""
-
-    hint: Tensor
-    """The control image in 0 to 1, (3, height, width)."""
-    grid: tuple[int, int]
-    """Height and width of the picture in tiles."""
-    words: tuple[Words, ...]
-    """The texts of the row's sequences: of the prompt and, with guidance, of the negative prompt."""
-    times: Tensor
-    """(steps,) timesteps."""
+TIME_IDS: Final = 6
+"""Sizes of SDXL's micro-conditioning."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,31 +30,16 @@ class Opened:
     hint: Tensor
     """(channels, height, width): the control image's embedding."""
     grid: tuple[int, int]
-    words: tuple[Words, ...]
+    texts: tuple[ControlText, ...]
     times: Tensor
     """(steps,)"""
 
 
-@dataclass(frozen=True, eq=False)
-class Item:
-    """The next step of one sequence of a row."""
-
-    opened: Opened
-    step: int
-    latents: Tensor
-    """(tiles, channels * side²): those of the whole picture, as the network sees them, without an inpainting model's
-    further channels."""
-    sequence: int = 0
-    """Which of the row's sequences."""
-
-    @property
-    def words(self) -> Words:
-        """The sequence's."""
-        return self.opened.words[self.sequence]
-
-
 class UnetControl:
-    """A loaded ControlNet of a UNet."""
+    """A loaded ControlNet of a UNet; satisfies :class:`giornata.control.protocol.ControlNet`.
+
+    Latents are (tiles, channels * side²), without an inpainting model's further channels.
+    """
 
     def __init__(self, net: ControlNetModel, card: ControlCard) -> None:
         self.net: Any = net
@@ -91,14 +54,33 @@ class UnetControl:
         self.net.controlnet_cond_embedding = nn.Identity()
         self.net.register_to_config(controlnet_conditioning_channel_order="rgb")
 
+    def behind(self, base: ControlBase) -> Behind:
+        """See :meth:`giornata.control.protocol.ControlNet.behind`."""
+        config = self.net.config
+        side = math.isqrt(base.latent_channels // int(config.in_channels))
+        pooled = None
+        if config.addition_embed_type is not None:
+            sizes = TIME_IDS * int(config.addition_time_embed_dim)
+            pooled = int(config.projection_class_embeddings_input_dim) - sizes
+        fits(
+            self.card,
+            base,
+            ("channels of latents", int(config.in_channels) * side**2, base.latent_channels),
+            ("width of text", int(config.cross_attention_dim), base.text_channels),
+            ("width of pooled text", pooled, base.pooled_channels),
+            ("pixels of a token", side * self._hint_pixels, base.token_pixels),
+            ("skip connections", skip_channels(self.net, side), base.channels),
+        )
+        return tuple(range(self.samples))
+
+    @property
+    def _hint_pixels(self) -> int:
+        """Pixels of the control image a side of one of its embedding's."""
+        return math.prod(conv.stride[0] for conv in self._embedding.modules() if isinstance(conv, nn.Conv2d))
+
     @torch.inference_mode()
     def open(self, conditions: Conditions) -> Opened:
-        """Compute what all steps of a row share.
-
-        Raises:
-            ControlMismatch: the text is not as wide as the ControlNet takes it, lacks SDXL's pooled embedding and
-                sizes, or the control image has not three channels.
-        """
+        """See :meth:`giornata.control.protocol.ControlNet.open`."""
         self._check(conditions)
         pixels = moved(conditions.hint, self.device).to(self.dtype)
         if self._reversed:
@@ -106,19 +88,16 @@ class UnetControl:
         return Opened(
             self._embedding(pixels[None])[0],
             conditions.grid,
-            tuple(self._words(words) for words in conditions.words),
+            tuple(self._text(text) for text in conditions.texts),
             moved(conditions.times, self.device),
         )
 
     @torch.inference_mode()
     def run(self, items: Sequence[Item]) -> Iterator[tuple[Tensor, ...]]:
-        """What it adds, sample by sample: by item (tiles, channels * side²), unscaled; the middle's is the last.
-
-        Items of one size and text length are one forward.
-        """
+        """See :meth:`giornata.control.protocol.ControlNet.run`: items of one size and text length are one forward."""
         groups: dict[tuple[tuple[int, int], int, int], list[int]] = {}
         for index, item in enumerate(items):
-            key = item.opened.grid, item.latents.shape[1], len(item.words.embeds)
+            key = _of(item).grid, item.latents.shape[1], len(_text_of(item).embeds)
             groups.setdefault(key, []).append(index)
         made: dict[int, list[Tensor]] = {}
         for (grid, *_), of in groups.items():
@@ -134,36 +113,36 @@ class UnetControl:
         latents = torch.stack([item.latents for item in items])
         side = math.isqrt(latents.shape[2] // channels)
         sample = joined(latents.view(*latents.shape[:2], channels, side, side), grid)
-        words = [item.words for item in items]
+        texts = [_text_of(item) for item in items]
         added = None
         if self.net.config.addition_embed_type is not None:
             pooled, sizes = (
-                torch.stack([part for each in words if (part := getattr(each, name)) is not None])
+                torch.stack([part for each in texts if (part := getattr(each, name)) is not None])
                 for name in ("pooled", "time_ids")
             )
             added = {"text_embeds": pooled, "time_ids": sizes}
         skips, middle = self.net(
             sample,
-            torch.stack([item.opened.times[item.step] for item in items]),
-            torch.stack([each.embeds for each in words]),
-            controlnet_cond=torch.stack([item.opened.hint for item in items]),
+            torch.stack([_of(item).times[item.step] for item in items]),
+            torch.stack([each.embeds for each in texts]),
+            controlnet_cond=torch.stack([_of(item).hint for item in items]),
             added_cond_kwargs=added,
             return_dict=False,
         )
         return (*skips, middle)
 
-    def _words(self, words: Words) -> Words:
-        parts = (words.embeds, words.pooled, words.time_ids)
-        return Words(*(None if part is None else moved(part, self.device) for part in parts))  # type: ignore[arg-type]  # embeds stays a tensor
+    def _text(self, text: ControlText) -> ControlText:
+        parts = (text.embeds, text.pooled, text.time_ids)
+        return ControlText(*(None if part is None else moved(part, self.device) for part in parts))  # type: ignore[arg-type]  # embeds stays a tensor
 
     def _check(self, given: Conditions) -> None:
         width, called = int(self.net.config.cross_attention_dim), f"the ControlNet {self.card.name}"
-        for words in given.words:
-            if words.embeds.shape[-1] != width:
+        for text in given.texts:
+            if text.embeds.shape[-1] != width:
                 raise ControlMismatch(
-                    f"{called} takes text embeddings of width {width}, and the model has {words.embeds.shape[-1]}"
+                    f"{called} takes text embeddings of width {width}, and the model has {text.embeds.shape[-1]}"
                 )
-            sized = words.pooled is not None and words.time_ids is not None
+            sized = text.pooled is not None and text.time_ids is not None
             if self.net.config.addition_embed_type is not None and not sized:
                 raise ControlMismatch(
                     f"{called} is one of SDXL, and the model's text has no pooled embedding"
@@ -174,10 +153,23 @@ class UnetControl:
             )
 
 
-def load(folder: Path, dtype: torch.dtype, device: torch.device, name: str | None = None) -> UnetControl:
-    """The ControlNet in `folder`; requests call it `name`, by default the folder's. Safetensors alone are read.
+def skip_channels(network: Any, side: int) -> tuple[int, ...]:
+    """Channels of a tile of each skip connection of a UNet or a ControlNet, and of the middle's output.
 
-    Raises:
-        ValueError: it is none of a UNet, or one that is not served; says why.
+    A tile has `side` latent pixels a side, and fewer further down.
     """
-    return UnetControl(*loaded(ControlKind.UNET, folder, dtype, device, name))
+    found = [int(network.conv_in.out_channels) * side**2]
+    for block in network.down_blocks:
+        found += [int(resnet.out_channels) * side**2 for resnet in block.resnets]
+        for sampler in block.downsamplers or ():
+            side //= 2
+            found.append(int(sampler.out_channels) * side**2)
+    return (*found, int(network.mid_block.resnets[-1].out_channels) * side**2)
+
+
+def _of(item: Item) -> Opened:
+    return cast("Opened", item.opened)
+
+
+def _text_of(item: Item) -> ControlText:
+    return _of(item).texts[item.sequence]

@@ -14,6 +14,7 @@ from typing import Final
 
 from giornata.fleet import Fleet, Heard
 from giornata.scheduling.backlog import Prospect
+from giornata.scheduling.controls import ControlOffers
 from giornata.scheduling.demand import Demand
 from giornata.scheduling.estimates import UNKNOWN, Estimates
 from giornata.scheduling.occupancy import Attempt, Occupancy, Served, Totals
@@ -66,12 +67,15 @@ class Placement:
         self._workers: dict[str, Occupancy] = {}
         self._rosters: dict[Served, Roster] = {}
         self._refused: set[str] = set()
+        self._control_offers = ControlOffers()
 
     def observe(self, state: ServiceState, now: float) -> bool:
         """Take in telemetry; assignments that it lists are alive. Whether rows that wait may go to its worker."""
         self.fleet.observe(state, now)
         self._refused.discard(state.instance)
         shown, name = state.worker, state.instance
+        if state.control is not None:
+            self._control_offers.observe(state)
         if shown is None:
             return False
         digest = state.models[0].digest if state.models else ""
@@ -107,6 +111,7 @@ class Placement:
         """Bookings at workers that fell silent, or that were not heard for as long since the booking was made."""
         silent = {state.instance for state in self.fleet.expire(now)}
         for name in silent:
+            self._control_offers.forget(name)
             worker = self._workers.pop(name, None)
             if worker is not None:
                 self._slacks.count(worker.served, -worker.shown.capacity_rows)
@@ -273,12 +278,19 @@ class Placement:
         return closed.union(excluded) if closed else excluded
 
     def _lacking(self, demand: Demand) -> set[str]:
-        """Workers that lack ControlNets of `demand`; none where all do: it is refused there, and does not wait."""
+        """Workers that lack ControlNets of `demand`, and cannot have an instance of the service compute them.
+
+        None where all do: it is refused there, and does not wait.
+        """
         if not demand.controls:
             return set()
         needed = {net.digest for net in demand.controls}
-        serving = self._serving(demand).all(())
-        lacking = {worker.name for worker in serving if not needed <= worker.controlnets}
+        serving, offered = self._serving(demand).all(()), self._control_offers.has(needed)
+        lacking = {
+            worker.name
+            for worker in serving
+            if not (needed <= worker.controlnets or (offered and worker.shown.controlled is not None))
+        }
         return lacking if len(lacking) < len(serving) else set()
 
     def _sampled(self, demand: Demand) -> list[tuple[Occupancy, float]]:

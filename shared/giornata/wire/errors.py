@@ -116,6 +116,10 @@ class ControlNetNotFound(BadRequest, code="controlnet_not_found", status=404):
     """No running worker has a ControlNet of this name for this model."""
 
 
+class ControlNetMismatch(BadRequest, code="controlnet_mismatch"):
+    """The ControlNet does not fit the model, or what it is to see."""
+
+
 class ResultExpired(BadRequest, code="result_expired", status=410):
     """The result was kept for its time and is gone."""
 
@@ -214,6 +218,10 @@ class StoreFull(Overloaded, code="store_full"):
 
 class ServiceUnavailable(Overloaded, code="service_unavailable"):
     """A service that this needs does not answer."""
+
+
+class ControlNetUnavailable(ServiceUnavailable, code="controlnet_unavailable"):
+    """No instance computes the ControlNet now; try again later."""
 
 
 class Failed(GiornataError, code="failed"):

@@ -7,6 +7,7 @@ from enum import StrEnum
 from giornata.wire.adapters import ControlCard
 from giornata.wire.blocks import BlockSpec
 from giornata.wire.cells import MAIN
+from giornata.wire.controlnets import ControlBase, ControlState
 from giornata.wire.loras import LoraCounters
 from giornata.wire.models import ModelCard
 from giornata.wire.queues import CostFit, QueueState, StoreRoom
@@ -110,9 +111,11 @@ class StepSample(Wire):
     """Bytes of recordings that were loaded while the step ran or waited."""
     assemble_ms: float
     step_ms: float
-    """The whole step, assembly included."""
+    """The whole step, assembly included, without the time that it waited for ControlNets."""
     waited_ms: float = 0.0
     """Time within the step that it waited for loads."""
+    controls_waited_ms: float = 0.0
+    """Time that it waited for what ControlNet instances compute."""
     predicted_ms: float = 0.0
     reusing_ms: float = 0.0
     """The part of the prediction that reusing rows compute at the least: what their masks touch, in every block."""
@@ -237,6 +240,8 @@ class WorkerState(Wire):
     blocks: tuple[BlockSpec, ...] | None = None
     """The blocks of its network, equal ones counted, in the order of the first of each. None: as the worker, or another
     one of its model, told last; telemetry has them every few seconds, as `resident`."""
+    controlled: ControlBase | None = None
+    """What ControlNets of a service may add to here; None where it asks none."""
 
 
 class ServiceState(Wire):
@@ -261,6 +266,8 @@ class ServiceState(Wire):
     """Every stream with a limit, as the active router has read it; None from others, and before it has."""
     controlnets: tuple[ControlCard, ...] = ()
     """ControlNets that the instance has: a denoiser's or a ControlNet service's."""
+    control: ControlState | None = None
+    """A ControlNet service's."""
     loras: LoraCounters | None = None
     """A LoRA store's."""
     answering: tuple[str, ...] | None = None

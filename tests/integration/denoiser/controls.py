@@ -15,10 +15,12 @@ from diffusers import FluxControlNetInpaintPipeline, FluxControlNetModel, FluxMu
 from PIL import Image
 from torch import Tensor
 
-from giornata.control.expansion import Blocks
-from giornata.control.flux import FluxControl, load
+from giornata.control.loading import load
+from giornata.control.protocol import ControlNet
 from giornata.scheduling.batch import Capacity
-from giornata_denoiser.controls.flux import FluxControls
+from giornata_denoiser.controls.executing import ExecutingControls
+from giornata_denoiser.controls.local import LocalControls
+from giornata_denoiser.controls.networks import controlled
 from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.rows.adapters import Adapters, RowControl
 from giornata_denoiser.rows.row import Row
@@ -55,7 +57,7 @@ def net(doubles: int = 2, singles: int = 1, *, seed: int = 0, **options: Any) ->
     return made.eval().requires_grad_(requires_grad=False)
 
 
-def opened(made: FluxControlNetModel, folder: Path, dtype: torch.dtype) -> FluxControl:
+def opened(made: FluxControlNetModel, folder: Path, dtype: torch.dtype) -> ControlNet:
     """The ControlNet through its files."""
     made.save_pretrained(folder)
     return load(folder, dtype, CPU)
@@ -200,14 +202,16 @@ def controlled_row(
     )
 
 
-def computed(model: Model, rows: Sequence[Row], nets: Sequence[FluxControl], base: Blocks) -> list[Tensor]:
+def computed(model: Model, rows: Sequence[Row], nets: Sequence[ControlNet]) -> list[Tensor]:
     """The final latents of rows that share their steps."""
     ticks = count()
+    of = controlled(model.checkpoint.family.network, model.checkpoint.card.pixel_multiple)
+    assert of is not None
     engine = Engine(
         model.checkpoint.family,
         Capacity(rows=len(rows), tokens=1 << 20),
         lambda: float(next(ticks)),
-        controls=FluxControls({one.card.digest: one for one in nets}, base),
+        controls=ExecutingControls(LocalControls({one.card.digest: one for one in nets}, of), None),
     )
     engine.batch.submit(list(rows))
     ended: dict[Any, Tensor] = {}

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 
-from giornata.control.expansion import Blocks
 from giornata_denoiser.rows.adapters import NONE, RowControl
 from tests.fakes import tiny_flux
 from tests.integration.denoiser.controls import (
@@ -23,7 +22,6 @@ from tests.integration.denoiser.controls import (
 )
 from tests.integration.denoiser.oracle import Edit, Models, conditioning, diffusers_latent, engine_latent
 
-BASE = Blocks(2, 2)
 TOLERANCE = 1e-5
 EDIT = Edit(steps=4)
 USUAL: dict[str, Any] = {"controlnet_conditioning_scale": 0.7}
@@ -60,9 +58,7 @@ def test_a_row_equals_the_pipeline(
     made = net(*shape).double()
     theirs, caught = inpainted(model, edit, [made], how)
     loaded = opened(made, tmp_path / "net", torch.float64)
-    (mine,) = computed(
-        model, [controlled_row(model, edit, caught, [use(loaded.card, **acts)])], [loaded], BASE
-    )
+    (mine,) = computed(model, [controlled_row(model, edit, caught, [use(loaded.card, **acts)])], [loaded])
     torch.testing.assert_close(mine, theirs, atol=TOLERANCE, rtol=0)
     plain = engine_latent(model, edit, caught.conditioning)
     assert (mine - plain).abs().max() > 1000 * TOLERANCE, "the ControlNet is seen"
@@ -75,7 +71,7 @@ def test_a_union_equals_the_pipeline_in_each_mode(inpaint: Models, tmp_path: Pat
     for mode in (0, 2):
         theirs, caught = inpainted(model, EDIT, [made], USUAL | {"control_mode": mode})
         asked = controlled_row(model, EDIT, caught, [use(loaded.card, mode=mode)])
-        (mine,) = computed(model, [asked], [loaded], BASE)
+        (mine,) = computed(model, [asked], [loaded])
         torch.testing.assert_close(mine, theirs, atol=TOLERANCE, rtol=0)
         found.append(mine)
     assert (found[0] - found[1]).abs().max() > 100 * TOLERANCE
@@ -88,7 +84,7 @@ def test_a_net_that_embeds_pixels_itself_equals_the_pipeline(inpaint: Models, tm
     theirs, caught = inpainted(model, EDIT, [made], USUAL)
     assert caught.images[0].shape == (3, EDIT.height, EDIT.width)
     loaded = opened(made, tmp_path / "net", torch.float64)
-    (mine,) = computed(model, [controlled_row(model, EDIT, caught, [use(loaded.card)])], [loaded], BASE)
+    (mine,) = computed(model, [controlled_row(model, EDIT, caught, [use(loaded.card)])], [loaded])
     torch.testing.assert_close(mine, theirs, atol=TOLERANCE, rtol=0)
     plain = engine_latent(model, EDIT, caught.conditioning)
     assert (mine - plain).abs().max() > 1000 * TOLERANCE, "the ControlNet is seen"
@@ -106,7 +102,7 @@ def test_two_nets_are_summed(inpaint: Models, tmp_path: Path) -> None:
     theirs, caught = inpainted(model, EDIT, made, how)
     loaded = [opened(one, tmp_path / str(nth), torch.float64) for nth, one in enumerate(made)]
     acts = [use(loaded[0].card), use(loaded[1].card, 0.4, first=2)]
-    (mine,) = computed(model, [controlled_row(model, EDIT, caught, acts)], loaded, BASE)
+    (mine,) = computed(model, [controlled_row(model, EDIT, caught, acts)], loaded)
     torch.testing.assert_close(mine, theirs, atol=TOLERANCE, rtol=0)
 
 
@@ -122,7 +118,7 @@ def test_rows_with_and_without_share_steps(inpaint: Models, tmp_path: Path) -> N
         replace(plain_row, adapters=NONE, control_images=()),
         controlled_row(model, other, caught_small, [use(loaded.card, 1.2, end=3)], 2),
     ]
-    mine = computed(model, rows, [loaded], BASE)
+    mine = computed(model, rows, [loaded])
     plain = engine_latent(model, EDIT, caught.conditioning)
     for got, expected in zip(mine, (theirs, plain, small), strict=True):
         torch.testing.assert_close(got, expected, atol=TOLERANCE, rtol=0)
@@ -146,7 +142,7 @@ def test_a_row_equals_a_pipeline_whose_transformer_is_wrapped(
         theirs = diffusers_latent(model, edit)
     loaded = opened(made, tmp_path / "net", torch.float64)
     asked = controlled_row(model, edit, caught, [use(loaded.card, end=edit.steps)])
-    (mine,) = computed(model, [asked], [loaded], BASE)
+    (mine,) = computed(model, [asked], [loaded])
     torch.testing.assert_close(mine, theirs, atol=TOLERANCE, rtol=0)
     plain = engine_latent(model, edit, caught.conditioning)
     assert (mine - plain).abs().max() > 1000 * TOLERANCE, "the ControlNet is seen"

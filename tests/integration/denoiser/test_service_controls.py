@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 
 from giornata import tensors
-from giornata.control.flux import FluxControl
+from giornata.control.protocol import ControlNet
 from giornata.wire.adapters import ControlUse, control_name
 from giornata.wire.jobs import JobState
 from giornata.wire.messages import RunRequest
 from giornata_denoiser.checkpoint import Checkpoint
+from giornata_denoiser.controls.networks import Controlled, controlled
 from giornata_denoiser.controls.opening import named, open_controls
 from tests.integration.denoiser.bench import WAIT_S, Bench, Worker
 from tests.integration.denoiser.controls import net
@@ -34,11 +35,13 @@ def fitting(checkpoint: Checkpoint, **options: Any) -> Any:
     return net(1, 1, **{name: config[name] for name in kept} | options)
 
 
-def loaded(bench: Bench, folder: Path) -> FluxControl:
+def of(checkpoint: Checkpoint) -> Controlled | None:
+    return controlled(checkpoint.family.network, checkpoint.card.pixel_multiple)
+
+
+def loaded(bench: Bench, folder: Path) -> ControlNet:
     fitting(bench.checkpoint).save_pretrained(folder / "edges")
-    nets = open_controls(
-        f"edges={folder / 'edges'}", bench.checkpoint.family.network, dtype=torch.float32, device=CPU
-    )
+    nets = open_controls(f"edges={folder / 'edges'}", of(bench.checkpoint), dtype=torch.float32, device=CPU)
     bench.checkpoint = replace(bench.checkpoint, controlnets=nets)
     (found,) = nets.values()
     return found
@@ -119,7 +122,7 @@ def test_a_net_of_another_model_is_refused_at_the_start(
     with pytest.raises(ValueError, match=told):
         open_controls(
             str(tmp_path / "edges"),
-            checkpoint.family.network,
+            of(checkpoint),
             dtype=torch.float32,
             device=CPU,
         )

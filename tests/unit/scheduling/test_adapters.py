@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from giornata.fleet import SILENCE_S
 from giornata.planning.costs import StepCosts
 from giornata.planning.operations import control_work, low_rank_weights
 from giornata.scheduling.adapters import (
@@ -18,13 +19,15 @@ from giornata.scheduling.adapters import (
     faster,
 )
 from giornata.scheduling.backlog import Backlog, Effect, Outlook, RowLoad
+from giornata.scheduling.controls import fits
 from giornata.scheduling.demand import Pace
 from giornata.scheduling.occupancy import Occupancy
 from giornata.scheduling.placement import Placement
 from giornata.scheduling.policies import Candidate, finish_time
 from giornata.wire.adapters import ControlCard, ControlKind
+from giornata.wire.controlnets import ControlBase, ControlState
 from giornata.wire.queues import CostFit
-from giornata.wire.workers import AdapterLoad, ServiceState, Tier, WorkerCosts
+from giornata.wire.workers import AdapterLoad, ServiceName, ServiceState, Tier, WorkerCosts
 from tests.fakes.networks import PLAIN_4, plain
 from tests.unit.scheduling.test_placement import DEMAND, SHAPE, choose, placement, row, worker
 
@@ -261,18 +264,42 @@ def test_a_controlnet_costs_the_worker_that_computes_it_itself() -> None:
     assert low_rank_weights([LORA.size_bytes]) == LORA.size_bytes / 2
 
 
+BASE = ControlBase(kind=ControlKind.FLUX, channels=(4,), latent_channels=4, token_pixels=16, text_channels=8)
 NETS = ("a" * 64, "b" * 64, "c" * 64)
 SOME_NETS = st.frozensets(st.sampled_from(NETS))
 
 
-def controlling(name: str, digests: frozenset[str], running: int) -> ServiceState:
-    """A worker with ControlNets, and so many rows of ten steps."""
-    cards = tuple(
+def cards(digests: frozenset[str]) -> tuple[ControlCard, ...]:
+    return tuple(
         ControlCard(name=digest[:1], digest=digest, kind=ControlKind.FLUX, text_channels=8, weight_bytes=1000)
         for digest in sorted(digests)
     )
+
+
+def controlling(
+    name: str, digests: frozenset[str], running: int, base: ControlBase | None = None
+) -> ServiceState:
+    """A worker with ControlNets, and so many rows of ten steps; instances may compute others for its `base`."""
     rows = [row(f"{name}-{number}", 0, 10) for number in range(running)]
-    return worker(name, *rows, controlnets=cards)
+    state = worker(name, *rows, controlnets=cards(digests))
+    assert state.worker is not None
+    return state.model_copy(update={"worker": state.worker.model_copy(update={"controlled": base})})
+
+
+def instance(name: str, digests: frozenset[str], **told: object) -> ServiceState:
+    """One of the ControlNet service."""
+    return ServiceState.model_validate(
+        {
+            "service": ServiceName.CONTROLNET,
+            "instance": name,
+            "host": "h",
+            "version": "0",
+            "ready": True,
+            "controlnets": cards(digests),
+            "control": ControlState(capacity_rows=8),
+        }
+        | told
+    )
 
 
 @given(st.lists(st.tuples(SOME_NETS, st.integers(0, 4)), max_size=6), SOME_NETS)
@@ -289,3 +316,40 @@ def test_workers_without_a_jobs_controlnets_are_as_if_they_were_not_there_while_
     assert everyone.has_room(demand) == able.has_room(DEMAND)
     assert everyone.soonest(demand) == able.soonest(DEMAND)
     assert len(everyone.prospects(demand)) == len(able.prospects(DEMAND))
+
+
+@given(
+    own=SOME_NETS,
+    offers=st.lists(st.tuples(SOME_NETS, st.booleans()), max_size=3),
+    asked=SOME_NETS,
+    asks=st.booleans(),
+)
+def test_a_worker_that_asks_has_what_one_instance_has(
+    own: frozenset[str], offers: list[tuple[frozenset[str], bool]], asked: frozenset[str], asks: bool
+) -> None:
+    complete = controlling("other", frozenset(NETS), 9)
+    known = placement(controlling("mine", own, 0, BASE if asks else None), complete)
+    for number, (digests, draining) in enumerate(offers):
+        known.observe(instance(f"c{number}", digests, draining=draining), 0)
+    elsewhere = any(asked <= digests and not draining for digests, draining in offers)
+    demand = replace(DEMAND, controls=tuple(NeededControl(digest, 1.0) for digest in sorted(asked)))
+    names = {candidate.instance for candidate in known.candidates(demand, 8)}
+    assert ("mine" in names) == (asked <= own or (asks and elsewhere))
+
+
+def test_an_instance_that_falls_silent_offers_nothing() -> None:
+    known = placement(controlling("mine", frozenset(), 0, BASE), controlling("other", frozenset(NETS), 9))
+    known.observe(instance("c", frozenset(NETS)), 0)
+    demand = replace(DEMAND, controls=(NeededControl(NETS[0], 1.0),))
+    assert {candidate.instance for candidate in known.candidates(demand, 8)} == {"mine", "other"}
+    for state in (controlling("mine", frozenset(), 0, BASE), controlling("other", frozenset(NETS), 9)):
+        known.observe(state, SILENCE_S)
+    known.expire(SILENCE_S + 1)
+    assert {candidate.instance for candidate in known.candidates(demand, 8)} == {"other"}
+
+
+def test_a_card_fits_a_network_of_its_kind_and_text() -> None:
+    (card,) = cards(frozenset("a"))
+    assert fits(card, BASE)
+    assert not fits(card, BASE.model_copy(update={"text_channels": 16}))
+    assert not fits(card, BASE.model_copy(update={"kind": ControlKind.SD3}))

@@ -11,7 +11,7 @@ import time
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import asdict, dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import structlog
 from pydantic import BaseModel
@@ -34,6 +34,8 @@ class Fetched(NamedTuple):
     rows: tuple[Row, ...]
     arriving: Awaitable[object]
     """Ends when all LoRAs of the rows have been loaded, or with the error of one that cannot be."""
+    failed: asyncio.Future[None]
+    """Has the error of a ControlNet that cannot be had, and never ends else."""
 
 
 Fetch = Callable[[RunRequest], AbstractAsyncContextManager[Fetched]]
@@ -180,7 +182,7 @@ class Carrier:
             async with self._fetch(attempt.request) as fetched:
                 attempt.rows = {row.key.index: row for row in fetched.rows}
                 if self._engine.submit(fetched.rows):
-                    await self._released(attempt, fetched.arriving)
+                    await self._released(attempt, fetched)
         except Overloaded as error:
             log.warning("inputs_unreachable", job=job_id, error=str(error))
         except GiornataError as error:
@@ -189,20 +191,23 @@ class Carrier:
             log.exception("inputs_failed", job=job_id)
             attempt.fail(InternalError())
 
-    async def _released(self, attempt: Attempt, arriving: Awaitable[object]) -> None:
+    async def _released(self, attempt: Attempt, fetched: Fetched) -> None:
         """Until the engine is done with its rows; those that wait for LoRAs go on once these have arrived.
 
         Raises:
-            GiornataError: they cannot be loaded.
+            GiornataError: LoRAs cannot be loaded, or ControlNets are not to be had.
         """
         released = asyncio.create_task(self._carried[attempt.key].released.wait(), name="released")
-        loading = asyncio.ensure_future(arriving)
+        loading = asyncio.ensure_future(fetched.arriving)
+        waiting: set[asyncio.Future[Any]] = {released, loading, fetched.failed}
         try:
-            await asyncio.wait((released, loading), return_when=asyncio.FIRST_COMPLETED)
-            if not released.done():
-                await loading
+            while not released.done():
+                ended, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                if released in ended:
+                    return
+                for one in ended:
+                    one.result()
                 self._engine.resume(*attempt.key)
-                await released
         finally:
             released.cancel()
             await asyncio.wait([released])

@@ -16,7 +16,7 @@ from giornata.packed.region import Region, beside, region_of, united
 from giornata.planning.costs import renewed_every, renewed_later
 from giornata.scheduling.batch import RowKey
 from giornata.wire.adapters import control_name
-from giornata.wire.errors import ControlNetNotFound, InputLost, SchemaMismatch, TaskNotSupported
+from giornata.wire.errors import InputLost, SchemaMismatch, TaskNotSupported
 from giornata.wire.messages import RunRequest
 from giornata.wire.models import Task
 from giornata.wire.progress import RowRecord
@@ -77,12 +77,9 @@ async def rows_of(
 async def _controls(
     request: RunRequest, index: int, checkpoint: Checkpoint, blobs: BlobStore
 ) -> bytes | None:
-    """What the ControlNets of a row see; None without any."""
-    missing = [use.model for use in request.job.controls if use.digest not in checkpoint.controlnets]
-    if missing:
-        known = ", ".join(net.card.name for net in checkpoint.controlnets.values()) or "none"
-        raise ControlNetNotFound(field="controlnets", received=missing[0], accepted=known)
-    if not request.job.controls:
+    """What the ControlNets of a row see; None without any, and where this process cannot compute them all."""
+    uses = request.job.controls
+    if not uses or any(use.digest not in checkpoint.controlnets for use in uses):
         return None
     images = request.encoding.controls
     if len(images) not in {1, len(request.encoding.rows)}:

@@ -9,6 +9,7 @@ from typing import Final, TypeVar
 from giornata.planning.costing import CostModel
 from giornata.planning.profiles import Profile
 from giornata.scheduling.batch import RowKey
+from giornata.wire.controlnets import ControlBase
 from giornata.wire.values import Mode
 from giornata.wire.workers import (
     AdapterCounters,
@@ -78,6 +79,7 @@ class Reporter:
         resident: dict[Tier, tuple[str, ...]],
         adapters: AdapterCounters,
         adapters_resident: dict[Tier, tuple[str, ...]],
+        controlled: ControlBase | None = None,
     ) -> WorkerState:
         """The next message; samples are told once.
 
@@ -102,6 +104,7 @@ class Reporter:
             loads=_taken(self._loads),
             adapter_loads=_taken(self._adapter_loads),
             blocks=self._blocks,
+            controlled=controlled,
             cost_model=self._costs.state.model_copy(update=self._told_of_costs),
         )
 

@@ -8,21 +8,41 @@ from typing import Protocol
 
 from giornata.packed.uses import Residuals, Use
 from giornata.scheduling.batch import RowKey
+from giornata.wire.values import Mode
+from giornata_denoiser.blocks.waits import Waits
 from giornata_denoiser.rows.row import Row
+
+OfSequences = tuple[Residuals, ...]
+"""What is added to each sequence of a row; empty where no ControlNet acts."""
 
 
 class ControlNotLoaded(LookupError):
     """A row is to be computed, and a ControlNet that acts in its step is not here."""
 
 
-class Controls(Protocol):
-    """Computes ControlNets."""
+class ControlLost(ConnectionError):
+    """What is to be added to rows does not come: the step is to be repeated when they are open elsewhere."""
 
-    def residuals(self, rows: Sequence[Row]) -> tuple[Residuals | None, ...]:
-        """What the ControlNets of `rows` add in their next steps, by row; None where none acts.
+    def __init__(self, keys: Collection[RowKey]) -> None:
+        super().__init__(f"the ControlNets of {len(keys)} rows are lost")
+        self.keys = frozenset(keys)
+
+
+class Controls(Protocol):
+    """Computes ControlNets, or has them computed."""
+
+    def ready(self, row: Row) -> bool:
+        """Whether what acts in the next step of `row` can be computed; a row that is not ready waits."""
+
+    def residuals(self, rows: Sequence[Row], whole: Sequence[bool], waits: Waits) -> tuple[OfSequences, ...]:
+        """What the ControlNets of `rows` add in their next steps, by row.
+
+        `whole` tells of each row whether the step computes all of its tokens in some block. Whoever reads a sample may
+        wait for it, which `waits` adds up.
 
         Raises:
             ControlNotLoaded: one acts and cannot be computed: a row is never computed without it.
+            ControlLost: it cannot be computed where it was to be.
         """
 
     def retain(self, keys: Collection[RowKey]) -> None:
@@ -32,26 +52,34 @@ class Controls(Protocol):
 class NoControls:
     """A worker that has none; satisfies :class:`Controls`."""
 
-    def residuals(self, rows: Sequence[Row]) -> tuple[Residuals | None, ...]:
-        """None for each row."""
+    def ready(self, row: Row) -> bool:  # noqa: ARG002 - protocol
+        """Always: a row that has ControlNets fails at once."""
+        return True
+
+    def residuals(self, rows: Sequence[Row], whole: Sequence[bool], waits: Waits) -> tuple[OfSequences, ...]:  # noqa: ARG002 - protocol
+        """Nothing for each row."""
         for row in rows:
             if any(row.adapters.controlling(row.step)):
                 raise ControlNotLoaded(f"row {row.key} has ControlNets, and this worker has none")
-        return (None,) * len(rows)
+        return ((),) * len(rows)
 
     def retain(self, keys: Collection[RowKey]) -> None:
         """Nothing is kept."""
 
 
-def controlled(
-    uses: Sequence[Use], rows: Sequence[Row], residuals: Sequence[Residuals | None]
-) -> tuple[Use, ...]:
-    """The `uses` of a batch's sequences with the residuals of their rows, which are by row.
+def wholly(uses: Sequence[Use], rows: Sequence[Row]) -> list[bool]:
+    """By row, whether its step computes all of its tokens in some block."""
+    taken = (use.taken for use in uses[: len(rows)])
+    return [each is None or Mode.FULL in each.modes for each in taken]
 
-    A row's negative sequence gets the same, as in `FluxControlNetPipeline`.
-    """
-    guided = (each for row, each in zip(rows, residuals, strict=True) if len(row.prompts) > 1)
+
+def controlled(uses: Sequence[Use], rows: Sequence[Row], residuals: Sequence[OfSequences]) -> tuple[Use, ...]:
+    """The `uses` of a batch's sequences with the residuals of their rows, which are by row."""
+    if not any(residuals):
+        return tuple(uses)
+    positive = [of[0] if of else None for of in residuals]
+    guided = [of[1] if of else None for row, of in zip(rows, residuals, strict=True) if len(row.prompts) > 1]
     return tuple(
         use if added is None else replace(use, residuals=added)
-        for use, added in zip(uses, (*residuals, *guided), strict=True)
+        for use, added in zip(uses, (*positive, *guided), strict=True)
     )

@@ -21,8 +21,9 @@ from giornata.wire.errors import RowPoisoned
 from giornata.wire.workers import StepSample
 from giornata_denoiser.blocks.waits import Waits
 from giornata_denoiser.engine import results
+from giornata_denoiser.engine.arriving import able
 from giornata_denoiser.engine.checks import Checks, Judge, Verdict, judge_for
-from giornata_denoiser.engine.controls import Controls, NoControls, controlled
+from giornata_denoiser.engine.controls import ControlLost, Controls, NoControls, controlled, wholly
 from giornata_denoiser.engine.hosting import hosting_for
 from giornata_denoiser.engine.low_ranks import LowRanks, NoLoras, acting, adapted, by_set, one_set
 from giornata_denoiser.engine.merging import Merging
@@ -47,6 +48,7 @@ class _Given(NamedTuple):
     began: float
     assemble_ms: float
     waited_ms: float
+    controls_waited_ms: float
 
 
 class Engine:
@@ -97,14 +99,19 @@ class Engine:
             capacity, lambda rows: self._memory.fits(rows, how.model.costs), joining
         )
         self._clock, self._trace = clock, trace
-        self.low_ranks = low_ranks or NoLoras()
+        self._low_ranks = low_ranks or NoLoras()
         self._controls = controls or NoControls()
         self._merging = merging or Merging()
         self._placing = Placing(family, self._merging)
         self._steady = False
-        self._waits = Waits(clock)
+        self._waits, self._control_waits = Waits(clock), Waits(clock)
         self._hosting = hosting_for(family.device, self._waits)
         self._sources = Sources(family, how, self._waits, trace)
+
+    def able(self, row: Row) -> Row | None:
+        """`row` as it makes its next step; None while it has to wait for its LoRAs, or for its ControlNets."""
+        now = able(row, self._low_ranks)
+        return now if now is not None and self._controls.ready(now) else None
 
     def step(self) -> StepReport | None:
         """One step for all running rows; None when there is nothing to do."""
@@ -154,6 +161,8 @@ class Engine:
                 return self._forward(rows)
         except torch.AcceleratorError:
             raise
+        except ControlLost:  # its rows are no longer ready; the others repeat the step
+            return StepReport(began, self._clock())
         except Exception as error:  # noqa: BLE001 - a row's edge: the row is answered with it, and the service logs it
             if len(rows) == 1 and rows[0].template is None and not rows[0].renewed_every:
                 return StepReport(
@@ -195,14 +204,16 @@ class Engine:
         began = self._clock()
         show, network = self._preview_map, self.family.network
         with torch.inference_mode():
-            low_ranks = tuple(acting(row, self.low_ranks) for row in rows)
+            low_ranks = tuple(acting(row, self._low_ranks) for row in rows)
             self._merging.settle(rows, low_ranks, steady=self._steady)
             assembly = self._placing.of(rows, low_ranks)
             assembled = self._clock()
             plan = self._sources.step(rows)
             self._waits.total_s = 0.0
             uses = adapted(plan.uses, rows, [self._merging.beside(each) for each in low_ranks])
-            uses = controlled(uses, rows, self._controls.residuals(rows))
+            self._control_waits.total_s = 0.0
+            added = self._controls.residuals(rows, wholly(uses, rows), self._control_waits)
+            uses = controlled(uses, rows, added)
             stepped = denoise_step(self.family, assembly, rows, uses, self._trace)
             # (height, width, 3) uint8 on the device, of the rows that are shown after this step.
             pictures = [
@@ -212,7 +223,13 @@ class Engine:
             verdict = self._judge(stepped.latents)
         entries = self._hosted(rows, plan)
         given = _Given(
-            verdict, plan.work, plan.sample, began, (assembled - began) * 1e3, self._waits.total_s * 1e3
+            verdict,
+            plan.work,
+            plan.sample,
+            began,
+            (assembled - began) * 1e3,
+            self._waits.total_s * 1e3,
+            self._control_waits.total_s * 1e3,
         )
         shown = any(picture is not None for picture in pictures)
         leaves = shown or any(plan.learning) or any(row.step + 1 >= row.steps for row in rows)
@@ -264,9 +281,14 @@ class Engine:
         given.verdict.read()
         ended = self._clock()
         # The device begins a step when it has ended the one before.
-        step_ms = (ended - max(given.began, self._ended_s)) * 1e3
+        step_ms = (ended - max(given.began, self._ended_s)) * 1e3 - given.controls_waited_ms
         self._ended_s = ended
         if not given.sample.loaded_bytes:  # else part of it was waiting
             self._model.observe_step(given.work, step_ms)
-        measured = {"assemble_ms": given.assemble_ms, "step_ms": step_ms, "waited_ms": given.waited_ms}
+        measured = {
+            "assemble_ms": given.assemble_ms,
+            "step_ms": step_ms,
+            "waited_ms": given.waited_ms,
+            "controls_waited_ms": given.controls_waited_ms,
+        }
         return given.sample.model_copy(update=measured)

@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from typing import Self
 
 from giornata.scheduling.batch import RowKey
-from giornata_denoiser.engine.arriving import able
 from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.engine.protocol import EngineState, StepReport
 from giornata_denoiser.rows.row import Row
@@ -34,7 +33,7 @@ class EngineLoop:
     ) -> None:
         self._engine, self._on_report, self._on_crash = engine, on_report, on_crash
         self.paused = 0
-        """How many rows have waited for LoRAs while others could go on."""
+        """How many rows have waited for LoRAs or ControlNets while others could go on."""
         self._began_s: float | None = None
         self._condition = threading.Condition()
         self._accepting = True
@@ -107,21 +106,25 @@ class EngineLoop:
     def _next(self) -> tuple[Row, ...]:
         """The rows of the next step, once there are any; none when the loop is to stop."""
         with self._condition:
-            self._pause()
-            if not self._engine.batch.able:
+            if not self._goes_on():
                 self._engine.rest()
-            self._condition.wait_for(lambda: self._stopping or self._engine.batch.able)
+                self._condition.wait_for(self._goes_on)
             if self._stopping:
                 return ()
             self._began_s = time.perf_counter()
             return self._engine.plan()
 
+    def _goes_on(self) -> bool:
+        """Whether there is a row to compute, or the loop is to stop."""
+        self._pause()
+        return self._stopping or self._engine.batch.able
+
     def _pause(self) -> None:
-        """Let rows wait whose LoRAs are missing, and those that have arrived act from the next step on."""
+        """Let rows wait whose adapters are missing, and LoRAs that have arrived act from the next step on."""
         batch = self._engine.batch
         late: list[RowKey] = []
         for row in (*batch.running, *batch.waiting):
-            now = able(row, self._engine.low_ranks)
+            now = self._engine.able(row)
             if now is None:
                 late.append(row.key)
             elif now is not row:

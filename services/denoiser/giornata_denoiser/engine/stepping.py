@@ -44,7 +44,7 @@ def denoise_step(
     """
     lengths = assembly.computed_lengths
     latents = [moved(row.latent, family.device) for row in rows]  # only rows that join have theirs elsewhere
-    seen = [_scaled(latent, row) for latent, row in zip(latents, rows, strict=True)]
+    seen = [row.scaled(latent) for latent, row in zip(latents, rows, strict=True)]
     steps = [row.step for row in rows]
     output = _output(family.network, assembly, torch.cat(seen), steps, uses=uses, trace=trace)
     computed = _taken(assembly, latents)
@@ -68,12 +68,6 @@ def denoise_step(
         ),
         tuple(each.generator for each in drawn),
     )
-
-
-def _scaled(latent: Tensor, row: Row) -> Tensor:
-    """What the network sees of a row's latent."""
-    factor = row.track.scales[row.step]
-    return latent if factor == 1.0 else latent * factor
 
 
 def _taken(assembly: Assembly, whole: Sequence[Tensor]) -> Tensor:

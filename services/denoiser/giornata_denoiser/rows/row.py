@@ -161,6 +161,11 @@ class Row:
         """Noise level of the next step."""
         return float(self.track.levels[self.step])
 
+    def scaled(self, latent: Tensor) -> Tensor:
+        """What the network sees of its `latent` in the next step."""
+        factor = self.track.scales[self.step]
+        return latent if factor == 1.0 else latent * factor
+
     @property
     def computed_tokens(self) -> int:
         """Tokens of the picture that are computed."""

@@ -16,6 +16,7 @@ from types import MappingProxyType
 from typing import Final
 
 from giornata.fleet import served
+from giornata.scheduling.controls import fits
 from giornata.wire.adapters import ControlCard
 from giornata.wire.cells import MAIN
 from giornata.wire.fleet import FleetSummary, InstanceReport
@@ -118,16 +119,22 @@ def summary(
 def _controlnets(
     models: Iterable[ModelCard], states: Sequence[ServiceState]
 ) -> dict[str, tuple[ControlCard, ...]]:
-    """ControlNets of the denoisers among `states`, by model; of several with one name, that of the first digest."""
+    """ControlNets that the denoisers among `states` have, or that instances of the service compute for them, by model.
+
+    Of several with one name, that of the first digest.
+    """
+    offered = [card for state in states if state.control is not None for card in state.controlnets]
     found: dict[str, tuple[ControlCard, ...]] = {}
     for model in models:
-        cards = (
-            card
+        denoisers = [
+            state
             for state in states
             if state.service is ServiceName.DENOISER
             and any((one.name, one.digest) == (model.name, model.digest) for one in state.models)
-            for card in state.controlnets
-        )
+        ]
+        bases = [s.worker.controlled for s in denoisers if s.worker is not None and s.worker.controlled]
+        cards = [card for state in denoisers for card in state.controlnets]
+        cards += [card for card in offered if any(fits(card, base) for base in bases)]
         by_name: dict[str, ControlCard] = {}
         for card in sorted(cards, key=attrgetter("name", "digest")):
             by_name.setdefault(card.name, card)

@@ -24,14 +24,14 @@ from tests.unit.denoiser.attempts.test_attempt import request
 @asynccontextmanager
 async def fetch_for_ever(request: RunRequest) -> AsyncIterator[Fetched]:
     await asyncio.Event().wait()
-    yield Fetched((), asyncio.sleep(0))
+    yield Fetched((), asyncio.sleep(0), asyncio.get_running_loop().create_future())
 
 
 @asynccontextmanager
 async def refuse(request: RunRequest) -> AsyncIterator[Fetched]:
     if request.rows:
         raise InvalidField("strength leaves no step to compute.", field="strength")
-    yield Fetched((), asyncio.sleep(0))
+    yield Fetched((), asyncio.sleep(0), asyncio.get_running_loop().create_future())
 
 
 async def publish_nothing(*event: object) -> None:

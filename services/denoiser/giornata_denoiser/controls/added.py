@@ -1,0 +1,41 @@
+"""What the ControlNets of a row add in one step, as the blocks of its sequences read it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from giornata.control.expansion import Behind
+from giornata_denoiser.engine.controls import OfSequences
+
+
+@dataclass(frozen=True, eq=False)
+class Added:
+    """Sums that are here."""
+
+    behind: Behind
+    """By block, which of them is added behind it."""
+    sums: tuple[Tensor, ...]
+    """(sequences, tokens, channels) each, of the whole picture; one sequence serves all."""
+
+    def of(self, sequences: int) -> OfSequences:
+        """By sequence of the row."""
+        return tuple(_OfSequence(self, nth) for nth in range(sequences))
+
+
+@dataclass(frozen=True, eq=False)
+class _OfSequence:
+    """Satisfies :class:`giornata.packed.uses.Residuals`."""
+
+    added: Added
+    nth: int
+    whole: bool = True
+
+    def sample(self, block: int) -> Tensor | None:
+        """(tokens, channels) behind `block`."""
+        index = self.added.behind[block]
+        if index is None:
+            return None
+        of = self.added.sums[index]
+        return of[self.nth if len(of) > 1 else 0]

@@ -1,0 +1,57 @@
+"""ControlNets of a step's rows, each computed where its row is open: in this process, or at an instance."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from giornata.scheduling.batch import RowKey
+from giornata_denoiser.blocks.waits import Waits
+from giornata_denoiser.controls.local import LocalControls
+from giornata_denoiser.controls.remote import RemoteControls
+from giornata_denoiser.engine.controls import ControlNotLoaded, OfSequences
+from giornata_denoiser.rows.row import Row
+
+
+class ExecutingControls:
+    """Satisfies :class:`giornata_denoiser.engine.controls.Controls`. A row that is open at an instance is asked there.
+
+    Either executor may be missing.
+    """
+
+    def __init__(self, local: LocalControls | None, remote: RemoteControls | None) -> None:
+        self._local, self._remote = local, remote
+
+    def ready(self, row: Row) -> bool:
+        """See :meth:`giornata_denoiser.engine.controls.Controls.ready`: rows wait until they are open."""
+        if not any(row.adapters.controlling(row.step)) or self._asks(row):
+            return True
+        return self._remote is None or (self._local is not None and self._local.has(row))
+
+    def residuals(self, rows: Sequence[Row], whole: Sequence[bool], waits: Waits) -> tuple[OfSequences, ...]:
+        """See :meth:`giornata_denoiser.engine.controls.Controls.residuals`.
+
+        Instances are asked first, and compute while this process does.
+        """
+        found: dict[RowKey, OfSequences] = {}
+        asking = [(row, every) for row, every in zip(rows, whole, strict=True) if self._asks(row)]
+        if self._remote is not None and asking:
+            elsewhere = [row for row, _ in asking]
+            asked = self._remote.ask(elsewhere, [every for _, every in asking], waits)
+            found |= {row.key: added for row, added in zip(elsewhere, asked, strict=True)}
+        here = [row for row in rows if row.key not in found and row.adapters.controls]
+        if self._local is not None and here:
+            found |= {row.key: added for row, added in zip(here, self._local.compute(here), strict=True)}
+        for row in rows:
+            if row.key not in found and any(row.adapters.controlling(row.step)):
+                raise ControlNotLoaded(f"row {row.key} has ControlNets, and this worker has none")
+        return tuple(found.get(row.key, ()) for row in rows)
+
+    def retain(self, keys: Collection[RowKey]) -> None:
+        """See :meth:`giornata_denoiser.engine.controls.Controls.retain`."""
+        if self._local is not None:
+            self._local.retain(keys)
+        if self._remote is not None:
+            self._remote.retain(keys)
+
+    def _asks(self, row: Row) -> bool:
+        return self._remote is not None and self._remote.has(row.key)

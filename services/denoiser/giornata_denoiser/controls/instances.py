@@ -1,0 +1,147 @@
+"""The instances of the ControlNet service that are alive, and the data paths to them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Collection
+from contextlib import asynccontextmanager
+
+import structlog
+import torch
+
+from giornata.bus.bus import Bus
+from giornata.bus.listening import keep_looking
+from giornata.control.link.client import Link
+from giornata.control.link.losses import LinkLost
+from giornata.fleet import Fleet, ListeningClock
+from giornata.wire import subjects
+from giornata.wire.controlnets import Opened
+from giornata.wire.errors import NotSupported
+from giornata.wire.workers import ServiceName, ServiceState
+
+log = structlog.get_logger(__name__)
+
+
+class Instances:
+    """What telemetry tells of them. Everything is of one event loop."""
+
+    def __init__(self) -> None:
+        self._fleet, self._clock = Fleet(), ListeningClock()
+        self._news = asyncio.Event()
+        self.on_gone: Callable[[str], None] = lambda _: None
+        """Told of each instance that is silent or has left."""
+
+    @property
+    def states(self) -> list[ServiceState]:
+        """The instances that take rows now."""
+        return self._fleet.ready(ServiceName.CONTROLNET)
+
+    def offer(self, digests: Collection[str]) -> bool:
+        """Whether one that is alive has these ControlNets, whether it takes rows now or not."""
+        return any({card.digest for card in s.controlnets}.issuperset(digests) for s in self._fleet.all())
+
+    async def news(self) -> None:
+        """Wait until one of them tells something."""
+        self._news.clear()
+        await self._news.wait()
+
+    @asynccontextmanager
+    async def heard(self, bus: Bus) -> AsyncIterator[None]:
+        """Listen to their telemetry within the context."""
+        told = subjects.telemetry_of(ServiceName.CONTROLNET)
+        async with bus.listen(told, ServiceState, self._hear) as listening, asyncio.TaskGroup() as tasks:
+            looking = tasks.create_task(keep_looking(listening, self._clock, self._look), name="instances")
+            try:
+                yield
+            finally:
+                looking.cancel()
+
+    def _hear(self, state: ServiceState) -> None:
+        self._fleet.observe(state, self._clock.listened_s)
+        self._news.set()
+
+    def _look(self) -> None:
+        for state in self._fleet.expire(self._clock.listened_s):
+            log.warning("controlnet_silent", instance=state.instance)
+            self.on_gone(state.instance)
+
+
+class Path:
+    """A link, and how much of its memory rows may still take. Everything is of one event loop."""
+
+    def __init__(self, link: Link, size_bytes: int) -> None:
+        self.link, self.size_bytes = link, size_bytes
+        self._free = size_bytes
+        self._changed = asyncio.Condition()
+
+    async def take(self, wanted_bytes: int) -> None:
+        """Wait until so much is free, and take it.
+
+        Raises:
+            NotSupported: it never is.
+        """
+        if wanted_bytes > self.size_bytes:
+            raise NotSupported(
+                "The ControlNets of a picture of this size take more memory than a denoiser's data path has.",
+                field="controlnets",
+                received=f"{wanted_bytes >> 20} MiB",
+                accepted=f"{self.size_bytes >> 20} MiB (GIORNATA_CONTROL_SLAB_MB)",
+            )
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._free >= wanted_bytes)
+            self._free -= wanted_bytes
+
+    async def give_back(self, taken_bytes: int) -> None:
+        """Let others have it."""
+        async with self._changed:
+            self._free += taken_bytes
+            self._changed.notify_all()
+
+
+class Links:
+    """One data path to each instance that has rows of this denoiser, made when the first row is open there."""
+
+    def __init__(self, slab_bytes: int, device: torch.device) -> None:
+        self._slab_bytes, self._device = slab_bytes, device
+        self._paths: dict[tuple[str, str], Path] = {}
+        """By instance and address."""
+        self._making = asyncio.Lock()
+
+    async def to(self, instance: str, opened: Opened) -> Path:
+        """The data path over which the row that is `opened` can be asked for.
+
+        Raises:
+            LinkLost: the instance cannot be reached so.
+        """
+        key = instance, opened.address
+        async with self._making:
+            path = self._paths.get(key)
+            if path is not None and not path.link.lost:
+                return path
+            if path is not None:
+                await asyncio.to_thread(path.link.close)
+            link = await asyncio.to_thread(self._made, opened)
+            log.info("controlnet_linked", instance=instance, path=opened.path)
+            self._paths[key] = path = Path(link, self._slab_bytes)
+            return path
+
+    async def leave(self, instance: str) -> None:
+        """Close the links to an instance that is gone."""
+        async with self._making:
+            for key in [key for key in self._paths if key[0] == instance]:
+                await asyncio.to_thread(self._paths.pop(key).link.close)
+
+    async def close(self) -> None:
+        """Close all links: whoever waits for a sample is told that it is lost."""
+        async with self._making:
+            for path in self._paths.values():
+                await asyncio.to_thread(path.link.close)
+            self._paths.clear()
+
+    def _made(self, opened: Opened) -> Link:
+        try:
+            return Link(
+                opened.path, opened.address, opened.token, slab_bytes=self._slab_bytes, device=self._device
+            )
+        except OSError as error:
+            raise LinkLost(f"no data path over {opened.path} to {opened.address}: {error}") from error

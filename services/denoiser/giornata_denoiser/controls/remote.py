@@ -1,0 +1,211 @@
+"""ControlNets that an instance of the service computes beside a step: asked for before it, and waited for in it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from giornata.control.expansion import Behind, Summed, sequences, summed
+from giornata.control.link.client import Asked, Link
+from giornata.control.link.losses import ControlFailed, LinkLate, LinkLost
+from giornata.scheduling.batch import RowKey
+from giornata_denoiser.blocks.waits import Waits
+from giornata_denoiser.controls.holding import Holding
+from giornata_denoiser.controls.networks import Controlled
+from giornata_denoiser.engine.controls import ControlLost, OfSequences
+from giornata_denoiser.rows.row import Row
+
+LATE_S: Final = 10.0
+"""How long a sample may take before its instance is given up."""
+
+
+@dataclass(frozen=True, eq=False)
+class Session:
+    """A row that is open at an instance."""
+
+    instance: str
+    link: Link
+    row: str
+    """What the instance knows it by."""
+    behind: tuple[Behind, ...]
+    """By ControlNet of the row."""
+
+
+@dataclass(frozen=True, eq=False)
+class Coming:
+    """What was asked for a row's step."""
+
+    key: RowKey
+    session: Session
+    asked: Asked
+    sums: Summed
+    sequences: int
+    whole: bool
+
+
+@dataclass(frozen=True)
+class Manner:
+    """How rows use what an instance computes."""
+
+    held_steps: int = 1
+    """What a step adds serves so many steps of a row that reuses."""
+    stale: bool = False
+    """Each step takes what was asked for the one before it, so that no step waits (Katz, ATC '25, §5)."""
+    late_s: float = LATE_S
+
+
+class RemoteControls:
+    """The rows that are open at instances. Sessions come and go in other threads than the engine's.
+
+    `lost` is told of a row whose instance does not compute it any longer, and why.
+    """
+
+    def __init__(
+        self,
+        network: Controlled,
+        dtype: torch.dtype,
+        device: torch.device,
+        lost: Callable[[RowKey, Exception], None],
+        manner: Manner | None = None,
+    ) -> None:
+        self._network, self._dtype, self._device, self._lost = network, dtype, device, lost
+        self._manner = manner or Manner()
+        self._lock = threading.Lock()
+        self._sessions: dict[RowKey, Session] = {}
+        self._holding: Holding[Coming] = Holding()
+        self._used: list[Coming] = []
+        """What the last step has used, and no later one will."""
+
+    def put(self, key: RowKey, session: Session) -> None:
+        """The row is open there from now on."""
+        with self._lock:
+            self._sessions[key] = session
+
+    def drop(self, key: RowKey) -> Session | None:
+        """The row is no longer open."""
+        with self._lock:
+            return self._sessions.pop(key, None)
+
+    def has(self, key: RowKey) -> bool:
+        """Whether the row is open at an instance that can be asked."""
+        with self._lock:
+            return key in self._sessions
+
+    def ask(self, rows: Sequence[Row], whole: Sequence[bool], waits: Waits) -> tuple[OfSequences, ...]:
+        """Ask for what is added in the next steps of `rows`, which are open; what is read of it is waited for then.
+
+        Raises:
+            ControlLost: instances do not take the question.
+        """
+        self._release()
+        return tuple(self._of(row, every, waits) for row, every in zip(rows, whole, strict=True))
+
+    def retain(self, keys: Collection[RowKey]) -> None:
+        """Keep nothing of steps of other rows."""
+        self._used += self._holding.retain(keys)
+        self._release()
+
+    def _of(self, row: Row, whole: bool, waits: Waits) -> OfSequences:  # noqa: FBT001 - of one row
+        acting = row.adapters.controlling(row.step)
+        if not any(acting):
+            return ()
+        whole = whole or row.region is None
+        manner = self._manner
+        if not manner.stale and row.region is not None:
+            held = self._holding.find(row, acting, whole=whole, steps=manner.held_steps - 1)
+            if held is not None:
+                return self._read(held, row, waits)
+        before = self._holding.find(row, acting, whole=whole, steps=1) if manner.stale else None
+        replaced = self._holding.forget(row.key)
+        if replaced is not None:
+            self._used.append(replaced)
+            if before is None:
+                self._release()  # makes room; else this step reads it
+        mine = self._asked(row, acting, whole=whole)
+        self._holding.keep(row, acting, mine, whole=whole)
+        return self._read(mine if before is None else before, row, waits)
+
+    def _asked(self, row: Row, acting: tuple[bool, ...], *, whole: bool) -> Coming:
+        with self._lock:
+            session = self._sessions.get(row.key)
+        if session is None:
+            raise ControlLost({row.key})
+        base = self._network.base
+        sums = summed([behind for behind, acts in zip(session.behind, acting, strict=True) if acts])
+        count = sequences(base.kind, len(row.prompts))
+        tokens = count * (row.image_tokens if whole else row.computed_tokens)
+        try:
+            asked = session.link.ask(
+                row=session.row,
+                step=row.step,
+                level=float(row.track.times[row.step]),
+                latents=row.scaled(row.latent),
+                tokens=(tokens,) * len(sums.parts),
+                channels=[base.channels[block] for block in sums.first],
+                dtype=self._dtype,
+                whole=whole,
+            )
+        except (LinkLost, LinkLate) as error:
+            raise self._gone(row.key, session, error) from error
+        return Coming(row.key, session, asked, sums, count, whole)
+
+    def _read(self, coming: Coming, row: Row, waits: Waits) -> OfSequences:
+        return tuple(_Awaited(self, coming, nth, waits) for nth in range(len(row.prompts)))
+
+    def sample(self, coming: Coming, index: int, waits: Waits) -> Tensor:
+        """(sequences, tokens, channels) on the engine's device.
+
+        Raises:
+            ControlLost: it does not come.
+        """
+        try:
+            with waits.waiting():
+                flat = coming.asked.sample(index, self._manner.late_s)
+        except (LinkLost, LinkLate, ControlFailed) as error:
+            raise self._gone(coming.key, coming.session, error) from error
+        return flat.view(coming.sequences, -1, flat.shape[1]).to(self._device)
+
+    def _gone(self, key: RowKey, session: Session, error: Exception) -> ControlLost:
+        """The row is not open any longer, and its owner is told."""
+        with self._lock:
+            if self._sessions.get(key) is session:
+                del self._sessions[key]
+        if (coming := self._holding.forget(key)) is not None:
+            self._used.append(coming)
+        self._lost(key, error)
+        return ControlLost({key})
+
+    def _release(self) -> None:
+        if self._used and self._device.type == "cuda":
+            torch.cuda.current_stream(self._device).synchronize()
+        for coming in self._used:
+            coming.asked.release()
+        self._used.clear()
+
+
+@dataclass(frozen=True, eq=False)
+class _Awaited:
+    """What is added to one sequence; satisfies :class:`giornata.packed.uses.Residuals`."""
+
+    controls: RemoteControls
+    coming: Coming
+    nth: int
+    waits: Waits
+
+    @property
+    def whole(self) -> bool:
+        """Whether samples are of all tokens."""
+        return self.coming.whole
+
+    def sample(self, block: int) -> Tensor | None:
+        """(tokens, channels) behind `block`; waited for here."""
+        index = self.coming.sums.behind[block]
+        if index is None:
+            return None
+        of = self.controls.sample(self.coming, index, self.waits)
+        return of[self.nth if len(of) > 1 else 0]

@@ -1,0 +1,225 @@
+"""Rows that are open at instances of the ControlNet service: opened, opened elsewhere when one is lost, and closed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from contextlib import asynccontextmanager, suppress
+from typing import Final
+
+import structlog
+
+from giornata.bus.bus import Bus
+from giornata.control.link.losses import ControlFailed, LinkLost
+from giornata.deadlines import Deadline
+from giornata.scheduling.batch import RowKey
+from giornata.wire import subjects
+from giornata.wire.controlnets import CloseControl, Closed, DataPath, OpenControl, Opened, control_row
+from giornata.wire.errors import ControlNetNotFound, ControlNetUnavailable, GiornataError
+from giornata.wire.messages import RunRequest
+from giornata.wire.workers import ServiceState
+from giornata_denoiser.controls import choosing
+from giornata_denoiser.controls.instances import Instances, Links, Path
+from giornata_denoiser.controls.questions import Asking, question, room_bytes
+from giornata_denoiser.controls.remote import RemoteControls, Session
+from giornata_denoiser.rows.row import Row
+
+OPEN_S: Final = 20.0
+"""How long a row without an instance waits for one that takes it."""
+OPENING_MS: Final = 15_000
+"""How long an instance may take to open a row: it may have to load weights."""
+TOLD_S: Final = 2.0
+"""Within this time every instance that is alive tells of itself."""
+CLOSE_MS: Final = 1_000
+MOST_LOSSES: Final = 5
+"""A row that has been lost so often fails."""
+UNKNOWN_ROW: Final = "controlnet_row_unknown"
+"""Code of an instance that has forgotten a row, as one that was started again has: it can be opened there."""
+
+log = structlog.get_logger(__name__)
+
+
+class Sessions:
+    """Keeps rows open. Everything but :meth:`lost` is of one event loop.
+
+    `resume` is told of an attempt, job and number, whose rows can go on. Instances are told of rows that have ended by
+    `tasks`.
+    """
+
+    def __init__(
+        self,
+        bus: Bus,
+        instances: Instances,
+        links: Links,
+        asking: Asking,
+        *,
+        resume: Callable[[str, int], None],
+        tasks: asyncio.TaskGroup,
+    ) -> None:
+        self._tasks = tasks
+        self._bus, self._instances, self._links, self._asking = bus, instances, links, asking
+        self._resume = resume
+        self._loop = asyncio.get_running_loop()
+        self._losses: dict[RowKey, asyncio.Queue[Exception]] = {}
+        self.remote: RemoteControls
+        """Set by the owner: it tells :meth:`lost`."""
+
+    def lost(self, key: RowKey, reason: Exception) -> None:
+        """A row's instance does not compute it any longer; may be called in any thread."""
+        self._loop.call_soon_threadsafe(self._take_loss, key, reason)
+
+    @asynccontextmanager
+    async def held(
+        self, request: RunRequest, rows: Sequence[Row], *, fall_back: bool
+    ) -> AsyncIterator[asyncio.Future[None]]:
+        """Keep `rows` open within the context. The future has the error of a row that cannot be, and never ends else.
+
+        Rows that `fall_back` are computed in this process where no instance is left.
+        """
+        failed: asyncio.Future[None] = self._loop.create_future()
+        kept = [
+            asyncio.create_task(self._keep(request, row, failed, fall_back=fall_back), name="open")
+            for row in rows
+        ]
+        try:
+            yield failed
+        finally:
+            for task in kept:
+                task.cancel()
+            ended = await asyncio.gather(*kept, return_exceptions=True)
+            if not failed.cancel() and not failed.cancelled():
+                failed.exception()  # the attempt may have ended before it was told
+            for error in ended:
+                if isinstance(error, Exception):  # unexpected: what is expected has been told
+                    log.error("controlnet_row_failed", exc_info=error)
+
+    async def _keep(
+        self, request: RunRequest, row: Row, failed: asyncio.Future[None], *, fall_back: bool
+    ) -> None:
+        try:
+            error = await self._kept(request, row)
+        except Exception as unforeseen:  # noqa: BLE001 - the row's edge: its attempt is told
+            error = unforeseen
+        if fall_back:
+            log.warning("controlnet_local", key=row.key, error=str(error))
+            self._resume(row.key.job_id, row.key.attempt)
+        elif not failed.done():
+            failed.set_exception(error)
+
+    async def _kept(self, request: RunRequest, row: Row) -> Exception:
+        """Keep the row open, until it has been lost too often: what that means."""
+        losses = self._losses[row.key] = asyncio.Queue()
+        excluded: set[str] = set()
+        reasons: list[str] = []
+        try:
+            while len(reasons) < MOST_LOSSES:
+                session, path = await self._opened(request, row, excluded)
+                reason = await self._asked_there(row, session, path, losses)
+                log.warning("controlnet_lost", key=row.key, instance=session.instance, reason=str(reason))
+                reasons.append(str(reason))
+                if not (isinstance(reason, ControlFailed) and reason.code == UNKNOWN_ROW):
+                    excluded.add(session.instance)
+        finally:
+            del self._losses[row.key]
+        return ControlNetUnavailable("The row was lost at its ControlNet instances.", received=reasons[-1])
+
+    async def _asked_there(
+        self, row: Row, session: Session, path: Path, losses: asyncio.Queue[Exception]
+    ) -> Exception:
+        """Let the engine ask for the row at an instance, until it is lost there: why it is."""
+        taken = room_bytes(self._asking, row, session.behind)
+        try:
+            await path.take(taken)
+            try:
+                self.remote.put(row.key, session)
+                self._resume(row.key.job_id, row.key.attempt)
+                return await losses.get()
+            finally:
+                self.remote.drop(row.key)
+                await path.give_back(taken)
+        finally:
+            self._tasks.create_task(self._close(row.key, session), name="close")
+
+    async def _opened(self, request: RunRequest, row: Row, excluded: set[str]) -> tuple[Session, Path]:
+        """The row at an instance that is not excluded; after a while, at any.
+
+        Raises:
+            ControlNetUnavailable: no instance takes it in time.
+            GiornataError: an instance says that no instance can.
+        """
+        digests = {use.digest for use in row.adapters.controls}
+        last: GiornataError = ControlNetUnavailable(
+            received=", ".join(use.model for use in row.adapters.controls)
+        )
+        with suppress(TimeoutError):
+            async with asyncio.timeout(OPEN_S):
+                await self._offered(row, digests)
+                while True:
+                    states = choosing.able(self._instances.states, digests, excluded)
+                    found = choosing.best(states, digests, self._asking.host)
+                    if found is None:
+                        excluded.clear()
+                        await self._instances.news()
+                        continue
+                    try:
+                        return await self._open_at(found, request, row)
+                    except LinkLost as error:
+                        last = ControlNetUnavailable(received=str(error))
+                    except GiornataError as error:
+                        if not error.retryable:
+                            raise
+                        last = error
+                    excluded.add(found.instance)
+        raise last
+
+    async def _offered(self, row: Row, digests: Collection[str]) -> None:
+        """Wait for an instance that has these ControlNets; not for long, since those that are alive have told.
+
+        Raises:
+            ControlNetNotFound: none has.
+        """
+        try:
+            async with asyncio.timeout(TOLD_S):
+                while not self._instances.offer(digests):
+                    await self._instances.news()
+        except TimeoutError:
+            models = ", ".join(use.model for use in row.adapters.controls)
+            raise ControlNetNotFound(field="controlnets", received=models) from None
+
+    async def _open_at(self, state: ServiceState, request: RunRequest, row: Row) -> tuple[Session, Path]:
+        """The row at this instance; by TCP where its memory cannot be shared after all."""
+        opened = await self._asked(state, request, row, self._asking.paths)
+        try:
+            path = await self._links.to(state.instance, opened)
+        except LinkLost:
+            if opened.path is DataPath.TCP or DataPath.TCP not in self._asking.paths:
+                raise
+            opened = await self._asked(state, request, row, (DataPath.TCP,))
+            path = await self._links.to(state.instance, opened)
+        session = Session(state.instance, path.link, control_row(*_named(row.key)), opened.behind)
+        return session, path
+
+    async def _asked(
+        self, state: ServiceState, request: RunRequest, row: Row, paths: tuple[DataPath, ...]
+    ) -> Opened:
+        remaining_ms = min(request.remaining_ms, OPENING_MS)
+        asked: OpenControl = question(self._asking, request, row, paths, remaining_ms)
+        subject = subjects.controlnet(state.instance, "open")
+        return await self._bus.call(subject, asked, Opened, Deadline.after_ms(remaining_ms))
+
+    async def _close(self, key: RowKey, session: Session) -> None:
+        job_id, attempt, index = _named(key)
+        asked = CloseControl(job_id=job_id, attempt=attempt, index=index, remaining_ms=CLOSE_MS)
+        try:
+            subject = subjects.controlnet(session.instance, "close")
+            await self._bus.call(subject, asked, Closed, Deadline.after_ms(CLOSE_MS))
+        except GiornataError as error:  # it forgets rows that make no steps
+            log.info("controlnet_not_closed", key=key, instance=session.instance, error=str(error))
+
+    def _take_loss(self, key: RowKey, reason: Exception) -> None:
+        if (losses := self._losses.get(key)) is not None:
+            losses.put_nowait(reason)
+
+
+def _named(key: RowKey) -> tuple[str, int, int]:
+    return key.job_id, key.attempt, key.index

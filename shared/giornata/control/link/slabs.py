@@ -1,0 +1,209 @@
+"""Memory that one process owns and another may write to.
+
+A slab is one tensor of bytes. The denoiser's end makes it, and describes it in its first message; the instance's end
+opens it. Its memory goes with the last view of it, in each process.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import tempfile
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from giornata.control.link.frames import Malformed
+from giornata.wire.control_steps import DeviceMemory, Dtype, OpenLink
+from giornata.wire.controlnets import DataPath
+
+DTYPES: Final = {dtype: getattr(torch, dtype.value) for dtype in Dtype}
+NAMES: Final = {dtype: name for name, dtype in DTYPES.items()}
+_SEALED: Final = hasattr(os, "memfd_create")
+"""Whether the memory can be kept from shrinking under whoever has mapped it."""
+_SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL if _SEALED else 0
+
+
+@dataclass(eq=False)
+class Slab:
+    """The denoiser's memory."""
+
+    memory: Tensor
+    """(bytes,) uint8"""
+    descriptor: int | None = None
+    """Of the file that goes with the first message; the slab's until :meth:`sent`."""
+    device_memory: DeviceMemory | None = None
+
+    def sent(self) -> None:
+        """The instance has the file, or will never have it."""
+        if self.descriptor is not None:
+            os.close(self.descriptor)
+            self.descriptor = None
+
+    def left(self) -> None:
+        """The instance will not write any more, and may have died without saying that it has let go.
+
+        torch keeps shared device memory until its reader has counted itself out. A second count does no harm.
+        """
+        if (shared := self.device_memory) is not None:
+            self.device_memory = None
+            storage, device = self.memory.untyped_storage(), self.memory.device.index
+            with suppress(RuntimeError):  # the reader has counted itself out, and the counter is gone
+                storage._release_ipc_counter(shared.counter, shared.counter_offset, device=device)  # noqa: SLF001
+
+
+def make(path: DataPath, size_bytes: int, device: torch.device) -> Slab:
+    """A slab of `size_bytes`, all of it touched.
+
+    Args:
+        path: how the instance writes to it.
+        size_bytes: of it.
+        device: where the denoiser computes: device memory lies there, and memory for TCP is pinned where it is a GPU.
+
+    Raises:
+        OSError: there is not so much memory.
+    """
+    return _MAKING[path](size_bytes, device)
+
+
+def opened(opening: OpenLink, descriptor: int | None, device: torch.device) -> Tensor | None:
+    """The memory that a denoiser describes, (bytes,) uint8; None where it stays its own, for TCP.
+
+    Args:
+        opening: its first message.
+        descriptor: of the file that came along; the caller closes it.
+        device: of the instance.
+
+    Raises:
+        Malformed: it is not what the path takes, or cannot be opened.
+    """
+    shared = opening.memory
+    if (descriptor is not None) != (opening.path is DataPath.UNIX):
+        raise Malformed(f"the path {opening.path} comes {'without' if descriptor is None else 'with'} a file")
+    if (shared is not None) != (opening.path is DataPath.CUDA):
+        raise Malformed(f"the path {opening.path} comes {'with' if shared else 'without'} device memory")
+    if descriptor is not None:
+        return _mapped(descriptor, opening.slab_bytes)
+    if shared is not None:
+        return _device_memory(shared, opening.slab_bytes, device)
+    return None
+
+
+def at(slab: Tensor, offset: int, shape: tuple[int, int], dtype: torch.dtype) -> Tensor:
+    """The tensor of this shape at byte `offset` of a slab: a view."""
+    size_bytes = shape[0] * shape[1] * dtype.itemsize
+    return slab[offset : offset + size_bytes].view(dtype).view(shape)
+
+
+def bytes_of(tensor: Tensor) -> memoryview:
+    """The memory of a contiguous tensor on the CPU."""
+    flat: Any = tensor.detach().reshape(-1).view(torch.uint8).numpy()
+    return memoryview(flat)
+
+
+def _shared_memory(size_bytes: int, _device: torch.device) -> Slab:
+    descriptor = _unnamed_file()
+    try:
+        _allocate(descriptor, size_bytes)
+        if _SEALED:
+            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
+        return Slab(_map(descriptor, size_bytes).zero_(), descriptor)
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def _allocate(descriptor: int, size_bytes: int) -> None:
+    """Raises OSError where there is not so much memory, as far as the platform can tell."""
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(descriptor, 0, size_bytes)
+    else:
+        os.ftruncate(descriptor, size_bytes)
+
+
+def _unnamed_file() -> int:
+    if _SEALED:
+        return os.memfd_create("giornata-control", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    descriptor, name = tempfile.mkstemp()
+    os.unlink(name)  # noqa: PTH108 - a descriptor, not a path, is what stays
+    return descriptor
+
+
+def _mapped(descriptor: int, size_bytes: int) -> Tensor:
+    """Raises Malformed where the file could shrink, which would end a process that writes to it, or is too short."""
+    try:
+        sealed = not _SEALED or fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & _SEALS == _SEALS
+        found = os.fstat(descriptor).st_size
+        if not sealed or found != size_bytes:
+            raise Malformed(
+                f"a slab of {size_bytes} bytes in {'a' if sealed else 'an unsealed'} file of {found}"
+            )
+        return _map(descriptor, size_bytes)
+    except OSError as error:
+        raise Malformed(f"the slab's file cannot be mapped: {error}") from error
+
+
+def _map(descriptor: int, size_bytes: int) -> Tensor:
+    flags = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
+    return torch.frombuffer(mmap.mmap(descriptor, size_bytes, flags), dtype=torch.uint8)
+
+
+def _own_memory(size_bytes: int, device: torch.device) -> Slab:
+    return Slab(torch.empty(size_bytes, dtype=torch.uint8, pin_memory=device.type == "cuda").zero_())
+
+
+def _own_device_memory(size_bytes: int, device: torch.device) -> Slab:
+    memory = torch.zeros(size_bytes, dtype=torch.uint8, device=device)
+    storage: Any = memory.untyped_storage()
+    _, handle, _, offset, counter, counter_offset, event, event_sync = storage._share_cuda_()
+    shared = DeviceMemory(
+        device=_unique(memory.device.index),
+        handle=handle,
+        offset_bytes=offset,
+        counter=counter,
+        counter_offset=counter_offset,
+        event=event,
+        event_sync=event_sync,
+    )
+    return Slab(memory, device_memory=shared)
+
+
+def _device_memory(shared: DeviceMemory, size_bytes: int, device: torch.device) -> Tensor:
+    if device.type != "cuda":
+        raise Malformed(f"device memory is offered, and this instance computes on {device}")
+    indices = {_unique(index): index for index in range(torch.cuda.device_count())}
+    if shared.device not in indices:
+        raise Malformed(f"device memory of {shared.device}, which this instance does not see")
+    storage: Any = torch.UntypedStorage
+    try:
+        opened_storage = storage._new_shared_cuda(  # noqa: SLF001 - torch has no public way
+            indices[shared.device],
+            shared.handle,
+            size_bytes,
+            shared.offset_bytes,
+            shared.counter,
+            shared.counter_offset,
+            shared.event,
+            shared.event_sync,
+        )
+    except RuntimeError as error:
+        raise Malformed(f"the device memory cannot be opened: {error}") from error
+    where = torch.device("cuda", indices[shared.device])
+    return torch.empty(0, dtype=torch.uint8, device=where).set_(opened_storage)
+
+
+def _unique(index: int) -> str:
+    """A device's name that all processes of a host share; their indices may differ."""
+    return str(torch.cuda.get_device_properties(index).uuid)
+
+
+_MAKING: Final[dict[DataPath, Callable[[int, torch.device], Slab]]] = {
+    DataPath.UNIX: _shared_memory,
+    DataPath.CUDA: _own_device_memory,
+    DataPath.TCP: _own_memory,
+}

@@ -1,0 +1,129 @@
+"""`SD3ControlNetModel` of Stable Diffusion 3 and 3.5: pictures of one size and text length share a forward."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, cast
+
+import torch
+from diffusers import SD3ControlNetModel
+from torch import Tensor
+from torch.nn import functional
+
+from giornata.control.expansion import Behind, sd3
+from giornata.control.mismatch import ControlMismatch, fits
+from giornata.control.protocol import Conditions, Item
+from giornata.packed.moving import moved
+from giornata.wire.adapters import ControlCard
+from giornata.wire.controlnets import ControlBase
+
+PATCH: Final = 2
+"""Latent pixels a side of a token."""
+
+
+@dataclass(frozen=True, eq=False)
+class Opened:
+    """What all steps of one row share, on the device."""
+
+    grid: tuple[int, int]
+    added: Tensor
+    """(tokens, inner_dim): positions and the embedded control image."""
+    texts: tuple[Tensor, ...]
+    """By sequence, (text_tokens, caption_dim)."""
+    vectors: tuple[Tensor, ...]
+    """By sequence, (steps, inner_dim): what modulates all blocks."""
+
+
+class SD3Control:
+    """A loaded ControlNet of Stable Diffusion 3; satisfies :class:`giornata.control.protocol.ControlNet`."""
+
+    def __init__(self, net: SD3ControlNetModel, card: ControlCard) -> None:
+        self.net: Any = net
+        self.card = card
+        self.device: torch.device = net.device
+        self.dtype: torch.dtype = net.dtype
+        self.samples = len(self.net.controlnet_blocks)
+        """How many it makes."""
+
+    def behind(self, base: ControlBase) -> Behind:
+        """See :meth:`giornata.control.protocol.ControlNet.behind`."""
+        config, blocks = self.net.config, len(base.channels)
+        fits(
+            self.card,
+            base,
+            ("width of blocks", self.net.inner_dim, base.channels[0]),
+            ("channels of latents", int(config.in_channels) * PATCH**2, base.latent_channels),
+            ("width of text", config.joint_attention_dim, base.text_channels),
+            ("width of pooled text", config.pooled_projection_dim, base.pooled_channels),
+            ("pixels of a token", config.patch_size, PATCH),
+            ("blocks", self.samples, min(self.samples, blocks)),
+        )
+        return sd3(blocks, self.samples)
+
+    @torch.inference_mode()
+    def open(self, conditions: Conditions) -> Opened:
+        """See :meth:`giornata.control.protocol.ControlNet.open`.
+
+        InstantX's ControlNets are told zeros in place of the pooled text, as their configuration says.
+        """
+        net, times = self.net, moved(conditions.times, self.device)
+        texts, vectors = [], []
+        for text in conditions.texts:
+            if text.pooled is None:
+                raise ControlMismatch(
+                    f"the ControlNet {self.card.name} takes a pooled text, and the model has none"
+                )
+            pooled = moved(text.pooled, self.device).to(self.dtype)
+            if net.config.force_zeros_for_pooled_projection:
+                pooled = torch.zeros_like(pooled)
+            texts.append(net.context_embedder(moved(text.embeds, self.device).to(self.dtype)))
+            vectors.append(net.time_text_embed(times, pooled.expand(len(times), -1)))
+        height, width = (side * PATCH for side in conditions.grid)
+        places = net.pos_embed.cropped_pos_embed(height, width)[0].to(self.dtype)
+        hint = _embedded(net.pos_embed_input, self._hint(conditions))
+        return Opened(conditions.grid, places + hint, tuple(texts), tuple(vectors))
+
+    @torch.inference_mode()
+    def run(self, items: Sequence[Item]) -> Iterator[tuple[Tensor, ...]]:
+        """See :meth:`giornata.control.protocol.ControlNet.run`."""
+        groups: dict[tuple[tuple[int, int], int], list[int]] = {}
+        for index, item in enumerate(items):
+            groups.setdefault((_of(item).grid, len(_of(item).texts[item.sequence])), []).append(index)
+        forwards = [(of, self._forward([items[index] for index in of])) for of in groups.values()]
+        for _ in range(self.samples):
+            made: dict[int, Tensor] = {}
+            for of, samples in forwards:
+                made |= dict(zip(of, next(samples), strict=True))
+            yield tuple(made[index] for index in range(len(items)))
+
+    def _forward(self, items: Sequence[Item]) -> Iterator[Tensor]:
+        """(items, tokens, inner_dim) of each sample, block by block."""
+        net = self.net
+        latents = torch.stack([item.latents for item in items])
+        image = _embedded(net.pos_embed, latents) + torch.stack([_of(item).added for item in items])
+        text = torch.stack([_of(item).texts[item.sequence] for item in items])
+        vectors = torch.stack([_of(item).vectors[item.sequence][item.step] for item in items])
+        for block, sample in zip(net.transformer_blocks, net.controlnet_blocks, strict=True):
+            text, image = block(hidden_states=image, encoder_hidden_states=text, temb=vectors)
+            yield sample(image)
+
+    def _hint(self, given: Conditions) -> Tensor:
+        """(tokens, channels) of the control image."""
+        hint = moved(given.hint, self.device).to(self.dtype)
+        expected = given.grid[0] * given.grid[1], self.net.pos_embed_input.proj.in_channels * PATCH**2
+        if tuple(hint.shape) != expected:
+            raise ControlMismatch(
+                f"the ControlNet {self.card.name} takes a control image of {expected} tokens and channels, and was "
+                f"given {tuple(hint.shape)}"
+            )
+        return hint
+
+
+def _embedded(embed: Any, patches: Tensor) -> Tensor:
+    """(..., tokens, channels * 4) as its convolution sees their pixels: (..., tokens, inner_dim)."""
+    return functional.linear(patches, embed.proj.weight.flatten(1), embed.proj.bias)
+
+
+def _of(item: Item) -> Opened:
+    return cast("Opened", item.opened)

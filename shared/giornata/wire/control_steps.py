@@ -1,0 +1,160 @@
+"""What a denoiser and a ControlNet instance say on the data path of steps, over a socket between the two.
+
+The denoiser owns the memory: it tells the place of every tensor in a slab of its own, and the instance writes there.
+Frames are four bytes of length and a message; over TCP a tensor's bytes follow its message.
+
+======================  ==========================================================================================
+denoiser → instance     :class:`OpenLink`, once; :class:`AskStep`, followed by the latents; :class:`CancelStep`
+instance → denoiser     :class:`LinkOpened`, once; :class:`SampleCame`, followed by the sample; :class:`StepFailed`;
+                        :class:`StepCancelled`
+======================  ==========================================================================================
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from itertools import pairwise
+from typing import Annotated, Final, Literal, Self, TypeAlias
+
+from pydantic import Field, model_validator
+
+from giornata.wire.controlnets import DataPath
+from giornata.wire.values import Wire
+
+MAX_SLAB_BYTES: Final = 1 << 36
+MAX_SAMPLES: Final = 256
+"""Of a step."""
+MAX_TENSOR_BYTES: Final = 1 << 30
+MAX_NUMBER: Final = 1 << 48
+ALIGNMENT_BYTES: Final = 64
+"""Of every place."""
+
+Number: TypeAlias = Annotated[int, Field(ge=0, le=MAX_NUMBER)]
+Side: TypeAlias = Annotated[int, Field(ge=1, le=MAX_TENSOR_BYTES)]
+Column: TypeAlias = Annotated[tuple[Side, ...], Field(min_length=1, max_length=MAX_SAMPLES + 1)]
+
+
+class Dtype(StrEnum):
+    """Of latents and samples."""
+
+    FLOAT32 = "float32"
+    FLOAT16 = "float16"
+    BFLOAT16 = "bfloat16"
+
+    @property
+    def size_bytes(self) -> int:
+        """Of one number."""
+        return 4 if self is Dtype.FLOAT32 else 2
+
+
+class DeviceMemory(Wire):
+    """Device memory that another process opens: what torch tells of a shared CUDA storage, value by value."""
+
+    device: str = Field(max_length=64)
+    """Its unique identifier."""
+    handle: bytes = Field(max_length=4096)
+    offset_bytes: Number
+    counter: bytes = Field(max_length=256)
+    """Name of the shared memory that counts its users."""
+    counter_offset: Number
+    event: bytes = Field(max_length=1024)
+    event_sync: bool
+
+
+class OpenLink(Wire):
+    """The first message. Over a Unix socket, the descriptor of shared memory comes with its first byte."""
+
+    kind: Literal["open"] = "open"
+    token: str = Field(repr=False, max_length=256)
+    """The secret of :class:`giornata.wire.controlnets.Opened`."""
+    path: DataPath
+    slab_bytes: int = Field(ge=1, le=MAX_SLAB_BYTES)
+    memory: DeviceMemory | None = None
+    """Of `DataPath.CUDA`."""
+
+
+class LinkOpened(Wire):
+    """The instance admits the denoiser, and has its slab."""
+
+    kind: Literal["opened"] = "opened"
+
+
+class AskStep(Wire):
+    """Compute the samples of a row's step.
+
+    The columns tell the place and shape of the latents first, then those of each sample.
+    """
+
+    kind: Literal["ask"] = "ask"
+    number: Number
+    """Of the step on this link; none comes twice."""
+    row: str = Field(max_length=512)
+    """Its key, as it was opened."""
+    step: Number
+    level: float = Field(allow_inf_nan=False)
+    """Noise level."""
+    whole: bool
+    """Whether samples of all tokens are asked for, not of some."""
+    latents_dtype: Dtype
+    dtype: Dtype
+    """Of the samples."""
+    offsets: Annotated[tuple[Number, ...], Field(max_length=MAX_SAMPLES + 1)]
+    """Bytes from the slab's start, multiples of :data:`ALIGNMENT_BYTES`."""
+    tokens: Column
+    channels: Column
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> Self:
+        if not len(self.offsets) == len(self.tokens) == len(self.channels):
+            raise ValueError("offsets, tokens and channels differ in number")
+        if any(offset % ALIGNMENT_BYTES for offset in self.offsets):
+            raise ValueError(f"an offset is no multiple of {ALIGNMENT_BYTES}")
+        if any(self.size_bytes(place) > MAX_TENSOR_BYTES for place in range(len(self.offsets))):
+            raise ValueError(f"a tensor has more than {MAX_TENSOR_BYTES} bytes")
+        return self
+
+    def size_bytes(self, place: int) -> int:
+        """Of the latents, place 0, or of sample `place` - 1."""
+        dtype = self.dtype if place else self.latents_dtype
+        return self.tokens[place] * self.channels[place] * dtype.size_bytes
+
+    def fits(self, slab_bytes: int) -> bool:
+        """Whether all places lie in a slab of this size, apart from each other."""
+        places = sorted((offset, self.size_bytes(place)) for place, offset in enumerate(self.offsets))
+        apart = all(one + size <= other for (one, size), (other, _) in pairwise(places))
+        return apart and sum(places[-1]) <= slab_bytes
+
+
+class CancelStep(Wire):
+    """The step is not wanted any more. Answered by :class:`StepCancelled` in any case."""
+
+    kind: Literal["cancel"] = "cancel"
+    number: Number
+
+
+class SampleCame(Wire):
+    """A sample of a step lies at its place; over TCP, its bytes follow."""
+
+    kind: Literal["sample"] = "sample"
+    number: Number
+    index: Number
+
+
+class StepFailed(Wire):
+    """The step will not be computed, and none of its places is written to any more."""
+
+    kind: Literal["failed"] = "failed"
+    number: Number
+    code: str = Field(max_length=64)
+    message: str = Field(max_length=2000)
+
+
+class StepCancelled(Wire):
+    """None of the step's places is written to any more."""
+
+    kind: Literal["cancelled"] = "cancelled"
+    number: Number
+
+
+FromDenoiser: TypeAlias = OpenLink | AskStep | CancelStep
+FromInstance: TypeAlias = LinkOpened | SampleCame | StepFailed | StepCancelled

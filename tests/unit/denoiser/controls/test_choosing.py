@@ -1,0 +1,86 @@
+"""Who computes a row's ControlNets."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from giornata.wire.adapters import ControlKind
+from giornata.wire.controlnets import ControlState
+from giornata.wire.workers import ServiceState
+from giornata_denoiser.controls.choosing import Executor, Here, RowWork, able, best, chosen, exposed_ms
+from tests.unit.scheduling.test_adapters import instance
+
+NETS = frozenset({"a" * 64, "b" * 64})
+HERE = Here(host="m1", device="cuda", threads=1, cores=8)
+ROW = RowWork(network_ms=100, local_ms=60, work=30e9, moved_bytes=20_000_000, sums=10, kind=ControlKind.FLUX)
+"""An instance at 2 ms for 1e9 multiplications takes 60 ms, and 4 ms to move samples on one host."""
+
+
+def told(name: str, **control: object) -> ServiceState:
+    known = {"capacity_rows": 4, "machine": "m1", "device": "cuda:1", "threads": 1, "work_ms": 2.0}
+    return instance(name, NETS, control=ControlState.model_validate(known | control))
+
+
+def test_a_transformer_waits_for_the_first_sample_while_its_network_takes_longer() -> None:
+    assert exposed_ms(ROW, told("c"), HERE) == pytest.approx(6.4)
+    late = exposed_ms(ROW, told("c", pending_ms=80), HERE)
+    assert late == pytest.approx(44), "144 ms in all, 100 of them beside the network"
+    assert exposed_ms(replace(ROW, sums=1), told("c"), HERE) == pytest.approx(64)
+
+
+def test_a_unet_waits_before_its_decoder() -> None:
+    unet = replace(ROW, kind=ControlKind.UNET)
+    assert exposed_ms(unet, told("c"), HERE) == pytest.approx(14)
+    assert exposed_ms(replace(unet, network_ms=200), told("c"), HERE) == 0
+
+
+@pytest.mark.parametrize(
+    ("here", "control"),
+    [
+        (replace(HERE, device="cuda:1"), {}),
+        (replace(HERE, device="cpu", threads=2, cores=3), {"device": "cpu", "threads": 2}),
+    ],
+)
+def test_nothing_is_computed_meanwhile_on_one_device_or_too_few_cores(
+    here: Here, control: dict[str, object]
+) -> None:
+    assert exposed_ms(ROW, told("c", **control), here) == pytest.approx(64)
+    assert chosen(ROW, [told("c", **control)], NETS, here, Executor.AUTO) is None
+    assert chosen(ROW, [told("c", **control)], NETS, here, Executor.SERVICE) is not None
+
+
+def test_another_host_moves_samples_more_slowly() -> None:
+    far = told("c", machine="m2")
+    assert exposed_ms(replace(ROW, sums=1), far, HERE) == pytest.approx(80)
+
+
+def test_what_is_not_here_is_asked_for() -> None:
+    elsewhere = replace(ROW, local_ms=math.inf)
+    for executor in Executor:
+        assert chosen(elsewhere, [told("c", work_ms=900.0)], NETS, HERE, executor) is not None
+    assert chosen(elsewhere, [], NETS, HERE, Executor.AUTO) is None
+    assert chosen(ROW, [told("c")], NETS, HERE, Executor.LOCAL) is None
+
+
+def test_the_best_instance_shares_memory_then_has_the_weights_then_has_the_least_to_do() -> None:
+    states = [
+        told("a", machine="m2", resident=tuple(NETS)),
+        told("b", pending_ms=1.0),
+        told("c", resident=tuple(NETS), pending_ms=9.0),
+        told("d", resident=tuple(NETS), pending_ms=5.0),
+    ]
+    found = best(states, NETS, "m1")
+    assert found is not None
+    assert found.instance == "d"
+
+
+@given(rows=st.integers(0, 5), has=st.frozensets(st.sampled_from(sorted(NETS))), excluded=st.booleans())
+def test_an_instance_is_able_with_room_and_all_nets(rows: int, has: frozenset[str], excluded: bool) -> None:
+    state = instance("c", has, control=ControlState(capacity_rows=4, rows=rows))
+    found = able([state], NETS, {"c"} if excluded else ())
+    assert bool(found) == (rows < 4 and has == NETS and not excluded)
