@@ -10,17 +10,17 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any, Final
 
 import numpy as np
 import torch
 from diffusers import FluxFillPipeline
 
-from giornata.packed.uses import Residuals
 from giornata.scheduling.batch import RowKey
-from giornata_denoiser.controls.flux import HELD_STEPS, FluxControls
-from giornata_denoiser.engine.controls import Controls
+from giornata_denoiser.blocks.waits import Waits
+from giornata_denoiser.controls.executing import ExecutingControls
+from giornata_denoiser.controls.local import HELD_STEPS, LocalControls
+from giornata_denoiser.engine.controls import Controls, OfSequences
 from giornata_denoiser.rows.adapters import Adapters, RowLora
 from giornata_denoiser.rows.row import Row
 from giornata_prepost.images.pictures import Pixels
@@ -50,11 +50,16 @@ class StepBefore:
 
     def __init__(self, each: Controls) -> None:
         self._each = each
-        self._made: dict[RowKey, Residuals | None] = {}
+        self._made: dict[RowKey, OfSequences] = {}
 
-    def residuals(self, rows: Sequence[Row]) -> tuple[Residuals | None, ...]:
+    def ready(self, row: Row) -> bool:
+        """As `each` tells."""
+        return self._each.ready(row)
+
+    def residuals(self, rows: Sequence[Row], whole: Sequence[bool], waits: Waits) -> tuple[OfSequences, ...]:
         """Those of the step before, by row."""
-        own = {row.key: made for row, made in zip(rows, self._each.residuals(rows), strict=True)}
+        each = self._each.residuals(rows, whole, waits)
+        own = {row.key: made for row, made in zip(rows, each, strict=True)}
         before = tuple(self._made.get(key, made) for key, made in own.items())
         self._made |= own
         return before
@@ -65,12 +70,17 @@ class StepBefore:
         self._made = {key: made for key, made in self._made.items() if key in keys}
 
 
+def held(steps: int) -> Way:
+    """This process computes ControlNets, in a row's first step and every `steps` after it."""
+    return lambda nets, network: ExecutingControls(LocalControls(nets, network, held_steps=steps), None)
+
+
 EACH: Final = "each step's own"
 WAYS: Final[Mapping[str, Way]] = {
-    EACH: partial(FluxControls, held_steps=1),
-    "held for 2 steps": partial(FluxControls, held_steps=2),
-    "held for 4 steps": partial(FluxControls, held_steps=4),
-    "the step before's": lambda nets, base: StepBefore(FluxControls(nets, base, held_steps=1)),
+    EACH: held(1),
+    "held for 2 steps": held(2),
+    "held for 4 steps": held(4),
+    "the step before's": lambda nets, network: StepBefore(held(1)(nets, network)),
 }
 """Ways to make what ControlNets add. The first is what the others are compared with."""
 SERVED: Final = f"held for {HELD_STEPS} steps"

@@ -12,10 +12,11 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from giornata.control.expansion import Blocks
-from giornata.control.flux import FluxControl, load
+from giornata.control.loading import load
+from giornata.control.protocol import ControlNet
 from giornata.packed.low_rank import LowRank, low_rank
 from giornata.wire.adapters import ControlInput, control_name
+from giornata_denoiser.controls.networks import Controlled, controlled
 from giornata_denoiser.engine.controls import Controls
 from giornata_denoiser.engine.sources import ReuseOptions
 from giornata_denoiser.rows.adapters import NONE, Adapters, RowControl, RowLora
@@ -27,14 +28,13 @@ from giornata_prepost.loras.normalising import normalise
 from giornata_tools.checkout import TRAINED
 from giornata_tools.model.adapters import card, judging
 from tests.bench.compute.bench_model import BenchModel, Request
-from tests.bench.compute.models import transformer_of
 from tests.bench.compute.setting import DEFAULT
 
 LORAS: Final = ("swapped", "outlined")
 CONTROLNET: Final = "outline"
 
-Way = Callable[[Mapping[str, FluxControl], Blocks], Controls]
-"""Makes what computes the residuals of ControlNets, which are by digest, for a network with these blocks."""
+Way = Callable[[Mapping[str, ControlNet], Controlled], Controls]
+"""Makes what computes the residuals of ControlNets, which are by digest, for a network."""
 
 
 class ShippedLoras:
@@ -76,8 +76,10 @@ class AdaptedModel:
         self._model = BenchModel(TRAINED, steps=steps, guidance=judging.GUIDANCE, low_ranks=ShippedLoras())
         folder = card.read(CONTROLNET).file.parent
         self._net = load(folder, torch.float32, torch.device("cpu"), CONTROLNET)
-        network = transformer_of(self._model.family)
-        self._base = Blocks(len(network.transformer_blocks), len(network.single_transformer_blocks))
+        of = controlled(self._model.family.network, self._model.checkpoint.card.pixel_multiple)
+        if of is None:
+            raise TypeError("the model that ships has no ControlNets")
+        self._network = of
 
     def edits(self, requests: Sequence[Request]) -> Edits:
         """Without adapters, from the noise that reuse has."""
@@ -121,5 +123,5 @@ class AdaptedModel:
     def painted(self, edits: Edits, way: Way | None = None, *, corrected: bool = True) -> list[Pixels]:
         """The model's pictures; `way` makes the ControlNet's residuals."""
         how = ReuseOptions(correction_bits=DEFAULT.bits if corrected else None)
-        controls = None if way is None else way({self._net.card.digest: self._net}, self._base)
+        controls = None if way is None else way({self._net.card.digest: self._net}, self._network)
         return [self._model.decode(row) for row in self._model.run(edits.rows, how, controls)]
