@@ -38,6 +38,7 @@ LONG: Final[dict[str, list[str]]] = {
     ],
     "latency": ["--seconds", "180", "--divide", "4", "--shares", "0.2,0.4,0.6,0.8,0.95"],
     "pictures": ["--limit", "48"],
+    "adapters_quality": ["--limit", "48"],
     "router_decision": [],
     "two_models": [],
     "submission": [],

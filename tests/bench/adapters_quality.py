@@ -1,49 +1,97 @@
 """What speed costs in picture under the adapters that ship: SSIM and PSNR in the masks' boxes.
 
-``reuse``: the engine reuses templates recorded with and without a LoRA, against itself in full under it; PEFT applies
-the LoRA to the engine's modules. ``bounded``: diffusers' pipeline gets the LoRA after K steps, against one that has it
-from the first, and K is judged by other edits. ``stale``: residuals of the ControlNet are kept for some steps or are
-those of the step before.
+``reuse``: the engine takes from templates, against itself in full, under each LoRA and under the ControlNet; beside
+templates that are recorded under the LoRA. ``residuals``: ways to make what the ControlNet adds to edits that reuse,
+against computing it in each step. ``bounded``: diffusers' pipeline gets the LoRA after K steps, against one that has it
+from the first, and K is judged by other edits.
 """
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
 import torch
-from diffusers import FluxControlNetModel, FluxFillPipeline
-from torch import nn
+from diffusers import FluxFillPipeline
 
-from giornata_denoiser.engine.sources import ReuseOptions
-from giornata_denoiser.rows.row import RecordingSpec
+from giornata.scheduling.batch import RowKey
+from giornata_denoiser.blocks.waits import Waits
+from giornata_denoiser.controls.executing import ExecutingControls
+from giornata_denoiser.controls.local import HELD_STEPS, LocalControls, Reuse
+from giornata_denoiser.engine.controls import Controls, OfSequences
+from giornata_denoiser.rows.adapters import Adapters, RowLora
+from giornata_denoiser.rows.row import Row
 from giornata_prepost.images.pictures import Pixels
 from giornata_tools.checkout import TRAINED
 from giornata_tools.joining.shares import Tried, joins_within
 from giornata_tools.model.adapters import card, judging, silhouettes
 from giornata_tools.model.adapters.looks import swapped_caption
-from giornata_tools.model.painting import controlled, edits, fill_pipeline
+from giornata_tools.model.painting import edits, fill_pipeline
 from giornata_tools.model.scenes import Scene
 from giornata_tools.quality import metrics
 from giornata_tools.quality.cases import Case
-from tests.bench.compute.bench_model import BenchModel, Request, box_of
+from tests.bench.compute.adapted import LORAS, AdaptedModel, Edits, Way
+from tests.bench.compute.bench_model import Request, box_of
 from tests.bench.compute.setting import DEFAULT
 from tests.bench.reporting.report import write
 from tests.flags import Several, option, parsed
 
-LORAS: Final = ("outlined", "swapped")
-PARTS: Final = ("reuse", "bounded", "stale")
+PARTS: Final = ("reuse", "residuals", "bounded")
 JOINS: Final = (1, 2, 3, 4, 6, 8, 10)
-KEPT: Final = (2, 3, 4, 7)
 OTHERS: Final = 40
 """Edits that judge K and did not choose it."""
 
 Line = dict[str, Any]
-Residuals = tuple[list[torch.Tensor] | None, list[torch.Tensor] | None]
+
+
+class StepBefore:
+    """What `each` has made in the step before, in the first step its own (Katz, ATC '25, section 5).
+
+    Satisfies :class:`giornata_denoiser.engine.controls.Controls`.
+    """
+
+    def __init__(self, each: Controls) -> None:
+        self._each = each
+        self._made: dict[RowKey, OfSequences] = {}
+
+    def ready(self, row: Row) -> bool:
+        """As `each` tells."""
+        return self._each.ready(row)
+
+    def residuals(self, rows: Sequence[Row], whole: Sequence[bool], waits: Waits) -> tuple[OfSequences, ...]:
+        """Those of the step before, by row."""
+        each = self._each.residuals(rows, whole, waits)
+        own = {row.key: made for row, made in zip(rows, each, strict=True)}
+        before = tuple(self._made.get(key, made) for key, made in own.items())
+        self._made |= own
+        return before
+
+    def retain(self, keys: Collection[RowKey]) -> None:
+        """Forget all rows but these."""
+        self._each.retain(keys)
+        self._made = {key: made for key, made in self._made.items() if key in keys}
+
+
+def here(reuse: Reuse) -> Way:
+    """This process computes ControlNets."""
+    return lambda nets, network: ExecutingControls(LocalControls(nets, network, reuse), None)
+
+
+EACH: Final = "each step's own"
+WAYS: Final[Mapping[str, Way]] = {
+    EACH: here(Reuse(held_steps=1)),
+    "held for 2 steps": here(Reuse(held_steps=2)),
+    "held for 4 steps": here(Reuse(held_steps=4)),
+    "the step before's": lambda nets, network: StepBefore(here(Reuse(held_steps=1))(nets, network)),
+    "the edit's tokens, all every 7 steps": here(Reuse(held_steps=1, renew_steps=7)),
+    "the same, held for 2 steps": here(Reuse(held_steps=2, renew_steps=7)),
+    "the edit's tokens, all in the first step": here(Reuse(held_steps=1, renew_steps=1000)),
+}
+"""Ways to make what ControlNets add. The first is what the others are compared with."""
+SERVED: Final = f"held for {HELD_STEPS} steps"
+"""What a denoiser does by default."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -51,8 +99,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parsed(
         __doc__,
         [
-            option("--parts", type=Several(str), default=list(PARTS), help="of reuse, bounded, stale"),
-            option("--limit", type=int, default=8, help="held-out edits of 128 pixels"),
+            option("--parts", type=Several(str), default=list(PARTS), help="of reuse, residuals, bounded"),
+            option("--limit", type=int, default=12, help="held-out edits of 128 pixels"),
             option("--steps", type=int, default=judging.STEPS),
             option("--threads", type=int, default=1),
         ],
@@ -68,38 +116,77 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def reuse(limit: int, steps: int) -> Iterator[Line]:
-    """Every LoRA: no LoRA at all, and templates recorded with and without it."""
+    """Edits from templates, against the same edits in full: under each LoRA and under the ControlNet."""
+    model = AdaptedModel(steps)
     for name in LORAS:
-        yield from _reuse(name, limit, steps)
+        yield from _under_lora(model, name, limit)
+    yield from _under_control(model, limit)
 
 
-def _reuse(name: str, limit: int, steps: int) -> Iterator[Line]:
-    model = BenchModel(TRAINED, steps=steps, guidance=judging.GUIDANCE)
-    network: Any = model.family.network
-    lora = _applied(network.transformer, name)
+def _under_lora(model: AdaptedModel, name: str, limit: int) -> Iterator[Line]:
+    """Templates as the product records them, and recorded under the LoRA."""
     requests = [
-        Request(case.slot.name, case.scene.before, np.asarray(case.scene.mask), prompt, case.slot.index)
+        _request(case.slot.name, case.scene, _asked(name, case.scene.caption), case.slot.index)
         for case in judging.additions(limit)
-        for prompt in [_asked(name, case.scene.caption)]
     ]
-    boxes = [box_of(request.mask) for request in requests]
-    full = [model.edit(request, DEFAULT.halo) for request in requests]
-    truth = [model.decode(row) for row in model.run(full)]
-    with _without(lora):
-        plain = [model.decode(row) for row in model.run(full)]
-    yield _line("reuse", f"{name}: no LoRA at all", plain, truth, boxes)
-    recording = RecordingSpec(frozenset({DEFAULT.form}), DEFAULT.bits)
-    for label in ("with", "without"):
-        with _without(lora, acts=label == "with"):
-            templates = [model.template(request, recording, DEFAULT.levels) for request in requests]
-        rows = [
-            replace(row, region=model.region(request, DEFAULT.halo), template=template)
-            for request, row, template in zip(requests, full, templates, strict=True)
-        ]
-        for bits in (DEFAULT.correction_bits, None):
-            pictures = [model.decode(row) for row in model.run(rows, ReuseOptions(correction_bits=bits))]
-            corrected = "not corrected" if bits is None else "corrected"
-            yield _line("reuse", f"{name}: template {label} it, {corrected}", pictures, truth, boxes)
+    plain, adapters = model.edits(requests), Adapters((RowLora(name),))
+    under, boxes = plain.under(adapters), _boxes(plain)
+    without, truth = model.painted(plain), model.painted(under)
+    templates = model.templates(plain)
+    taken = model.painted(model.reusing(plain, templates))
+    yield _line("reuse", "no adapter: reuse against full", taken, without, boxes)
+    yield _line("reuse", f"{name}: in full without it", without, truth, boxes)
+    for label, recorded in (("", templates), (", template under it", model.templates(plain, adapters))):
+        for corrected in (True, False):
+            pictures = model.painted(model.reusing(under, recorded), corrected=corrected)
+            what = f"{name}: reuse{label}{'' if corrected else ', not corrected'}"
+            yield _line("reuse", what, pictures, truth, boxes)
+
+
+def _under_control(model: AdaptedModel, limit: int) -> Iterator[Line]:
+    """In full, what the ControlNet adds is computed in each step."""
+    plain, under, scenes = _outlined(model, limit)
+    boxes, templates = _boxes(plain), model.templates(plain)
+    without, truth = model.painted(plain), model.painted(under, WAYS[EACH])
+    taken = model.painted(model.reusing(plain, templates))
+    yield _overlapping(_line("reuse", "no adapter: reuse against full", taken, without, boxes), taken, scenes)
+    yield _overlapping(_line("reuse", "outline: in full without it", without, truth, boxes), without, scenes)
+    masked = model.reusing(under, templates)
+    for name in (EACH, SERVED):
+        pictures = model.painted(masked, WAYS[name])
+        line = _line("reuse", f"outline: reuse, {name}", pictures, truth, boxes)
+        yield _overlapping(line, pictures, scenes)
+
+
+def residuals(limit: int, steps: int) -> Iterator[Line]:
+    """Each way to make residuals, all with reuse."""
+    model = AdaptedModel(steps)
+    plain, under, scenes = _outlined(model, limit)
+    boxes, templates = _boxes(plain), model.templates(plain)
+    masked = model.reusing(under, templates)
+    truth = model.painted(masked, WAYS[EACH])
+    ways: dict[str, list[Pixels]] = {"no ControlNet": model.painted(model.reusing(plain, templates))}
+    ways |= {name: model.painted(masked, way) for name, way in WAYS.items() if name != EACH}
+    for name, pictures in (*ways.items(), (EACH, truth)):
+        yield _overlapping(_line("residuals", name, pictures, truth, boxes), pictures, scenes)
+
+
+def _outlined(model: AdaptedModel, limit: int) -> tuple[Edits, Edits, list[Scene]]:
+    """Edits of the scenes that the ControlNet is judged by, without it and under it."""
+    scenes = silhouettes.held_out(limit)
+    plain = model.edits(
+        [_request(str(index), scene, scene.caption, index) for index, scene in enumerate(scenes)]
+    )
+    images = [silhouettes.control_image(scene.asked, len(scene.mask)) for scene in scenes]
+    return plain, model.controlled(plain, images), scenes
+
+
+def _request(name: str, scene: Scene, prompt: str, seed: int) -> Request:
+    return Request(name, scene.before, np.asarray(scene.mask), prompt, seed)
+
+
+def _boxes(of: Edits) -> list[np.ndarray]:
+    return [box_of(request.mask) for request in of.requests]
 
 
 def bounded(limit: int, steps: int) -> Iterator[Line]:
@@ -164,81 +251,6 @@ def _joined(
     return edits(pipeline, scenes, **how, callback_on_step_end=switch)
 
 
-def stale(limit: int, steps: int) -> Iterator[Line]:
-    """Residuals kept for some steps; those of the step before (Katz, ATC '25, §5)."""
-    pipeline, scenes = fill_pipeline(TRAINED), silhouettes.held_out(limit)
-    net = FluxControlNetModel.from_pretrained(card.read("outline").file.parent, dtype=torch.float32).eval()
-    images = [silhouettes.control_image(scene.asked, len(scene.mask)) for scene in scenes]
-    boxes = [box_of(scene.mask) for scene in scenes]
-    options = {**judging.OPTIONS, "num_inference_steps": steps}
-
-    def painted(computes: nn.Module) -> list[Pixels]:
-        with torch.inference_mode(), controlled(pipeline, computes, images):
-            return edits(pipeline, scenes, range(limit), **options)
-
-    truth = painted(net)
-    plain = edits(pipeline, scenes, range(limit), **options)
-    ways: dict[str, nn.Module | None] = {"no ControlNet": None, "the step before's": Before(net)}
-    ways |= {f"kept for {n} steps": Kept(net, n) for n in KEPT}
-    for label, computes in ways.items():
-        pictures = plain if computes is None else painted(computes)
-        overlaps = [silhouettes.overlap(*pair) for pair in zip(pictures, scenes, strict=True)]
-        yield {**_line("stale", label, pictures, truth, boxes), "overlap": judging.mean(overlaps)}
-    overlaps = [silhouettes.overlap(*pair) for pair in zip(truth, scenes, strict=True)]
-    yield {**_line("stale", "each step's own", truth, truth, boxes), "overlap": judging.mean(overlaps)}
-
-
-class Kept(nn.Module):
-    """A ControlNet that computes one step in `steps`, and answers the others with what it has."""
-
-    def __init__(self, net: FluxControlNetModel, steps: int) -> None:
-        super().__init__()
-        self._net, self._steps, self._step = net, steps, 0
-        self._last: Residuals = None, None
-
-    def forward(self, **given: Any) -> Residuals:
-        """As the ControlNet."""
-        if self._step % self._steps == 0:
-            self._last = self._net(**given)
-        self._step += 1
-        return self._last
-
-
-class Before(nn.Module):
-    """A ControlNet that answers with the residuals of the step before; in the first step with its own."""
-
-    def __init__(self, net: FluxControlNetModel) -> None:
-        super().__init__()
-        self._net = net
-        self._last: Residuals | None = None
-
-    def forward(self, **given: Any) -> Residuals:
-        """As the ControlNet."""
-        now: Residuals = self._net(**given)
-        answer, self._last = self._last or now, now
-        return answer
-
-
-def _applied(transformer: nn.Module, name: str) -> Any:
-    """`transformer` with the LoRA injected into its modules."""
-    one = card.read(name)
-    network: Any = transformer
-    network.load_lora_adapter(
-        FluxFillPipeline.lora_state_dict(one.file), prefix="transformer", adapter_name=name
-    )
-    return network
-
-
-@contextmanager
-def _without(lora: Any, *, acts: bool = False) -> Iterator[None]:
-    if not acts:
-        lora.disable_adapters()
-    try:
-        yield
-    finally:
-        lora.enable_adapters()
-
-
 def _asked(name: str, caption: str) -> str:
     return swapped_caption(caption) if name == "swapped" else caption
 
@@ -255,13 +267,22 @@ def _line(
     return {
         "part": part,
         "what": what,
-        "SSIM": round(statistics.mean(scores), 4),
-        "least": round(min(scores), 4),
-        "PSNR dB": round(statistics.mean(peaks), 2),
+        "SSIM": round(statistics.median(scores), 4),
+        "mean": round(statistics.mean(scores), 4),
+        "worst": round(min(scores), 4),
+        "PSNR dB": round(statistics.median(peaks), 2),
+        "overlap": "",
+        "K": "",
     }
 
 
-MEASURES: Final = {"reuse": reuse, "bounded": bounded, "stale": stale}
+def _overlapping(line: Line, pictures: Sequence[Pixels], scenes: Sequence[Scene]) -> Line:
+    """The line with how well what is painted keeps to the outline."""
+    overlaps = [silhouettes.overlap(*pair) for pair in zip(pictures, scenes, strict=True)]
+    return {**line, "overlap": judging.mean(overlaps)}
+
+
+MEASURES: Final = {"reuse": reuse, "residuals": residuals, "bounded": bounded}
 
 if __name__ == "__main__":
     main()

@@ -19,10 +19,13 @@ from giornata.wire.requests import EditParameters
 from giornata.wire.resolution import cfg_scale
 from giornata.wire.samplers import Sampler
 from giornata_denoiser.checkpoint import Checkpoint, load
+from giornata_denoiser.engine.controls import Controls
 from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.engine.loading import device_for
+from giornata_denoiser.engine.low_ranks import LowRanks
 from giornata_denoiser.engine.sources import ReuseOptions
 from giornata_denoiser.families.rows import build_row
+from giornata_denoiser.rows.adapters import NONE, Adapters
 from giornata_denoiser.rows.correction import Correction
 from giornata_denoiser.rows.row import RecordingSpec, Row
 from giornata_denoiser.rows.template import Recording, shared_noise, template_noise
@@ -56,6 +59,7 @@ class BenchModel:
         sampler: of edits; None for the checkpoint's own.
         device: of the network.
         dtype: of all tensors.
+        low_ranks: LoRAs that rows may have.
     """
 
     def __init__(
@@ -67,26 +71,33 @@ class BenchModel:
         sampler: Sampler | None = None,
         device: str = "cpu",
         dtype: torch.dtype = torch.float32,
+        low_ranks: LowRanks | None = None,
     ) -> None:
         card, where = read_model_card(folder, None), torch.device(device)
         self.images = FAMILIES[card.family](folder, card, where, dtype)
         self.checkpoint: Checkpoint = load(folder, dtype=dtype, device=where)
         self.family = self.checkpoint.family
+        self._low_ranks = low_ranks
         self.steps = steps
         self.guidance = card.default_guidance_scale if guidance is None else guidance
         self.sampler = sampler or self.family.schedule.default_sampler
         asked = EditParameters(prompt="any", guidance_scale=self.guidance)
         self._cfg_scale = cfg_scale(asked, card)
 
-    def template(self, request: Request, recording: RecordingSpec, steps: int) -> Recording:
-        """A run over the request's picture with an empty mask and an empty prompt, recorded at each of its steps."""
+    def template(
+        self, request: Request, recording: RecordingSpec, steps: int, adapters: Adapters = NONE
+    ) -> Recording:
+        """A run over the request's picture with an empty mask and an empty prompt, recorded at each of its steps.
+
+        The product records without `adapters`.
+        """
         (tensors,) = self.images.encode_rows(
             request.image, np.zeros(request.mask.shape, np.uint8), [0], sampled=False
         )
         tensors = {**tensors, "noise": template_noise(*tensors["noise"].shape)}
         sampler = self.family.schedule.recorder
         row = self._row(request, self._text(request, ""), tensors, steps, sampler)
-        (done,) = self.run([replace(row, records=recording)])
+        (done,) = self.run([replace(row, records=recording, adapters=adapters)])
         return Recording(request.name, row.grid, done.entries)
 
     def edit(self, request: Request, halo: int) -> Row:
@@ -120,11 +131,19 @@ class BenchModel:
     def _text(self, request: Request, prompt: str) -> dict[str, Tensor]:
         return self.images.encode_text(prompt, Size.of(request.mask))
 
-    def run(self, rows: Iterable[Row], how: ReuseOptions | None = None) -> list[Row]:
-        """The rows when they are done, in order."""
+    def run(
+        self, rows: Iterable[Row], how: ReuseOptions | None = None, controls: Controls | None = None
+    ) -> list[Row]:
+        """The rows when they are done, in order; `controls` computes their ControlNets."""
         ticks = count()
-        capacity = Capacity(engines.ROWS, engines.TOKENS)
-        engine = Engine(self.family, capacity, lambda: float(next(ticks)), reusing=self._placed(how))
+        engine = Engine(
+            self.family,
+            Capacity(engines.ROWS, engines.TOKENS),
+            lambda: float(next(ticks)),
+            reusing=self._placed(how),
+            low_ranks=self._low_ranks,
+            controls=controls,
+        )
         return engines.drained(engine, _numbered(rows))
 
     def corrections(self, rows: Sequence[Row], how: ReuseOptions) -> list[tuple[Correction, ...] | None]:
