@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-import threading
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from giornata.bus.bus import Bus
 from giornata.control.link.client import Asked, Link
 from giornata.control.link.losses import ControlFailed
 from giornata.control.loading import load
-from giornata.control.protocol import Conditions, ControlNet, ControlText, Item
+from giornata.control.protocol import Conditions, ControlNet, ControlText
 from giornata.control.running import Act, RowStep, run
 from giornata.deadlines import Deadline
 from giornata.machine import host_name
@@ -42,11 +41,12 @@ from giornata.wire.jobs import Encoding
 from giornata.wire.values import CellMap
 from giornata.wire.workers import ServiceName, ServiceState
 from giornata_controlnet.config import ControlNetConfig
-from giornata_controlnet.nets import Nets, read_cards
+from giornata_controlnet.nets import read_cards
 from giornata_controlnet.service import ControlNetService
 from tests.contract.messages import INSPECTION, JOB
 from tests.fakes import tiny_flux
 from tests.fakes.tiny_flux_control import net
+from tests.integration.controlnet.gate import Gate, HeldNets
 from tests.patience import HUNG_MS, HUNG_S
 
 CPU = torch.device("cpu")
@@ -71,64 +71,6 @@ def saved(folder: Path) -> dict[str, str]:
     for seed, (name, blocks) in enumerate(zip(NETS, ((2, 1), (1, 1), (2, 0)), strict=True)):
         net(*blocks, seed=seed).save_pretrained(folder / name)
     return {name: str(folder / name) for name in NETS}
-
-
-class Held:
-    """A ControlNet that notes how many sequences share a forward, and computes with a permit for each."""
-
-    def __init__(self, of: ControlNet, gate: Gate) -> None:
-        self.net, self.card, self.device, self.dtype = of.net, of.card, of.device, of.dtype
-        self.behind, self.open, self.keeping, self.work = of.behind, of.open, of.keeping, of.work
-        self._of, self._gate = of, gate
-
-    def run(self, items: Sequence[Item]) -> Iterator[tuple[Tensor, ...]]:
-        self._gate.forwards.append((self.card.name, len(items)))
-        self._gate.began.release()
-        assert self._gate.permits.acquire(timeout=HUNG_S)
-        if self._gate.error is not None:
-            raise self._gate.error
-        if len(items) > self._gate.most:
-            raise torch.OutOfMemoryError("no room")
-        if any(torch.isnan(item.latents).any() for item in items):
-            raise ValueError("a latent that the net cannot take")
-        for sample in self._of.run(items):
-            yield sample
-            if self._gate.each is not None:
-                assert self._gate.each.acquire(timeout=HUNG_S)
-
-
-@dataclass
-class Gate:
-    """Holds the forwards of a service's nets."""
-
-    permits: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(10_000))
-    began: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
-    forwards: list[tuple[str, int]] = field(default_factory=list)
-    """Names of the nets, and sequences."""
-    each: threading.Semaphore | None = None
-    """Has a permit for each further sample of a forward."""
-    most: int = 1000
-    """Sequences that fit into memory."""
-    error: Exception | None = None
-    """What forwards raise."""
-
-    def hold(self) -> None:
-        """No forward goes on from now on."""
-        while self.permits.acquire(blocking=False):
-            pass
-
-
-class HeldNets(Nets):
-    """Nets whose forwards a test holds."""
-
-    def __init__(self, *args: Any, gate: Gate, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self._gate = gate
-        self._held: dict[int, Held] = {}
-
-    async def loaded(self, digest: str) -> ControlNet:
-        found = await super().loaded(digest)
-        return self._held.setdefault(id(found), Held(found, self._gate))
 
 
 @dataclass
