@@ -23,7 +23,8 @@ from giornata_controlnet.config import ControlNetConfig
 from giornata_controlnet.nets import read_cards
 from giornata_controlnet.service import ControlNetService
 from giornata_denoiser.controls.choosing import Executor
-from tests.integration.controlnet.bench import CPU, Gate, HeldNets
+from tests.integration.controlnet.bench import CPU
+from tests.integration.controlnet.gate import Gate, HeldNets
 from tests.integration.denoiser.bench import STEPS, Bench, Worker
 from tests.integration.denoiser.test_service_controls import computed, loaded, under
 from tests.patience import HUNG_S
