@@ -58,6 +58,7 @@ async def test_a_killed_service_is_noticed_in_the_middle_of_a_step(bench: Bench)
         found = samples(denoiser.step(row, 0, right), len(right))
         torch.testing.assert_close(found, expected, atol=1e-6, rtol=0)
         started.send_signal(signal.SIGSTOP)  # so that the step is not over before the end
+        await asyncio.to_thread(os.waitid, os.P_PID, started.pid, os.WSTOPPED | os.WNOWAIT)
         asked = denoiser.step(row, 1, right)
         started.kill()
         with pytest.raises(LinkLost):
