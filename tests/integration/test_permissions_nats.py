@@ -72,7 +72,7 @@ PUBLISHERS: dict[str, set[User]] = {
     subjects.prepost("adapter", "m"): {ROUTER, LORA_STORE},
     "$KV.giornata-loras.t.id": {LORA_STORE},
     "$JS.API.STREAM.MSG.GET.KV_giornata-loras": {GATEWAY, LORA_STORE, PROFILER},
-    "$JS.API.CONSUMER.CREATE.KV_giornata-loras": {GATEWAY, PROFILER},
+    "$JS.API.CONSUMER.CREATE.KV_giornata-loras": {GATEWAY, LORA_STORE, PROFILER},
     subjects.event("g", "j", EventKind.STATE): {ROUTER},
     subjects.event("g", "j", EventKind.DONE): {ROUTER},
     subjects.event("g", "j", EventKind.STEP): {DENOISER},
