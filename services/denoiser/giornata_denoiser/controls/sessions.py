@@ -143,7 +143,7 @@ class Sessions:
                 return await losses.get()
             finally:
                 self.remote.drop(row.key)
-                await path.give_back(taken)
+                path.give_back(taken)
         finally:
             self._tasks.create_task(self._close(row.key, session), name="close")
 
