@@ -8,7 +8,7 @@ from giornata.scheduling.batch import RowKey
 from giornata_denoiser.blocks.waits import Waits
 from giornata_denoiser.controls.local import LocalControls
 from giornata_denoiser.controls.remote import RemoteControls
-from giornata_denoiser.engine.controls import ControlNotLoaded, OfSequences
+from giornata_denoiser.engine.controls import ControlLost, ControlNotLoaded, OfSequences
 from giornata_denoiser.rows.row import Row
 
 
@@ -25,7 +25,7 @@ class ExecutingControls:
         """See :meth:`giornata_denoiser.engine.controls.Controls.ready`: rows wait until they are open."""
         if not any(row.adapters.controlling(row.step)) or self._asks(row):
             return True
-        return self._remote is None or (self._local is not None and self._local.has(row))
+        return self._remote is None or self._here(row)
 
     def residuals(self, rows: Sequence[Row], whole: Sequence[bool], waits: Waits) -> tuple[OfSequences, ...]:
         """See :meth:`giornata_denoiser.engine.controls.Controls.residuals`.
@@ -33,9 +33,10 @@ class ExecutingControls:
         Instances are asked first, and compute while this process does.
         """
         found: dict[RowKey, OfSequences] = {}
-        asking = [(row, every) for row, every in zip(rows, whole, strict=True) if self._asks(row)]
-        if self._remote is not None and asking:
+        if self._remote is not None:
+            asking = [(row, every) for row, every in zip(rows, whole, strict=True) if self._asks(row)]
             elsewhere = [row for row, _ in asking]
+            self._check(rows, {row.key for row in elsewhere})
             asked = self._remote.ask(elsewhere, [every for _, every in asking], waits)
             found |= {row.key: added for row, added in zip(elsewhere, asked, strict=True)}
         here = [n for n, row in enumerate(rows) if row.key not in found and row.adapters.controls]
@@ -53,6 +54,19 @@ class ExecutingControls:
             self._local.retain(keys)
         if self._remote is not None:
             self._remote.retain(keys)
+
+    def _check(self, rows: Sequence[Row], asked: Collection[RowKey]) -> None:
+        """Raise ControlLost where one that can only be asked for has been closed since it was ready."""
+        closed = {
+            row.key
+            for row in rows
+            if row.key not in asked and any(row.adapters.controlling(row.step)) and not self._here(row)
+        }
+        if closed:
+            raise ControlLost(closed)
+
+    def _here(self, row: Row) -> bool:
+        return self._local is not None and self._local.has(row)
 
     def _asks(self, row: Row) -> bool:
         return self._remote is not None and self._remote.has(row.key)

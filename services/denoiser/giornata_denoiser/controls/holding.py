@@ -44,6 +44,11 @@ class Holding(Generic[A]):
         """Keep what the row's next step adds."""
         self._held[row.key] = Held(row.step, acting, whole, added)
 
+    def added(self, key: RowKey) -> A | None:
+        """What is kept of a row."""
+        held = self._held.get(key)
+        return None if held is None else held.added
+
     def forget(self, key: RowKey) -> A | None:
         """Keep nothing of a row; returns what was kept."""
         held = self._held.pop(key, None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Callable, Collection, Iterable
 from contextlib import asynccontextmanager
 
 import structlog
@@ -78,7 +78,7 @@ class Path:
     def __init__(self, link: Link, size_bytes: int) -> None:
         self.link, self.size_bytes = link, size_bytes
         self._free = size_bytes
-        self._changed = asyncio.Condition()
+        self._changed = asyncio.Event()
 
     async def take(self, wanted_bytes: int) -> None:
         """Wait until so much is free, and take it.
@@ -93,25 +93,27 @@ class Path:
                 received=f"{wanted_bytes >> 20} MiB",
                 accepted=f"{self.size_bytes >> 20} MiB (GIORNATA_CONTROL_SLAB_MB)",
             )
-        async with self._changed:
-            await self._changed.wait_for(lambda: self._free >= wanted_bytes)
-            self._free -= wanted_bytes
+        while self._free < wanted_bytes:
+            self._changed.clear()
+            await self._changed.wait()
+        self._free -= wanted_bytes
 
-    async def give_back(self, taken_bytes: int) -> None:
+    def give_back(self, taken_bytes: int) -> None:
         """Let others have it."""
-        async with self._changed:
-            self._free += taken_bytes
-            self._changed.notify_all()
+        self._free += taken_bytes
+        self._changed.set()
 
 
 class Links:
-    """One data path to each instance that has rows of this denoiser, made when the first row is open there."""
+    """One data path to each instance that has rows of this denoiser, made when the first row is open there.
+
+    A row that leaves while its path is made leaves it to others; :meth:`close` ends all.
+    """
 
     def __init__(self, slab_bytes: int, device: torch.device) -> None:
         self._slab_bytes, self._device = slab_bytes, device
-        self._paths: dict[tuple[str, str], Path] = {}
+        self._paths: dict[tuple[str, str], asyncio.Task[Path]] = {}
         """By instance and address."""
-        self._making = asyncio.Lock()
 
     async def to(self, instance: str, opened: Opened) -> Path:
         """The data path over which the row that is `opened` can be asked for.
@@ -120,34 +122,54 @@ class Links:
             LinkLost: the instance cannot be reached so.
         """
         key = instance, opened.address
-        async with self._making:
-            path = self._paths.get(key)
-            if path is not None and not path.link.lost:
-                return path
-            if path is not None:
-                await asyncio.to_thread(path.link.close)
-            link = await asyncio.to_thread(self._made, opened)
-            log.info("controlnet_linked", instance=instance, path=opened.path)
-            self._paths[key] = path = Path(link, self._slab_bytes)
-            return path
+        over = self._taken([each for each in self._paths if each[0] == instance and self._is_over(each)])
+        making = self._paths.get(key)
+        if making is None:
+            making = self._paths[key] = asyncio.create_task(self._made(instance, opened, over), name="link")
+            making.add_done_callback(_noted)
+        else:
+            await self._end(over)
+        return await asyncio.shield(making)
 
     async def leave(self, instance: str) -> None:
         """Close the links to an instance that is gone."""
-        async with self._making:
-            for key in [key for key in self._paths if key[0] == instance]:
-                await asyncio.to_thread(self._paths.pop(key).link.close)
+        await self._end(self._taken([key for key in self._paths if key[0] == instance]))
 
     async def close(self) -> None:
         """Close all links: whoever waits for a sample is told that it is lost."""
-        async with self._making:
-            for path in self._paths.values():
-                await asyncio.to_thread(path.link.close)
-            self._paths.clear()
+        await self._end(self._taken(list(self._paths)))
 
-    def _made(self, opened: Opened) -> Link:
+    def _is_over(self, key: tuple[str, str]) -> bool:
+        """Whether a path could not be made, or is lost: an instance that has been started again has another."""
+        making = self._paths[key]
+        return making.done() and (making.exception() is not None or making.result().link.lost)
+
+    def _taken(self, keys: Iterable[tuple[str, str]]) -> list[asyncio.Task[Path]]:
+        return [self._paths.pop(key) for key in keys]
+
+    async def _made(self, instance: str, opened: Opened, over: Collection[asyncio.Task[Path]]) -> Path:
+        await self._end(over)
+        link = await asyncio.to_thread(self._link, opened)
+        log.info("controlnet_linked", instance=instance, path=opened.path)
+        return Path(link, self._slab_bytes)
+
+    async def _end(self, making: Collection[asyncio.Task[Path]]) -> None:
+        """Close paths, once they are made."""
+        if making:
+            await asyncio.wait(making)
+        links = [task.result().link for task in making if task.exception() is None]
+        await asyncio.gather(*(asyncio.to_thread(link.close) for link in links))
+
+    def _link(self, opened: Opened) -> Link:
         try:
             return Link(
                 opened.path, opened.address, opened.token, slab_bytes=self._slab_bytes, device=self._device
             )
-        except OSError as error:
+        except (OSError, RuntimeError) as error:  # torch tells of memory that is not to be had by the latter
             raise LinkLost(f"no data path over {opened.path} to {opened.address}: {error}") from error
+
+
+def _noted(making: asyncio.Task[Path]) -> None:
+    """Whoever waits for it is told; there may be nobody."""
+    if not making.cancelled():
+        making.exception()

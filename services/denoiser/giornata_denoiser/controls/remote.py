@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -46,6 +46,11 @@ class Coming:
     sums: Summed
     sequences: int
     whole: bool
+
+    @property
+    def here(self) -> bool:
+        """Whether all samples have come."""
+        return self.asked.arrived == len(self.sums.parts)
 
 
 @dataclass(frozen=True)
@@ -106,9 +111,10 @@ class RemoteControls:
         return tuple(self._of(row, every, waits) for row, every in zip(rows, whole, strict=True))
 
     def retain(self, keys: Collection[RowKey]) -> None:
-        """Keep nothing of steps of other rows."""
+        """Keep nothing of steps of other rows. What the device may still read goes when the next step is asked for."""
         self._used += self._holding.retain(keys)
-        self._release()
+        if not keys:
+            self._release()
 
     def _of(self, row: Row, whole: bool, waits: Waits) -> OfSequences:  # noqa: FBT001 - of one row
         acting = row.adapters.controlling(row.step)
@@ -122,15 +128,15 @@ class RemoteControls:
                 return self._read(held, row, waits)
         before = self._holding.find(row, acting, whole=whole, steps=1) if manner.stale else None
         replaced = self._holding.forget(row.key)
-        if replaced is not None:
-            self._used.append(replaced)
-            if before is None:
-                self._release()  # makes room; else this step reads it
-        mine = self._asked(row, acting, whole=whole)
+        if before is not None:
+            self._used.append(before)  # this step reads it
+        elif replaced is not None:
+            self._let_go((replaced,))  # makes room
+        mine = self._asked(row, acting, waits, whole=whole)
         self._holding.keep(row, acting, mine, whole=whole)
         return self._read(mine if before is None else before, row, waits)
 
-    def _asked(self, row: Row, acting: tuple[bool, ...], *, whole: bool) -> Coming:
+    def _asked(self, row: Row, acting: tuple[bool, ...], waits: Waits, *, whole: bool) -> Coming:
         with self._lock:
             session = self._sessions.get(row.key)
         if session is None:
@@ -140,18 +146,21 @@ class RemoteControls:
         count = sequences(base.kind, len(row.prompts))
         tokens = count * (row.image_tokens if whole else row.computed_tokens)
         try:
-            asked = session.link.ask(
-                row=session.row,
-                step=row.step,
-                level=float(row.track.times[row.step]),
-                latents=row.scaled(row.latent),
-                tokens=(tokens,) * len(sums.parts),
-                channels=[base.channels[block] for block in sums.first],
-                dtype=self._dtype,
-                whole=whole,
-            )
-        except (LinkLost, LinkLate) as error:
-            raise self._gone(row.key, session, error) from error
+            with waits.waiting():  # for room
+                asked = session.link.ask(
+                    row=session.row,
+                    step=row.step,
+                    level=float(row.track.times[row.step]),
+                    latents=row.scaled(row.latent),
+                    tokens=(tokens,) * len(sums.parts),
+                    channels=[base.channels[block] for block in sums.first],
+                    dtype=self._dtype,
+                    whole=whole,
+                )
+        except LinkLost as error:
+            raise self._gone(self._over(session.link), error) from error
+        except LinkLate as error:
+            raise self._gone({row.key: session}, error) from error
         return Coming(row.key, session, asked, sums, count, whole)
 
     def _read(self, coming: Coming, row: Row, waits: Waits) -> OfSequences:
@@ -166,26 +175,51 @@ class RemoteControls:
         try:
             with waits.waiting():
                 flat = coming.asked.sample(index, self._manner.late_s)
-        except (LinkLost, LinkLate, ControlFailed) as error:
-            raise self._gone(coming.key, coming.session, error) from error
+        except LinkLost as error:
+            raise self._gone(self._over(coming.session.link), error, coming) from error
+        except LinkLate as error:
+            raise self._gone(self._as_late(coming), error, coming) from error
+        except ControlFailed as error:
+            raise self._gone({coming.key: coming.session}, error, coming) from error
         return flat.view(coming.sequences, -1, flat.shape[1]).to(self._device)
 
-    def _gone(self, key: RowKey, session: Session, error: Exception) -> ControlLost:
-        """The row is not open any longer, and its owner is told."""
+    def _over(self, link: Link) -> Mapping[RowKey, Session]:
+        """The rows that are open over a link."""
         with self._lock:
-            if self._sessions.get(key) is session:
-                del self._sessions[key]
-        if (coming := self._holding.forget(key)) is not None:
-            self._used.append(coming)
-        self._lost(key, error)
-        return ControlLost({key})
+            return {key: session for key, session in self._sessions.items() if session.link is link}
+
+    def _as_late(self, coming: Coming) -> Mapping[RowKey, Session]:
+        """Rows of the same link whose samples are not here either, and were asked for no later than what waits here."""
+        pending = {key: self._holding.added(key) for key in self._over(coming.session.link)}
+        late = (each for each in pending.values() if each is not None and not each.here)
+        return {coming.key: coming.session, **{each.key: each.session for each in late}}
+
+    def _gone(
+        self, rows: Mapping[RowKey, Session], error: Exception, read: Coming | None = None
+    ) -> ControlLost:
+        """These `rows` are not open any longer, and their owners are told. `read` is of no use to any step."""
+        keys = set(rows) if read is None else {read.key, *rows}
+        for key in keys:
+            if (coming := self._holding.forget(key)) is not None:
+                self._used.append(coming)
+        for key, session in rows.items():
+            with self._lock:
+                current = self._sessions.get(key) is session
+                if current:
+                    del self._sessions[key]
+            if current:  # else it is open elsewhere by now, or its owner has closed it
+                self._lost(key, error)
+        return ControlLost(keys)
 
     def _release(self) -> None:
-        if self._used and self._device.type == "cuda":
-            torch.cuda.current_stream(self._device).synchronize()
-        for coming in self._used:
-            coming.asked.release()
+        self._let_go(self._used)
         self._used.clear()
+
+    def _let_go(self, comings: Collection[Coming]) -> None:
+        if comings and self._device.type == "cuda":
+            torch.cuda.current_stream(self._device).synchronize()
+        for coming in comings:
+            coming.asked.release()
 
 
 @dataclass(frozen=True, eq=False)

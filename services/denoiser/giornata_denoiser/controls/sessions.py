@@ -67,6 +67,8 @@ class Sessions:
         self._resume = resume
         self._loop = asyncio.get_running_loop()
         self._losses: dict[RowKey, asyncio.Queue[Exception]] = {}
+        self._closing: dict[tuple[RowKey, str], asyncio.Task[None]] = {}
+        """Rows that an instance is being told to close."""
         self.remote: RemoteControls
         """Set by the owner: it tells :meth:`lost`."""
 
@@ -119,7 +121,7 @@ class Sessions:
         reasons: list[str] = []
         try:
             while len(reasons) < MOST_LOSSES:
-                session, path = await self._opened(request, row, excluded)
+                session, path = await self._opened(request, row, excluded, lost=bool(reasons))
                 reason = await self._asked_there(row, session, path, losses)
                 log.warning("controlnet_lost", key=row.key, instance=session.instance, reason=str(reason))
                 reasons.append(str(reason))
@@ -143,12 +145,16 @@ class Sessions:
                 return await losses.get()
             finally:
                 self.remote.drop(row.key)
-                await path.give_back(taken)
+                path.give_back(taken)
         finally:
-            self._tasks.create_task(self._close(row.key, session), name="close")
+            self._begin_close(row.key, session.instance)
 
-    async def _opened(self, request: RunRequest, row: Row, excluded: set[str]) -> tuple[Session, Path]:
+    async def _opened(
+        self, request: RunRequest, row: Row, excluded: set[str], *, lost: bool
+    ) -> tuple[Session, Path]:
         """The row at an instance that is not excluded; after a while, at any.
+
+        One that was `lost` has been open: its ControlNets exist, though nobody may tell of them now.
 
         Raises:
             ControlNetUnavailable: no instance takes it in time.
@@ -160,7 +166,8 @@ class Sessions:
         )
         with suppress(TimeoutError):
             async with asyncio.timeout(self._open_s):
-                await self._offered(row, digests)
+                if not lost:
+                    await self._offered(row, digests)
                 while True:
                     states = choosing.able(self._instances.states, digests, excluded)
                     found = choosing.best(states, digests, self._asking.host)
@@ -194,20 +201,30 @@ class Sessions:
             raise ControlNetNotFound(field="controlnets", received=models) from None
 
     async def _open_at(self, state: ServiceState, request: RunRequest, row: Row) -> tuple[Session, Path]:
-        """The row at this instance; by TCP where its memory cannot be shared after all.
+        """The row at this instance; by its next best data path where one cannot be had after all.
 
         Raises:
             LinkLost: it cannot be reached, or leaves.
             GiornataError: it does not take the row.
         """
-        opened = await self._asked(state, request, row, self._asking.paths)
+        if (closing := self._closing.get((row.key, state.instance))) is not None:
+            await asyncio.wait([closing])  # what comes later closes the row that is opened now
+        paths = self._asking.paths
         try:
-            path = await self._links.to(state.instance, opened)
-        except LinkLost:
-            if opened.path is DataPath.TCP or DataPath.TCP not in self._asking.paths:
-                raise
-            opened = await self._asked(state, request, row, (DataPath.TCP,))
-            path = await self._links.to(state.instance, opened)
+            while True:
+                opened = await self._asked(state, request, row, paths)
+                paths = paths[paths.index(opened.path) + 1 :]
+                try:
+                    path = await self._links.to(state.instance, opened)
+                except LinkLost:
+                    if not paths:
+                        raise
+                else:
+                    break
+        except (LinkLost, GiornataError, asyncio.CancelledError) as error:
+            if paths != self._asking.paths or not isinstance(error, GiornataError):  # it may be open there
+                self._begin_close(row.key, state.instance)
+            raise
         session = Session(state.instance, path.link, control_row(*_named(row.key)), opened.behind)
         return session, path
 
@@ -232,14 +249,20 @@ class Sessions:
             await asyncio.wait({opening, left})
         raise LinkLost(f"the ControlNet instance {state.instance} has left")
 
-    async def _close(self, key: RowKey, session: Session) -> None:
+    def _begin_close(self, key: RowKey, instance: str) -> None:
+        """Tell an instance that a row has ended, without waiting for it."""
+        closing = self._tasks.create_task(self._close(key, instance), name="close")
+        self._closing[key, instance] = closing
+        closing.add_done_callback(lambda _: self._closing.pop((key, instance)))
+
+    async def _close(self, key: RowKey, instance: str) -> None:
         job_id, attempt, index = _named(key)
         asked = CloseControl(job_id=job_id, attempt=attempt, index=index, remaining_ms=CLOSE_MS)
         try:
-            subject = subjects.controlnet(session.instance, "close")
+            subject = subjects.controlnet(instance, "close")
             await self._bus.call(subject, asked, Closed, Deadline.after_ms(CLOSE_MS))
         except GiornataError as error:  # it forgets rows that make no steps
-            log.info("controlnet_not_closed", key=key, instance=session.instance, error=str(error))
+            log.info("controlnet_not_closed", key=key, instance=instance, error=str(error))
 
     def _take_loss(self, key: RowKey, reason: Exception) -> None:
         if (losses := self._losses.get(key)) is not None:

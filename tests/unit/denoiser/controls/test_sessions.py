@@ -1,0 +1,180 @@
+"""Rows that are opened at instances, opened again when they are lost, and closed whatever happens meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import cast
+
+import pytest
+import torch
+from pydantic import BaseModel
+
+from giornata.bus.bus import Bus
+from giornata.control.link.listener import Listener
+from giornata.control.link.losses import ControlFailed
+from giornata.wire.controlnets import CloseControl, Closed, DataPath, OpenControl, Opened, StepRefusal
+from giornata.wire.errors import ControlNetUnavailable
+from giornata.wire.messages import RunRequest
+from giornata_denoiser.controls import sessions as module
+from giornata_denoiser.controls.instances import Instances, Links
+from giornata_denoiser.controls.questions import Asking
+from giornata_denoiser.controls.remote import RemoteControls
+from giornata_denoiser.controls.sessions import Sessions
+from tests.contract.messages import MESSAGES
+from tests.patience import HUNG_S
+from tests.unit.denoiser.controls.test_remote import BEHIND, CPU, NET, NETWORK, controlled_row
+from tests.unit.scheduling.test_adapters import instance
+
+SLAB_BYTES = 1 << 20
+REQUEST = next(message for message in MESSAGES if isinstance(message, RunRequest))
+ROW = controlled_row("j")
+
+
+@dataclass
+class Wire:
+    """Instances' endpoints, each of which answers as a test says."""
+
+    addresses: dict[DataPath, str]
+    open: set[str] = field(default_factory=set)
+    """Names of instances that have the row."""
+    told: list[str] = field(default_factory=list)
+    """What was asked of instances, in order of the answers."""
+    heard: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(0))
+    opens: asyncio.Event = field(default_factory=asyncio.Event)
+    closes: asyncio.Event = field(default_factory=asyncio.Event)
+    news: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def call(self, subject: str, asked: BaseModel, _reply: type, _deadline: object) -> BaseModel:
+        name = subject.split(".")[-2]
+        self.heard.release()
+        if isinstance(asked, CloseControl):
+            await self.closes.wait()
+            self._note(f"close {name}")
+            self.open.discard(name)
+            return Closed(was_open=True)
+        assert isinstance(asked, OpenControl)
+        self.open.add(name)
+        await self.opens.wait()
+        path = next((path for path in asked.paths if path in self.addresses), None)
+        if path is None:
+            raise ControlNetUnavailable
+        self._note(f"open {name}")
+        return Opened(path=path, address=self.addresses[path], token="t" * 8, behind=(BEHIND,))
+
+    def _note(self, what: str) -> None:
+        self.told.append(what)
+        self.news.set()
+
+    async def until(self, count: int) -> None:
+        async with asyncio.timeout(HUNG_S):
+            while len(self.told) < count:
+                self.news.clear()
+                await self.news.wait()
+
+
+@dataclass
+class Bench:
+    wire: Wire
+    instances: Instances
+    sessions: Sessions
+    remote: RemoteControls
+    resumed: asyncio.Queue[str]
+
+    async def asked(self) -> None:
+        """Until the row's instance can be asked."""
+        await asyncio.wait_for(self.resumed.get(), HUNG_S)
+        assert self.remote.has(ROW.key)
+
+    def lose(self, reason: Exception) -> None:
+        self.remote.drop(ROW.key)
+        self.sessions.lost(ROW.key, reason)
+
+
+@asynccontextmanager
+async def bench(
+    folder: Path, paths: Sequence[DataPath] = (DataPath.UNIX,), open_s: float = HUNG_S
+) -> AsyncIterator[Bench]:
+    assert NETWORK is not None
+    unix = folder / "s"
+    wire = Wire({DataPath.UNIX: str(unix)})
+    wire.opens.set()
+    wire.closes.set()
+    instances, links, resumed = Instances(), Links(SLAB_BYTES, CPU), asyncio.Queue[str]()
+    asking = Asking(NETWORK.base, "d", "m1", tuple(paths), torch.float32)
+    with Listener(lambda _: True, lambda _: None, unix=unix, tcp=None, device=CPU):
+        async with asyncio.TaskGroup() as tasks:
+            sessions = Sessions(
+                cast("Bus", wire),
+                instances,
+                links,
+                asking,
+                open_s=open_s,
+                resume=lambda job_id, _: resumed.put_nowait(job_id),
+                tasks=tasks,
+            )
+            sessions.remote = RemoteControls(NETWORK, torch.float32, CPU, sessions.lost)
+            yield Bench(wire, instances, sessions, sessions.remote, resumed)
+        await links.close()
+
+
+def told(made: Bench, name: str) -> None:
+    made.instances._hear(instance(name, frozenset({NET.digest})))
+
+
+async def test_a_row_whose_attempt_ends_while_it_is_opened_is_closed(tmp_path: Path) -> None:
+    async with bench(tmp_path) as made:
+        told(made, "c1")
+        made.wire.opens.clear()
+        async with asyncio.timeout(HUNG_S), made.sessions.held(REQUEST, [ROW], fall_back=False):
+            await made.wire.heard.acquire()
+        await made.wire.until(1)
+    assert made.wire.told == ["close c1"]
+    assert not made.wire.open
+
+
+async def test_a_row_is_opened_again_when_its_instance_has_closed_it(tmp_path: Path) -> None:
+    """The other way round, the row that has just been opened would be closed."""
+    async with bench(tmp_path) as made:
+        told(made, "c1")
+        async with made.sessions.held(REQUEST, [ROW], fall_back=False):
+            await made.asked()
+            made.wire.closes.clear()
+            made.lose(ControlFailed(StepRefusal.ROW_UNKNOWN, "it was idle"))
+            async with asyncio.timeout(HUNG_S):
+                for _ in range(2):
+                    await made.wire.heard.acquire()
+            for _ in range(20):
+                await asyncio.sleep(0)
+            assert made.wire.told == ["open c1"], "it is not opened before it is closed"
+            made.wire.closes.set()
+            await made.asked()
+            assert made.wire.open == {"c1"}
+    assert made.wire.told == ["open c1", "close c1", "open c1", "close c1"]
+
+
+async def test_a_row_that_has_been_open_is_not_told_that_its_controlnets_do_not_exist(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "TOLD_S", 0.0)
+    async with bench(tmp_path, open_s=0.1) as made:
+        told(made, "c1")
+        async with made.sessions.held(REQUEST, [ROW], fall_back=False) as failed:
+            await made.asked()
+            made.instances._fleet.forget("c1")
+            made.lose(ConnectionError("it is silent"))
+            with pytest.raises(ControlNetUnavailable):
+                await asyncio.wait_for(failed, HUNG_S)
+
+
+async def test_a_data_path_that_cannot_be_had_gives_way_to_the_next_best(tmp_path: Path) -> None:
+    paths = (DataPath.CUDA, DataPath.UNIX, DataPath.TCP)
+    async with bench(tmp_path, paths) as made:
+        made.wire.addresses = {DataPath.CUDA: str(tmp_path / "nobody"), **made.wire.addresses}
+        told(made, "c1")
+        async with made.sessions.held(REQUEST, [ROW], fall_back=False):
+            await made.asked()
+    assert made.wire.told == ["open c1", "open c1", "close c1"]
