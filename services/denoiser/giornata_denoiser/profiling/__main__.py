@@ -61,6 +61,7 @@ def run(config: ProfilerConfig, checkpoint: Checkpoint) -> None:
         config.quick,
         taking_modes(family.specs),
         joint=meter.text_tokens > 0,
+        controls=meter.control_work is not None,
     )
     # Drawn between measurements, by no thread of its own: nothing else runs while a step is measured.
     with Progress(console=Console(stderr=True), auto_refresh=False, transient=True) as progress:

@@ -84,7 +84,7 @@ def measure(meter: Meter, extent: Extent, bar: ProgressBar = iter) -> Measuremen
     """Everything within `extent`."""
     rounds = QUICK_ROUNDS if extent.quick else ROUNDS
     steps = [
-        mixture.beside(meter.companions, meter.prefix).adapted(meter.lora_weights)
+        mixture.beside(meter.companions, meter.prefix).adapted(meter.lora_weights, meter.control_work)
         for mixture in mixtures(extent, SEED)
     ]
     loads = [size.beside(meter.companions, meter.prefix) for size in masked_sizes(extent)]
@@ -102,12 +102,13 @@ def activation_bytes(meter: Meter, steps: Iterable[Mixture]) -> float:
     """Peak memory per token, over the steps in which one row computes everything, or two do.
 
     Modulation of equally long sequences is broadcast, that of others may be spread to their tokens. Where two rows are
-    measured, a row beside one of other lengths is, too.
+    measured, a row beside one of other lengths is, too. What ControlNets hold is theirs, and not counted.
     """
     whole = [
         mixture
         for mixture in steps
-        if len(mixture.rows) <= 2 and all(set(row.modes) == {Mode.FULL} for row in mixture.rows)
+        if len(mixture.rows) <= 2
+        and all(set(row.modes) == {Mode.FULL} and not row.controlled for row in mixture.rows)
     ]
     whole += [
         Mixture((mixture.rows[0], unlike(mixture.rows[0]).beside(meter.companions, meter.prefix)))

@@ -19,16 +19,19 @@ from giornata.packed.region import Region, beside, region
 from giornata.packed.uses import Taken, Use, by_sequence
 from giornata.planning.operations import Operations
 from giornata.scheduling.batch import RowKey
+from giornata.wire.adapters import ControlWork
 from giornata.wire.values import Mode
 from giornata_denoiser.blocks.device import Device
 from giornata_denoiser.blocks.recording import EntryRecorder
 from giornata_denoiser.blocks.slabs import Slabs
 from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.engine.assembly import assemble, place
+from giornata_denoiser.engine.controls import controlled, wholly
 from giornata_denoiser.engine.loading import device_for
 from giornata_denoiser.engine.low_ranks import adapted
 from giornata_denoiser.engine.rehearsal import practice_row
 from giornata_denoiser.engine.stepping import denoise_step
+from giornata_denoiser.profiling.controls import random_control
 from giornata_denoiser.profiling.loras import RandomLoras
 from giornata_denoiser.profiling.mixtures import LEAST_SIDE, Mixture, RowSize, TokensBeside
 from giornata_denoiser.rows.row import RecordingSpec, Row
@@ -75,6 +78,7 @@ class Meter:
         self._entries: dict[tuple[int, int], Entry] = {}
         self._random = torch.Generator().manual_seed(0)
         self._loras = RandomLoras(checkpoint.family.network.layers)
+        self._control = random_control(checkpoint.family.network, checkpoint.card.pixel_multiple)
 
     @cached_property
     def text_tokens(self) -> int:
@@ -90,6 +94,11 @@ class Meter:
     def lora_weights(self) -> float:
         """Weights in the factors of each set of LoRAs that rows are measured with."""
         return self._loras.weights
+
+    @property
+    def control_work(self) -> ControlWork | None:
+        """What the ControlNet computes that rows are measured with; None where there are none for the network."""
+        return None if self._control is None else self._control.work
 
     @property
     def companions(self) -> TokensBeside:
@@ -146,21 +155,25 @@ class Meter:
         with torch.inference_mode():
             placed = [place(row, self._family, of) for row, of in zip(rows, low_ranks, strict=True)]
             assembly = assemble(self._family, rows, placed)
-        return lambda: denoise_step(self._family, assembly, rows, uses)
+        if self._control is None or not any(size.controlled for size in mixture.rows):
+            return lambda: denoise_step(self._family, assembly, rows, uses)
+        controls, whole = self._control.controls(), wholly(uses, rows)
+
+        def step() -> None:
+            added = controls.compute(rows, whole)
+            denoise_step(self._family, assembly, rows, controlled(uses, rows, added))
+
+        return step
 
     def _row(self, size: RowSize, index: int) -> Row:
         """The `index`-th row of a batch, of noise."""
         key, grid = RowKey("profile", 0, index), (size.height, size.width)
+        text = size.text or self._checkpoint.card.max_text_tokens
         where = self._region(size)
-        return practice_row(
-            self._checkpoint,
-            key,
-            grid,
-            size.text or self._checkpoint.card.max_text_tokens,
-            self._noise,
-            guided=size.guided,
-            region=where,
+        row = practice_row(
+            self._checkpoint, key, grid, text, self._noise, guided=size.guided, region=where
         )
+        return self._control.acting(row, self._noise) if self._control and size.controlled else row
 
     def _uses(self, size: RowSize, row: Row) -> tuple[Use, ...]:
         """What each sequence takes in its modes."""

@@ -7,7 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final
 
+from giornata.planning.controls import control_work
 from giornata.planning.operations import Operations, Shape, Work, step_work
+from giornata.wire.adapters import ControlWork
 from giornata.wire.models import ModelCard
 from giornata.wire.values import Mode
 
@@ -55,10 +57,18 @@ class RowSize:
     """Number of its set of LoRAs, from 1; 0: none."""
     lora_weights: float = 0.0
     """Weights in the factors of that set."""
+    controlled: bool = False
+    """Whether a ControlNet acts on it."""
+    control_work: ControlWork | None = None
+    """What that ControlNet computes."""
 
-    def adapted(self, lora_weights: float) -> RowSize:
-        """The same row, with sets of LoRAs of so many weights where it has one."""
-        return replace(self, lora_weights=lora_weights) if self.lora else self
+    def adapted(self, lora_weights: float, work: ControlWork | None) -> RowSize:
+        """The same row: a set of LoRAs has so many weights, a ControlNet does such `work`, where it has one."""
+        return replace(
+            self,
+            lora_weights=lora_weights if self.lora else 0.0,
+            control_work=work if self.controlled else None,
+        )
 
     def beside(self, companions: TokensBeside, prefix: TokensBeside) -> RowSize:
         """The same row with the tokens that a family has beside its picture."""
@@ -78,8 +88,19 @@ class RowSize:
         """Shapes of its sequences."""
         (height, width), tokens = self.box, self.height * self.width + self.companions
         computed = tokens if self.ratio == 1 else height * width
-        shape = Shape(self.text, tokens, computed, prefix=self.prefix, low_rank=self.lora_weights)
-        return (shape,) * (1 + self.guided)
+        sequences = 1 + self.guided
+        control = self.control_work and control_work(
+            self.control_work, text=self.text, image=self.height * self.width, sequences=sequences
+        )
+        shape = Shape(
+            self.text,
+            tokens,
+            computed,
+            prefix=self.prefix,
+            low_rank=self.lora_weights,
+            control=control or 0.0,
+        )
+        return (shape,) * sequences
 
     @property
     def tokens(self) -> int:
@@ -97,9 +118,9 @@ class Mixture:
         """:meth:`RowSize.beside` of every row."""
         return Mixture(tuple(row.beside(companions, prefix) for row in self.rows))
 
-    def adapted(self, lora_weights: float) -> Mixture:
+    def adapted(self, lora_weights: float, work: ControlWork | None) -> Mixture:
         """:meth:`RowSize.adapted` of every row."""
-        return Mixture(tuple(row.adapted(lora_weights) for row in self.rows))
+        return Mixture(tuple(row.adapted(lora_weights, work) for row in self.rows))
 
     def work(self, operations: Operations) -> Work:
         """What the whole step computes in a network of these operations."""
@@ -128,6 +149,8 @@ class Extent:
     """In which blocks take from a template; where any of them may be projected, each block has a mode of its own."""
     joint: bool = True
     """Whether text passes the blocks beside the picture."""
+    controls: bool = True
+    """Whether there are ControlNets for the network."""
 
     @property
     def grids(self) -> tuple[tuple[int, int], ...]:
@@ -168,8 +191,8 @@ class Extent:
 def mixtures(extent: Extent, seed: int) -> tuple[Mixture, ...]:
     """What is to be measured.
 
-    Rows of one size in growing numbers, single rows of every mode, rows with one set of LoRAs and with many, and random
-    batches.
+    Rows of one size in growing numbers, single rows of every mode, rows with one set of LoRAs and with many, rows with a
+    ControlNet and beside such rows, and random batches.
     """
     full, kv = (Mode.FULL,) * extent.blocks, (Mode.KV,) * extent.blocks
     text, ratio = extent.texts[-1], extent.ratios[len(extent.ratios) // 2]
@@ -181,19 +204,28 @@ def mixtures(extent: Extent, seed: int) -> tuple[Mixture, ...]:
     ]
     single = [Mixture((size,)) for size in masked_sizes(extent)]
     small, large, most = extent.grids[0], extent.grids[-2], extent.counts[-1]
-    sizes = {(small, 1), (small, most), (large, 1), (large, min(2, most))}
+    sizes = [
+        (size, count)
+        for (height, width), count in sorted({(small, 1), (small, most), (large, 1), (large, min(2, most))})
+        for size in (RowSize(height, width, text, full), RowSize(height, width, text, kv, ratio))
+    ]
     adapted = [
         Mixture(tuple(replace(size, lora=lora) for lora in sets))
-        for (height, width), count in sorted(sizes)
-        for size in (RowSize(height, width, text, full), RowSize(height, width, text, kv, ratio))
+        for size, count in sizes
         for sets in dict.fromkeys(((1,) * count, _spread(count)))
+    ]
+    controlled = [
+        Mixture(tuple(replace(size, controlled=row < acting) for row in range(count)))
+        for size, count in sizes
+        for acting in sorted({(count + 1) // 2, count})
+        if extent.controls
     ]
     chance = random.Random(seed)  # noqa: S311 - a design, not a secret
     drawn = [
         Mixture(tuple(_row(extent, chance) for _ in range(chance.randint(1, extent.counts[-1]))))
         for _ in range(QUICK_RANDOM if extent.quick else RANDOM)
     ]
-    every = dict.fromkeys((*swept, *single, *adapted, *drawn))
+    every = dict.fromkeys((*swept, *single, *adapted, *controlled, *drawn))
     return tuple(one for one in every if len(one.rows) == 1 or one.length <= extent.most_tokens)
 
 

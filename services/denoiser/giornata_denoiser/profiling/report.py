@@ -58,7 +58,7 @@ def _table(title: str, fit: Fit, unseen: Fit) -> Iterator[str]:
     """`unseen` grades predictions of samples that were left out of the fit."""
     yield f"{title}: R² {fit.r2:.4f} over {fit.samples} sizes, {unseen.r2:.4f} on sizes not seen"
     for name, weight in zip(fit.names, fit.weights, strict=True):
-        derived = ", as that of others" if name in fit.derived else ""
+        derived = ", not measured: follows from the others" if name in fit.derived else ""
         yield f"  {name:<10} {weight:>12.4g}  {UNITS[name]}{derived}"
     yield f"  residual   p50 {fit.residual_ms_p50:.3f} ms, p95 {fit.residual_ms_p95:.3f} ms"
     yield (
@@ -74,4 +74,5 @@ def _told(one: making.Predicted) -> str:
 def _row_text(row: RowSize) -> str:
     modes = row.modes[0] if len(set(row.modes)) == 1 else "mixed"
     mask = "" if row.ratio == 1 else f", mask {row.ratio:g}"
-    return f"{row.height}x{row.width} tokens, {modes}{mask}{', guided' if row.guided else ''}"
+    more = {"guided": row.guided, "LoRA": row.lora, "ControlNet": row.controlled}
+    return ", ".join((f"{row.height}x{row.width} tokens", f"{modes}{mask}", *(name for name in more if more[name])))

@@ -1,0 +1,134 @@
+"""ControlNets to measure steps with: of the sizes that fit a network, with weights whose values do not matter.
+
+A ControlNet of a transformer has some of its blocks. One of a UNet has the whole encoder, a third of the network and more:
+it would not fit beside a network that fills its device. All weights are therefore parts of one short tensor, which are
+read again and again.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import chain
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+
+from giornata.control.loading import KINDS
+from giornata.control.protocol import ControlNet
+from giornata.wire.adapters import ControlCard, ControlKind, ControlWork
+from giornata.wire.controlnets import ControlBase
+from giornata_denoiser.controls.local import LocalControls, Reuse
+from giornata_denoiser.controls.networks import Controlled, controlled
+from giornata_denoiser.families.protocol import Network
+from giornata_denoiser.rows.adapters import Adapters, RowControl
+from giornata_denoiser.rows.row import Row
+
+NAME: Final = "random"
+BLOCKS: Final = 8
+"""One of so many blocks of a transformer is a block of its ControlNet, too: enough to be seen in a step's time."""
+SHARE: Final = 20
+"""The tensor holds one of so many weights of the network. What joins projections of Flux copies about as many: both
+together stay below a tenth of the network."""
+SIZE: Final = 0.02
+"""Standard deviation of weights."""
+ALIGNED: Final = 64
+"""A weight begins at a multiple of so many values, as one that is loaded does."""
+
+Noise = Callable[..., Tensor]
+"""Makes a tensor of a shape."""
+
+
+@dataclass(frozen=True)
+class RandomControl:
+    """A ControlNet beside the `network`, made when it is first asked for, and kept as long as this is."""
+
+    network: Network
+    controlled: Controlled
+
+    @cached_property
+    def net(self) -> ControlNet:
+        """The ControlNet, on the network's device and of its dtype."""
+        base, network = self.controlled.base, self.network
+        module, runner = KINDS[base.kind]
+        with torch.device("meta"):
+            made = module(**_options(network, base, module))
+        weights = [parameter.numel() for layer in network.layers.values() for parameter in layer.parameters()]
+        _fill(made, sum(weights) // SHARE, network.device, network.dtype)
+        card = ControlCard(name=NAME, digest=NAME, kind=base.kind, text_channels=base.text_channels)
+        return runner(made.eval().requires_grad_(requires_grad=False), card)
+
+    @cached_property
+    def work(self) -> ControlWork:
+        """What it computes in a step."""
+        return self.net.work(self.controlled.base)
+
+    def acting(self, row: Row, values: Noise) -> Row:
+        """`row` with the ControlNet in all of its steps, and a control image of `values`."""
+        base, (height, width) = self.controlled.base, row.grid
+        pixels = (3, height * base.token_pixels, width * base.token_pixels)
+        shape = pixels if base.kind is ControlKind.UNET else (height * width, base.latent_channels)
+        use = RowControl(NAME, NAME, 1.0, 0, row.steps, work=self.work)
+        return replace(row, adapters=Adapters(controls=(use,)), control_images=(values(*shape),))
+
+    def controls(self) -> LocalControls:
+        """What computes it in each step of rows, as a whole, and knows no row yet."""
+        return LocalControls({NAME: self.net}, self.controlled, Reuse(held_steps=1))
+
+
+def random_control(network: Network, token_pixels: int) -> RandomControl | None:
+    """One beside a `network` whose tokens have so many pixels of the picture a side; None where diffusers has none."""
+    found = controlled(network, token_pixels)
+    return None if found is None else RandomControl(network, found)
+
+
+def _options(network: Any, base: ControlBase, module: Callable[..., nn.Module]) -> dict[str, Any]:
+    """Arguments of a diffusers' `module` that fits."""
+    if base.kind is ControlKind.UNET:
+        latent = base.token_pixels // network.side
+        config, own = network.unet.config, _unet(base, network.side, latent)
+    else:
+        config, own = network.transformer.config, _transformer(base)
+    taken = inspect.signature(module).parameters
+    return {name: value for name, value in config.items() if name in taken} | own
+
+
+def _unet(base: ControlBase, side: int, latent: int) -> Mapping[str, Any]:
+    """A token has `side` latent pixels a side, and these `latent` pixels: each but the first convolution halves them."""
+    return {
+        "in_channels": base.latent_channels // side**2,
+        "conditioning_embedding_out_channels": (16,) * latent.bit_length(),
+    }
+
+
+def _transformer(base: ControlBase) -> Mapping[str, Any]:
+    """Fewer blocks than the network's; a mask that it sees is not the ControlNet's."""
+    doubles = {"num_layers": _fewer(len(base.channels) - base.singles)}
+    if base.kind is ControlKind.SD3:
+        return doubles
+    return {**doubles, "num_single_layers": _fewer(base.singles), "in_channels": base.latent_channels}
+
+
+def _fewer(blocks: int) -> int:
+    return min(blocks, max(1, blocks // BLOCKS))
+
+
+def _fill(net: nn.Module, values: int, device: torch.device, dtype: torch.dtype) -> None:
+    """Give a `net` on the meta device weights: parts of one tensor of so many values, or of its largest weight's.
+
+    They follow one another in it, and begin again where it ends.
+    """
+    largest = max(each.numel() for each in chain(net.parameters(), net.buffers()))
+    chance = torch.Generator().manual_seed(0)
+    every = SIZE * torch.randn(max(values, largest), generator=chance)
+    shared, start = every.to(device, dtype), 0
+    for module in net.modules():
+        own = chain(module.named_parameters(recurse=False), module.named_buffers(recurse=False))
+        for name, meta in list(own):
+            start = start if start + meta.numel() <= len(shared) else 0
+            part = shared[start : start + meta.numel()].view(meta.shape)
+            setattr(module, name, nn.Parameter(part) if isinstance(meta, nn.Parameter) else part)
+            start += -(-meta.numel() // ALIGNED) * ALIGNED
