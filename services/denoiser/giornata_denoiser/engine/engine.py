@@ -162,6 +162,7 @@ class Engine:
         except torch.AcceleratorError:
             raise
         except ControlLost:  # its rows are no longer ready; the others repeat the step
+            self._given = None  # how long the step before took cannot be told any more
             return StepReport(began, self._clock())
         except Exception as error:  # noqa: BLE001 - a row's edge: the row is answered with it, and the service logs it
             if len(rows) == 1 and rows[0].template is None and not rows[0].renewed_every:
