@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from torch import Tensor
@@ -13,7 +13,9 @@ from giornata.control.protocol import Conditions, ControlNet
 from giornata.control.running import Act, RowStep, run
 from giornata.packed.moving import moved
 from giornata.packed.region import Region, within
+from giornata.planning.controls import work_of
 from giornata.scheduling.batch import RowKey
+from giornata.wire.adapters import ControlWork
 from giornata_denoiser.controls.added import Added
 from giornata_denoiser.controls.holding import Holding
 from giornata_denoiser.controls.networks import Controlled
@@ -57,6 +59,8 @@ class LocalControls:
         self._behind: Mapping[str, Behind] = {
             digest: net.behind(network.base) for digest, net in nets.items()
         }
+        self.works: Mapping[str, ControlWork] = {digest: work_of(net.card) for digest, net in nets.items()}
+        """What each of them costs."""
         self._opened: dict[tuple[RowKey, int], _Opened] = {}
         """By row and number of its ControlNet."""
         self._renewed: dict[RowKey, tuple[int, tuple[bool, ...]]] = {}
@@ -148,6 +152,14 @@ class LocalControls:
         count = sequences(self._network.base.kind, len(row.prompts))
         kept = [net.keeping(opened, sequence, region) for sequence in range(count)]
         return tuple(each for each in kept if each is not None)
+
+
+def costing(row: Row, works: Mapping[str, ControlWork]) -> Row:
+    """`row` whose ControlNets cost this process `works`, by digest, the others nothing; itself if they do already."""
+    controls = tuple(replace(use, work=works.get(use.digest)) for use in row.adapters.controls)
+    if controls == row.adapters.controls:
+        return row
+    return replace(row, adapters=replace(row.adapters, controls=controls))
 
 
 def _of_picture(row: Row, region: Region, net: ControlNet) -> Region:

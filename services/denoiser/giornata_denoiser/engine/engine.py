@@ -111,7 +111,7 @@ class Engine:
     def able(self, row: Row) -> Row | None:
         """`row` as it makes its next step; None while it has to wait for its LoRAs, or for its ControlNets."""
         now = able(row, self._low_ranks)
-        return now if now is not None and self._controls.ready(now) else None
+        return None if now is None else self._controls.able(now)
 
     def step(self) -> StepReport | None:
         """One step for all running rows; None when there is nothing to do."""

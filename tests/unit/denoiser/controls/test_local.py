@@ -9,17 +9,24 @@ import pytest
 import torch
 from torch import Tensor
 
+from giornata.control.link.client import Link
 from giornata.control.loading import load
 from giornata.control.protocol import ControlNet
 from giornata.packed.region import beside, region
-from giornata_denoiser.controls.local import LocalControls, Reuse
+from giornata.planning.controls import work_of
+from giornata.wire.controlnets import DataPath
+from giornata_denoiser.controls.executing import ExecutingControls
+from giornata_denoiser.controls.local import LocalControls, Reuse, costing
 from giornata_denoiser.controls.networks import Controlled, controlled
+from giornata_denoiser.controls.remote import Manner
 from giornata_denoiser.engine.controls import OfSequences
 from giornata_denoiser.rows.adapters import Adapters, RowControl
 from giornata_denoiser.rows.row import Row
+from tests.contract.control_link.strangers import TOKEN, listening_at
 from tests.fakes import tiny_flux
 from tests.fakes.tiny_flux import LATENT, Spec
 from tests.fakes.tiny_flux_control import net
+from tests.unit.denoiser.controls.test_remote import Open
 
 CPU = torch.device("cpu")
 FAMILY = tiny_flux.family()
@@ -92,3 +99,31 @@ def test_a_step_in_full_takes_nothing_that_an_instance_would_not_have_made_for_i
     held = added(LocalControls(nets, network(), Reuse(2)), row, whole=True)
     torch.testing.assert_close(first(held), before, rtol=0, atol=0)
     assert (first(fresh) - before).abs().max() > 1e-3, "the comparison sees the step"
+
+
+def test_a_row_that_is_computed_here_until_it_is_open_elsewhere_costs_what_it_computes(
+    loaded: ControlNet, tmp_path: Path
+) -> None:
+    """Else its steps would be predicted, and the network's costs learned, as if its ControlNets took no time."""
+    opened = Open(Manner())
+    controls = ExecutingControls(LocalControls({loaded.card.digest: loaded}, network()), opened.remote)
+    row = costing(masked(loaded), {})
+    here = controls.able(row)
+    assert here is not None
+    assert here.adapters.controls[0].work == work_of(loaded.card)
+    assert sum(shape.control for shape in here.shapes) > 0
+    assert controls.able(here) is here
+    with listening_at(tmp_path / "s", None) as served:
+        address = served.listener.addresses[DataPath.UNIX]
+        with Link(DataPath.UNIX, address, TOKEN, slab_bytes=1 << 16, device=CPU) as link:
+            opened.put(link, here)
+            there = controls.able(here)
+    assert there is not None
+    assert sum(shape.control for shape in there.shapes) == 0
+    opened.remote.drop(row.key)
+    again = controls.able(there)
+    assert again is not None
+    assert again.adapters == here.adapters
+    without = ExecutingControls(None, opened.remote)
+    assert without.able(there) is None
+    assert without.able(replace(there, step=5, adapters=Adapters())) is not None

@@ -202,7 +202,7 @@ def test_a_step_that_is_lost_makes_the_one_before_it_no_longer() -> None:
     of, now = tiny_flux.family(), 0.0
     made = Engine(of, Capacity(8, 10_000), lambda: now, judge=Ahead(), controls=Losing(lost_in=3))
     made.batch.submit([tiny_flux.row(of, Spec(steps=5))])
-    told = []
+    told: list[StepReport | None] = []
     while made.batch.running or made.batch.waiting:
         now += 1.0 if made.batch.running and len(told) == 2 else 0.001
         told.append(made.step())
