@@ -94,10 +94,12 @@ def exposed_ms(row: RowWork, state: ServiceState, here: Here) -> float:
     sample behind its first block; a UNet for all of them before its decoder, which is about half of it.
     """
     told = state.control
-    if told is None or told.work_ms is None:
-        return row.local_ms  # unknown: as this process would
+    if told is None:
+        raise ValueError(f"{state.instance} is no ControlNet instance")
     same = told.machine == here.host
-    computed = row.work / WORK * told.work_ms + told.pending_ms
+    # One that has computed nothing yet is taken to be as fast as this process; else it would never be asked.
+    own_ms = row.local_ms if told.work_ms is None else row.work / WORK * told.work_ms
+    computed = own_ms + told.pending_ms
     moved = row.moved_bytes / (HOST_BYTES_MS if same else NETWORK_BYTES_MS)
     roomy = here.device == CPU and here.threads + told.threads <= here.cores
     if same and told.device == here.device and not roomy:

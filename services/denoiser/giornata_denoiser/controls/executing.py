@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 
 from giornata.scheduling.batch import RowKey
 from giornata_denoiser.blocks.waits import Waits
-from giornata_denoiser.controls.local import LocalControls
+from giornata_denoiser.controls.local import LocalControls, costing
 from giornata_denoiser.controls.remote import RemoteControls
 from giornata_denoiser.engine.controls import ControlLost, ControlNotLoaded, OfSequences
 from giornata_denoiser.rows.row import Row
@@ -21,11 +21,18 @@ class ExecutingControls:
     def __init__(self, local: LocalControls | None, remote: RemoteControls | None) -> None:
         self._local, self._remote = local, remote
 
-    def ready(self, row: Row) -> bool:
-        """See :meth:`giornata_denoiser.engine.controls.Controls.ready`: rows wait until they are open."""
-        if not any(row.adapters.controlling(row.step)) or self._asks(row):
-            return True
-        return self._remote is None or self._here(row)
+    def able(self, row: Row) -> Row | None:
+        """See :meth:`giornata_denoiser.engine.controls.Controls.able`: rows wait until they are open.
+
+        One that is computed here meanwhile, or because no instance is left, costs this process what it computes.
+        """
+        if self._remote is None or not row.adapters.controls:
+            return row
+        if self._asks(row):
+            return costing(row, {})
+        if self._local is not None and self._local.has(row):
+            return costing(row, self._local.works)
+        return None if any(row.adapters.controlling(row.step)) else row
 
     def residuals(self, rows: Sequence[Row], whole: Sequence[bool], waits: Waits) -> tuple[OfSequences, ...]:
         """See :meth:`giornata_denoiser.engine.controls.Controls.residuals`.

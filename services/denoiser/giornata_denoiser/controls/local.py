@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from torch import Tensor
@@ -12,7 +12,10 @@ from giornata.control.expansion import Behind, sequences, summed
 from giornata.control.protocol import Conditions, ControlNet
 from giornata.control.running import Act, RowStep, run
 from giornata.packed.moving import moved
+from giornata.packed.region import Region, within
+from giornata.planning.controls import work_of
 from giornata.scheduling.batch import RowKey
+from giornata.wire.adapters import ControlWork
 from giornata_denoiser.controls.added import Added
 from giornata_denoiser.controls.holding import Holding
 from giornata_denoiser.controls.networks import Controlled
@@ -56,6 +59,8 @@ class LocalControls:
         self._behind: Mapping[str, Behind] = {
             digest: net.behind(network.base) for digest, net in nets.items()
         }
+        self.works: Mapping[str, ControlWork] = {digest: work_of(net.card) for digest, net in nets.items()}
+        """What each of them costs."""
         self._opened: dict[tuple[RowKey, int], _Opened] = {}
         """By row and number of its ControlNet."""
         self._renewed: dict[RowKey, tuple[int, tuple[bool, ...]]] = {}
@@ -87,7 +92,9 @@ class LocalControls:
             every = step.region is None or step.renews
             added = Added(sums.behind, tuple(samples[nth] for nth in range(len(sums.parts))), every)
             found[number] = added
-            self._holding.keep(rows[number], acting[number], added, whole=every)
+            # As long as one that an instance made of the region would serve, so that pictures are equal.
+            asked = whole[number] or rows[number].region is None
+            self._holding.keep(rows[number], acting[number], added, whole=asked)
             if every:
                 self._renewed[rows[number].key] = step.step, acting[number]
         return tuple(
@@ -119,7 +126,7 @@ class LocalControls:
         renewed, acted = self._renewed.get(row.key, (row.step - self._reuse.renew_steps, acting))
         since = row.step - renewed
         renews = whole or acted != acting or not 0 < since < self._reuse.renew_steps
-        return RowStep(acts, row.step, latents, count, row.region.on(net.device), renews, renews)
+        return RowStep(acts, row.step, latents, count, _of_picture(row, row.region, net), renews, renews)
 
     def _act(self, row: Row, nth: int) -> Act:
         use = row.adapters.controls[nth]
@@ -141,10 +148,23 @@ class LocalControls:
     def _keeping(self, net: ControlNet, opened: object, row: Row) -> tuple[object, ...]:
         if row.region is None or not self._reuse.renew_steps:
             return ()
-        region = row.region.on(net.device)
+        region = _of_picture(row, row.region, net)
         count = sequences(self._network.base.kind, len(row.prompts))
         kept = [net.keeping(opened, sequence, region) for sequence in range(count)]
         return tuple(each for each in kept if each is not None)
+
+
+def costing(row: Row, works: Mapping[str, ControlWork]) -> Row:
+    """`row` whose ControlNets cost this process `works`, by digest, the others nothing; itself if they do already."""
+    controls = tuple(replace(use, work=works.get(use.digest)) for use in row.adapters.controls)
+    if controls == row.adapters.controls:
+        return row
+    return replace(row, adapters=replace(row.adapters, controls=controls))
+
+
+def _of_picture(row: Row, region: Region, net: ControlNet) -> Region:
+    """The region of a row, without the companions behind the picture, which a ControlNet does not see."""
+    return within(region, row.image_tokens).on(net.device)
 
 
 def conditions(row: Row, nth: int, network: Controlled) -> Conditions:

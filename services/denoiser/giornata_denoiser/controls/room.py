@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import replace
 from typing import Final, NamedTuple
 
 import torch
@@ -24,7 +23,7 @@ from giornata_denoiser.config import DenoiserConfig
 from giornata_denoiser.controls.choosing import Here, RowWork, able, chosen
 from giornata_denoiser.controls.executing import ExecutingControls
 from giornata_denoiser.controls.instances import Instances, Links
-from giornata_denoiser.controls.local import LocalControls, Reuse
+from giornata_denoiser.controls.local import LocalControls, Reuse, costing
 from giornata_denoiser.controls.networks import Controlled, controlled
 from giornata_denoiser.controls.questions import STEPS, STEPS_STALE, Asking
 from giornata_denoiser.controls.remote import Manner, RemoteControls
@@ -68,7 +67,7 @@ class ControlRoom:
 
     def placed(self, rows: Sequence[Row]) -> tuple[Row, ...]:
         """`rows` as they are computed: what instances compute costs nothing here."""
-        return tuple(_elsewhere(row) if self._asks(row) else row for row in rows)
+        return tuple(costing(row, {}) if self._asks(row) else row for row in rows)
 
     @asynccontextmanager
     async def held(self, request: RunRequest, rows: Sequence[Row]) -> AsyncIterator[asyncio.Future[None]]:
@@ -93,7 +92,7 @@ class ControlRoom:
     def _work(self, row: Row) -> RowWork:
         """Of a row whose ControlNets are all here."""
         costs, operations = self._costs.costs, self._checkpoint.family.operations
-        network_ms = predicted_ms([_elsewhere(row)], costs, operations)
+        network_ms = predicted_ms([costing(row, {})], costs, operations)
         base, count = self._network.base, sequences(self._network.base.kind, len(row.prompts))
         nets = [self._checkpoint.controlnets[use.digest] for use in row.adapters.controls]
         sums = summed([net.behind(base) for net in nets])
@@ -148,11 +147,6 @@ async def open_rows(
         yield Kept(tuple(rows), never)
     finally:
         never.cancel()
-
-
-def _elsewhere(row: Row) -> Row:
-    controls = tuple(replace(use, work=None) for use in row.adapters.controls)
-    return replace(row, adapters=replace(row.adapters, controls=controls))
 
 
 def _costs_here(row: Row) -> bool:

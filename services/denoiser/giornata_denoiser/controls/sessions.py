@@ -253,7 +253,7 @@ class Sessions:
         """Tell an instance that a row has ended, without waiting for it."""
         closing = self._tasks.create_task(self._close(key, instance), name="close")
         self._closing[key, instance] = closing
-        closing.add_done_callback(lambda _: self._closing.pop((key, instance)))
+        closing.add_done_callback(lambda _: self._closing.pop((key, instance), None))
 
     async def _close(self, key: RowKey, instance: str) -> None:
         job_id, attempt, index = _named(key)

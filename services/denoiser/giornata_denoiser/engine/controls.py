@@ -31,8 +31,8 @@ class ControlLost(ConnectionError):
 class Controls(Protocol):
     """Computes ControlNets, or has them computed."""
 
-    def ready(self, row: Row) -> bool:
-        """Whether what acts in the next step of `row` can be computed; a row that is not ready waits."""
+    def able(self, row: Row) -> Row | None:
+        """`row`, with what its ControlNets cost this process now; None while what acts in its next step has to wait."""
 
     def residuals(self, rows: Sequence[Row], whole: Sequence[bool], waits: Waits) -> tuple[OfSequences, ...]:
         """What the ControlNets of `rows` add in their next steps, by row.
@@ -52,9 +52,9 @@ class Controls(Protocol):
 class NoControls:
     """A worker that has none; satisfies :class:`Controls`."""
 
-    def ready(self, row: Row) -> bool:  # noqa: ARG002 - protocol
+    def able(self, row: Row) -> Row | None:
         """Always: a row that has ControlNets fails at once."""
-        return True
+        return row
 
     def residuals(self, rows: Sequence[Row], whole: Sequence[bool], waits: Waits) -> tuple[OfSequences, ...]:  # noqa: ARG002 - protocol
         """Nothing for each row."""

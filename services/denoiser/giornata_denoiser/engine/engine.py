@@ -111,7 +111,7 @@ class Engine:
     def able(self, row: Row) -> Row | None:
         """`row` as it makes its next step; None while it has to wait for its LoRAs, or for its ControlNets."""
         now = able(row, self._low_ranks)
-        return now if now is not None and self._controls.ready(now) else None
+        return None if now is None else self._controls.able(now)
 
     def step(self) -> StepReport | None:
         """One step for all running rows; None when there is nothing to do."""
@@ -162,6 +162,7 @@ class Engine:
         except torch.AcceleratorError:
             raise
         except ControlLost:  # its rows are no longer ready; the others repeat the step
+            self._given = None  # how long the step before took cannot be told any more
             return StepReport(began, self._clock())
         except Exception as error:  # noqa: BLE001 - a row's edge: the row is answered with it, and the service logs it
             if len(rows) == 1 and rows[0].template is None and not rows[0].renewed_every:

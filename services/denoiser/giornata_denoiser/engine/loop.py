@@ -34,6 +34,8 @@ class EngineLoop:
         self._engine, self._on_report, self._on_crash = engine, on_report, on_crash
         self.paused = 0
         """How many rows have waited for LoRAs or ControlNets while others could go on."""
+        self._late: frozenset[RowKey] = frozenset()
+        """Rows that wait for their adapters, as of the last look."""
         self._began_s: float | None = None
         self._condition = threading.Condition()
         self._accepting = True
@@ -129,4 +131,6 @@ class EngineLoop:
                 late.append(row.key)
             elif now is not row:
                 batch.change(now)
-        self.paused += batch.pause(late)
+        batch.pause(late)
+        self.paused += len(frozenset(late) - self._late)  # others are looked at again, and wait still
+        self._late = frozenset(late)

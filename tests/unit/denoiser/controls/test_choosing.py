@@ -54,6 +54,13 @@ def test_nothing_is_computed_meanwhile_on_one_device_or_too_few_cores(
     assert chosen(ROW, [told("c", **control)], NETS, here, Executor.SERVICE) is not None
 
 
+def test_an_instance_that_has_computed_nothing_yet_is_asked_where_its_work_would_hide() -> None:
+    new = told("c", work_ms=None)
+    assert exposed_ms(ROW, new, HERE) == pytest.approx(6.4), "as fast as this process: 60 ms"
+    assert chosen(ROW, [new], NETS, HERE, Executor.AUTO) is not None
+    assert chosen(ROW, [new], NETS, replace(HERE, device="cuda:1"), Executor.AUTO) is None
+
+
 def test_another_host_moves_samples_more_slowly() -> None:
     far = told("c", machine="m2")
     assert exposed_ms(replace(ROW, sums=1), far, HERE) == pytest.approx(80)

@@ -171,12 +171,12 @@ def test_a_row_that_is_closed_between_plan_and_step_is_no_failed_row(served: Ins
     controls = ExecutingControls(None, made.remote)
     with linked(served) as link:
         made.put(link, row)
-        assert controls.ready(row)
+        assert controls.able(row) is row
         made.remote.drop(row.key)
         with pytest.raises(ControlLost) as lost:
             controls.residuals((row, plain), (True, True), WAITS)
     assert lost.value.keys == {row.key}
-    assert not controls.ready(row)
+    assert controls.able(row) is None
 
 
 def test_samples_of_a_row_that_has_left_go_with_the_next_step_of_any_row(served: Instance) -> None:

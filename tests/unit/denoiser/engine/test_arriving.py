@@ -91,6 +91,24 @@ def test_a_row_waits_for_its_loras_while_others_go_on(gated: GatedLoop, shelf: S
     torch.testing.assert_close(done["late"].latent, alone, rtol=1e-4, atol=1e-5)
 
 
+def test_a_row_that_waits_for_a_second_input_is_counted_once(gated: GatedLoop, shelf: Shelf) -> None:
+    late, other = (tiny_flux.row(gated.family, Spec(name, steps=8)) for name in ("late", "other"))
+    with gated.engine as loop:
+        loop.submit([adapted(late), other])
+        gated.begin()
+        for _ in range(3):  # something else has come
+            loop.resume("late", 1)
+            gated.finish()
+            gated.begin()
+        counted = loop.paused
+        shelf.here.add(LORAS)
+        loop.resume("late", 1)
+        gated.finish()
+        gated.network.gate.release(1000)
+        _ended(gated, 2)
+    assert counted == loop.paused == 1
+
+
 def test_the_loop_sleeps_while_all_rows_wait_and_wakes_for_the_first(gated: GatedLoop, shelf: Shelf) -> None:
     gated.network.gate.release(1000)
     with gated.engine as loop:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import count
 
 import pytest
@@ -12,7 +12,9 @@ from torch import Tensor
 
 from giornata.scheduling.batch import Capacity
 from giornata.wire.errors import RowPoisoned
+from giornata_denoiser.blocks.waits import Waits
 from giornata_denoiser.engine.checks import Verdict
+from giornata_denoiser.engine.controls import ControlLost, NoControls, OfSequences
 from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.engine.protocol import StepReport
 from giornata_denoiser.engine.sources import ReuseOptions
@@ -179,3 +181,39 @@ def test_another_row_of_its_name_is_not_blamed() -> None:
     told = reports(made)
     assert failed(told) == []
     assert set(ended(told)) == {"a", "b"}
+
+
+@dataclass
+class Losing(NoControls):
+    """Loses a row's ControlNets in the steps that a test names."""
+
+    lost_in: int
+    asked: int = 0
+
+    def residuals(self, rows: Sequence[Row], whole: Sequence[bool], waits: Waits) -> tuple[OfSequences, ...]:
+        self.asked += 1
+        if self.asked == self.lost_in:
+            raise ControlLost({rows[0].key})
+        return super().residuals(rows, whole, waits)
+
+
+def test_a_step_that_is_lost_makes_the_one_before_it_no_longer() -> None:
+    """It may have waited for seconds, and nobody knows when the device had ended the one before."""
+    of, now = tiny_flux.family(), 0.0
+    made = Engine(of, Capacity(8, 10_000), lambda: now, judge=Ahead(), controls=Losing(lost_in=3))
+    made.batch.submit([tiny_flux.row(of, Spec(steps=5))])
+    told: list[StepReport | None] = []
+    while made.batch.running or made.batch.waiting:
+        now += 1.0 if made.batch.running and len(told) == 2 else 0.001
+        told.append(made.step())
+    samples = [report.sample for report in told if report is not None and report.sample is not None]
+    assert [report is not None and not report.advanced for report in told] == [
+        False,
+        False,
+        True,
+        False,
+        False,
+        False,
+    ]
+    assert len(samples) == 3, "of the first step, and of the two after it"
+    assert max(sample.step_ms for sample in samples) < 100

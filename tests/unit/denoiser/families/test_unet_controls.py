@@ -153,12 +153,15 @@ def _shifted(added: Any) -> Given:
     return Given([added.sample(block).roll(1, 0) for block in range(7)])
 
 
-@pytest.mark.parametrize(("held_steps", "computed_in"), [(1, [0, 1, 2, 3, 4]), (2, [0, 2, 4]), (3, [0, 3])])
+@pytest.mark.parametrize(("held_steps", "computed_in"), [(1, [0, 1, 2, 3, 4]), (2, [0, 2, 3]), (3, [0, 3])])
 @torch.inference_mode()
 def test_samples_are_held_where_a_row_takes_what_lies_outside(
     both: Both, held_steps: int, computed_in: list[int]
 ) -> None:
-    """It takes what each third step in full made; what the ControlNet added serves some steps more, in full or not."""
+    """It takes what each third step in full made; what the ControlNet added serves some steps more.
+
+    A step in full takes nothing that a step of the region has asked for: an instance made no more of it.
+    """
     of = family()
     renewing = replace(
         both.under(row(of, "held", steps=6, seed=1, scale=2.0), end=5), region=WHERE, renewed_every=3
