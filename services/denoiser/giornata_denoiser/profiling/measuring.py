@@ -170,9 +170,7 @@ class Meter:
         key, grid = RowKey("profile", 0, index), (size.height, size.width)
         text = size.text or self._checkpoint.card.max_text_tokens
         where = self._region(size)
-        row = practice_row(
-            self._checkpoint, key, grid, text, self._noise, guided=size.guided, region=where
-        )
+        row = practice_row(self._checkpoint, key, grid, text, self._noise, guided=size.guided, region=where)
         return self._control.acting(row, self._noise) if self._control and size.controlled else row
 
     def _uses(self, size: RowSize, row: Row) -> tuple[Use, ...]:
