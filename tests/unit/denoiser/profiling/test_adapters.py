@@ -14,6 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from giornata.packed.low_rank import Factors, LowRank
 from giornata.planning.operations import COMPUTE
+from giornata.planning.regression import Fit
 from giornata.planning.specs import taking_modes
 from giornata.wire.values import Mode
 from giornata_denoiser.checkpoint import Checkpoint
@@ -88,28 +89,28 @@ def test_steps_are_measured_with_a_controlnet_that_computes_what_is_counted(name
     assert added == pytest.approx(counted, rel=0.2), "attention's operations are not all counted by torch"
 
 
-def test_a_profile_has_a_measured_weight_of_controlnets() -> None:
-    of, counter = tiny_flux.family(), FlopCounterMode(display=False)
+def fitted(of: ModelFamily) -> Fit:
+    """What a profile of a few small steps says, in multiplications."""
+    counter = FlopCounterMode(display=False)
     meter = counting(of, counter)
-    extent = Extent(
-        CARD.model_copy(update={"native_size": 64}),
-        of.depth,
-        rows=1,
-        tokens=4096,
-        quick=True,
-        modes=taking_modes(of.specs),
-        joint=meter.text_tokens > 0,
-    )
+    card = CARD.model_copy(update={"native_size": 64})
+    modes, joint = taking_modes(of.specs), meter.text_tokens > 0
+    controls = meter.control_work is not None
+    extent = Extent(card, of.depth, 1, 4096, quick=True, modes=modes, joint=joint, controls=controls)
     with counter:
-        found = making.measure(meter, extent)
-    fit = making.fitted(COMPUTE, found.step_samples)
+        return making.fitted(COMPUTE, making.measure(meter, extent).step_samples)
+
+
+def test_a_profile_has_a_measured_weight_of_controlnets() -> None:
+    fit = fitted(tiny_flux.family())
     assert not fit.derived
     assert fit.weights[COMPUTE.index("control")] == pytest.approx(1e3, rel=0.3), "a second each"
 
 
-def test_a_family_without_controlnets_has_none_to_measure() -> None:
-    meter = counting(tiny_driven.family("chroma"), FlopCounterMode(display=False))
-    assert meter.control_work is None
+def test_a_family_without_controlnets_has_the_weight_that_follows_from_linear_layers() -> None:
+    fit = fitted(tiny_driven.family("chroma"))
+    assert fit.derived == ("control",)
+    assert fit.weights[COMPUTE.index("control")] == fit.weights[COMPUTE.index("linear")] > 0
 
 
 @pytest.mark.parametrize("name", FAMILIES)
