@@ -52,6 +52,7 @@ def test_a_profile_predicts_and_measures_what_it_has_not_seen(
     assert profile.compute.r2 <= 1
     assert profile.load.samples > 2
     assert min(*profile.compute.weights, *profile.load.weights) >= 0
+    assert not profile.compute.derived, "ControlNets are measured, too"
     assert profile.activation_bytes > 100
     assert profile.caps
     blocks = checkpoint.family.depth

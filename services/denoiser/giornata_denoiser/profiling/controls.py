@@ -1,14 +1,14 @@
 """ControlNets to measure steps with: of the sizes that fit a network, with weights whose values do not matter.
 
-A ControlNet of a transformer has some of its blocks. One of a UNet has the whole encoder, a third of the network and more:
-it would not fit beside a network that fills its device. All weights are therefore parts of one short tensor, which are
-read again and again.
+A ControlNet of a transformer has some of its blocks. One of a UNet has the whole encoder, a third of the network and
+more: it would not fit beside a network that fills its device. All weights are therefore parts of one short tensor,
+which are read again and again.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
@@ -88,23 +88,23 @@ def random_control(network: Network, token_pixels: int) -> RandomControl | None:
 def _options(network: Any, base: ControlBase, module: Callable[..., nn.Module]) -> dict[str, Any]:
     """Arguments of a diffusers' `module` that fits."""
     if base.kind is ControlKind.UNET:
-        latent = base.token_pixels // network.side
-        config, own = network.unet.config, _unet(base, network.side, latent)
+        scale = base.token_pixels // network.side
+        config, own = network.unet.config, _unet(base, network.side, scale)
     else:
         config, own = network.transformer.config, _transformer(base)
     taken = inspect.signature(module).parameters
     return {name: value for name, value in config.items() if name in taken} | own
 
 
-def _unet(base: ControlBase, side: int, latent: int) -> Mapping[str, Any]:
-    """A token has `side` latent pixels a side, and these `latent` pixels: each but the first convolution halves them."""
+def _unet(base: ControlBase, side: int, scale: int) -> dict[str, Any]:
+    """A token has `side` latent pixels a side, and each of these so many `latent` pixels of the picture."""
     return {
         "in_channels": base.latent_channels // side**2,
-        "conditioning_embedding_out_channels": (16,) * latent.bit_length(),
+        "conditioning_embedding_out_channels": (16,) * scale.bit_length(),
     }
 
 
-def _transformer(base: ControlBase) -> Mapping[str, Any]:
+def _transformer(base: ControlBase) -> dict[str, Any]:
     """Fewer blocks than the network's; a mask that it sees is not the ControlNet's."""
     doubles = {"num_layers": _fewer(len(base.channels) - base.singles)}
     if base.kind is ControlKind.SD3:

@@ -31,7 +31,7 @@ from giornata_denoiser.engine.loading import device_for
 from giornata_denoiser.engine.low_ranks import adapted
 from giornata_denoiser.engine.rehearsal import practice_row
 from giornata_denoiser.engine.stepping import denoise_step
-from giornata_denoiser.profiling.controls import random_control
+from giornata_denoiser.profiling.controls import RandomControl, random_control
 from giornata_denoiser.profiling.loras import RandomLoras
 from giornata_denoiser.profiling.mixtures import LEAST_SIDE, Mixture, RowSize, TokensBeside
 from giornata_denoiser.rows.row import RecordingSpec, Row
@@ -78,7 +78,10 @@ class Meter:
         self._entries: dict[tuple[int, int], Entry] = {}
         self._random = torch.Generator().manual_seed(0)
         self._loras = RandomLoras(checkpoint.family.network.layers)
-        self._control = random_control(checkpoint.family.network, checkpoint.card.pixel_multiple)
+
+    @cached_property
+    def _control(self) -> RandomControl | None:
+        return random_control(self._family.network, self._checkpoint.card.pixel_multiple)
 
     @cached_property
     def text_tokens(self) -> int:
@@ -155,7 +158,7 @@ class Meter:
         with torch.inference_mode():
             placed = [place(row, self._family, of) for row, of in zip(rows, low_ranks, strict=True)]
             assembly = assemble(self._family, rows, placed)
-        if self._control is None or not any(size.controlled for size in mixture.rows):
+        if not any(row.control_images for row in rows) or self._control is None:
             return lambda: denoise_step(self._family, assembly, rows, uses)
         controls, whole = self._control.controls(), wholly(uses, rows)
 
@@ -170,10 +173,8 @@ class Meter:
         key, grid = RowKey("profile", 0, index), (size.height, size.width)
         text = size.text or self._checkpoint.card.max_text_tokens
         where = self._region(size)
-        row = practice_row(
-            self._checkpoint, key, grid, text, self._noise, guided=size.guided, region=where
-        )
-        return self._control.acting(row, self._noise) if self._control and size.controlled else row
+        row = practice_row(self._checkpoint, key, grid, text, self._noise, guided=size.guided, region=where)
+        return self._control.acting(row, self._noise) if size.controlled and self._control else row
 
     def _uses(self, size: RowSize, row: Row) -> tuple[Use, ...]:
         """What each sequence takes in its modes."""

@@ -191,8 +191,8 @@ class Extent:
 def mixtures(extent: Extent, seed: int) -> tuple[Mixture, ...]:
     """What is to be measured.
 
-    Rows of one size in growing numbers, single rows of every mode, rows with one set of LoRAs and with many, rows with a
-    ControlNet and beside such rows, and random batches.
+    Rows of one size in growing numbers, single rows of every mode, rows with one set of LoRAs and with many, rows of
+    which all or half have a ControlNet, and random batches.
     """
     full, kv = (Mode.FULL,) * extent.blocks, (Mode.KV,) * extent.blocks
     text, ratio = extent.texts[-1], extent.ratios[len(extent.ratios) // 2]

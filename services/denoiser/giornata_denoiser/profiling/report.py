@@ -75,4 +75,6 @@ def _row_text(row: RowSize) -> str:
     modes = row.modes[0] if len(set(row.modes)) == 1 else "mixed"
     mask = "" if row.ratio == 1 else f", mask {row.ratio:g}"
     more = {"guided": row.guided, "LoRA": row.lora, "ControlNet": row.controlled}
-    return ", ".join((f"{row.height}x{row.width} tokens", f"{modes}{mask}", *(name for name in more if more[name])))
+    return ", ".join(
+        (f"{row.height}x{row.width} tokens", f"{modes}{mask}", *(name for name in more if more[name]))
+    )

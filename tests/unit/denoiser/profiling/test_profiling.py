@@ -12,18 +12,16 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import nn
 
-from giornata.packed.low_rank import Factors, LowRank
 from giornata.planning.costs import LOAD, StepCosts
 from giornata.planning.operations import COMPUTE, Operations
+from giornata.wire.adapters import ControlWork
 from giornata.wire.values import Mode
 from giornata_denoiser.blocks.device import Device
 from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.families.preview_map import PreviewMap
 from giornata_denoiser.profiling import making
 from giornata_denoiser.profiling.calibration import proportional
-from giornata_denoiser.profiling.loras import RandomLoras
 from giornata_denoiser.profiling.making import StepTime
 from giornata_denoiser.profiling.measuring import Meter, medians
 from giornata_denoiser.profiling.mixtures import Extent, Mixture, RowSize, TokensBeside, mixtures
@@ -35,8 +33,8 @@ from tests.fakes.networks import PLAIN_4
 from tests.unit.denoiser.engine.test_rehearsal import CARD
 
 BLOCKS = 4
-TRUE = StepCosts((3.0, 1.6, 0.02, 2e-6, 0.0, 0.0, 0.03, 0.7, 0.02), (0.05, 4e-7))
-"""ControlNets are not measured: they cost what linear layers do."""
+TRUE = StepCosts((3.0, 1.6, 0.02, 2e-6, 0.0, 0.0, 0.03, 0.7, 0.05), (0.05, 4e-7))
+WORK = ControlWork(text=0.1, image=0.2, pair=1e-4, text_pair=1e-4, shared=True)
 EXTENT = Extent(
     CARD.model_copy(update={"native_size": 256, "takes_true_cfg": True}), BLOCKS, rows=8, tokens=65_536
 )
@@ -46,8 +44,10 @@ PREVIEW_MAP = PreviewMap(torch.zeros(16, 3), torch.zeros(3))
 class KnownMachine(Meter):
     """Stands for a meter: its times follow `TRUE`, but for what `disturb` makes of them."""
 
-    def __init__(self, disturb: Callable[[float], float] = lambda ms: ms) -> None:
-        self._disturb = disturb
+    def __init__(
+        self, disturb: Callable[[float], float] = lambda ms: ms, work: ControlWork | None = WORK
+    ) -> None:
+        self._disturb, self._work = disturb, work
         self.measured = 0
 
     @property
@@ -64,6 +64,10 @@ class KnownMachine(Meter):
     @property
     def lora_weights(self) -> float:
         return 0.25
+
+    @property
+    def control_work(self) -> ControlWork | None:
+        return self._work
 
     def step_ms(self, mixture: Mixture) -> float:
         self.measured += 1
@@ -131,45 +135,24 @@ def measured(machine: KnownMachine, *, quick: bool) -> making.Measurements:
     return making.measure(machine, replace(EXTENT, quick=quick))
 
 
-def test_steps_are_measured_with_the_factors_of_every_linear_layer() -> None:
-    """A set of LoRAs computes what it says: as many multiplications a token as its factors have weights."""
-    meter = meter_with(Far())
-    layers = tiny_flux.family().network.layers
-    loras = RandomLoras(layers)
-    linear = {path: layer for path, layer in layers.items() if isinstance(layer, nn.Linear)}
-    assert meter.lora_weights == sum(16 * (each.in_features + each.out_features) for each in linear.values())
-    one, other = loras.set_of(1), loras.set_of(2)
-    assert one is not None is not other
-    assert one is loras.set_of(1) is not other
-    assert set(one.paths) == set(linear)
-    assert one.size_bytes == 4 * loras.weights, "float32 as the layers are"
-    size = RowSize(4, 4, 8, (Mode.FULL,) * tiny_flux.family().depth)
-    mixture = Mixture((replace(size, lora=1), replace(size, lora=2), size)).adapted(meter.lora_weights)
-    work = mixture.work(meter.operations)
-    assert work.segments == 2
-    tokens = 2 * (8 + 16)
-    assert 0.5 < work.low_rank / (tokens * meter.lora_weights) < 1.5
-    met = list[str]()
-
-    def note(low_rank: LowRank, path: str) -> Factors | None:
-        met.append(low_rank.name)
-        return factors(low_rank, path)
-
-    factors = LowRank.factors
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(LowRank, "factors", note)
-        assert meter.step_ms(mixture) > 0
-    assert set(met) == {"random 1", "random 2"}
-
-
 @pytest.mark.parametrize("quick", [False, True])
 def test_what_is_measured_tells_all_weights_apart(quick: bool) -> None:
     found = measured(KnownMachine(), quick=quick)
     fit = making.fitted(COMPUTE, found.step_samples)
     np.testing.assert_allclose(fit.weights, TRUE.compute, rtol=1e-4)
-    assert fit.derived == ("control",)
+    assert not fit.derived
     np.testing.assert_allclose(making.fitted(LOAD, found.load_samples).weights, TRUE.load, rtol=1e-6)
     assert found.activation_bytes == pytest.approx(1000, rel=0.01)
+
+
+def test_without_controlnets_their_weight_follows_from_the_others() -> None:
+    extent = replace(EXTENT, quick=True, controls=False)
+    found = making.measure(KnownMachine(work=None), extent)
+    assert not any(row.controlled for mixture in mixtures(extent, 0) for row in mixture.rows)
+    fit = making.fitted(COMPUTE, found.step_samples)
+    assert fit.derived == ("control",)
+    np.testing.assert_allclose(fit.weights[:-1], TRUE.compute[:-1], rtol=1e-4)
+    assert fit.weights[COMPUTE.index("control")] == fit.weights[COMPUTE.index("linear")]
 
 
 def test_noise_moves_predictions_by_less_than_itself() -> None:
@@ -227,6 +210,8 @@ def test_mixtures_are_of_every_kind_and_within_the_extent() -> None:
     assert len({row.text for row in rows}) == 2
     sets = {tuple(row.lora for row in mixture.rows) for mixture in every if len(mixture.rows) == 8}
     assert {(1,) * 8, (1, 1, 2, 2, 3, 3, 4, 4)} <= sets
+    acting = {tuple(row.controlled for row in mixture.rows) for mixture in every}
+    assert {(True,), (True, True), (True, False), (True,) * 8, (True,) * 4 + (False,) * 4} <= acting
     assert all(m.length <= EXTENT.most_tokens for m in every if len(m.rows) > 1)
     assert every == mixtures(EXTENT, 0) != mixtures(EXTENT, 1)
     fill = replace(EXTENT, card=CARD)

@@ -1,0 +1,133 @@
+"""Steps measured under adapters: LoRAs and ControlNets of random weights compute what the profile counts of them."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from giornata.packed.low_rank import Factors, LowRank
+from giornata.planning.operations import COMPUTE
+from giornata.planning.regression import Fit
+from giornata.planning.specs import taking_modes
+from giornata.wire.values import Mode
+from giornata_denoiser.checkpoint import Checkpoint
+from giornata_denoiser.families.protocol import ModelFamily
+from giornata_denoiser.profiling import making
+from giornata_denoiser.profiling.controls import random_control
+from giornata_denoiser.profiling.loras import RandomLoras
+from giornata_denoiser.profiling.measuring import Meter
+from giornata_denoiser.profiling.mixtures import Extent, Mixture, RowSize
+from giornata_denoiser.rows.stored import EXACT
+from tests.fakes import tiny_driven, tiny_flux
+from tests.unit.denoiser.engine.test_rehearsal import CARD, PREVIEW_MAP
+from tests.unit.denoiser.families import test_unet_engine
+from tests.unit.denoiser.profiling.test_profiling import Far, meter_with
+
+FAMILIES: dict[str, Callable[[], ModelFamily]] = {
+    "flux": tiny_flux.family,
+    "flux-fill": lambda: tiny_flux.family(fill=True),
+    "sd3": lambda: tiny_driven.family("sd3"),
+    "unet": test_unet_engine.family,
+    "unet-fill": lambda: test_unet_engine.family(fill=True),
+}
+"""Families that have ControlNets."""
+
+
+def counting(of: ModelFamily, counter: FlopCounterMode) -> Meter:
+    """A meter whose clock counts multiplications: a second each."""
+    return Meter(Checkpoint(CARD, of, PREVIEW_MAP), EXACT, clock=lambda: counter.get_total_flops() / 2)
+
+
+def test_steps_are_measured_with_the_factors_of_every_linear_layer() -> None:
+    """A set of LoRAs computes what it says: as many multiplications a token as its factors have weights."""
+    meter = meter_with(Far())
+    layers = tiny_flux.family().network.layers
+    loras = RandomLoras(layers)
+    linear = {path: layer for path, layer in layers.items() if isinstance(layer, nn.Linear)}
+    assert meter.lora_weights == sum(16 * (each.in_features + each.out_features) for each in linear.values())
+    one, other = loras.set_of(1), loras.set_of(2)
+    assert one is not None is not other
+    assert one is loras.set_of(1) is not other
+    assert set(one.paths) == set(linear)
+    assert one.size_bytes == 4 * loras.weights, "float32 as the layers are"
+    size = RowSize(4, 4, 8, (Mode.FULL,) * tiny_flux.family().depth)
+    mixture = Mixture((replace(size, lora=1), replace(size, lora=2), size)).adapted(meter.lora_weights, None)
+    work = mixture.work(meter.operations)
+    assert work.segments == 2
+    tokens = 2 * (8 + 16)
+    assert 0.5 < work.low_rank / (tokens * meter.lora_weights) < 1.5
+    met = list[str]()
+
+    def note(low_rank: LowRank, path: str) -> Factors | None:
+        met.append(low_rank.name)
+        return factors(low_rank, path)
+
+    factors = LowRank.factors
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(LowRank, "factors", note)
+        assert meter.step_ms(mixture) > 0
+    assert set(met) == {"random 1", "random 2"}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_steps_are_measured_with_a_controlnet_that_computes_what_is_counted(name: str) -> None:
+    of, counter = FAMILIES[name](), FlopCounterMode(display=False)
+    meter = counting(of, counter)
+    size = RowSize(6, 4, meter.text_tokens and 5, (Mode.FULL,) * of.depth)
+    acting = Mixture((replace(size, controlled=True),) * 2 + (size,)).adapted(0.0, meter.control_work)
+    with counter:
+        added = (meter.step_ms(acting) - meter.step_ms(Mixture((size,) * 3))) / 1e3
+    counted = acting.work(meter.operations).control
+    assert counted > 0
+    assert added == pytest.approx(counted, rel=0.2), "attention's operations are not all counted by torch"
+
+
+def fitted(of: ModelFamily) -> Fit:
+    """What a profile of a few small steps says, in multiplications."""
+    counter = FlopCounterMode(display=False)
+    meter = counting(of, counter)
+    card = CARD.model_copy(update={"native_size": 64})
+    modes, joint = taking_modes(of.specs), meter.text_tokens > 0
+    controls = meter.control_work is not None
+    extent = Extent(card, of.depth, 1, 4096, quick=True, modes=modes, joint=joint, controls=controls)
+    with counter:
+        return making.fitted(COMPUTE, making.measure(meter, extent).step_samples)
+
+
+def test_a_profile_has_a_measured_weight_of_controlnets() -> None:
+    fit = fitted(tiny_flux.family())
+    assert not fit.derived
+    assert fit.weights[COMPUTE.index("control")] == pytest.approx(1e3, rel=0.3), "a second each"
+
+
+def test_a_family_without_controlnets_has_the_weight_that_follows_from_linear_layers() -> None:
+    fit = fitted(tiny_driven.family("chroma"))
+    assert fit.derived == ("control",)
+    assert fit.weights[COMPUTE.index("control")] == fit.weights[COMPUTE.index("linear")] > 0
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_random_controlnet_needs_little_memory_and_none_afterwards(name: str) -> None:
+    of = FAMILIES[name]()
+    made = random_control(of.network, 16 if name.startswith("unet") else CARD.pixel_multiple)
+    assert made is not None
+    net: nn.Module = made.net.net
+    assert made.net is made.net, "made once"
+    parameters = list(net.parameters())
+    storages = {each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in parameters}
+    assert sum(storages.values()) < sum(each.nbytes for each in parameters) / 2, (
+        "as much as one that is loaded"
+    )
+    assert {each.dtype for each in parameters} == {of.dtype}
+    assert all(bool(torch.isfinite(each).all()) for each in parameters)
+    gone = weakref.ref(net)
+    del made, net, parameters
+    gc.collect()
+    assert gone() is None
