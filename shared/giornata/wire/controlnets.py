@@ -129,6 +129,8 @@ class ControlState(Wire):
     """:func:`giornata.control.devices.device_id`."""
     threads: int = 0
     """That compute, on a processor."""
+    cores: tuple[int, ...] = ()
+    """Numbers of the machine's cores that they may compute on; empty from versions that tell none."""
     rows: int = 0
     """Open now."""
     resident: tuple[str, ...] = ()
