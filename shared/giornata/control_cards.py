@@ -63,7 +63,8 @@ def _unserved(kind: ControlKind, config: Mapping[str, Any]) -> str | None:
     """Why a ControlNet is not served, as the end of a sentence; None where it is."""
     if not isinstance(config.get(TEXT[kind]), int):
         return f"its {TEXT[kind]} is {config.get(TEXT[kind])}; served is a number of channels"
-    if kind is ControlKind.SD3 and not config.get("use_pos_embed", True):
+    placed = config.get("use_pos_embed", True) and config.get("pos_embed_type", "sincos") is not None
+    if kind is ControlKind.SD3 and not placed:
         return "it has no positions of its own"
     if kind is not ControlKind.UNET:
         return None

@@ -49,6 +49,9 @@ WHOLE_MS: Final = 120_000
 RESTART_S: Final = 30.0
 """How long a store may be away."""
 
+WHOLE_FILES: Final = "files"
+"""Folder of whole files in the store's folder; each is named by its sha-256."""
+
 M = TypeVar("M", bound=BaseModel)
 
 log = structlog.get_logger(__name__)

@@ -10,7 +10,7 @@ from typing import Final, Generic, TypeVar
 from nats.js.errors import NotFoundError
 from pydantic import BaseModel
 
-from giornata.records import ASKED_AT_ONCE, RecordBucket
+from giornata.records import RecordBucket
 from giornata.retries import repeated
 from giornata.wire import codec
 from giornata.wire.stores import bucket_stream
@@ -26,7 +26,7 @@ _OPERATION: Final = "KV-Operation"
 class Mirror(Generic[R]):
     """The records of a bucket by owner, the first token of their keys. Used from one event loop.
 
-    It follows nothing by itself and leaves no consumer behind: :meth:`refresh` asks for what has changed.
+    It follows nothing for long: :meth:`refresh` asks for what has changed.
     """
 
     def __init__(self, bucket: RecordBucket[R]) -> None:
@@ -41,6 +41,11 @@ class Mirror(Generic[R]):
         """An owner's records as of the last :meth:`refresh`, in no order."""
         return list(self._owners.get(owner, {}).values())
 
+    @property
+    def seen(self) -> int:
+        """What :meth:`refresh` has read up to; the records are the same while it is."""
+        return self._seen
+
     async def refresh(self) -> None:
         """Take every change that was acknowledged before the call."""
         async with self._refreshing:
@@ -53,12 +58,8 @@ class Mirror(Generic[R]):
             self._seen = last
 
     async def _all(self) -> dict[str, dict[str, R]]:
-        ask = partial(self._bucket.jetstream.stream_info, self._stream, subjects_filter=f"{self._keys}>")
-        keys = [name.removeprefix(self._keys) for name in (await repeated(ask)).state.subjects or ()]
         owners: dict[str, dict[str, R]] = {}
-        for first in range(0, len(keys), ASKED_AT_ONCE):
-            some = keys[first : first + ASKED_AT_ONCE]
-            _keep(owners, zip(some, await asyncio.gather(*map(self._bucket.found, some)), strict=True))
+        _keep(owners, (await self._bucket.everything()).items())
         return owners
 
     async def _read_changes(self, last: int) -> None:

@@ -3,7 +3,7 @@ r"""``python -m giornata.nats_users FOLDER``: passwords for the users of NATS, a
 Below FOLDER lies a folder for each reader, so that a container is given its own and no other:
 
 \b
-* ``<service>/password`` - what ``GIORNATA_NATS_PASSWORD_FILE`` of a service names;
+* ``<service>/password`` - what ``GIORNATA_NATS_PASSWORD_FILE`` of a service names, and of the profiler;
 * ``clients/observer``, ``clients/operator``, ``clients/reloader`` - passwords for people and for --reload;
 * ``server/users.conf`` - who may do what, and ``server/cluster.conf`` where there are several servers: for ``include``
   in nats-server's configuration; ``server/cells`` - the cells whose streams the services may use.
@@ -43,13 +43,15 @@ from giornata.wire.workers import ServiceName
 USERS_CONF: Final = Path("server", "users.conf")
 CELLS: Final = Path("server", "cells")
 CLUSTER_CONF: Final = "cluster.conf"
+RUNNING: Final = frozenset({*ServiceName, User.PROFILER})
+"""Users that are programs: each may run in a container, and has a folder of its own."""
 PASSWORD_BYTES: Final = 32
 """A password of 256 random bits needs no stretching; its hexadecimal digits may stand in an address."""
 
 
 def password_file(folder: Path, user: str) -> Path:
     """Where the password of `user` lies. An application's lies nowhere."""
-    return folder / user / "password" if user in set(ServiceName) else folder / "clients" / user
+    return folder / user / "password" if user in RUNNING else folder / "clients" / user
 
 
 def known_cells(folder: Path) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -33,6 +33,10 @@ UNHEARD_S: Final = 30.0
 """A watcher's consumer ends this long after its client has left; until then it counts against the server's limit."""
 ASKED_AT_ONCE: Final = 64
 """Records of a list that are read side by side."""
+MANY: Final = 256
+"""More records than these come sooner from a consumer of the stream, though the server has to make one."""
+FOLLOWED_S: Final = 30.0
+"""How long that may take; then they are read one by one."""
 MAX_CONFLICTS: Final = 50
 """Losing this many races in a row means that something is wrong, not that the record is busy."""
 _STORE_FAILED: Final = 10077
@@ -145,14 +149,41 @@ class RecordBucket(Generic[R]):
 
         The stream is asked for the keys: a watcher of nats-py may say that it has shown all before it has shown any.
         """
+        return list((await self._read_each(await self._keys(pattern))).values())
+
+    async def everything(self) -> dict[str, R]:
+        """Every record by its key. Many are followed, not asked for one by one, which takes the right to do so."""
+        keys = await self._keys(">")
+        if len(keys) > MANY:
+            with contextlib.suppress(TimeoutError):  # the last ones may have been deleted meanwhile
+                return await self._followed()
+        return await self._read_each(keys)
+
+    async def _keys(self, pattern: str) -> list[str]:
         keys = f"$KV.{self.name}."
         ask = partial(self.jetstream.stream_info, f"KV_{self.name}", subjects_filter=keys + pattern)
-        names = list((await repeated(ask)).state.subjects or ())
-        found: list[R] = []
-        for first in range(0, len(names), ASKED_AT_ONCE):
-            some = names[first : first + ASKED_AT_ONCE]
-            reads = (self.found(name.removeprefix(keys)) for name in some)
-            found += [record for record in await asyncio.gather(*reads) if record is not None]
+        return [name.removeprefix(keys) for name in (await repeated(ask)).state.subjects or ()]
+
+    async def _read_each(self, keys: Sequence[str]) -> dict[str, R]:
+        found: dict[str, R] = {}
+        for first in range(0, len(keys), ASKED_AT_ONCE):
+            some = keys[first : first + ASKED_AT_ONCE]
+            reads = await asyncio.gather(*map(self.found, some))
+            found |= {key: record for key, record in zip(some, reads, strict=True) if record is not None}
+        return found
+
+    async def _followed(self) -> dict[str, R]:
+        found: dict[str, R] = {}
+        async with asyncio.timeout(FOLLOWED_S), self._watching(">") as watcher:
+            async for entry in watcher:
+                if entry is None:
+                    continue
+                if entry.operation is None and entry.value is not None:
+                    found[entry.key] = codec.decode(self.kind, entry.value)
+                else:
+                    found.pop(entry.key, None)
+                if not entry.delta:
+                    break
         return found
 
     async def found(self, key: str) -> R | None:
@@ -170,6 +201,17 @@ class RecordBucket(Generic[R]):
             yield watcher
         finally:
             await watcher.stop()  # type: ignore[no-untyped-call]  # nats-py annotates it in part
+
+    async def changes(self, pattern: str) -> AsyncGenerator[tuple[str, R | None], None]:
+        """Key and record of each record whose key matches, then of every change; None for a deleted one.
+
+        It never ends by itself, and goes on after a loss of the connection.
+        """
+        async with self._watching(pattern) as watcher:
+            async for entry in watcher:
+                if entry is not None:
+                    gone = entry.operation is not None or entry.value is None
+                    yield entry.key, None if gone else codec.decode(self.kind, entry.value or b"")
 
     async def until(self, key: str, condition: Callable[[R], bool], deadline: Deadline) -> R:
         """The record as soon as `condition` holds for it, or as it stands at `deadline`."""

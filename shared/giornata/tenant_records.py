@@ -77,7 +77,7 @@ class LoraRecords(TenantRecords[LoraRecord]):
 
     async def all(self) -> list[LoraRecord]:
         """Every record of every tenant, in no order."""
-        return await self.bucket.matching(">")
+        return list((await self.bucket.everything()).values())
 
 
 def _template_key(record: TemplateRecord) -> str:

@@ -23,6 +23,7 @@ LONG: Final[dict[str, list[str]]] = {
     "unet_step": ["--repeats", "9"],
     "unet_rows": [],
     "lora_loading": [],
+    "lora_many": [],
     "lora_rows": ["--tokens", "1024", "--text", "128", "--repeats", "9"],
     "step_rows": ["--tokens", "1024", "--text", "128"],
     "engine_share": ["--tokens", "1024", "--text", "128"],

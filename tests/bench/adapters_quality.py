@@ -2,7 +2,8 @@
 
 ``reuse``: the engine reuses templates recorded with and without a LoRA, against itself in full under it; PEFT applies
 the LoRA to the engine's modules. ``bounded``: diffusers' pipeline gets the LoRA after K steps, against one that has it
-from the first. ``stale``: residuals of the ControlNet are kept for some steps or are those of the step before.
+from the first, and K is judged by other edits. ``stale``: residuals of the ControlNet are kept for some steps or are
+those of the step before.
 """
 
 from __future__ import annotations
@@ -22,11 +23,13 @@ from giornata_denoiser.engine.sources import ReuseOptions
 from giornata_denoiser.rows.row import RecordingSpec
 from giornata_prepost.images.pictures import Pixels
 from giornata_tools.checkout import TRAINED
+from giornata_tools.joining.shares import Tried, joins_within
 from giornata_tools.model.adapters import card, judging, silhouettes
 from giornata_tools.model.adapters.looks import swapped_caption
 from giornata_tools.model.painting import controlled, edits, fill_pipeline
 from giornata_tools.model.scenes import Scene
 from giornata_tools.quality import metrics
+from giornata_tools.quality.cases import Case
 from tests.bench.compute.bench_model import BenchModel, Request, box_of
 from tests.bench.compute.setting import DEFAULT
 from tests.bench.reporting.report import write
@@ -36,6 +39,8 @@ LORAS: Final = ("outlined", "swapped")
 PARTS: Final = ("reuse", "bounded", "stale")
 JOINS: Final = (1, 2, 3, 4, 6, 8, 10)
 KEPT: Final = (2, 3, 4, 7)
+OTHERS: Final = 40
+"""Edits that judge K and did not choose it."""
 
 Line = dict[str, Any]
 Residuals = tuple[list[torch.Tensor] | None, list[torch.Tensor] | None]
@@ -98,23 +103,48 @@ def _reuse(name: str, limit: int, steps: int) -> Iterator[Line]:
 
 
 def bounded(limit: int, steps: int) -> Iterator[Line]:
-    """Every LoRA: how alike pictures stay whose LoRA acts after K steps alone."""
+    """Every LoRA: how alike pictures stay whose LoRA acts after some steps alone; then, at the K that follows, others.
+
+    K is chosen as the profiler chooses it, with the scenes' own captions, and judged by edits that did not choose it.
+    """
+    cases = judging.additions(limit)
+    known = {case.slot.name for case in cases}
+    others = [case for case in judging.additions(limit + OTHERS) if case.slot.name not in known][:OTHERS]
     for name in LORAS:
         one, pipeline = card.read(name), fill_pipeline(TRAINED)
         pipeline.load_lora_weights(one.file.parent, weight_name=one.file.name, adapter_name=name)
-        cases = judging.additions(limit)
-        scenes = [case.scene for case in cases]
-        how = {
-            "seeds": [case.slot.index for case in cases],
-            "prompts": [_asked(name, scene.caption) for scene in scenes],
-            **judging.OPTIONS,
-            "num_inference_steps": steps,
-        }
-        boxes = [box_of(scene.mask) for scene in scenes]
-        truth = edits(pipeline, scenes, **how)
-        for joins in JOINS:
-            pictures = _joined(pipeline, scenes, joins, how)
-            yield {**_line("bounded", f"{name}: after {joins} steps", pictures, truth, boxes), "K": joins}
+        tried: list[Tried] = []
+        for line, seen in _late(pipeline, name, cases, steps, JOINS):
+            tried.append(seen)
+            yield line
+        chosen = round(joins_within(tried) * steps)
+        for line, _ in _late(pipeline, name, others, steps, [chosen] if chosen else []):
+            yield {**line, "what": f"{name}: at its K, {len(others)} others"}
+
+
+def _late(
+    pipeline: FluxFillPipeline, name: str, cases: Sequence[Case], steps: int, joins: Sequence[int]
+) -> Iterator[tuple[Line, Tried]]:
+    """Edits whose LoRA joins after each of `joins` steps, beside those that have it from the first."""
+    scenes, seeds = [case.scene for case in cases], [case.slot.index for case in cases]
+    prompts = [scene.caption for scene in scenes]
+    how = {**judging.OPTIONS, "num_inference_steps": steps}
+    boxes = [box_of(scene.mask) for scene in scenes]
+
+    def made(step: int) -> list[Pixels]:
+        pictures: list[Pixels] = []
+        for first in range(0, len(scenes), judging.AT_ONCE):
+            part = slice(first, first + judging.AT_ONCE)
+            given = {**how, "seeds": seeds[part], "prompts": prompts[part]}
+            pictures += _joined(pipeline, scenes[part], step, given)
+        return pictures
+
+    truth = made(0)
+    for step in joins:
+        pictures = made(step)
+        ssims = tuple(metrics.ssim(*one) for one in zip(pictures, truth, boxes, strict=True))
+        line = _line("bounded", f"{name}: after {step} steps", pictures, truth, boxes)
+        yield {**line, "K": step}, Tried(step, steps, ssims)
 
 
 def _joined(
@@ -127,7 +157,10 @@ def _joined(
             pipe.transformer.enable_adapters()
         return {}
 
-    pipeline.transformer.disable_adapters()
+    if joins:
+        pipeline.transformer.disable_adapters()
+    else:
+        pipeline.transformer.enable_adapters()
     return edits(pipeline, scenes, **how, callback_on_step_end=switch)
 
 

@@ -16,9 +16,15 @@ blocks. `deep` has FLUX.1-dev's 57 blocks at an eighth of its width, so that eve
 other shapes have as many blocks as the proportion leaves. What ControlNets add to masked rows serves two steps, which
 are measured together.
 
-*waited* is how long the step's blocks waited for samples, *predicted* what the denoiser expects ControlNets to add.
-`auto` is asked after some steps of a setting; its *loss* is against the better executor. A pair of measurements does
-not count where others had the cores for more than `--disturbed` of the time. The service needs a core of its own: two.
+*÷ none* is by processor time, so that others who share the machine do not count: the sum of both processes on one core.
+On cores of their own it is what this process computes and what it would wait for, if the service had its core for
+itself: each sum of samples is made after its share of the service's time, and read after its share of the step's.
+*by the clock* is of those pairs of measurements alone in which others had the cores for less than `--disturbed` of the
+time; *quiet* counts them. With fewer than two it is of all, and worth nothing. *waited* is how long blocks waited for
+samples, by the clock.
+
+*predicted* is what the denoiser expects ControlNets to add, *added* what they did. `auto` is asked after some steps of
+a setting; its *loss* is against the better executor. The service needs a core of its own: two in all.
 """
 
 from __future__ import annotations
@@ -68,7 +74,7 @@ from tests.bench.systems.control_scene import (
     diffusers,
     stepping,
 )
-from tests.bench.systems.control_turns import Pair, Setting, Step, Turns, median_ms, ratios
+from tests.bench.systems.control_turns import Pair, Setting, Step, Taken, Turns, ratios
 from tests.bench.systems.servers import embedded
 from tests.bench.systems.workload import Edit
 from tests.flags import Several, option, parsed
@@ -202,38 +208,57 @@ def _lines(
     chosen: Mapping[Setting, Choice],
     of: dict[str, Any],
 ) -> list[dict[str, Any]]:
-    """By setting; masked rows ask once in several steps."""
+    """By setting."""
     lines = []
-    counting = {setting: turns.counting(found) for setting, found in pairs.items()}
-    for setting, found in counting.items():
-        their = ratios(found)
-        answer = chosen.get(Setting.OWN if setting is Setting.HERE else setting)
+    by_processor = {
+        setting: [_processor_ms(taken, setting, chosen, turns) / base.mine_ms for taken, base in found]
+        for setting, found in pairs.items()
+    }
+    for setting, found in pairs.items():
+        counting, their = turns.counting(found), by_processor[setting]
         line = {
             **of,
             "ControlNets": str(setting),
             "÷ none": round(statistics.median(their), 3),
             "spread": f"{min(their):.2f}-{max(their):.2f}",
-            "ms": round(median_ms(found), 1),
-            "added ms": round(statistics.median(taken.ms - base.ms for taken, base in found), 1),
-            "waited": round(statistics.median(taken.waited_ms for taken, _ in found), 1),
+            "by the clock": round(statistics.median(ratios(counting)), 3),
+            "quiet": f"{len(turns.quiet(found))}/{len(found)}",
+            "here ms": round(statistics.median(taken.mine_ms for taken, _ in found), 1),
+            "service ms": round(statistics.median(taken.service_ms for taken, _ in found), 1),
+            "added ms": round(
+                statistics.median(_added_ms(pair, setting, chosen, turns) for pair in found), 1
+            ),
             "predicted": "",
-            "MB": "",
-            "auto": "",
-            "loss": "",
-            "quiet": f"{len(turns.quiet(found))}/{len(pairs[setting])}",
+            "waited": round(statistics.median(taken.waited_ms for taken, _ in counting), 1),
+            **dict.fromkeys(("MB", "auto", "loss"), ""),
         }
-        if answer is not None:
+        if (answer := chosen.get(setting)) is not None:
             share = of["rows"] / turns.steps
-            each = answer.local_ms if setting is Setting.HERE else answer.exposed_ms
-            line["predicted"] = round(each * share, 1)
-        if answer is not None and setting is not Setting.HERE:
-            line["MB"] = round(answer.moved_bytes * of["rows"] / turns.steps / 1e6, 2)
+            line["predicted"] = round(answer.exposed_ms * share, 1)
+            line["MB"] = round(answer.moved_bytes * share / 1e6, 2)
             line["auto"] = "service" if answer.at_service else "here"
-            better = min(statistics.median(ratios(counting[each])) for each in (Setting.HERE, setting))
-            mine = setting if answer.at_service else Setting.HERE
-            line["loss"] = round(statistics.median(ratios(counting[mine])) / better - 1, 3)
+            medians = {each: statistics.median(by_processor[each]) for each in (Setting.HERE, setting)}
+            mine = medians[setting if answer.at_service else Setting.HERE]
+            line["loss"] = round(mine / min(medians.values()) - 1, 3)
+        elif setting is Setting.HERE:
+            line["predicted"] = round(chosen[Setting.OWN].local_ms * of["rows"] / turns.steps, 1)
         lines.append(line)
     return lines
+
+
+def _processor_ms(taken: Taken, setting: Setting, chosen: Mapping[Setting, Choice], turns: Turns) -> float:
+    """A step on cores that nobody else uses: what was computed, and on cores of their own what is waited for."""
+    if setting is not Setting.OWN:
+        return taken.mine_ms + taken.service_ms
+    late = (
+        taken.service_ms * made - taken.mine_ms * read / turns.steps for made, read in chosen[setting].due
+    )
+    return taken.mine_ms + max(0.0, *late)
+
+
+def _added_ms(pair: Pair, setting: Setting, chosen: Mapping[Setting, Choice], turns: Turns) -> float:
+    taken, base = pair
+    return _processor_ms(taken, setting, chosen, turns) - base.mine_ms
 
 
 if __name__ == "__main__":

@@ -66,6 +66,7 @@ def options_of(arguments: Sequence[str] | None = None) -> SimpleNamespace:
             *shared(tokens=576, text=72, repeats=3),
             option("--steps", type=int, default=20, help="of the edit"),
             option("--ahead", type=float, default=2.0, help="seconds from routing to the edit's inputs"),
+            option("--near", is_flag=True, help="the denoiser reads the store's folder"),
             option("--megabytes", type=Several(int), default=[341, 797], help="of the files"),
         ],
         arguments,
@@ -113,7 +114,8 @@ async def main(arguments: Sequence[str] | None = None) -> None:
         loras = [_written(rows, folder, megabytes) for megabytes in options.megabytes]
         found: dict[tuple[int, str], list[Took]] = {}
         async with _store(url, folder), bus.connect(url, "bench") as connected:
-            config = DenoiserConfig(model="bench", nats_url=url, blobs_url=blobs)
+            near = folder if options.near else None
+            config = DenoiserConfig(model="bench", nats_url=url, blobs_url=blobs, lora_folder=near)
             for turn in range(options.repeats + 1):  # one turn warms up
                 for count in range(1, len(loras) + 1):
                     for kind in (LOADED, PREFETCHED, COLD):
@@ -137,7 +139,8 @@ def _written(rows: Rows, folder: Path, megabytes: int) -> RowLora:
     (folder / "files").mkdir(exist_ok=True)
     part.rename(folder / "files" / digest)
     size = (folder / "files" / digest).stat().st_size
-    return RowLora(digest, 1.0, RANK, len(tensors) // 2, size)
+    weights = sum(tensor.numel() for tensor in tensors.values())
+    return RowLora(digest, 1.0, RANK, len(tensors) // 2, size, weights)
 
 
 @asynccontextmanager

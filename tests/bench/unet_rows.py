@@ -16,9 +16,9 @@ from typing import Any, Final
 import click
 import torch
 
+from giornata.heap import keep_freed
 from giornata.packed.region import Region, region
 from giornata.packed.uses import Use
-from giornata_denoiser.memory import keep_freed
 from tests.bench.compute.unets import MASKS, SHAPES, network, touched_tiles
 from tests.bench.reporting.options import clock_of
 from tests.bench.reporting.report import write

@@ -17,13 +17,13 @@ import click
 import torch
 from torch import Tensor
 
+from giornata.heap import keep_freed
 from giornata.packed.region import Region, region
 from giornata.packed.uses import Taken, Use
 from giornata.planning.operations import Shape
 from giornata.wire.blocks import BlockSpec
 from giornata.wire.values import Mode
 from giornata_denoiser.families.unet.checkpoints import UnetFill, UnetInpaint
-from giornata_denoiser.memory import keep_freed
 from tests.bench.compute.unets import MASKS, SHAPES, network, touched_tiles
 from tests.bench.reporting.options import clock_of
 from tests.bench.reporting.report import write

@@ -13,11 +13,12 @@ from giornata.wire import codec, events, messages
 from giornata.wire.errors import PayloadTooLarge, SchemaMismatch
 from giornata.wire.events import StepEvent
 from giornata.wire.jobs import Encoding, Inspection, Job
+from giornata.wire.loras import LoraRecord
 from giornata.wire.messages import CancelRows, Picture
 from giornata.wire.models import ModelCard
 from giornata.wire.values import Wire
 from giornata.wire.workers import ServiceState
-from tests.contract.messages import CARD, ENCODING, INSPECTION, JOB, MESSAGES
+from tests.contract.messages import CARD, ENCODING, INSPECTION, JOB, LORA, MESSAGES
 
 STATE = next(message for message in MESSAGES if isinstance(message, ServiceState))
 GOLDEN = dict(
@@ -63,6 +64,14 @@ def test_what_was_sent_before_previews_crops_and_reuse_is_understood() -> None:
     assert (found.painted_box, found.alpha, found.compute_set) == ((0, 0, 64, 48), None, None)
     model = codec.decode(ModelCard, msgpack.packb(card))
     assert (model.native_size, model.pixel_multiple, model.mask_grain) == (1024, 16, 1)
+
+
+def test_a_lora_from_before_its_weights_were_counted_is_understood() -> None:
+    fields = codec.unpack(codec.encode(LORA))
+    del fields["canonical"]["weights"]
+    found = codec.decode(LoraRecord, msgpack.packb(fields)).canonical
+    assert found is not None
+    assert found.weights == 0
 
 
 def test_a_job_from_before_weights_and_idempotency_keys_is_understood() -> None:

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from giornata.scheduling.demand import Demand, RowShape
 from giornata.scheduling.line import Claim, Line
 from giornata.scheduling.occupancy import Attempt
-from giornata.scheduling.placement import Patience, Placement
+from giornata.scheduling.patience import Patience
+from giornata.scheduling.placement import Placement
 from giornata.scheduling.scheduler import SCHEDULERS, Decision, Scheduler
 from giornata.wire.jobs import Priority
 from giornata.wire.workers import RowProgress, ServiceName, ServiceState, WorkerState

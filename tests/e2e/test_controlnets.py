@@ -127,3 +127,17 @@ async def test_a_controlnet_that_embeds_pixels_itself_sees_them(http: aiohttp.Cl
     ]
     assert np.abs(idle - plain).max() <= 1
     assert np.abs(under - plain).max() > 8
+
+
+async def test_a_service_computes_for_a_denoiser_without_any(
+    tiny_model: Path, tmp_path: Path, http: aiohttp.ClientSession
+) -> None:
+    """The picture is the one of the denoiser that has the ControlNet itself."""
+    save_net(tiny_model, tmp_path / "edges")
+    env = {ServiceName.CONTROLNET: {"GIORNATA_CONTROLNETS": str(tmp_path / "edges")}}
+    alone = await edited(http, EDGES)
+    with live_stack(tiny_model, {ServiceName.CONTROLNET: 1}, env_of=env) as live:
+        async with aiohttp.ClientSession(live.url) as served:
+            under = await edited(served, EDGES)
+        await live.until(lambda fleet: [s.control.steps_total for s in fleet.all() if s.control] == [4])
+    assert np.abs(under - alone).max() <= 1

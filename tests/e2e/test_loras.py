@@ -18,7 +18,12 @@ from safetensors.torch import save
 from torch import Tensor
 
 import giornata.client
-from giornata.wire.errors import LoraNotFound
+from giornata.wire.errors import GiornataError, LoraNotFound
+from giornata.wire.loras import LoraRecord
+from giornata.wire.permissions import User
+from giornata_tools.joining.probes import scenes
+from giornata_tools.joining.profiler import Profile, Setting
+from giornata_tools.joining.session import Login, connected
 from tests.e2e.live import LiveStack
 from tests.e2e.pictures import box, file, pixels, scene
 
@@ -38,14 +43,25 @@ async def http(stack: LiveStack) -> AsyncIterator[aiohttp.ClientSession]:
 
 @pytest.fixture(scope="module")
 def lora(tiny_model: Path) -> bytes:
-    """A file of rank 4, as `save_lora_weights` names tensors."""
+    """A file of rank 4 that changes pictures much."""
+    return drawn(tiny_model, 0.5)
+
+
+@pytest.fixture(scope="module")
+def faint(tiny_model: Path) -> bytes:
+    """One that changes them so little that it may join late."""
+    return drawn(tiny_model, 0.02)
+
+
+def drawn(tiny_model: Path, size: float) -> bytes:
+    """As `save_lora_weights` names tensors."""
     weights = transformer_weights(tiny_model)
     draw = torch.Generator().manual_seed(0)
     tensors: dict[str, Tensor] = {}
     for layer in LAYERS:
         out_features, in_features = weights[f"{layer}.weight"].shape
-        tensors[f"transformer.{layer}.lora_A.weight"] = 0.5 * torch.randn(4, in_features, generator=draw)
-        tensors[f"transformer.{layer}.lora_B.weight"] = 0.5 * torch.randn(out_features, 4, generator=draw)
+        tensors[f"transformer.{layer}.lora_A.weight"] = size * torch.randn(4, in_features, generator=draw)
+        tensors[f"transformer.{layer}.lora_B.weight"] = size * torch.randn(out_features, 4, generator=draw)
     return save(tensors)
 
 
@@ -105,3 +121,37 @@ async def test_an_edit_under_a_lora_is_what_the_lora_makes_of_it(
         assert result.pictures[0].loras_from == 0
         with pytest.raises(LoraNotFound):
             await client.edit(image=file(scene()), loras=[{"id": f"lora_{'0' * 32}"}], **how)
+
+
+async def test_a_request_tells_the_step_in_which_a_lora_joins(
+    http: aiohttp.ClientSession, lora: bytes
+) -> None:
+    named = json.dumps([{"id": await uploaded(http, lora)}])
+    joins: list[dict[str, object]] = [{}, {"lora_join": 0}, {"lora_join": 0.5}]
+    whole, first, late = [await edited(http, loras=named, **join) for join in joins]
+    assert [one["giornata"]["loras_from"] for one in (whole, first, late)] == [[0], [0], [2]]
+    assert (painted(whole) == painted(first)).all()
+    assert np.abs(painted(whole) - painted(late)).max() > 8, "though it is loaded before"
+
+
+async def test_pictures_tell_how_late_a_lora_may_join(
+    http: aiohttp.ClientSession, stack: LiveStack, faint: bytes, lora: bytes
+) -> None:
+    names = [await uploaded(http, file) for file in (faint, lora)]
+    told: dict[str, Profile] = {}
+
+    def ended(record: LoraRecord, outcome: Profile | GiornataError) -> None:
+        assert isinstance(outcome, Profile), outcome
+        told[record.lora_id] = outcome
+
+    login = Login(stack.nats_url, stack.password_file(User.PROFILER), stack.blobs_url)
+    async with connected(login, Setting(steps=4), scenes(1)) as session:
+        found = await session.found(names)
+        assert await session.profile(found, lambda _: lambda _edits, _tried: None, ended)
+    shares = [told[name].joins_within for name in names]
+    assert shares[0] == 0.5 > shares[1], {name: told[name].tried for name in names}
+    for name, share in zip(names, shares, strict=True):
+        async with http.get(f"/v1/loras/{name}") as answer:
+            assert (await answer.json())["joins_within"] == share
+        bounded = await edited(http, loras=json.dumps([{"id": name}]), lora_wait="bounded")
+        assert bounded["giornata"]["loras_from"][0] <= 4 * share

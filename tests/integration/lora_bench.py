@@ -52,9 +52,12 @@ class Store:
     model: str
     answer: Answer = canonical
     asked: asyncio.Queue[NormaliseLora] = field(default_factory=asyncio.Queue)
+    may_answer: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set by :func:`open_bench`."""
 
     async def normalise(self, request: NormaliseLora) -> Canonical:
         self.asked.put_nowait(request)
+        await self.may_answer.wait()
         return self.answer(request)
 
     async def send(self, data: bytes, tenant: str, name: str | None = None) -> LoraRecord:
@@ -104,6 +107,7 @@ async def open_bench(nats_url: str, folder: Path) -> AsyncIterator[Store]:
         model = new_instance("model")
         records = await LoraRecords.open(connected.jetstream)
         bench = Store(connected, records, folder / "loras", nats_url, model)
+        bench.may_answer.set()
         endpoint = Endpoint(subjects.prepost("adapter", model), NormaliseLora, bench.normalise)
         await stack.enter_async_context(connected.serve("prepost", endpoint, instance="fake"))
         yield bench

@@ -9,6 +9,7 @@ import pytest
 
 from giornata.bus import bus, streams
 from giornata.mirrors import FEW, Mirror
+from giornata.records import MANY
 from giornata.tenant_records import LoraRecords
 from giornata.wire.loras import LoraRecord, LoraState
 
@@ -19,7 +20,7 @@ def made(tenant: str, number: int) -> LoraRecord:
     return LoraRecord(lora_id=f"lora_{number}", tenant=tenant, created_s=number, state=LoraState.READY)
 
 
-@pytest.mark.parametrize("changes", [1, FEW, 3 * FEW])
+@pytest.mark.parametrize("changes", [1, FEW, 3 * FEW, MANY + FEW])
 async def test_it_tells_what_the_bucket_tells_after_any_changes(nats_url: str, changes: int) -> None:
     tenants = [f"{name}-{secrets.token_hex(4)}" for name in OWNERS]
     async with bus.connect(nats_url, "test") as connected:

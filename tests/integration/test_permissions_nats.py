@@ -43,11 +43,12 @@ from tests.patience import HUNG_MS, HUNG_S
 Guarded = tuple[NatsServer, Path]
 Connect = Callable[[User], Any]
 
-GATEWAY, ROUTER, DENOISER, PREPOST, CONTROLNET, LORA_STORE, APPLICATION, OBSERVER, OPERATOR = User
+GATEWAY, ROUTER, DENOISER, PREPOST, CONTROLNET, LORA_STORE, APPLICATION, PROFILER, OBSERVER, OPERATOR = User
 KEEPERS = {GATEWAY, ROUTER, DENOISER}
 
 PUBLISHERS: dict[str, set[User]] = {
     subjects.EDIT: {APPLICATION},
+    subjects.EDIT_PROBE: {PROFILER},
     subjects.EDIT_CANCEL: {APPLICATION},
     subjects.SUBMIT: {GATEWAY},
     subjects.TEMPLATE: {GATEWAY},
@@ -67,9 +68,11 @@ PUBLISHERS: dict[str, set[User]] = {
     subjects.lora("remove"): {GATEWAY},
     subjects.lora("keep"): {PREPOST},
     subjects.lora("read"): {PREPOST, DENOISER},
+    subjects.lora("profiled"): {PROFILER},
     subjects.prepost("adapter", "m"): {ROUTER, LORA_STORE},
     "$KV.giornata-loras.t.id": {LORA_STORE},
-    "$JS.API.STREAM.MSG.GET.KV_giornata-loras": {GATEWAY, LORA_STORE},
+    "$JS.API.STREAM.MSG.GET.KV_giornata-loras": {GATEWAY, LORA_STORE, PROFILER},
+    "$JS.API.CONSUMER.CREATE.KV_giornata-loras": {GATEWAY, PROFILER},
     subjects.event("g", "j", EventKind.STATE): {ROUTER},
     subjects.event("g", "j", EventKind.DONE): {ROUTER},
     subjects.event("g", "j", EventKind.STEP): {DENOISER},
@@ -105,6 +108,7 @@ PUBLISHERS: dict[str, set[User]] = {
     "$SRV.PING": {OBSERVER},
     "_INBOX.a.b": {GATEWAY},
     "_INBOX_gateway.a.b": {ROUTER, LORA_STORE},
+    "_INBOX_profiler.a.b": {GATEWAY, LORA_STORE},
     "_INBOX_lora-store.a.b": {PREPOST},
     "_INBOX_router.a.b": {PREPOST, DENOISER},
     "_INBOX_denoiser.a.b": {CONTROLNET, LORA_STORE},
@@ -112,6 +116,7 @@ PUBLISHERS: dict[str, set[User]] = {
 }
 SUBSCRIBERS: dict[str, set[User]] = {
     subjects.EDIT: {GATEWAY},
+    subjects.EDIT_PROBE: {GATEWAY},
     subjects.SUBMIT: {ROUTER},
     subjects.ALL_EVENTS: set(),
     subjects.events_of_gateway("g", EventKind.DONE): {GATEWAY},
@@ -120,8 +125,8 @@ SUBSCRIBERS: dict[str, set[User]] = {
     subjects.ALL_CANCELS: {ROUTER, DENOISER},
     subjects.ALL_JOBS: set(),
     subjects.ALL_TELEMETRY: {ROUTER, OBSERVER},
-    subjects.SUMMARY: {GATEWAY},
-    in_cell(subjects.SUMMARY, "b"): {GATEWAY},
+    subjects.SUMMARY: {GATEWAY, PROFILER},
+    in_cell(subjects.SUMMARY, "b"): {GATEWAY, PROFILER},
     in_cell(subjects.SUBMIT, "b"): {ROUTER},
     in_cell(subjects.ALL_CANCELS, "b"): {ROUTER, DENOISER},
     in_cell(subjects.prepost("encode", "m"), "b"): {PREPOST},

@@ -79,6 +79,7 @@ def test_the_name_is_the_folders_and_the_digest_follows_the_weights(tmp_path: Pa
         ({**UNET, "cross_attention_dim": [768, 768]}, "a number of channels"),
         ({"_class_name": "SD3ControlNetModel", "joint_attention_dim": None}, "joint_attention_dim is None"),
         ({**FLUX, "_class_name": "SD3ControlNetModel", "use_pos_embed": False}, "no positions of its own"),
+        ({**FLUX, "_class_name": "SD3ControlNetModel", "pos_embed_type": None}, "no positions of its own"),
         (
             {**FLUX, "_class_name": "SD3ControlNetModel", "extra_conditioning_channels": 3},
             "3 extra channels",

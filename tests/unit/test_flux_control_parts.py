@@ -17,7 +17,7 @@ from giornata.packed.region import Region, region
 from giornata.wire.adapters import ControlKind
 from giornata.wire.controlnets import ControlBase
 from tests.fakes.tiny_flux import JOINT_DIM, LATENT, POOLED_DIM
-from tests.integration.denoiser.controls import net
+from tests.fakes.tiny_flux_control import net
 
 EXACT = 1e-9
 BASE = ControlBase(

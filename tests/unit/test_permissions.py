@@ -69,7 +69,16 @@ def one_of_each() -> dict[str, str]:
     found |= {f"controlnet_{verb}": subjects.controlnet("x", verb) for verb in get_args(subjects.ControlVerb)}
     found |= {f"lora_{verb}": subjects.lora(verb) for verb in get_args(subjects.LoraVerb)}
     del found["event"], found["worker"]
-    constants = ("EDIT", "EDIT_CANCEL", "SUBMIT", "TEMPLATE", "TEMPLATE_REMOVED", "FLEET", "SUMMARY")
+    constants = (
+        "EDIT",
+        "EDIT_PROBE",
+        "EDIT_CANCEL",
+        "SUBMIT",
+        "TEMPLATE",
+        "TEMPLATE_REMOVED",
+        "FLEET",
+        "SUMMARY",
+    )
     return found | {name: getattr(subjects, name) for name in constants}
 
 
@@ -114,6 +123,8 @@ def test_answers_go_only_to_those_who_may_ask() -> None:
         (User.LORA_STORE, User.GATEWAY),
         (User.LORA_STORE, User.PREPOST),
         (User.LORA_STORE, User.DENOISER),
+        (User.LORA_STORE, User.PROFILER),
+        (User.GATEWAY, User.PROFILER),
         (User.CONTROLNET, User.DENOISER),
         (User.PREPOST, User.LORA_STORE),
     }

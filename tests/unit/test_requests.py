@@ -139,6 +139,28 @@ def test_loras_have_a_scale_of_one_and_their_order_is_kept() -> None:
     assert made.lora_wait is LoraWait.EXACT
 
 
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({}, "needs loras"),
+        ({"loras": [], "lora_wait": "exact"}, "needs loras"),
+        ({"loras": [{"id": LORA}], "lora_wait": "bounded"}, "lora_wait=bounded"),
+    ],
+)
+def test_a_share_after_which_nothing_joins_is_refused(given: dict[str, object], told: str) -> None:
+    error = refusal(**given, lora_join=0.5)
+    assert isinstance(error, InvalidField)
+    assert (error.field, str(error.received)) == ("lora_join", "0.5")
+    assert told in error.message
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.0, float("nan"), "early"])
+def test_a_share_lies_between_the_first_and_the_last_step(share: object) -> None:
+    error = refusal(loras=[{"id": LORA}], lora_join=share)
+    assert isinstance(error, InvalidField)
+    assert error.field == "lora_join"
+
+
 def test_what_a_model_does_not_take_is_refused() -> None:
     plain = CARD.model_copy(update={"takes_guidance": False})
     with pytest.raises(InvalidField, match="guidance"):

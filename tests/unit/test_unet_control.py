@@ -10,8 +10,10 @@ import torch
 from giornata.control.loading import load
 from giornata.control.mismatch import ControlMismatch
 from giornata.control.protocol import Conditions, ControlText, Item
-from giornata.control.unet import UnetControl
+from giornata.control.unet import UnetControl, skip_channels
 from giornata.packed.tiles import joined, parted
+from giornata.wire.adapters import ControlKind
+from giornata.wire.controlnets import ControlBase
 from tests.fakes import tiny_unet, tiny_unet_control
 
 EXACT = 1e-9
@@ -71,6 +73,32 @@ def test_rows_that_share_forwards_equal_each_alone(tmp_path: Path, shape: str, o
                 sample[place], parted(wanted, row.grid)[0].flatten(1), atol=EXACT, rtol=0
             )
     assert (samples[-1][0] - samples[-1][1]).abs().max() > 1e-4, "the text is seen"
+
+
+@pytest.mark.parametrize(
+    ("other", "told"),
+    [
+        ({"token_pixels": 64}, "pixels of a token 32, and the model's 64"),
+        ({"latent_channels": 2}, "channels of latents"),
+        ({"text_channels": 8}, "width of text"),
+        ({"pooled_channels": 8}, "width of pooled text"),
+        ({"kind": ControlKind.FLUX}, "is one of unet"),
+    ],
+)
+def test_a_net_that_does_not_fit_the_model_is_refused_before_any_row_comes(
+    tmp_path: Path, other: dict[str, object], told: str
+) -> None:
+    net, side = loaded("sd", tmp_path / "net", "rgb"), SIDES["sd"]
+    base = ControlBase(
+        kind=ControlKind.UNET,
+        channels=skip_channels(net.net, side),
+        latent_channels=int(net.net.config.in_channels) * side**2,
+        token_pixels=4 * side,
+        text_channels=tiny_unet.CROSS,
+    )
+    assert net.behind(base) == tuple(range(len(base.channels)))
+    with pytest.raises(ControlMismatch, match=told):
+        net.behind(base.model_copy(update=other))
 
 
 def test_a_text_of_another_model_is_refused(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import sys
 from giornata import runtime
 from giornata.blobs import open_blobs
 from giornata.bus.bus import connect_as
+from giornata.heap import keep_freed
 from giornata.wire.workers import ServiceName
 from giornata_controlnet.config import ControlNetConfig
 from giornata_controlnet.nets import Nets, read_cards
@@ -16,6 +17,8 @@ from giornata_controlnet.service import ControlNetService
 
 async def serve(config: ControlNetConfig, stop: asyncio.Event) -> None:
     """Read the cards, open NATS and blobs; compute ControlNets until `stop`; drain."""
+    if config.torch_device().type == "cpu":
+        keep_freed()
     configured = await asyncio.to_thread(read_cards, config.controlnets)
     async with (
         connect_as(ServiceName.CONTROLNET, config) as bus,
@@ -25,7 +28,7 @@ async def serve(config: ControlNetConfig, stop: asyncio.Event) -> None:
             configured,
             config.torch_device(),
             config.torch_dtype(),
-            budget_bytes=config.control_memory_mb << 20,
+            budget_bytes=config.budget_bytes(),
             loads=config.control_loads,
         ) as nets:
             await ControlNetService(config, bus, blobs, nets).run(stop)

@@ -6,6 +6,7 @@ import socket
 from pathlib import Path
 from typing import Final, NamedTuple, Self
 
+import torch
 from pydantic import Field, field_validator, model_validator
 
 from giornata.checkpoints import DeviceConfig
@@ -13,7 +14,7 @@ from giornata.control.naming import named
 from giornata.machine import memory_bytes
 
 MEMORY_SHARE: Final = 2
-"""Of the machine's memory, what ControlNets that no row uses may take by default: one part in so many."""
+"""Of the device's memory, what ControlNets that no row uses may take by default: one part in so many."""
 SOCKET_FOLDER_BYTES: Final = 80
 """Longest path of the socket's folder; the kernel takes 107 bytes with the socket's name."""
 ANY: Final = frozenset({"", "0.0.0.0", "::"})  # noqa: S104 - compared, not bound
@@ -42,11 +43,11 @@ class ControlNetConfig(DeviceConfig):
         description="ControlNets that it computes: NAME=CHECKPOINT, separated by commas; a checkpoint is a local "
         "diffusers folder or a hub id."
     )
-    control_memory_mb: int = Field(
-        default_factory=lambda: memory_bytes() // MEMORY_SHARE >> 20,
+    control_memory_mb: int | None = Field(
+        None,
         ge=0,
         description="Weights on the device, in MiB, the least popular out first; those that open rows use never go, "
-        "and may exceed it. Default half of the machine's memory.",
+        "and may exceed it. Default half of what a GPU has free at the start, or of the machine's memory.",
     )
     control_loads: int = Field(2, ge=1, le=32, description="ControlNets that are loaded at a time.")
     control_rows: int = Field(64, ge=1, le=4096, description="Most rows that are open at a time.")
@@ -103,6 +104,14 @@ class ControlNetConfig(DeviceConfig):
         if self.control_advertise and not self.control_address:
             raise ValueError("control_advertise names a host, and control_address names none to listen at")
         return self
+
+    def budget_bytes(self) -> int:
+        """Of weights on the device."""
+        if self.control_memory_mb is not None:
+            return self.control_memory_mb << 20
+        device = self.torch_device()
+        whole = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else memory_bytes()
+        return whole // MEMORY_SHARE
 
     @property
     def tcp(self) -> TcpAddress | None:

@@ -20,6 +20,8 @@ class Acting:
     first: int
     end: int
     """The first step after them."""
+    work: float
+    """Multiplications in each of them, of all sequences."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,8 +43,12 @@ class OpenRow:
     """For how many of the row's sequences ControlNets are computed."""
     region: Region | None
     """The tokens of steps that are not whole, on the ControlNets' device; None: all tokens."""
+    renew_steps: int
+    """As :attr:`giornata.wire.controlnets.OpenControl.renew_steps`."""
     pins: ExitStack
     """Closed when the row is: lets go of its weights."""
+    _renewed: list[tuple[int, tuple[bool, ...]]] = field(default_factory=list, init=False, repr=False)
+    """The last step that kept keys and values of all tokens, and which ControlNets acted; empty before the first."""
     _sums: dict[tuple[bool, ...], Summed] = field(default_factory=dict, init=False, repr=False)
 
     @property
@@ -53,6 +59,19 @@ class OpenRow:
     def acting(self, step: int) -> list[Act]:
         """The ControlNets that act in a step."""
         return [net.act for net in self.nets if net.first <= step < net.end]
+
+    def renews(self, step: int, *, whole: bool) -> bool:
+        """Whether a step computes all tokens, which is noted. One that is computed again decides alike."""
+        acts = tuple(net.first <= step < net.end for net in self.nets)
+        since = step - self._renewed[0][0] if self._renewed and self._renewed[0][1] == acts else 0
+        if not whole and 0 < since < self.renew_steps:
+            return False
+        self._renewed[:] = [(step, acts)]
+        return True
+
+    def work(self, step: int) -> float:
+        """Multiplications of a step that computes the whole picture."""
+        return sum(net.work for net in self.nets if net.first <= step < net.end)
 
     def sums(self, step: int) -> Summed:
         """The sums of a step's samples."""

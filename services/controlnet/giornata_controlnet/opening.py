@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 
@@ -17,7 +17,8 @@ from giornata.control.mismatch import ControlMismatch
 from giornata.control.protocol import Conditions, ControlNet, ControlText
 from giornata.control.running import Act
 from giornata.packed.region import Region, region_of
-from giornata.wire.adapters import ControlUse
+from giornata.planning.controls import control_work
+from giornata.wire.adapters import ControlUse, ControlWork
 from giornata.wire.controlnets import OpenControl, control_row
 from giornata.wire.errors import (
     ControlNetMismatch,
@@ -105,6 +106,7 @@ def _made(
     told = tuple(_cast(each, nets.dtype) for each in told)
     shown = images(tensors.unpack(seen), len(request.job.controls))
     times = torch.tensor(request.times, dtype=torch.float32)
+    count, region = sequences(request.base.kind, len(told)), _region(request, nets.device)
     acting: list[Acting] = []
     behind: list[Behind] = []
     for nth, use in enumerate(request.job.controls):
@@ -116,7 +118,9 @@ def _made(
         added: Behind = net.behind(request.base)
         behind.append(added)
         opened = net.open(Conditions(shown[nth].to(nets.dtype), request.grid, told, times, use.mode))
-        acting.append(Acting(Act(net, opened, use.scale, added), first, end))
+        work = _work(net.work(request.base), told, request.grid)
+        kept = _keeping(net, opened, count, region if request.renew_steps else None)
+        acting.append(Acting(Act(net, opened, use.scale, added, kept), first, end, work))
     return OpenRow(
         control_row(request.job.job_id, request.attempt, request.index),
         request.denoiser,
@@ -125,9 +129,26 @@ def _made(
         request.base,
         request.grid,
         request.times,
-        sequences(request.base.kind, len(told)),
-        _region(request, nets.device),
+        count,
+        region,
+        request.renew_steps,
         ExitStack(),
+    )
+
+
+def _keeping(net: ControlNet, opened: object, count: int, region: Region | None) -> tuple[object, ...]:
+    """By sequence, where steps keep what lies outside of a region; empty where they cannot, or are not to."""
+    if region is None:
+        return ()
+    kept = (net.keeping(opened, sequence, region) for sequence in range(count))
+    return tuple(each for each in kept if each is not None)
+
+
+def _work(work: ControlWork, told: Sequence[ControlText], grid: tuple[int, int]) -> float:
+    """Multiplications of a ControlNet in one step of a row with these texts."""
+    return sum(
+        control_work(work, text=len(text.embeds), image=grid[0] * grid[1], sequences=len(told))
+        for text in told
     )
 
 

@@ -13,7 +13,6 @@ import torch
 from giornata.control.link.asking import StepAsked
 from giornata.control.running import RowStep
 from giornata.packed.moving import moved
-from giornata.planning.operations import control_work
 from giornata.wire.controlnets import StepRefusal
 from giornata_controlnet.open_row import OpenRow
 
@@ -38,16 +37,15 @@ class Due:
     @property
     def work(self) -> float:
         """Multiplications of all ControlNets."""
-        tokens = self.row.sequences * self.row.tokens
-        return sum(
-            control_work(act.net.card.weight_bytes, tokens) for act in self.row.acting(self.asked.step)
-        )
+        return self.row.work(self.asked.step)
 
     def of(self, device: torch.device, dtype: torch.dtype) -> RowStep:
         """The step as it is computed."""
         latents = moved(self.asked.latents, device).to(dtype)
         row, step = self.row, self.asked.step
-        return RowStep(row.acting(step), step, latents, row.sequences, row.region, whole=self.asked.whole)
+        acts = row.acting(step)
+        renews = not all(act.kept for act in acts) or row.renews(step, whole=self.asked.whole)
+        return RowStep(acts, step, latents, row.sequences, row.region, renews, self.asked.whole)
 
 
 def refused(row: OpenRow | None, asked: StepAsked) -> tuple[StepRefusal, str] | None:

@@ -9,6 +9,7 @@ from functools import partial
 from giornata import runtime
 from giornata.blobs import open_blobs
 from giornata.bus import bus, streams
+from giornata.heap import keep_freed
 from giornata.planning.costing import CostModel
 from giornata.planning.profiles import Profile
 from giornata.records import Records
@@ -17,7 +18,6 @@ from giornata.wire.workers import ServiceName
 from giornata_denoiser.checkpoint import Checkpoint, open_checkpoint
 from giornata_denoiser.config import DenoiserConfig
 from giornata_denoiser.engine.rehearsal import rehearse
-from giornata_denoiser.memory import keep_freed
 from giornata_denoiser.profiling.calibration import calibrate
 from giornata_denoiser.profiling.profiles import read_profile
 from giornata_denoiser.service import Denoiser

@@ -118,6 +118,11 @@ class DenoiserConfig(ModelConfig):
     lora_cache_folder: Path | None = Field(
         None, description="Where LoRAs that were used outlive the process; default a temporary folder."
     )
+    lora_folder: Path | None = Field(
+        None,
+        description="The LoRA store's folder, where this machine has it: files are copied from there, not asked for. "
+        "It is only read. Default none.",
+    )
     lora_disk_mb: int = Field(
         16_384, ge=0, description="LoRAs in that folder, in MiB, least recently used out first."
     )

@@ -1,4 +1,4 @@
-"""The NATS door: ``giornata.edit``, ``giornata.generate`` and ``giornata.edit.cancel``.
+"""The NATS door: ``giornata.edit``, ``giornata.edit.probe``, ``giornata.generate`` and ``giornata.edit.cancel``.
 
 It is the same path as HTTP behind other envelopes.
 """
@@ -28,12 +28,14 @@ from giornata.wire.messages import (
     Picture,
 )
 from giornata.wire.models import Task
+from giornata.wire.permissions import User, inbox
 from giornata.wire.progress import JobRecord
 from giornata_gateway.gateway import Gateway
 from giornata_gateway.intake.rules.envelopes import (
     EditEnvelope,
     Envelope,
     GenerateEnvelope,
+    ProbeEnvelope,
     check_envelope,
     check_pictures,
     check_reply,
@@ -64,9 +66,10 @@ async def open_door(gateway: Gateway) -> AsyncIterator[None]:
     endpoints = EditEndpoints(gateway, min(REPLY_BYTES, gateway.bus.client.max_payload))
     asks = partial(Endpoint, limit_bytes=endpoints.limit_bytes, headers=True, reply=True)
     edit = asks(subjects.EDIT, EditEnvelope, endpoints.edit)
+    probe = asks(subjects.EDIT_PROBE, ProbeEnvelope, endpoints.probe)
     generate = asks(subjects.GENERATE, GenerateEnvelope, endpoints.generate)
     cancel = Endpoint(subjects.EDIT_CANCEL, CancelMessage, endpoints.cancel, reply=True)
-    async with gateway.bus.serve("gateway", edit, generate, cancel, instance=gateway.config.instance):
+    async with gateway.bus.serve("gateway", edit, probe, generate, cancel, instance=gateway.config.instance):
         yield
 
 
@@ -81,22 +84,31 @@ class EditEndpoints:
     async def edit(self, envelope: EditEnvelope, headers: Mapping[str, str], reply: str) -> EditReply:
         """Carry out an edit. A caller that sets `progress` is told its events there, from *queued* on."""
         with _counted(self.gateway, subjects.EDIT):
-            tenant, key = self._asker(envelope.api_key, reply), _key(headers)
-            parameters = read_parameters(envelope)
-            check_envelope(envelope, tenant)
-            check_pictures(envelope, tenant, self.gateway.config.max_file_bytes)
-            order = EditOrder(
-                parameters,
-                envelope.image,
-                envelope.mask,
-                tenant,
-                envelope.priority,
-                self._deadline(envelope),
-                template_id=envelope.template_id,
-                references=envelope.reference,
-                control_images=envelope.control_image,
-            )
-            return await self._carried_out(order, key, envelope.progress, inline_bytes(envelope))
+            return await self._edit(envelope, self._asker(envelope.api_key, reply), headers)
+
+    async def probe(self, envelope: ProbeEnvelope, headers: Mapping[str, str], reply: str) -> EditReply:
+        """Carry out an edit for the profiler, as the tenant that it names; the server lets nobody else ask."""
+        with _counted(self.gateway, subjects.EDIT_PROBE):
+            tenant = Tenant(envelope.tenant, inbox=inbox(User.PROFILER))
+            check_reply(reply, tenant)
+            return await self._edit(envelope, tenant, headers)
+
+    async def _edit(self, envelope: EditEnvelope, tenant: Tenant, headers: Mapping[str, str]) -> EditReply:
+        key, parameters = _key(headers), read_parameters(envelope)
+        check_envelope(envelope, tenant)
+        check_pictures(envelope, tenant, self.gateway.config.max_file_bytes)
+        order = EditOrder(
+            parameters,
+            envelope.image,
+            envelope.mask,
+            tenant,
+            envelope.priority,
+            self._deadline(envelope),
+            template_id=envelope.template_id,
+            references=envelope.reference,
+            control_images=envelope.control_image,
+        )
+        return await self._carried_out(order, key, envelope.progress, inline_bytes(envelope))
 
     async def generate(self, envelope: GenerateEnvelope, headers: Mapping[str, str], reply: str) -> EditReply:
         """Make pictures from text; `progress` is as an edit's."""

@@ -15,6 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
+from giornata.lora_transfer import WHOLE_FILES
 from giornata.wire import subjects
 from giornata.wire.errors import (
     InvalidField,
@@ -34,7 +35,7 @@ class LoraFiles:
     """Files below `folder`, which is made; at most `file_bytes` each and `total_bytes` together. Blocking."""
 
     def __init__(self, folder: Path, *, file_bytes: int, total_bytes: int) -> None:
-        self._uploads, self._whole = folder / "uploads", folder / "files"
+        self._uploads, self._whole = folder / "uploads", folder / WHOLE_FILES
         self.file_bytes, self._total_bytes = file_bytes, total_bytes
         for part in (self._uploads, self._whole):
             part.mkdir(parents=True, exist_ok=True)

@@ -22,6 +22,7 @@ from giornata.wire.loras import (
     KeepUpload,
     LoraRecord,
     LoraState,
+    ProfiledLora,
     ReadFile,
     Received,
     RemoveLora,
@@ -30,6 +31,7 @@ from giornata.wire.loras import (
 )
 from giornata_lora_store.files import LoraFiles
 from giornata_lora_store.inspection import Inspection
+from giornata_lora_store.rules.joining import check_share, with_share
 
 TOLD_S: Final = 2.0
 """How often the record of an upload tells what has come; the file itself is the truth."""
@@ -148,6 +150,21 @@ class Intake:
         if record.state is LoraState.UPLOADING:
             await asyncio.to_thread(self.files.drop, record.lora_id)
         log.info("lora_removed", lora=record.lora_id, tenant=record.tenant)
+        return record
+
+    async def profiled(self, request: ProfiledLora) -> LoraRecord:
+        """Note how late a LoRA may join; the same may be told twice. What was deleted meanwhile stays deleted.
+
+        Raises:
+            LoraNotFound: there is no such LoRA any more.
+            LoraMismatch: its pictures were of another file or checkpoint than it is now.
+            InvalidField: that is no share of the steps.
+        """
+        check_share(request.joins_within)
+        record = await self.records.change(
+            request.tenant, request.lora_id, lambda known: with_share(known, request)
+        )
+        log.info("lora_profiled", lora=record.lora_id, joins_within=record.joins_within)
         return record
 
     async def _tell(self, tenant: str, upload_id: str, size_bytes: int) -> None:

@@ -28,6 +28,7 @@ from giornata.wire.loras import (
     LoraCounters,
     LoraRecord,
     LoraState,
+    ProfiledLora,
     ReadFile,
     RemoveLora,
     UploadPiece,
@@ -98,6 +99,7 @@ class LoraStore:
             Endpoint(subjects.lora("drop"), DropUpload, intake.drop),
             piece(subjects.lora("read"), ReadFile, intake.read),
             Endpoint(subjects.lora("remove"), RemoveLora, intake.remove),
+            Endpoint(subjects.lora("profiled"), ProfiledLora, intake.profiled),
         )
         async with AsyncExitStack() as stack:
             tasks = await stack.enter_async_context(asyncio.TaskGroup())

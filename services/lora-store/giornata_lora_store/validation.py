@@ -25,6 +25,8 @@ AT_ONCE: Final = 2
 RENEWED_S: Final = 5.0
 LOST_S: Final = 20.0
 """How often an instance says that it works on a LoRA, and after how long without that another one takes it over."""
+LEAVING_S: Final = 2.0
+"""How long an instance that leaves tries to say so."""
 
 log = structlog.get_logger(__name__)
 
@@ -86,11 +88,24 @@ class Validation:
         try:
             record = await self._records.change(tenant, lora_id, claim)
             if record.state is LoraState.VALIDATING and record.worker == self._instance:
-                async with self._working(record):
-                    record = await self._settle(record)
+                record = await self._carried(record)
         except LoraNotFound:  # it was deleted
             return True
         return record.state is not LoraState.VALIDATING
+
+    async def _carried(self, record: LoraRecord) -> LoraRecord:
+        """Settle a LoRA; an instance that leaves meanwhile lets go of it, so that another one need not wait."""
+        try:
+            async with self._working(record):
+                return await self._settle(record)
+        except asyncio.CancelledError:
+            with suppress(LoraNotFound, TimeoutError):
+                async with asyncio.timeout(LEAVING_S):
+                    await self._records.change(record.tenant, record.lora_id, self._let_go)
+            raise
+
+    def _let_go(self, record: LoraRecord) -> LoraRecord | None:
+        return _released(record) if record.worker == self._instance else None
 
     async def _settle(self, record: LoraRecord) -> LoraRecord:
         try:
@@ -105,7 +120,7 @@ class Validation:
         else:
             self.ready += 1
             log.info("lora_ready", lora=record.lora_id, rank=canonical.rank, modules=canonical.modules)
-            news = {"state": LoraState.READY, "canonical": canonical, "error": None}
+            news = {"state": LoraState.READY, "canonical": canonical, "joins_within": None, "error": None}
         return await self._records.change(
             record.tenant,
             record.lora_id,

@@ -102,6 +102,10 @@ class Dispatch:
         """See :func:`giornata.scheduling.scheduler.likely`."""
         return likely(self._scheduler, self.placement, demand, time.monotonic())
 
+    def fetching(self, worker: str, demand: Demand) -> None:
+        """A worker was told to load what `demand` needs."""
+        self.placement.fetch(worker, demand, self._listened_s())
+
     @asynccontextmanager
     async def in_line(
         self,

@@ -24,7 +24,8 @@ from giornata.fleet import ListeningClock
 from giornata.records import Quarantine, Records
 from giornata.retries import just_made
 from giornata.scheduling.line import Line
-from giornata.scheduling.placement import Patience, Placement
+from giornata.scheduling.patience import Patience
+from giornata.scheduling.placement import Placement
 from giornata.scheduling.policies import PolicyName
 from giornata.scheduling.scheduler import SCHEDULERS
 from giornata.tenant_records import TemplateRecords

@@ -204,6 +204,7 @@ class Walk:
         worker = self._tools.dispatch.likely(demand)
         if worker is not None:
             await self._tools.workers.prefetch(worker, self._job, inspection)
+            self._tools.dispatch.fetching(worker, demand)
         return worker
 
     async def _finish(self, inspection: Inspection) -> tuple[RowRecord, ...]:

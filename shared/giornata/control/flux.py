@@ -15,6 +15,7 @@ from torch.nn import functional
 from giornata.control.expansion import Behind, Blocks, flux
 from giornata.control.mismatch import ControlMismatch, fits
 from giornata.control.protocol import Conditions, Item, Part
+from giornata.control.weighing import flux_work
 from giornata.packed import attention, elementwise
 from giornata.packed.flux.forward import FluxForward, Parts
 from giornata.packed.flux.modulation import Modulation, prepared
@@ -26,7 +27,7 @@ from giornata.packed.packing import layout
 from giornata.packed.region import Region, Rotary, Sequences
 from giornata.packed.tracing import UNTRACED
 from giornata.packed.uses import Taken, Use
-from giornata.wire.adapters import ControlCard
+from giornata.wire.adapters import ControlCard, ControlWork
 from giornata.wire.controlnets import ControlBase
 from giornata.wire.values import Mode
 
@@ -88,6 +89,10 @@ class FluxControl:
             conv.stride[0] for conv in self.net.input_hint_block.modules() if isinstance(conv, nn.Conv2d)
         )
         return math.prod(strides) * int(self.net.config.patch_size)
+
+    def work(self, base: ControlBase) -> ControlWork:  # noqa: ARG002 - protocol: its tokens are the network's
+        """See :meth:`giornata.control.protocol.ControlNet.work`."""
+        return flux_work(self.net)
 
     @torch.inference_mode()
     def open(self, conditions: Conditions) -> Opened:

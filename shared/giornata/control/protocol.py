@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from giornata.packed.region import Region
-from giornata.wire.adapters import ControlCard
+from giornata.wire.adapters import ControlCard, ControlWork
 from giornata.wire.controlnets import ControlBase
 
 
@@ -89,6 +89,9 @@ class ControlNet(Protocol):
         Raises:
             ControlMismatch: its samples do not fit the network, or the network's latents and texts do not fit it.
         """
+
+    def work(self, base: ControlBase) -> ControlWork:
+        """What it computes in one step beside a denoising network that it fits."""
 
     def open(self, conditions: Conditions) -> object:
         """Compute what all steps of a row share.

@@ -14,9 +14,10 @@ from torch.nn import functional
 from giornata.control.expansion import Behind, sd3
 from giornata.control.mismatch import ControlMismatch, fits
 from giornata.control.protocol import Conditions, Item
+from giornata.control.weighing import sd3_work
 from giornata.packed.moving import moved
 from giornata.packed.region import Region
-from giornata.wire.adapters import ControlCard
+from giornata.wire.adapters import ControlCard, ControlInput, ControlWork
 from giornata.wire.controlnets import ControlBase
 
 PATCH: Final = 2
@@ -62,13 +63,19 @@ class SD3Control:
         )
         return sd3(blocks, self.samples)
 
+    def work(self, base: ControlBase) -> ControlWork:  # noqa: ARG002 - protocol: its tokens are the network's
+        """See :meth:`giornata.control.protocol.ControlNet.work`."""
+        return sd3_work(self.net)
+
     @torch.inference_mode()
     def open(self, conditions: Conditions) -> Opened:
         """See :meth:`giornata.control.protocol.ControlNet.open`.
 
-        InstantX's ControlNets are told zeros in place of the pooled text, as their configuration says.
+        InstantX's ControlNets are told zeros in place of the pooled text, as their configuration says; so are those
+        that see the mask, as `StableDiffusion3ControlNetInpaintingPipeline` has it.
         """
         net, times = self.net, moved(conditions.times, self.device)
+        zeros = net.config.force_zeros_for_pooled_projection or self.card.sees is ControlInput.MASKED
         texts, vectors = [], []
         for text in conditions.texts:
             if text.pooled is None:
@@ -76,7 +83,7 @@ class SD3Control:
                     f"the ControlNet {self.card.name} takes a pooled text, and the model has none"
                 )
             pooled = moved(text.pooled, self.device).to(self.dtype)
-            if net.config.force_zeros_for_pooled_projection:
+            if zeros:
                 pooled = torch.zeros_like(pooled)
             texts.append(net.context_embedder(moved(text.embeds, self.device).to(self.dtype)))
             vectors.append(net.time_text_embed(times, pooled.expand(len(times), -1)))

@@ -14,10 +14,11 @@ from torch import Tensor, nn
 from giornata.control.expansion import Behind
 from giornata.control.mismatch import ControlMismatch, fits
 from giornata.control.protocol import Conditions, ControlText, Item
+from giornata.control.weighing import unet_work
 from giornata.packed.moving import moved
 from giornata.packed.region import Region
 from giornata.packed.tiles import joined, parted
-from giornata.wire.adapters import ControlCard
+from giornata.wire.adapters import ControlCard, ControlWork
 from giornata.wire.controlnets import ControlBase
 
 TIME_IDS: Final = 6
@@ -58,7 +59,7 @@ class UnetControl:
     def behind(self, base: ControlBase) -> Behind:
         """See :meth:`giornata.control.protocol.ControlNet.behind`."""
         config = self.net.config
-        side = math.isqrt(base.latent_channels // int(config.in_channels))
+        side = self._side(base)
         pooled = None
         if config.addition_embed_type is not None:
             sizes = TIME_IDS * int(config.addition_time_embed_dim)
@@ -73,6 +74,14 @@ class UnetControl:
             ("skip connections", skip_channels(self.net, side), base.channels),
         )
         return tuple(range(self.samples))
+
+    def work(self, base: ControlBase) -> ControlWork:
+        """See :meth:`giornata.control.protocol.ControlNet.work`."""
+        return unet_work(self.net, self._side(base))
+
+    def _side(self, base: ControlBase) -> int:
+        """Latent pixels a side of a token."""
+        return math.isqrt(base.latent_channels // int(self.net.config.in_channels))
 
     @property
     def _hint_pixels(self) -> int:

@@ -23,7 +23,7 @@ ADAPTING: Final = ("low_rank", "segments", "control")
 COMPUTE: Final = (*NETWORK, *ADAPTING)
 """Features of a step's computing, in the order of :attr:`Work.features`."""
 VALUE_BYTES: Final = 2
-"""Of a weight of an adapter's file, of which the size alone is known: most files hold 16 bits a weight."""
+"""Of a weight of an adapter of which the size alone is known: most files hold 16 bits a weight."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Work:
     segments: float = 0.0
     """Sets of LoRAs that differ: the rows of one set are multiplied together."""
     control: float = 0.0
-    """Multiplications of ControlNets in this process; see :func:`control_work`."""
+    """Multiplications of ControlNets in this process; see :func:`giornata.planning.controls.control_work`."""
 
     @property
     def features(self) -> tuple[float, ...]:
@@ -216,14 +216,9 @@ def _in_modes(operations: Operations, modes: tuple[Mode, ...]) -> tuple[tuple[Mo
     return tuple((mode, operations.by_block[chosen == mode].sum(0)) for mode in (first, *others))
 
 
-def low_rank_weights(size_bytes: Iterable[int]) -> float:
-    """Weights in the factors of LoRAs whose files have these sizes."""
-    return sum(size_bytes) / VALUE_BYTES
-
-
-def control_work(weight_bytes: float, tokens: int) -> float:
-    """Multiplications of a ControlNet with so many bytes of weights in one step: each weight meets every token."""
-    return weight_bytes / VALUE_BYTES * tokens
+def low_rank_weights(weights: int, size_bytes: int) -> float:
+    """Weights in the factors of a LoRA: as they were counted, or, where they were not (0), by its file's size."""
+    return weights or size_bytes / VALUE_BYTES
 
 
 def _matrix(spec: BlockSpec, blocks: int, weights: float) -> list[list[float]]:

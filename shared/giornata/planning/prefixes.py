@@ -104,11 +104,7 @@ def prefixes_of(rows: Sequence[Columns], groups: Sequence[Hashable]) -> Prefixes
     )
     kept = np.logical_and.accumulate(kept[..., ::-1], axis=2)[..., ::-1]
     kv, slabs = np.where(kept, kv, full), np.where(kept, slabs, 0.0)
-    members = _members(groups)
-    for together in members:
-        if len(together) > 1:
-            slabs[together] = np.where(slabs[together] > 0, slabs[together].max(axis=0), 0.0)
-    return Prefixes(full, hidden, kv, slabs, (~kept).sum(axis=2), members)
+    return Prefixes(full, hidden, kv, slabs, (~kept).sum(axis=2), _members(groups))
 
 
 def _members(groups: Sequence[Hashable]) -> tuple[list[int], ...]:
@@ -206,18 +202,19 @@ def _taken(of: Prefixes, chosen: Steps) -> tuple[Numbers, Numbers]:
 
 
 def _beside(of: Prefixes, loading: Numbers) -> tuple[Numbers, Numbers]:
-    """What the others load beside each row, and what it would load itself: nothing that its group loads anyway."""
+    """What the others load beside each row, and what it would add: what it loads beyond the rest of its group."""
     if len(of.members) == len(of.full_ms):
         return loading.sum(axis=-3, keepdims=True) - loading, of.kv_slabs
     others, own = np.zeros_like(loading), np.broadcast_to(of.kv_slabs, loading.shape).copy()
     together = np.zeros_like(loading[..., :1, :, :])
     for rows in of.members:
         loads = loading[..., rows, :, :]
-        group = loads.max(axis=-3, keepdims=True)
-        together += group
-        loaded_anyway = (loads > 0).sum(axis=-3, keepdims=True) > (loads > 0)
-        others[..., rows, :, :] = np.where(loaded_anyway, 0.0, -group)
-        own[..., rows, :, :] = np.where(loaded_anyway, 0.0, own[..., rows, :, :])
+        ranked = np.sort(loads, axis=-3)
+        most, next_most = ranked[..., -1:, :, :], ranked[..., -2:-1, :, :] if len(rows) > 1 else 0.0
+        together += most
+        rest = np.where(loads < most, most, next_most)
+        others[..., rows, :, :] = rest - most
+        own[..., rows, :, :] = np.maximum(own[..., rows, :, :] - rest, 0.0)
     return others + together, own
 
 

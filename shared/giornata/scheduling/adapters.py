@@ -51,8 +51,11 @@ class Arrivals:
         """Time until a LoRA of this size is on the device, from the fastest tier that has it; None for the store."""
         if tier is Tier.DEVICE:
             return 0.0
-        onto_device = self._hops[Tier.MEMORY].ms(size_bytes)
-        return onto_device if tier is Tier.MEMORY else onto_device + self._hops[tier].ms(size_bytes)
+        return self.memory_ms(size_bytes, tier) + self._hops[Tier.MEMORY].ms(size_bytes)
+
+    def memory_ms(self, size_bytes: int, tier: Tier | None) -> float:
+        """Time until it is in memory."""
+        return 0.0 if tier in {Tier.MEMORY, Tier.DEVICE} else self._hops[tier].ms(size_bytes)
 
     def repeated_ms(self, lora: NeededLora) -> float:
         """Time that a worker saves which finds a LoRA in its memory and need not ask the LoRA store."""

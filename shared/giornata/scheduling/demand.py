@@ -9,10 +9,12 @@ from functools import cached_property
 from operator import mul
 from typing import Final
 
+from giornata.planning.controls import control_work
 from giornata.planning.costs import StepCosts, renewed_every
-from giornata.planning.operations import Operations, Shape, control_work
+from giornata.planning.operations import Operations, Shape
 from giornata.scheduling.adapters import NeededControl, NeededLora
 from giornata.scheduling.backlog import RowLoad
+from giornata.wire.adapters import ControlWork
 from giornata.wire.blocks import BlockSpec
 from giornata.wire.values import Mode
 
@@ -39,8 +41,8 @@ class Pace:
     """How many times slower this worker is than `costs`, which all workers of its kind share."""
     loading: float = 1.0
     """How many times longer than their least computing rows that reuse take, as the worker's planner expects."""
-    controls: tuple[tuple[str, int], ...] = ()
-    """Digests and bytes of the ControlNets that its process computes; others cost it nothing."""
+    controls: tuple[tuple[str, ControlWork], ...] = ()
+    """Digests and work of the ControlNets that its process computes; others cost it nothing."""
 
     @property
     def base_ms(self) -> float:
@@ -68,9 +70,15 @@ class Pace:
 
     def controlled(self, shape: RowShape, controls: Iterable[NeededControl]) -> RowShape:
         """`shape` with what these ControlNets compute here, spread over its steps."""
-        sizes = dict(self.controls)
-        weights = sum(net.share * sizes.get(net.digest, 0) for net in controls)
-        return replace(shape, control=control_work(weights, shape.text + shape.image)) if weights else shape
+        work = dict(self.controls)
+        picture = shape.image - shape.companions
+        added = sum(
+            net.share
+            * control_work(work[net.digest], text=shape.text, image=picture, sequences=shape.sequences)
+            for net in controls
+            if net.digest in work
+        )
+        return replace(shape, control=added) if added else shape
 
 
 @dataclass(frozen=True, slots=True)

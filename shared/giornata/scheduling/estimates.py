@@ -14,12 +14,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
+from giornata.planning.controls import work_of as control_work_of
 from giornata.planning.costing import CostModel
 from giornata.planning.operations import Operations, Work
 from giornata.scheduling.adapters import Arrivals
 from giornata.scheduling.demand import Pace
 from giornata.scheduling.unit_time import UnitTime
-from giornata.wire.adapters import ControlCard
+from giornata.wire.adapters import ControlCard, ControlWork
 from giornata.wire.blocks import BlockSpec
 from giornata.wire.queues import KindCosts
 from giornata.wire.values import Mode
@@ -46,8 +47,8 @@ class _Worker:
     reused: Mode
     renewed_every: int
     keeps_padding: bool
-    controls: tuple[tuple[str, int], ...] = ()
-    """Digests and bytes of ControlNets in its process."""
+    controls: tuple[tuple[str, ControlWork], ...] = ()
+    """Digests and work of ControlNets in its process."""
     slowness: float = 1.0
     told: float = 1.0
     """The slowness of its pace: it follows in steps, since all costs at the worker are computed again at each."""
@@ -94,7 +95,9 @@ class Estimates:
             worker = _Worker(kind, operations, costs.reused, costs.renewed_every, costs.keeps_padding)
             self._workers[instance] = worker
             kind.workers += 1
-        worker.controls = tuple(sorted((card.digest, card.weight_bytes) for card in controlnets))
+        worker.controls = tuple(
+            (card.digest, control_work_of(card)) for card in sorted(controlnets, key=lambda card: card.digest)
+        )
         worker.stepped(shown.samples)
         kind.loaded(shown)
 
@@ -138,7 +141,7 @@ class Estimates:
             yield KindCosts(model_digest=digest, device=device, compute=state.compute, load=state.load)
 
 
-_Lasting = tuple[Operations, Mode, int, bool, float, float, tuple[tuple[str, int], ...]]
+_Lasting = tuple[Operations, Mode, int, bool, float, float, tuple[tuple[str, ControlWork], ...]]
 """The fields of a pace beside its costs."""
 
 

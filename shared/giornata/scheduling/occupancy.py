@@ -11,6 +11,7 @@ from giornata.scheduling.adapters import Arrivals, by_tier
 from giornata.scheduling.backlog import Backlog, Outlook, RowLoad
 from giornata.scheduling.demand import UNIT, Demand, Pace, RowShape
 from giornata.scheduling.estimates import UNTOLD
+from giornata.scheduling.incoming import Incoming
 from giornata.wire.workers import RowProgress, ServiceName, ServiceState, Tier, WorkerState
 
 Attempt = tuple[str, int]
@@ -19,6 +20,15 @@ Served = tuple[str, str]
 """Name and digest of a model."""
 REMEMBERED: Final = 64
 """How many ended attempts, and how many costs of rows, are kept of each worker."""
+
+
+@dataclass(frozen=True)
+class Booking:
+    """Rows of one attempt, counted as on one worker."""
+
+    key: Attempt
+    worker: str
+    demand: Demand
 
 
 @dataclass(frozen=True)
@@ -69,6 +79,8 @@ class Occupancy:
     """Templates that it has; one that is in both tiers is in memory. The same object until they change."""
     loras: dict[str, Tier] = field(default_factory=dict)
     """The fastest tier of each LoRA that it has, by digest. The same object until they change."""
+    incoming: Incoming = field(default_factory=Incoming)
+    """LoRAs that are on their way here."""
     on_disk: int = 0
     """Templates on disk, wherever else they are."""
     stalled: bool = False
@@ -90,6 +102,7 @@ class Occupancy:
             if before.pace is pace:
                 made.rates = before.rates
             made.places, made.on_disk, made.loras = before.places, before.on_disk, before.loras
+            made.incoming = before.incoming
         if shown.adapters_resident is not None:
             loras = by_tier(shown.adapters_resident)
             if loras != made.loras:
@@ -128,8 +141,9 @@ class Occupancy:
         listed = sum(len(rows) for attempt, rows in self.listed.items() if attempt not in self.ended)
         return listed + sum(demand.rows for demand in self.unseen.values())
 
-    def give(self, attempt: Attempt, demand: Demand) -> None:
-        """Count `demand` from now on."""
+    def give(self, attempt: Attempt, demand: Demand, now: float) -> None:
+        """Count `demand` from `now` on; its LoRAs are on their way."""
+        self.bring(demand, now)
         self.ended.pop(attempt, None)
         if attempt not in self.listed:
             self.unseen[attempt] = demand
@@ -144,11 +158,16 @@ class Occupancy:
             del self.ended[next(iter(self.ended))]
         self.totals = None
 
-    def forget(self, attempt: Attempt, totals: Totals | None) -> None:
-        """Take `attempt` back as if it had never been given, with the `totals` of before."""
+    def bring(self, demand: Demand, now: float) -> None:
+        """The worker is told to load what `demand` needs."""
+        if demand.loras:
+            self.incoming.bring(demand.loras, self.loras, self.arrivals, now)
+
+    def forget(self, attempt: Attempt, totals: Totals | None, incoming: Incoming) -> None:
+        """Take `attempt` back as if it had never been given, with the `totals` and the loads of before."""
         del self.unseen[attempt]
         self._loads.pop(attempt, None)
-        self.totals = totals
+        self.totals, self.incoming = totals, incoming
 
     def sum_up(self, pace: Pace, demanded: Mapping[Attempt, Demand], slack: float = 0.0) -> Totals:
         """Sum up everything it has at its present pace; `demanded` are attempts that it has no inputs of yet.

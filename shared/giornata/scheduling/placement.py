@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Final
 
 from giornata.fleet import Fleet, Heard
@@ -17,7 +16,9 @@ from giornata.scheduling.backlog import Prospect
 from giornata.scheduling.controls import ControlOffers
 from giornata.scheduling.demand import Demand
 from giornata.scheduling.estimates import UNKNOWN, Estimates
-from giornata.scheduling.occupancy import Attempt, Occupancy, Served, Totals
+from giornata.scheduling.incoming import Incoming
+from giornata.scheduling.occupancy import Attempt, Booking, Occupancy, Served, Totals
+from giornata.scheduling.patience import Patience, next_step_ms
 from giornata.scheduling.policies import Candidate
 from giornata.scheduling.repeats import Repeats
 from giornata.scheduling.roster import Roster
@@ -27,23 +28,6 @@ from giornata.wire.workers import ServiceState
 
 SAMPLED: Final = 32
 """How many of many workers a forecast looks at."""
-
-
-@dataclass(frozen=True)
-class Patience:
-    """A worker is stalled whose step takes longer than `least_ms`, and than `factor` times its predicted time."""
-
-    factor: float = 10.0
-    least_ms: float = 10_000.0
-
-
-@dataclass(frozen=True)
-class Booking:
-    """Rows of one attempt, counted as on one worker."""
-
-    key: Attempt
-    worker: str
-    demand: Demand
 
 
 class Placement:
@@ -68,10 +52,13 @@ class Placement:
         self._rosters: dict[Served, Roster] = {}
         self._refused: set[str] = set()
         self._control_offers = ControlOffers()
+        self._now = 0.0
+        """The latest time that was told."""
 
     def observe(self, state: ServiceState, now: float) -> bool:
         """Take in telemetry; assignments that it lists are alive. Whether rows that wait may go to its worker."""
         self.fleet.observe(state, now)
+        self._now = now
         self._refused.discard(state.instance)
         shown, name = state.worker, state.instance
         if state.control is not None:
@@ -85,6 +72,7 @@ class Placement:
         worker.controlnets = frozenset(card.digest for card in state.controlnets)
         worker.fetch_ms = self.estimates.fetch_ms(name, worker.disk_bytes)
         worker.arrivals = self.estimates.arrivals(name)
+        worker.incoming.settle(worker.loras, now)
         for attempt in worker.listed:
             booking = self._bookings.get(attempt)
             if booking and booking.worker == name:
@@ -168,7 +156,7 @@ class Placement:
         many = len(serving) - len(closed) > 2 * most
         able = serving.fitting(demand, most, closed) if many else serving.all(closed)
         weigh = Weighing(demand, self._repeats.share, self._lora_repeats.share)
-        return [weigh.candidate(worker, fetching=worker.name == fetching) for worker in able]
+        return [weigh.candidate(worker, self._now, fetching=worker.name == fetching) for worker in able]
 
     def soonest(self, demand: Demand, excluded: Collection[str] = ()) -> str | None:
         """The worker that will be empty first, whether it has room now or not; None if none serves `demand`."""
@@ -227,10 +215,17 @@ class Placement:
         self._bookings[booking.key] = booking
         self._listed.hear(booking.key, now)
         self._attempts.setdefault(job_id, set()).add(attempt)
+        self._now = now
         known = self._workers.get(worker)
         if known is not None:
-            known.give(booking.key, demand)
+            known.give(booking.key, demand, now)
             self._changed(known)
+
+    def fetch(self, worker: str, demand: Demand, now: float) -> None:
+        """A worker was told to load what `demand` needs, which it probably gets."""
+        self._now = now
+        if (known := self._workers.get(worker)) is not None:
+            known.bring(demand, now)
 
     def release(self, job_id: str, attempt: int) -> None:
         """The rows of this attempt are no longer on any worker."""
@@ -251,20 +246,21 @@ class Placement:
     def trial(self) -> Iterator[Callable[[str, str, Demand], None]]:
         """Inside, what is counted (job, worker, demand) is on its worker; on leaving, everything is as it was."""
         counted: list[tuple[Occupancy, Attempt]] = []
-        before: dict[str, Totals | None] = {}
+        before: dict[str, tuple[Totals | None, Incoming]] = {}
 
         def count(job_id: str, worker: str, demand: Demand) -> None:
             known, attempt = self._workers[worker], (job_id, -1 - len(counted))
-            before.setdefault(worker, known.totals)
+            if worker not in before:
+                before[worker], known.incoming = (known.totals, known.incoming), known.incoming.copy()
             counted.append((known, attempt))
-            known.give(attempt, demand)
+            known.give(attempt, demand, self._now)
             self._changed(known)
 
         try:
             yield count
         finally:
             for known, attempt in counted:
-                known.forget(attempt, before[known.name])
+                known.forget(attempt, *before[known.name])
                 self._changed(known)
 
     def _see(self, demand: Demand) -> None:
@@ -315,9 +311,7 @@ class Placement:
         stepping_ms = worker.shown.stepping_ms
         if stepping_ms <= self._patience.least_ms:
             return False
-        backlog = self._sum_up(worker).backlog
-        step_ms = backlog.base_ms + sum(row.step_ms + row.first_ms for row in backlog.running)
-        return stepping_ms > self._patience.factor * step_ms
+        return not self._patience.allows(stepping_ms, next_step_ms(self._sum_up(worker).backlog))
 
     def _sum_up(self, worker: Occupancy) -> Totals:
         """Sum up a worker, with what was asked for by attempts that it has no inputs of yet."""

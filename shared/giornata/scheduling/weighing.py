@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from giornata.scheduling.adapters import faster
 from giornata.scheduling.backlog import RowLoad
 from giornata.scheduling.demand import Demand, Pace
 from giornata.scheduling.occupancy import Occupancy
@@ -45,15 +44,15 @@ class Weighing:
         cost = hit if self._demand.template in worker.places else miss
         return share * worker.pace.base_ms * max(load.steps for load in cost.loads) + cost.work_ms
 
-    def candidate(self, worker: Occupancy, *, fetching: bool = False) -> Candidate:
-        """The worker, which is summed up, as policies see it.
+    def candidate(self, worker: Occupancy, now: float, *, fetching: bool = False) -> Candidate:
+        """The worker, which is summed up, as policies see it at `now`, in seconds.
 
         One that is `fetching` what the job needs is not waited for: it was told so a while ago.
         """
         demand = self._demand
         hit, miss = self._at(worker.pace)
         template = worker.places.get(demand.template) if demand.template is not None else None
-        arrive_ms, absent = self._loras(worker, fetching=fetching) if demand.loras else (0.0, ())
+        arrive_ms, absent = self._loras(worker, now, fetching=fetching) if demand.loras else (0.0, ())
         if worker.totals is None:
             raise ValueError(f"worker {worker.name} was not summed up")
         return Candidate(
@@ -71,8 +70,13 @@ class Weighing:
             absent=absent,
         )
 
-    def _loras(self, worker: Occupancy, *, fetching: bool) -> tuple[float, tuple[tuple[str, float], ...]]:
-        """When the job's LoRAs are usable there, and those that it lacks, each with what later jobs save."""
+    def _loras(
+        self, worker: Occupancy, now: float, *, fetching: bool
+    ) -> tuple[float, tuple[tuple[str, float], ...]]:
+        """When the job's LoRAs are usable there, and those that it lacks, each with what later jobs save.
+
+        New loads begin, one after the other, when the worker has a lane for them; others go on beside them.
+        """
         known = self._arriving.get(id(worker.arrivals))
         if known is None:
             known = [
@@ -84,13 +88,20 @@ class Weighing:
                 for lora in self._demand.loras
             ]
             self._arriving[id(worker.arrivals)] = known
-        arrive_ms, absent = 0.0, list[tuple[str, float]]()
+        coming_ms = new_ms = device_ms = 0.0
+        absent = list[tuple[str, float]]()
         for digest, ms, saves_ms in known:
-            tier = worker.loras.get(digest)
-            if tier is None:
+            tier, left_ms = worker.loras.get(digest), worker.incoming.left_ms(digest, now)
+            if tier is None and left_ms is None:
                 absent.append((digest, saves_ms))
-            arrive_ms += ms[faster(tier, Tier.MEMORY) if fetching else tier]
-        return arrive_ms, tuple(absent)
+            device_ms += min(ms[tier], ms[Tier.MEMORY])
+            if left_ms is not None:
+                coming_ms = max(coming_ms, left_ms)
+            else:
+                new_ms += max(0.0, ms[tier] - ms[Tier.MEMORY])
+        if new_ms:
+            new_ms += worker.incoming.queue_ms(now)
+        return (0.0 if fetching else max(coming_ms, new_ms)) + device_ms, tuple(absent)
 
     def _at(self, pace: Pace) -> tuple[_Cost, _Cost]:
         """The cost with the template at hand, and without it."""

@@ -19,17 +19,18 @@ class TierLedger:
         worth: the name that is worth least goes first, of equals the least recently used; default: all are equal.
     """
 
-    def __init__(self, budget_bytes: int, worth: Callable[[str], float] = lambda _: 0.0) -> None:
+    def __init__(self, budget_bytes: int, worth: Callable[[str], float] | None = None) -> None:
         self.budget_bytes = budget_bytes
         self._worth = worth
         self._sizes: dict[str, int] = {}
         """Sizes in order of use, the oldest first."""
+        self._total_bytes = 0
         self._pins: Counter[str] = Counter()
 
     @property
     def size_bytes(self) -> int:
         """Bytes of all names."""
-        return sum(self._sizes.values())
+        return self._total_bytes
 
     def __contains__(self, name: object) -> bool:
         return name in self._sizes
@@ -46,10 +47,11 @@ class TierLedger:
 
         It is `name` alone where that is larger than the whole budget and not pinned.
         """
-        self._sizes.pop(name, None)
+        self.remove(name)
         if size_bytes > self.budget_bytes and not self._pins[name]:
             return (name,)
         self._sizes[name] = size_bytes
+        self._total_bytes += size_bytes
         return self._evicted(keep=name)
 
     def use(self, name: str) -> None:
@@ -74,16 +76,22 @@ class TierLedger:
 
     def remove(self, name: str) -> bool:
         """Forget `name`, pinned or not; whether it was here."""
-        return self._sizes.pop(name, None) is not None
+        size_bytes = self._sizes.pop(name, None)
+        self._total_bytes -= size_bytes or 0
+        return size_bytes is not None
 
     def _evicted(self, keep: str | None) -> tuple[str, ...]:
-        gone = []
-        excess = self.size_bytes - self.budget_bytes
-        for name, size in sorted(self._sizes.items(), key=lambda item: self._worth(item[0])):
+        gone, excess = list[str](), self._total_bytes - self.budget_bytes
+        if excess <= 0:
+            return ()
+        names = self._sizes if self._worth is None else sorted(self._sizes, key=self._worth)
+        for name in names:
+            size = self._sizes[name]
             if excess <= 0:
                 break
             if name != keep and not self._pins[name]:
-                del self._sizes[name]
                 gone.append(name)
                 excess -= size
+        for name in gone:
+            self.remove(name)
         return tuple(gone)

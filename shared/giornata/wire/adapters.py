@@ -6,7 +6,7 @@ that sees a control image and adds to what the network's blocks make.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Annotated, Final, Self, TypeVar
 
@@ -102,6 +102,26 @@ class AskedControl(Recorded):
         return self
 
 
+def named_once(loras: tuple[AskedLora, ...]) -> tuple[AskedLora, ...]:
+    """`loras`, each of which is another one; ValueError names the first that comes twice."""
+    twice = [each.id for index, each in enumerate(loras) if each.id in {one.id for one in loras[:index]}]
+    if twice:
+        raise ValueError(f"names {twice[0]} twice")
+    return loras
+
+
+def joined_at(share: float, asked: Mapping[str, object]) -> float:
+    """The `share` of the steps after which the LoRAs of the fields `asked` join; ValueError where that means nothing.
+
+    A field that is missing from `asked` is at fault itself, and its own mistake is told.
+    """
+    if asked.get("loras") == ():
+        raise ValueError("needs loras")
+    if asked.get("lora_wait") is LoraWait.BOUNDED:
+        raise ValueError("tells the step, which lora_wait=bounded leaves open; name one of the two")
+    return share
+
+
 class LoraUse(Recorded):
     """A LoRA that a job uses, as its record was when the job was accepted."""
 
@@ -116,10 +136,13 @@ class LoraUse(Recorded):
     """Of the denoising network."""
     text_modules: int = 0
     """Of text encoders: prepost applies them."""
+    weights: int = 0
+    """In the factors of the denoising network's modules, as :attr:`giornata.wire.loras.Canonical.weights` tells."""
     scale: float = 1.0
     joins_within: float = 0.0
     """Share of the steps that a row may make before its files are loaded; 0: it waits. Above 0 of jobs with
-    `lora_wait` `bounded` alone, as :attr:`giornata.wire.loras.LoraRecord.joins_within` tells."""
+    `lora_wait` `bounded`, as :attr:`giornata.wire.loras.LoraRecord.joins_within` tells, and of jobs with `lora_join`,
+    whose rows make all of them without it."""
 
 
 class ControlUse(Recorded):
@@ -148,6 +171,23 @@ class ControlKind(StrEnum):
     """`ControlNetModel`: Stable Diffusion 1 and 2, SDXL."""
 
 
+class ControlWork(Wire):
+    """What a ControlNet computes of one sequence of a row in one step: multiplications."""
+
+    sequence: float = 0.0
+    """Whatever the picture's size: what depends on the noise level and the text alone."""
+    text: float = 0.0
+    """In layers, for a text token beside the picture's."""
+    image: float = 0.0
+    """In layers, and in attention to a text that passes none, for a token of the picture."""
+    pair: float = 0.0
+    """In attention, for a query and a key of the picture."""
+    text_pair: float = 0.0
+    """In attention, for a query and a key one of which, or both, is a text token beside the picture's."""
+    shared: bool = False
+    """Whether it is computed for one sequence, and the others of the row have its samples, too."""
+
+
 class ControlCard(Wire):
     """A ControlNet that an instance has loaded."""
 
@@ -161,6 +201,8 @@ class ControlCard(Wire):
     """Of a union ControlNet: so many kinds of control images, counted from 0; 0 of others."""
     sees: ControlInput = ControlInput.USUAL
     weight_bytes: int = 0
+    work: ControlWork | None = None
+    """Beside the model of the instance, whose tokens it counts; None where the instance tells its size alone."""
 
 
 def control_name(index: int) -> str:

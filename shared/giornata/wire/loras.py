@@ -68,6 +68,8 @@ class Canonical(Recorded):
     """Modules of the denoising network that it changes."""
     text_modules: int = 0
     """Modules of text encoders that it changes."""
+    weights: int = 0
+    """Weights in the factors of the denoising network's modules; 0: made by a version that did not count them."""
 
 
 class LoraRecord(Recorded):
@@ -89,8 +91,8 @@ class LoraRecord(Recorded):
     """The largest of any module in the source."""
     canonical: Canonical | None = None
     joins_within: float | None = None
-    """The largest share of the steps without it after which pictures are still alike; None: nothing was compared, and
-    every row waits for it."""
+    """The largest share of the steps without it after which pictures are still alike, 0 where there is none; None:
+    nothing was compared yet. Belongs to `canonical`: to its file, and to the checkpoint that it names."""
     error: ErrorBody | None = None
     worker: str | None = None
     """The LoRA store that validates it, or did so last."""
@@ -197,6 +199,20 @@ class RemoveLora(Wire):
 
     lora_id: str
     tenant: str
+    remaining_ms: int
+
+
+class ProfiledLora(Wire):
+    """profiler → LoRA store: so late may a LoRA join. Answered by its :class:`LoraRecord`."""
+
+    lora_id: str
+    tenant: str
+    sha256: str
+    """Of the canonical file whose pictures were compared."""
+    model_digest: str
+    """Of the checkpoint that made them."""
+    joins_within: float
+    """As :attr:`LoraRecord.joins_within`."""
     remaining_ms: int
 
 

@@ -213,6 +213,13 @@ class EditMessage(GenerateMessage):
     mask: bytes | BlobRef | None = None
 
 
+class ProbeMessage(EditMessage):
+    """profiler → gateway: an edit on behalf of a tenant. It has no API key, and the tenant's limits do not hold."""
+
+    tenant: str
+    """Whose LoRAs the edit may name."""
+
+
 class CancelMessage(Wire):
     """Cancel a job: ``giornata.edit.cancel``. Answered by :class:`Accepted` once the record says so."""
 

@@ -34,6 +34,8 @@ class User(StrEnum):
     LORA_STORE = "lora-store"
     APPLICATION = "application"
     """Asks for edits where no password is needed: servers of one machine. A known application has a user of its own."""
+    PROFILER = "profiler"
+    """Compares pictures of every tenant's LoRAs, and tells the LoRA store how late each may join."""
     OBSERVER = "observer"
     """Hears telemetry and asks micro services for their state: the launcher, an operator."""
     OPERATOR = "operator"
@@ -147,7 +149,7 @@ _NEEDS: Final[Mapping[User, Rights]] = {
             subjects.TEMPLATE_REMOVED,
             *anywhere(subjects.ALL_CANCELS),
             subjects.telemetry_of(User.GATEWAY),
-            *_answers(User.APPLICATION, User.OBSERVER),
+            *_answers(User.APPLICATION, User.PROFILER, User.OBSERVER),
             f"{subjects.INBOX}_{APPLICATIONS}.>",
             *_lora("begin", "piece", "finish", "drop", "remove"),
             *_keeps(stores.TEMPLATES),
@@ -161,6 +163,7 @@ _NEEDS: Final[Mapping[User, Rights]] = {
         ),
         subscribe=(
             subjects.EDIT,
+            subjects.EDIT_PROBE,
             subjects.GENERATE,
             subjects.EDIT_CANCEL,
             subjects.events_of_kind(EventKind.DONE),
@@ -217,12 +220,23 @@ _NEEDS: Final[Mapping[User, Rights]] = {
     ),
     User.CONTROLNET: _stateless(User.CONTROLNET, subjects.ALL_CONTROLNET, User.DENOISER),
     User.LORA_STORE: _and(
-        _stateless(User.LORA_STORE, anywhere(subjects.ALL_LORA), User.GATEWAY, User.PREPOST, User.DENOISER),
+        _stateless(
+            User.LORA_STORE,
+            anywhere(subjects.ALL_LORA),
+            User.GATEWAY,
+            User.PREPOST,
+            User.DENOISER,
+            User.PROFILER,
+        ),
         *anywhere(subjects.ALL_ADAPTER),
         *_keeps(stores.LORAS),
+        *_follows(stores.bucket_stream(stores.LORAS)),
         *(f"{API}.STREAM.CREATE.{stream}" for stream in stores.SHARED_STREAMS),
     ),
     User.APPLICATION: Rights((subjects.EDIT, subjects.GENERATE, subjects.EDIT_CANCEL), ()),
+    User.PROFILER: Rights(
+        (subjects.EDIT_PROBE, *_lora("profiled"), *_reads(stores.LORAS)), anywhere(subjects.SUMMARY)
+    ),
     User.OBSERVER: Rights(("$SRV.>",), (subjects.ALL_TELEMETRY,)),
     User.OPERATOR: Rights((), ()),
 }

@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import Annotated, Final, TypeVar
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     Field,
     StringConstraints,
@@ -16,7 +17,15 @@ from pydantic import (
     field_validator,
 )
 
-from giornata.wire.adapters import MAX_CONTROLNETS, MAX_LORAS, AskedControl, AskedLora, LoraWait
+from giornata.wire.adapters import (
+    MAX_CONTROLNETS,
+    MAX_LORAS,
+    AskedControl,
+    AskedLora,
+    LoraWait,
+    joined_at,
+    named_once,
+)
 from giornata.wire.errors import GiornataError, InvalidField, UnknownField
 from giornata.wire.samplers import Sampler, evaluations
 from giornata.wire.values import Recorded
@@ -117,7 +126,7 @@ class GenerationParameters(Recorded):
     seed: int | None = Field(
         None, ge=0, le=MAX_SEED, description="Seed of picture 0; default: random, and reported."
     )
-    loras: tuple[AskedLora, ...] = Field(
+    loras: Annotated[tuple[AskedLora, ...], AfterValidator(named_once)] = Field(
         (),
         max_length=MAX_LORAS,
         description="LoRAs that act on the model, each with a scale: their ids are those of `/v1/loras`.",
@@ -125,6 +134,9 @@ class GenerationParameters(Recorded):
     lora_wait: LoraWait = Field(
         LoraWait.EXACT,
         description="`exact`: every step has the LoRAs; `bounded`: the first steps may be made before they are loaded.",
+    )
+    lora_join: float | None = Field(
+        None, ge=0, lt=1, description="Share of the steps after which `loras` join, even if loaded before."
     )
     controlnets: tuple[AskedControl, ...] = Field(
         (),
@@ -157,13 +169,10 @@ class GenerationParameters(Recorded):
             raise ValueError("must not be blank")
         return prompt
 
-    @field_validator("loras")
+    @field_validator("lora_join")
     @classmethod
-    def _names_each_once(cls, loras: tuple[AskedLora, ...]) -> tuple[AskedLora, ...]:
-        twice = [each.id for index, each in enumerate(loras) if each.id in {one.id for one in loras[:index]}]
-        if twice:
-            raise ValueError(f"names {twice[0]} twice")
-        return loras
+    def _joins_loras(cls, share: float | None, info: ValidationInfo) -> float | None:
+        return share if share is None else joined_at(share, info.data)
 
     @field_validator("output_compression")
     @classmethod

@@ -12,6 +12,8 @@ from typing import Literal, get_args
 
 EDIT = "giornata.edit"
 """Whole edit by request-reply (gateway, queue group)."""
+EDIT_PROBE = "giornata.edit.probe"
+"""Edit with the LoRAs of any tenant, which the message names (gateway, queue group): the profiler compares pictures."""
 GENERATE = "giornata.generate"
 """Whole generation by request-reply (gateway, queue group)."""
 EDIT_CANCEL = "giornata.edit.cancel"
@@ -45,8 +47,9 @@ ALL_CONTROLNET = tuple(f"giornata.controlnet.*.{verb}" for verb in get_args(Cont
 INBOX = "_INBOX"
 """Prefix of an application's inboxes; a service's inboxes begin with it, an underscore and the service's name."""
 
-LoraVerb = Literal["begin", "piece", "finish", "keep", "drop", "read", "remove"]
-"""What the LoRA store is asked: to take a file in pieces, to make a LoRA of it or keep it alone, to give it back."""
+LoraVerb = Literal["begin", "piece", "finish", "keep", "drop", "read", "remove", "profiled"]
+"""What the LoRA store is asked: to take a file in pieces, to make a LoRA of it or keep it alone, to give it back, to
+forget it, to note how late it may join."""
 
 _ID = re.compile(r"[A-Za-z0-9_-]{1,96}\Z")
 

@@ -11,8 +11,8 @@ from types import SimpleNamespace
 import click
 import torch
 
+from giornata.heap import keep_freed
 from giornata_denoiser.families.protocol import ModelFamily
-from giornata_denoiser.memory import keep_freed
 from tests.bench.compute import families
 from tests.bench.compute.models import SHAPES, flux
 from tests.bench.compute.rows import Rows

@@ -16,6 +16,7 @@ from giornata import tensors
 from giornata.blobs import RedisBlobs
 from giornata.bus.bus import Bus
 from giornata.control.protocol import ControlNet
+from giornata.planning.controls import work_of
 from giornata.planning.costing import CostModel
 from giornata.scheduling.batch import RowKey
 from giornata.wire import subjects
@@ -133,12 +134,12 @@ class Requests:
             if controlled
         )
         job = self._job(len(plain), uses)
-        bytes_of = {digest: net.card.weight_bytes for digest, net in self._nets.items()}
+        works = {digest: work_of(net.card) for digest, net in self._nets.items()}
         rows = [
             replace(
                 row,
                 key=RowKey(job.job_id, 1, index),
-                adapters=adapters_of(job, row.steps, nets=bytes_of),
+                adapters=adapters_of(job, row.steps, nets=works),
                 control_images=self.images if controlled else (),
             )
             for index, row in enumerate(plain)

@@ -16,7 +16,7 @@ from giornata.planning.costing import CostModel
 from giornata.scheduling.batch import Capacity
 from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.config import DenoiserConfig
-from giornata_denoiser.controls.choosing import Executor, exposed_ms
+from giornata_denoiser.controls.choosing import Due, Executor, exposed_ms
 from giornata_denoiser.controls.room import open_rows
 from giornata_denoiser.engine.controls import Controls
 from giornata_denoiser.engine.engine import Engine
@@ -133,6 +133,7 @@ class Choice(NamedTuple):
     """Of one that this process computes."""
     moved_bytes: int
     """Of samples and latents, each time that a row's are asked for."""
+    due: tuple[Due, ...]
 
 
 async def choice(scene: Scene, turns: Turns, setting: Setting, step: Step, plain: Row) -> Choice:
@@ -146,8 +147,9 @@ async def choice(scene: Scene, turns: Turns, setting: Setting, step: Step, plain
     (placed,) = auto.placed([row])
     work = auto._work(row)
     return Choice(
-        not any(use.weight_bytes for use in placed.adapters.controls),
+        not any(use.work for use in placed.adapters.controls),
         exposed_ms(work, state, auto._here()),
         work.local_ms,
         work.moved_bytes + row.latent.numel() * scene.rows.family.dtype.itemsize,
+        work.due,
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -39,6 +38,10 @@ class Taken(NamedTuple):
     """Of it, for samples."""
     others: float
     """Share of the time in which others had the cores that it used."""
+    mine_ms: float
+    """Of processors, in this process."""
+    service_ms: float
+    """Of processors, in the service."""
 
 
 Pair = tuple[Taken, Taken]
@@ -101,23 +104,22 @@ class Turns:
 
     def _timed(self, setting: Setting, step: Step) -> Taken:
         processes = (os.getpid(), self.service)
-        before = [cores.spent(process) for process in processes]
+        before = {process: cores.spent(process) for process in processes}
         began = time.perf_counter()
         waited_ms = sum(step() for _ in range(self.steps))
         took_s = time.perf_counter() - began
-        had = [cores.spent(pid).since(then) for pid, then in zip(processes, before, strict=True)]
-        if setting is Setting.OWN:
-            others_s = sum(each.delayed_s for each in had)
-        else:  # on one core either of them runs all the time
-            others_s = took_s - sum(each.ran_s for each in had)
-        return Taken(took_s * 1e3 / self.steps, waited_ms / self.steps, others_s / took_s)
+        had = [cores.since(then, cores.spent(process)) for process, then in before.items()]
+        if setting is Setting.OWN:  # what threads of one process take from each other does not count
+            lost = (busiest.delayed_s - sum(each.ran_s for each in rest) for busiest, *rest in had)
+            others_s = max(0.0, *lost)
+        else:  # on one core, one of all threads runs all the time
+            others_s = took_s - sum(each.ran_s for threads in had for each in threads)
+        mine_ms, service_ms = (sum(each.ran_s for each in threads) * 1e3 / self.steps for threads in had)
+        return Taken(
+            took_s * 1e3 / self.steps, waited_ms / self.steps, others_s / took_s, mine_ms, service_ms
+        )
 
 
 def ratios(pairs: Sequence[Pair]) -> list[float]:
     """Of each pair."""
     return [taken.ms / base.ms for taken, base in pairs]
-
-
-def median_ms(pairs: Sequence[Pair]) -> float:
-    """Of the steps of pairs."""
-    return statistics.median(taken.ms for taken, _ in pairs)

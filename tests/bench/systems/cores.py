@@ -3,32 +3,38 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 
 class Spent(NamedTuple):
-    """What all threads of a process have had since they began."""
+    """What a thread has had."""
 
     ran_s: float
     delayed_s: float
-    """How long they could have run and another one had the core."""
-
-    def since(self, before: Spent) -> Spent:
-        """Between two times."""
-        return Spent(self.ran_s - before.ran_s, self.delayed_s - before.delayed_s)
+    """How long it could have run and another one had the core."""
 
 
-def spent(pid: int) -> Spent:
-    """What the threads that a process has now have had."""
-    ran, delayed = 0, 0
+def spent(pid: int) -> dict[str, Spent]:
+    """What the threads of a process have had since they began, by number."""
+    found = {}
     for thread in _threads(pid):
         with suppress(FileNotFoundError, ProcessLookupError):  # it has ended
-            first, second, _ = (thread / "schedstat").read_text(encoding="ascii").split()
-            ran, delayed = ran + int(first), delayed + int(second)
-    return Spent(ran / 1e9, delayed / 1e9)
+            ran, delayed, _ = (thread / "schedstat").read_text(encoding="ascii").split()
+            found[thread.name] = Spent(int(ran) / 1e9, int(delayed) / 1e9)
+    return found
+
+
+def since(before: Mapping[str, Spent], now: Mapping[str, Spent]) -> list[Spent]:
+    """By thread, between two times; the one that ran most comes first."""
+    none = Spent(0.0, 0.0)
+    found = [
+        Spent(each.ran_s - then.ran_s, each.delayed_s - then.delayed_s)
+        for each, then in ((each, before.get(name, none)) for name, each in now.items())
+    ]
+    return sorted(found, reverse=True)
 
 
 def pin(pid: int, cores: Collection[int]) -> None:

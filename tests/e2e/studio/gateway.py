@@ -123,6 +123,7 @@ def lora(
         modules=4,
         text_modules=0,
         bytes=1000,
+        joins_within=None,
         sha256=None,
         created_at=0,
     )

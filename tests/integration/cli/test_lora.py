@@ -87,12 +87,22 @@ async def test_a_lora_is_added_listed_and_removed(door: Door) -> None:
         [(name, "dark rims", "ready"), (second["id"], "b", "ready")],  # made in one second
     )
     table = (await door.run("list")).stdout
-    assert "dark rims" in table
+    assert "dark" in table
+    assert name in _column(table), "whole, for other commands"
+    assert name in _column((await door.run("show", name)).stdout)
+    assert json.loads((await door.run("show", name, "--json")).stdout)["joins_within"] is None
+    unknown = await door.run("show", f"lora_{'0' * 32}")
+    assert (unknown.exit_code, "[lora_not_found]" in unknown.stderr) == (1, True)
     removed = await door.run("rm", name)
     assert (removed.exit_code, removed.stderr) == (0, f"{name} is removed.\n")
     assert json.loads((await door.run("rm", second["id"], "--json")).stdout)["deleted"] is True
     assert await door.listed() == []
     assert (await door.run("list")).stderr == "There is no LoRA.\n"
+
+
+def _column(table: str) -> str:
+    """The first column of a table, whose long words go on in the next line."""
+    return "".join(line.split("│")[1].strip() for line in table.splitlines() if line.startswith("│"))
 
 
 async def test_what_is_refused_is_told_with_its_code(door: Door) -> None:

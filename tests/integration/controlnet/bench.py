@@ -46,7 +46,7 @@ from giornata_controlnet.nets import Nets, read_cards
 from giornata_controlnet.service import ControlNetService
 from tests.contract.messages import INSPECTION, JOB
 from tests.fakes import tiny_flux
-from tests.integration.denoiser.controls import net
+from tests.fakes.tiny_flux_control import net
 from tests.patience import HUNG_MS, HUNG_S
 
 CPU = torch.device("cpu")
@@ -78,7 +78,7 @@ class Held:
 
     def __init__(self, of: ControlNet, gate: Gate) -> None:
         self.net, self.card, self.device, self.dtype = of.net, of.card, of.device, of.dtype
-        self.behind, self.open, self.keeping = of.behind, of.open, of.keeping
+        self.behind, self.open, self.keeping, self.work = of.behind, of.open, of.keeping, of.work
         self._of, self._gate = of, gate
 
     def run(self, items: Sequence[Item]) -> Iterator[tuple[Tensor, ...]]:
@@ -91,7 +91,10 @@ class Held:
             raise torch.OutOfMemoryError("no room")
         if any(torch.isnan(item.latents).any() for item in items):
             raise ValueError("a latent that the net cannot take")
-        yield from self._of.run(items)
+        for sample in self._of.run(items):
+            yield sample
+            if self._gate.each is not None:
+                assert self._gate.each.acquire(timeout=HUNG_S)
 
 
 @dataclass
@@ -102,6 +105,8 @@ class Gate:
     began: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
     forwards: list[tuple[str, int]] = field(default_factory=list)
     """Names of the nets, and sequences."""
+    each: threading.Semaphore | None = None
+    """Has a permit for each further sample of a forward."""
     most: int = 1000
     """Sequences that fit into memory."""
     error: Exception | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 
 import pytest
@@ -62,6 +63,20 @@ async def test_rows_of_several_denoisers_share_a_forward(bench: Bench) -> None:
     assert running.gate.forwards == [("edges", 1), ("edges", 2)]
     assert state.late_total == 0
     assert state.work_ms is not None
+
+
+async def test_samples_return_as_they_are_computed(bench: Bench) -> None:
+    async with bench.service() as running:
+        denoiser = bench.denoiser(running)
+        row = await denoiser.open(bench.use("edges"))
+        expected = row.expected(bench.nets, 0)
+        running.gate.each = threading.Semaphore(0)
+        with denoiser.step(row, 0, shapes(expected)) as asked:
+            for index, each in enumerate(expected):
+                torch.testing.assert_close(asked.sample(index, HUNG_S), each, atol=1e-6, rtol=0)
+                assert asked.arrived == index + 1, "the next one has not been computed"
+                running.gate.each.release()
+        assert len(expected) == 3
 
 
 async def test_two_nets_are_summed_where_they_act(bench: Bench) -> None:

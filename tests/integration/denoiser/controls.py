@@ -21,38 +21,10 @@ from giornata.scheduling.batch import Capacity
 from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.rows.adapters import Adapters, RowControl
 from giornata_denoiser.rows.row import Row
-from tests.fakes import tiny_flux
 from tests.fakes.local_controls import controls_of
 from tests.integration.denoiser.oracle import CPU, Edit, Model, picture_and_mask, row, text_inputs
 
 PARTS = ("scheduler", "vae", "transformer", "text_encoder", "tokenizer", "text_encoder_2", "tokenizer_2")
-
-
-def net(doubles: int = 2, singles: int = 1, *, seed: int = 0, **options: Any) -> FluxControlNetModel:
-    """Random, and its outputs too, which are zeros before training."""
-    torch.manual_seed(seed)
-    kind: Any = FluxControlNetModel
-    made: FluxControlNetModel = kind(
-        **{
-            "in_channels": tiny_flux.LATENT,
-            "num_layers": doubles,
-            "num_single_layers": singles,
-            "attention_head_dim": 16,
-            "num_attention_heads": 4,
-            "joint_attention_dim": tiny_flux.JOINT_DIM,
-            "pooled_projection_dim": tiny_flux.POOLED_DIM,
-            "guidance_embeds": True,
-            "axes_dims_rope": (4, 6, 6),
-            **options,
-        }
-    )
-    with torch.no_grad():
-        for name, weight in made.named_parameters():
-            if name.startswith("controlnet_"):
-                weight.normal_(0, 0.1)
-            elif ".attn." in name:
-                weight.mul_(tiny_flux.MIXING)
-    return made.eval().requires_grad_(requires_grad=False)
 
 
 def opened(made: FluxControlNetModel, folder: Path, dtype: torch.dtype) -> ControlNet:

@@ -11,12 +11,12 @@ import torch
 
 from giornata_denoiser.rows.adapters import NONE, RowControl
 from tests.fakes import tiny_flux
+from tests.fakes.tiny_flux_control import net
 from tests.integration.denoiser.controls import (
     Caught,
     computed,
     controlled_row,
     inpainted,
-    net,
     opened,
     wrapped,
 )

@@ -81,11 +81,13 @@ async def alike(bench: Bench, worker: Worker, use: ControlUse, **asked: Any) -> 
     return await under(bench, await bench.job(worker, **asked), use)
 
 
-async def made_here(bench: Bench, folder: Path, use: ControlUse, **asked: Any) -> torch.Tensor:
+async def made_here(
+    bench: Bench, folder: Path, use: ControlUse, how: dict[str, Any] | None = None, **asked: Any
+) -> torch.Tensor:
     """The picture of a denoiser that computes the net itself."""
     before = bench.checkpoint
     assert loaded(bench, folder).card.digest == use.digest
-    async with bench.worker(control_executor=Executor.LOCAL) as worker:
+    async with bench.worker(control_executor=Executor.LOCAL, **how or {}) as worker:
         found = await computed(bench, worker, await alike(bench, worker, use, **asked))
     bench.checkpoint = before
     while not bench.steps.empty():
@@ -103,6 +105,20 @@ async def test_a_picture_is_the_one_that_this_process_makes(
         held = "painted" in asked
     torch.testing.assert_close(there, here, atol=ATOL, rtol=0)
     assert len(gate.forwards) == (STEPS // 2 if held else STEPS)
+
+
+async def test_a_part_of_a_picture_is_the_one_that_this_process_makes(
+    bench: Bench, use: ControlUse, tmp_path: Path
+) -> None:
+    """The edit's tokens alone, with what an earlier step kept of the others."""
+    asked = {"painted": [0, 1], "reuse": "auto", "halo": 0, "steps": 12}
+    how = {"control_held_steps": 1, "control_renew_steps": 5}
+    exact = await made_here(bench, tmp_path, use, **asked, how={"control_held_steps": 1})
+    here = await made_here(bench, tmp_path, use, **asked, how=how)
+    async with instance(bench, tmp_path, "c1"), bench.worker(**how) as worker:
+        there = await computed(bench, worker, await alike(bench, worker, use, **asked))
+    torch.testing.assert_close(there, here, atol=ATOL, rtol=0)
+    assert (there - exact).abs().max() > 10 * ATOL, "the others are an earlier step's"
 
 
 async def test_rows_of_one_step_are_asked_for_together(bench: Bench, use: ControlUse, tmp_path: Path) -> None:

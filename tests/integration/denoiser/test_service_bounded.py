@@ -6,7 +6,7 @@ import asyncio
 
 import torch
 
-from giornata.wire.adapters import LoraUse
+from giornata.wire.adapters import AskedLora, LoraUse
 from giornata.wire.messages import RunRequest
 from giornata.wire.progress import RowRecord
 from giornata.wire.workers import AdapterCounters
@@ -60,6 +60,23 @@ async def test_a_bounded_row_makes_its_first_steps_and_tells_when_its_lora_joine
         assert (await told(bench)).late == 1
         (late,) = await bench.latents(request)
         assert (late - exact).abs().max() > 1e-3
+
+
+async def test_a_row_whose_request_tells_the_step_is_as_one_whose_lora_came_then(bench: Bench) -> None:
+    async with stored(bench) as store, bench.worker() as worker:
+        came = await begun(bench, worker, store)
+        store.may_answer.set()
+        await bench.report()
+        counted = (await told(bench)).late
+        request = under(await bench.job(worker), bounded(store))
+        asked = {"loras": (AskedLora(id=f"lora_{'a' * 32}"),), "lora_join": BOUND / STEPS}
+        parameters = request.job.parameters.model_copy(update=asked)
+        job = request.job.model_copy(update={"parameters": parameters})
+        forced = await computed(bench, worker, request.model_copy(update={"job": job}))
+        assert (await row_of(bench, request)).loras_from == BOUND, "though it is loaded"
+        assert (await told(bench)).late == counted, "it waited for nothing"
+        (late,) = await bench.latents(came)
+        torch.testing.assert_close(forced, late)
 
 
 async def test_a_row_that_waits_at_its_bound_goes_on_elsewhere(bench: Bench) -> None:

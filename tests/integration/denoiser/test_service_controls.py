@@ -20,8 +20,8 @@ from giornata.wire.messages import RunRequest
 from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.controls.networks import Controlled, controlled
 from giornata_denoiser.controls.opening import open_controls
+from tests.fakes.tiny_flux_control import net
 from tests.integration.denoiser.bench import WAIT_S, Bench, Worker
-from tests.integration.denoiser.controls import net
 
 CPU = torch.device("cpu")
 
@@ -84,6 +84,9 @@ async def test_a_picture_follows_its_control_image(bench: Bench, tmp_path: Path)
     torch.testing.assert_close(pictures[0], pictures[1], atol=1e-5, rtol=0)
     torch.testing.assert_close(pictures[2], plain, atol=1e-5, rtol=0)
     assert [(card.name, card.digest) for card in state.controlnets] == [("edges", made.card.digest)]
+    (told,) = state.controlnets
+    assert told.work == made.card.work
+    assert told.work is not None
 
 
 async def test_a_picture_is_never_made_without_a_controlnet_that_is_not_here(bench: Bench) -> None:
@@ -114,6 +117,7 @@ def test_names_are_read() -> None:
         ({"num_attention_heads": 2}, "width of blocks 64"),
         ({"joint_attention_dim": 12}, "width of text 12"),
         ({"in_channels": 32}, "channels of latents 32"),
+        ({"conditioning_embedding_channels": 16, "patch_size": 3}, "pixels of a token 24"),
     ],
 )
 def test_a_net_of_another_model_is_refused_at_the_start(

@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
 from typing import cast
 
 import pytest
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 
 from giornata import lora_transfer
 from giornata.bus.answering import Endpoint, UnansweredError
-from giornata.planning.operations import low_rank_weights
+from giornata.lora_transfer import WHOLE_FILES
 from giornata.wire import subjects
 from giornata.wire.adapters import LoraUse
 from giornata.wire.errors import LoraNotFound
@@ -55,6 +56,7 @@ class Store:
             size_bytes=len(self.file),
             rank=RANK,
             modules=len(LAYERS),
+            weights=sum(tensor.numel() for tensor in self.tensors.values()),
             scale=0.5,
         )
 
@@ -123,6 +125,19 @@ async def test_a_picture_under_a_lora_equals_one_of_fused_weights(bench: Bench) 
         assert told.adapters_resident[Tier.DEVICE] == (store.use.sha256,)
 
 
+async def test_a_file_in_the_stores_folder_is_copied_and_a_damaged_one_there_is_asked_for(
+    bench: Bench, tmp_path: Path
+) -> None:
+    async with stored(bench) as store:
+        file = tmp_path / WHOLE_FILES / store.use.sha256
+        file.parent.mkdir()
+        for data, asked in ((store.file, False), (store.file[:-1] + b"x", True)):
+            file.write_bytes(data)
+            async with bench.worker(lora_folder=tmp_path) as worker:
+                await computed(bench, worker, under(await bench.job(worker), store.use))
+            assert store.asked.is_set() is asked
+
+
 async def test_telemetry_tells_how_long_a_lora_took_and_what_its_steps_computed(bench: Bench) -> None:
     async with stored(bench) as store, bench.worker() as worker:
         await computed(bench, worker, under(await bench.job(worker), store.use))
@@ -135,9 +150,8 @@ async def test_telemetry_tells_how_long_a_lora_took_and_what_its_steps_computed(
     sizes = [(hop.source, hop.size_bytes) for hop in hops]
     assert sizes == [(None, store.use.size_bytes), (Tier.MEMORY, store.use.size_bytes)]
     assert {sample.segments for sample in steps} == {1}
-    weights = low_rank_weights([store.use.size_bytes])
     for sample in steps:
-        share = sample.low_rank / (weights * (sample.image_tokens + sample.text_tokens))
+        share = sample.low_rank / (store.use.weights * (sample.image_tokens + sample.text_tokens))
         assert 0.5 < share < 1.5, "a token meets each weight of the factors about once"
 
 

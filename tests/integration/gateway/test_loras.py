@@ -12,13 +12,21 @@ from typing import Any
 import aiohttp
 import pytest
 
+from giornata.bus import bus
 from giornata.bus.answering import Endpoint
+from giornata.deadlines import Deadline
 from giornata.wire import subjects
-from giornata.wire.loras import NormaliseLora
+from giornata.wire.adapters import AskedLora
+from giornata.wire.errors import InvalidField, LoraNotFound
+from giornata.wire.loras import LoraRecord, NormaliseLora, ProfiledLora
+from giornata.wire.messages import EditReply, ProbeMessage
+from giornata.wire.permissions import User
+from giornata.wire.requests import EditParameters
 from tests.fakes.key_files import write_keys
 from tests.integration.fake_router import CARD
 from tests.integration.gateway_fakes import Stage, open_stage
 from tests.integration.lora_bench import canonical, lora, open_bench
+from tests.patience import HUNG_MS
 
 ALICE = {"Authorization": "Bearer sk-alice-123"}
 BOB = {"Authorization": "Bearer sk-robert-12"}
@@ -192,3 +200,38 @@ async def test_a_deleted_lora_ends_no_job_that_named_it(doors: Stage) -> None:
     assert (await ask(doors, "DELETE", f"/{name}"))[0] == 200
     assert (await edit(doors, [{"id": name}]))[0] == 404
     assert (await doors.record()).job.loras[0].lora_id == name
+
+
+async def test_a_probe_is_an_edit_with_the_loras_of_the_tenant_that_it_names(
+    doors: Stage, nats_url: str
+) -> None:
+    _, told = await upload(doors, lora(26), model="tiny")
+    _, ready = await ask(doors, "GET", f"/{told['id']}?wait_ms=60000")
+    assert ready["joins_within"] is None
+    record = await doors.router.bus.jetstream.key_value("giornata-loras")
+    (key,) = [key for key in await record.keys() if key.endswith(told["id"])]
+    alice = key.partition(".")[0]
+    asked = EditParameters(prompt="a hat", loras=(AskedLora(id=told["id"]),), lora_join=0.5)
+    probe = ProbeMessage(parameters=asked, image=b"picture", tenant=alice, remaining_ms=HUNG_MS)
+    async with bus.connect(nats_url, "profiler", user=User.PROFILER) as profiler:
+        await profiler.call(subjects.EDIT_PROBE, probe, EditReply, Deadline.after_ms(HUNG_MS))
+        job = (await doors.record()).job
+        assert (job.tenant, job.loras[0].lora_id, job.loras[0].joins_within) == (alice, told["id"], 0.5)
+        stranger = probe.model_copy(update={"tenant": "bob"})
+        with pytest.raises(LoraNotFound):
+            await profiler.call(subjects.EDIT_PROBE, stranger, EditReply, Deadline.after_ms(HUNG_MS))
+        file = job.loras[0].sha256
+        share = ProfiledLora(
+            lora_id=told["id"],
+            tenant=alice,
+            sha256=file,
+            model_digest=CARD.digest,
+            joins_within=0.25,
+            remaining_ms=HUNG_MS,
+        )
+        await profiler.call(subjects.lora("profiled"), share, LoraRecord, Deadline.after_ms(HUNG_MS))
+    _, ready = await ask(doors, "GET", f"/{told['id']}")
+    assert ready["joins_within"] == 0.25
+    async with bus.connect(nats_url, "stranger") as other:  # an application's inbox
+        with pytest.raises(InvalidField):
+            await other.call(subjects.EDIT_PROBE, probe, EditReply, Deadline.after_ms(HUNG_MS))

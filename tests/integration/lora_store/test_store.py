@@ -8,6 +8,7 @@ import os
 import pickle
 import secrets
 import struct
+from contextlib import aclosing
 from pathlib import Path
 from typing import TypeVar
 
@@ -36,6 +37,7 @@ from giornata.wire.loras import (
     LoraState,
     LoraStyle,
     NormaliseLora,
+    ProfiledLora,
     Received,
     RemoveLora,
     StoredFile,
@@ -233,6 +235,20 @@ async def test_it_waits_for_prepost_and_another_instance_takes_over(bench: Store
         assert (await bench.settled(sent)).state is LoraState.READY
 
 
+async def test_an_instance_that_leaves_lets_go_of_what_prepost_has_not_answered(bench: Store) -> None:
+    bench.may_answer.clear()
+    async with bench.instance():
+        sent = await bench.send(lora(6), tenant())
+        async with asyncio.timeout(HUNG_S):
+            await bench.asked.get()
+        assert (await bench.records.get(sent.tenant, sent.lora_id)).worker is not None
+    left = await bench.records.get(sent.tenant, sent.lora_id)
+    assert (left.state, left.worker) == (LoraState.VALIDATING, None)
+    bench.may_answer.set()
+    async with bench.instance():
+        assert (await bench.settled(sent)).state is LoraState.READY
+
+
 async def test_a_tenant_can_neither_see_nor_remove_anothers(bench: Store) -> None:
     async with bench.instance():
         sent = await bench.send(lora(6), tenant())
@@ -303,3 +319,66 @@ async def test_the_shared_folder_is_read_and_nothing_outside_it(bench: Store, tm
     (folder / "good.safetensors").unlink()
     async with bench.instance(lora_shared_folder=shared):
         await _shared(bench, 0)
+
+
+def profiled(record: LoraRecord, share: float, **changed: str) -> ProfiledLora:
+    assert record.canonical is not None
+    told = ProfiledLora(
+        lora_id=record.lora_id,
+        tenant=record.tenant,
+        sha256=record.canonical.file.sha256,
+        model_digest=record.canonical.model_digest,
+        joins_within=share,
+        remaining_ms=HUNG_MS,
+    )
+    return told.model_copy(update=changed)
+
+
+async def test_how_late_a_lora_may_join_is_kept_until_it_is_told_again(bench: Store) -> None:
+    async with bench.instance():
+        ready = await bench.settled(await bench.send(lora(), tenant()))
+        assert ready.joins_within is None
+        for share in (0.25, 0.25, 0.0):
+            told = await call(bench, "profiled", profiled(ready, share), LoraRecord)
+            assert told.joins_within == share
+            assert await bench.records.get(ready.tenant, ready.lora_id) == told
+
+
+async def test_a_share_of_another_file_or_checkpoint_is_refused(bench: Store) -> None:
+    async with bench.instance():
+        ready = await bench.settled(await bench.send(lora(), tenant()))
+        for changed in ({"sha256": "f" * 64}, {"model_digest": "other"}):
+            with pytest.raises(LoraMismatch, match=next(iter(changed.values()))[:5]):
+                await call(bench, "profiled", profiled(ready, 0.25, **changed), LoraRecord)
+        for share in (-0.1, 1.0, float("nan")):
+            with pytest.raises(InvalidField, match="0 to below 1"):
+                await call(bench, "profiled", profiled(ready, share), LoraRecord)
+        assert await bench.records.get(ready.tenant, ready.lora_id) == ready
+
+
+async def test_a_share_brings_no_deleted_lora_back(bench: Store) -> None:
+    async with bench.instance():
+        ready = await bench.settled(await bench.send(lora(), tenant()))
+        await call(bench, "remove", RemoveLora(**owned(ready), remaining_ms=HUNG_MS), LoraRecord)
+        with pytest.raises(LoraNotFound):
+            await call(bench, "profiled", profiled(ready, 0.25), LoraRecord)
+        with pytest.raises(LoraNotFound):
+            await bench.records.get(ready.tenant, ready.lora_id)
+        again = await bench.settled(await bench.send(lora(), ready.tenant))
+        assert (again.lora_id, again.joins_within) == (ready.lora_id, None)
+
+
+def owned(record: LoraRecord) -> dict[str, str]:
+    return {"lora_id": record.lora_id, "tenant": record.tenant}
+
+
+async def test_changes_of_records_are_told_the_present_ones_first(bench: Store) -> None:
+    async with bench.instance(), asyncio.timeout(HUNG_S):
+        ready = await bench.settled(await bench.send(lora(), tenant()))
+        key = f"{ready.tenant}.{ready.lora_id}"
+        async with aclosing(bench.records.bucket.changes(key)) as changes:
+            assert await anext(changes) == (key, ready)
+            told = await call(bench, "profiled", profiled(ready, 0.5), LoraRecord)
+            assert await anext(changes) == (key, told)
+            await call(bench, "remove", RemoveLora(**owned(ready), remaining_ms=HUNG_MS), LoraRecord)
+            assert await anext(changes) == (key, None)

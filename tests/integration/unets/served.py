@@ -27,6 +27,7 @@ from giornata.wire.resolution import cfg_scale, resolve
 from giornata.wire.samplers import Sampler
 from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.checkpoint import load as load_network
+from giornata_denoiser.engine.controls import Controls
 from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.families.rows import build_row
 from giornata_denoiser.rows.row import Row
@@ -94,13 +95,13 @@ class Served:
     """The family's inpainting pipeline."""
 
     @classmethod
-    def open(cls, family: Family, folder: Path) -> Served:
-        """Load a checkpoint of `family` in float32, once for each part."""
+    def open(cls, family: Family, folder: Path, dtype: torch.dtype = torch.float32) -> Served:
+        """Load a checkpoint of `family`, once for each part."""
         card = read_model_card(folder)
         assert card.family == family
-        images = FAMILIES[family](folder, card, CPU, torch.float32)
-        network = load_network(folder, dtype=torch.float32, device=CPU)
-        return cls(card, images, network, opened(PIPELINES[family], folder))
+        images = FAMILIES[family](folder, card, CPU, dtype)
+        network = load_network(folder, dtype=dtype, device=CPU)
+        return cls(card, images, network, opened(PIPELINES[family], folder, dtype=dtype))
 
     def edit(
         self, asked: Asked, job: str = "edit", resume: Snapshot | None = None, *, whole: bool = False
@@ -153,8 +154,8 @@ class Served:
             **how,
         )
 
-    def edited(self, asked: Asked) -> Ended:
-        """What the inpainting pipeline makes of the same."""
+    def edited(self, asked: Asked, pipeline: Any = None, **more: Any) -> Ended:
+        """What the inpainting pipeline makes of the same, or another `pipeline`, which is told `more`."""
         shown = {
             "image": Image.fromarray(picture(asked.size)),
             "mask_image": Image.fromarray(mask(asked.size)),
@@ -162,7 +163,8 @@ class Served:
             "width": asked.size.width,
             "height": asked.size.height,
         }
-        return self._called(self.pipeline, asked, self.card.default_guidance_scale, **shown)
+        chosen = self.pipeline if pipeline is None else pipeline
+        return self._called(chosen, asked, self.card.default_guidance_scale, **shown, **more)
 
     def remade(self, asked: Asked) -> Ended:
         """What the image-to-image pipeline makes of the same picture."""
@@ -205,10 +207,15 @@ class Served:
         return Ended(tokens(latents[-1], self.card.token_latents), np.asarray(painted))
 
 
-def denoised(of: Served, rows: Sequence[Row]) -> dict[str, Tensor]:
+def denoised(of: Served, rows: Sequence[Row], controls: Controls | None = None) -> dict[str, Tensor]:
     """Final latents by job, of rows that share their batch and reuse nothing."""
     ticks = count()
-    engine = Engine(of.checkpoint.family, Capacity(rows=8, tokens=1 << 20), lambda: float(next(ticks)))
+    engine = Engine(
+        of.checkpoint.family,
+        Capacity(rows=8, tokens=1 << 20),
+        lambda: float(next(ticks)),
+        controls=controls,
+    )
     engine.batch.submit(rows)
     ended: dict[str, Tensor] = {}
     while (report := engine.step()) is not None:

@@ -15,9 +15,10 @@ from giornata.families import Family
 from giornata.wire.requests import Reuse
 from giornata_tools import checkout
 from giornata_tools.cli.app import cli
+from giornata_tools.joining.background import profiling
 from giornata_tools.launcher import program
 from giornata_tools.launcher.demo.demo import DemoOptions
-from giornata_tools.launcher.up import UpOptions
+from giornata_tools.launcher.up import Beside, UpOptions, idle
 from giornata_tools.quality.evaluation import QualityOptions
 
 
@@ -34,6 +35,21 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any]]:
     for name in ("HOST", "PORT", "NATS_URL"):
         monkeypatch.delenv(f"GIORNATA_{name}", raising=False)
     return found
+
+
+@pytest.mark.parametrize(("flags", "beside"), [((), idle), (("--profile-loras",), profiling)])
+def test_up_profiles_loras_where_it_is_told_to(
+    monkeypatch: pytest.MonkeyPatch, flags: tuple[str, ...], beside: Beside
+) -> None:
+    given: list[Any] = []
+
+    def run(_: str, main: Any) -> int:
+        given.extend(main.args)
+        return 0
+
+    monkeypatch.setattr(program, "run", run)
+    assert CliRunner().invoke(cli, ["up", *flags]).exit_code == 0
+    assert given[2] is beside
 
 
 def test_up_takes_its_flags_and_ends_with_the_stacks_status(ran: list[tuple[str, Any]]) -> None:

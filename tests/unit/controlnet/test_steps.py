@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from giornata.wire.adapters import ControlKind
+from giornata.wire.controlnets import ControlBase
+from giornata_controlnet.open_row import Acting, OpenRow
 from giornata_controlnet.steps import sharing
 
 
@@ -25,3 +31,29 @@ def test_every_forward_takes_a_step_and_as_many_as_fit(tokens: list[int], limit:
     assert 1 <= count <= len(tokens)
     assert count == 1 or sum(tokens[:count]) <= limit
     assert count == len(tokens) or sum(tokens[: count + 1]) > limit
+
+
+def test_a_step_counts_the_work_of_the_controlnets_that_act_in_it() -> None:
+    act: Any = None  # nothing is computed
+    nets = [Acting(act, 0, 2, 5.0), Acting(act, 1, 4, 3.0)]
+    base = ControlBase(
+        kind=ControlKind.UNET, channels=(4,), latent_channels=4, token_pixels=16, text_channels=8
+    )
+    row = OpenRow("row", "denoiser", nets, (), base, (2, 3), (9.0, 5.0, 2.0, 1.0), 2, None, 0, ExitStack())
+    assert [row.work(step) for step in range(4)] == [5, 8, 3, 3]
+
+
+def test_a_row_keeps_what_lies_outside_in_one_step_of_so_many_and_where_its_controlnets_change() -> None:
+    act: Any = None  # nothing is computed
+    nets = [Acting(act, 0, 20, 1.0), Acting(act, 9, 20, 1.0)]
+    base = ControlBase(
+        kind=ControlKind.FLUX, channels=(4,), latent_channels=4, token_pixels=16, text_channels=8
+    )
+    times = tuple(float(step) for step in range(20))
+    row = OpenRow("row", "denoiser", nets, (), base, (2, 3), times, 1, None, 4, ExitStack())
+    renewed = [step for step in range(20) if row.renews(step, whole=step == 6)]
+    assert renewed == [0, 4, 6, 9, 13, 17], (
+        "every fourth, those of which all is asked, and a new ControlNet's first"
+    )
+    assert row.renews(17, whole=False), "a step that is repeated decides alike"
+    assert not row.renews(18, whole=False)

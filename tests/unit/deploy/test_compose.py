@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 import yaml
 
@@ -21,6 +22,7 @@ from giornata_gateway.config import GatewayConfig
 from giornata_gateway.http.server import CLOSE_S
 from giornata_gateway.intake.rules.tenants import is_loopback
 from giornata_gateway.metrics import Metrics
+from giornata_tools.cli.app import cli
 from giornata_tools.launcher import servers
 
 KEYS_FILE = "GIORNATA_API_KEYS_FILE"
@@ -76,6 +78,23 @@ def test_the_gateway_asks_whoever_reaches_it_for_a_key(compose: dict[str, Any]) 
         "nothing stands in for a folder that is not named"
     )
     assert (folder, mode) == (str(config.api_keys_file.parent), "ro")
+
+
+def test_the_profiler_runs_where_it_is_asked_for_with_a_password_of_its_own(
+    compose: dict[str, Any], tmp_path: Path
+) -> None:
+    profiler = compose["services"]["profiler"]
+    assert profiler["profiles"] == ["profiling"]
+    assert profiler["volumes"] == [f"nats-{User.PROFILER}:/credentials:ro"]
+    assert password_file(tmp_path, User.PROFILER) == tmp_path / "profiler" / "password"
+    assert profiler["environment"]["GIORNATA_NATS_PASSWORD_FILE"] == "/credentials/password"  # noqa: S105 - its place
+    arguments = profiler["build"]["args"]
+    assert (DEPLOY.parent / arguments["SOURCE"] / "pyproject.toml").is_file()
+    _, *words = profiler["entrypoint"]
+    group, command, *options = words
+    found = cli.get_command(click.Context(cli), group)
+    assert isinstance(found, click.Group)
+    assert found.commands[command].make_context(command, options).params["watch"]
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

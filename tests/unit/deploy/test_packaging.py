@@ -69,7 +69,12 @@ def _parts(folder: Path, extra: str) -> list[Path]:
         return [SHARED / "giornata" / extra]
     if extra == "bench":
         return [path for name in ("drawing", "scatter") for path in folder.rglob(f"{name}.py")]
-    return [folder / "giornata_tools" / name for name in ("baseline", "launcher", "model", "quality")]
+    if extra == "profiling":
+        named = ("joining", "model/scenes", "quality/cases.py", "quality/metrics.py")
+        return [folder / "giornata_tools" / name for name in named]
+    return [
+        folder / "giornata_tools" / name for name in ("baseline", "joining", "launcher", "model", "quality")
+    ]
 
 
 EXTRAS = [(folder, name) for folder in FOLDERS for name in _extras(folder)]

@@ -69,7 +69,7 @@ def test_a_job_keeps_what_was_asked_and_what_the_card_tells() -> None:
     asked = AskedControl(
         model="union", image=1, annotator=Annotator.CANNY, scale=0.5, start=0.1, end=0.9, mode=2
     )
-    use = control_use(asked, CARD, SERVED)
+    use = control_use(asked, CARD, SERVED, Task.GENERATE)
     assert use.model_dump() == asked.model_dump() | {"digest": "u", "sees": ControlInput.PIXELS}
 
 
@@ -87,7 +87,7 @@ def test_a_controlnet_that_cannot_act_is_refused(
     asked: dict[str, object], code: str, sentence: str, accepted: str
 ) -> None:
     with pytest.raises(GiornataError) as raised:
-        control_use(AskedControl.model_validate({"image": 0, **asked}), CARD, SERVED)
+        control_use(AskedControl.model_validate({"image": 0, **asked}), CARD, SERVED, Task.EDIT)
     assert raised.value.code == code
     assert sentence in raised.value.message
     assert raised.value.accepted == accepted
@@ -95,7 +95,7 @@ def test_a_controlnet_that_cannot_act_is_refused(
 
 def test_a_model_that_is_served_without_any_says_so() -> None:
     with pytest.raises(GiornataError, match=f"{CARD.name}.*{CARD.family}") as raised:
-        control_use(AskedControl(model="outline", image=0), CARD, {})
+        control_use(AskedControl(model="outline", image=0), CARD, {}, Task.EDIT)
     assert raised.value.accepted == "no ControlNet; leave controlnets out"
 
 
@@ -131,3 +131,17 @@ def test_control_images_are_numbered_from_0_on() -> None:
     with pytest.raises(InvalidField, match="from 0 on") as raised:
         in_order({"control_image_1": b"1"})
     assert raised.value.field == "control_image_0"
+
+
+def test_one_that_sees_the_mask_needs_an_edit() -> None:
+    net = OUTLINE.model_copy(update={"kind": ControlKind.SD3, "sees": ControlInput.MASKED})
+    asked, served = AskedControl(model="outline", image=0), {CARD.name: (net,)}
+    assert control_use(asked, CARD, served, Task.EDIT).sees is ControlInput.MASKED
+    with pytest.raises(InvalidField, match="a generation has none"):
+        control_use(asked, CARD, served, Task.GENERATE)
+
+
+def test_one_of_a_unet_sees_what_is_usual_there() -> None:
+    """Which is pixels, as prepost knows of the family; the job needs no word of it."""
+    use = control_use(AskedControl(model="edges", image=0), OTHER, SERVED, Task.GENERATE)
+    assert (use.digest, use.sees) == ("e", ControlInput.USUAL)

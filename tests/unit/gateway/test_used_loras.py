@@ -26,13 +26,21 @@ READY = LoraRecord(
         rank=16,
         modules=40,
         text_modules=3,
+        weights=500,
     ),
 )
 
 
 def test_a_job_keeps_what_rows_and_prepost_need() -> None:
     assert use_of(AskedLora(id=ID, scale=0.5), READY, CARD, LoraWait.EXACT) == LoraUse(
-        lora_id=ID, sha256="c" * 64, size_bytes=1234, rank=16, modules=40, text_modules=3, scale=0.5
+        lora_id=ID,
+        sha256="c" * 64,
+        size_bytes=1234,
+        rank=16,
+        modules=40,
+        text_modules=3,
+        weights=500,
+        scale=0.5,
     )
 
 
@@ -49,6 +57,21 @@ def test_rows_begin_without_it_where_the_request_and_the_record_allow_that(
 ) -> None:
     record = READY.model_copy(update={"joins_within": allowed})
     assert use_of(AskedLora(id=ID), record, CARD, wait).joins_within == within
+
+
+@pytest.mark.parametrize(("scale", "within"), [(0.0, 0.25), (1.0, 0.25), (1.01, 0.0), (-0.5, 0.0)])
+def test_a_lora_that_acts_more_strongly_than_its_profile_knows_is_waited_for(
+    scale: float, within: float
+) -> None:
+    record = READY.model_copy(update={"joins_within": 0.25})
+    assert use_of(AskedLora(id=ID, scale=scale), record, CARD, LoraWait.BOUNDED).joins_within == within
+
+
+def test_a_request_may_tell_the_step() -> None:
+    record = READY.model_copy(update={"joins_within": 0.25})
+    for share in (0.0, 0.5):
+        use = use_of(AskedLora(id=ID, scale=2.0), record, CARD, LoraWait.EXACT, share)
+        assert use.joins_within == share
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,6 @@ from giornata.planning.operations import (
     Operations,
     Shape,
     Work,
-    control_work,
     low_rank_weights,
     step_work,
 )
@@ -69,9 +68,13 @@ def test_cells_of_a_coarse_block_meet_its_weights_as_often_as_there_are_coarse_c
 
 
 def test_control_work_is_added_once_however_many_blocks_there_are() -> None:
-    shape = Shape(2, 20, 5, control=control_work(100, 22))
+    shape = Shape(2, 20, 5, control=50.0 * 22)
     assert step_work(Operations(SPECS), [shape], [[Mode.KV] * 3]).control == pytest.approx(50 * 22)
-    assert low_rank_weights([100, 200]) == 150
+
+
+def test_weights_that_were_not_counted_are_told_by_the_size_of_a_file_of_16_bits() -> None:
+    assert low_rank_weights(96, 1000) == 96
+    assert low_rank_weights(0, 1000) == 500
 
 
 def test_weights_without_adapters_are_completed_and_others_kept() -> None:

@@ -249,7 +249,10 @@ def test_adapters_that_act_are_part_of_what_a_job_asks_for() -> None:
     assert not demand_of(transitions.accepted(job.model_copy(update={"loras": (*late, *loras[1:])}))).exact
     assert demand.controls == (NeededControl("e", 0.5),)
     (shape,) = demand.shapes
-    assert (shape.low_rank, shape.sequences * shape.segments) == (low_rank_weights([600]), 1)
+    assert (shape.low_rank, shape.sequences * shape.segments) == (low_rank_weights(0, 600), 1)
+    counted = job.model_copy(update={"loras": (loras[0].model_copy(update={"weights": 150}), loras[0])})
+    (shape,) = demand_of(transitions.accepted(counted)).shapes
+    assert shape.low_rank == 150 + 300, "one of 32 bits, and one that was not counted"
     assert demand_of(transitions.accepted(JOB)).shapes[0].segments == 0
 
 

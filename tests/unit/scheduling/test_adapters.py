@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from giornata.fleet import SILENCE_S
 from giornata.planning.costs import StepCosts
-from giornata.planning.operations import control_work, low_rank_weights
+from giornata.planning.operations import low_rank_weights
 from giornata.scheduling.adapters import (
     Arrivals,
     NeededControl,
@@ -21,10 +21,11 @@ from giornata.scheduling.adapters import (
 from giornata.scheduling.backlog import Backlog, Effect, Outlook, RowLoad
 from giornata.scheduling.controls import fits
 from giornata.scheduling.demand import Pace
+from giornata.scheduling.incoming import LANES
 from giornata.scheduling.occupancy import Occupancy
 from giornata.scheduling.placement import Placement
-from giornata.scheduling.policies import Candidate, finish_time
-from giornata.wire.adapters import ControlCard, ControlKind
+from giornata.scheduling.policies import Candidate
+from giornata.wire.adapters import ControlCard, ControlKind, ControlWork
 from giornata.wire.controlnets import ControlBase, ControlState
 from giornata.wire.queues import CostFit
 from giornata.wire.workers import AdapterLoad, ServiceName, ServiceState, Tier, WorkerCosts
@@ -77,9 +78,6 @@ def test_a_set_arrives_lora_by_lora_from_where_each_is() -> None:
     each = arrivals.ms(LORA.size_bytes, Tier.DISK), arrivals.ms(OTHER.size_bytes, None)
     assert here.arrive_ms == pytest.approx(sum(each))
     assert [digest for digest, _ in here.absent] == [OTHER.digest]
-    (fetching,) = known.candidates(demand, 8, fetching="a")
-    onto_device = arrivals.ms(LORA.size_bytes + OTHER.size_bytes, Tier.MEMORY)
-    assert fetching.arrive_ms == pytest.approx(onto_device)
 
 
 def test_the_first_load_outweighs_what_was_assumed() -> None:
@@ -174,14 +172,41 @@ def test_rows_that_begin_without_their_loras_choose_by_them_among_equals_alone()
     assert choose(known, late) == "b"
 
 
-def test_the_likely_worker_is_not_waited_for_beyond_the_hop_onto_its_device() -> None:
+def test_the_worker_that_was_told_to_load_has_a_lead() -> None:
     known = placement(having("a", None), having("b", None))
     demand = replace(DEMAND, loras=(LORA, OTHER))
-    by_name = {c.instance: c for c in known.candidates(demand, 8, fetching="b")}
-    assert by_name["b"].arrive_ms < by_name["a"].arrive_ms / 5
-    chosen = finish_time(list(by_name.values()), demand)
-    assert chosen is not None
-    assert chosen.instance == "b"
+    known.fetch("b", demand, 0.0)
+    later_s = (Arrivals().ms(OTHER.size_bytes, None) + 1) / 1e3
+    for name in ("a", "b"):
+        known.observe(having(name, None), later_s)
+    by_name = {c.instance: c for c in known.candidates(demand, 8)}
+    onto_device = Arrivals().ms(LORA.size_bytes + OTHER.size_bytes, Tier.MEMORY)
+    assert by_name["b"].arrive_ms == pytest.approx(onto_device)
+    assert by_name["b"].absent == ()
+    assert choose(known, demand) == "b"
+    (here,) = (c for c in known.candidates(demand, 8, fetching="a") if c.instance == "a")
+    assert here.arrive_ms == pytest.approx(onto_device), "it was told so before the rows were encoded"
+
+
+def test_a_new_load_waits_for_those_that_are_under_way() -> None:
+    known = placement(having("a", None), having("b", None))
+    hop_ms = Arrivals().memory_ms(OTHER.size_bytes, None)
+    for number in range(2 * LANES):
+        lora = NeededLora(f"{number:064x}", OTHER.size_bytes)
+        known.assign(f"j{number}", 1, "a", replace(DEMAND, loras=(lora,)), now=0.0)
+    found = {c.instance: c.arrive_ms for c in known.candidates(replace(DEMAND, loras=(LORA,)), 8)}
+    assert found["a"] - found["b"] == pytest.approx(2 * hop_ms)
+
+
+def test_a_trial_leaves_no_loads_behind() -> None:
+    known = placement(having("a", None))
+    demand = replace(DEMAND, loras=(LORA,))
+    before = known.candidates(demand, 8)[0].arrive_ms
+    with known.trial() as count:
+        count("j", "a", demand)
+        assert known.candidates(demand, 8)[0].absent == ()
+    (after,) = known.candidates(demand, 8)
+    assert (after.arrive_ms, len(after.absent)) == (before, 1)
 
 
 def test_a_lora_that_no_worker_has_goes_to_one_worker_again_and_again() -> None:
@@ -258,10 +283,24 @@ def test_a_controlnet_costs_the_worker_that_computes_it_itself() -> None:
     (plainly,) = (c for c in known.candidates(DEMAND, 8) if c.instance == "within")
     added = controlled.loads[0].step_ms - plainly.loads[0].step_ms
     pace = known.estimates.pace("within")
-    assert added == pytest.approx(pace.costs.compute[-1] * 0.5 * control_work(4000, SHAPE.text + SHAPE.image))
+    work = 2000 * (SHAPE.text + SHAPE.image)
+    assert added == pytest.approx(pace.costs.compute[-1] * 0.5 * work)
     assert choose(known, demand) == "within", "the other can not compute it"
     assert choose(known, DEMAND) == "apart"  # by name: they are equals
-    assert low_rank_weights([LORA.size_bytes]) == LORA.size_bytes / 2
+    assert low_rank_weights(0, LORA.size_bytes) == LORA.size_bytes / 2
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_sequences_share_what_a_controlnet_computes_of_one_or_have_each_its_own(shared: bool) -> None:
+    """With classifier-free guidance, Flux has one computation for both; UNets and SD3 have two."""
+    work = ControlWork(sequence=7, text=2, image=3, pair=0.5, text_pair=0.25, shared=shared)
+    card = ControlCard(name="edges", digest="c", kind=ControlKind.FLUX, text_channels=8, work=work)
+    known = placement(having("within", None).model_copy(update={"controlnets": (card,)}))
+    pace = known.estimates.pace("within")
+    guided = replace(SHAPE, text=6, image=20, computed=20, companions=4, sequences=2)
+    one = 7 + 2 * 6 + 3 * 16 + 0.5 * 16**2 + 0.25 * (22**2 - 16**2)
+    added = pace.controlled(guided, [NeededControl("c", 0.5), NeededControl("elsewhere", 1.0)])
+    assert added.control * guided.sequences == pytest.approx(0.5 * one * (1 if shared else 2))
 
 
 BASE = ControlBase(kind=ControlKind.FLUX, channels=(4,), latent_channels=4, token_pixels=16, text_channels=8)

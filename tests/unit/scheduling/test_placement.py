@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from giornata.fleet import SILENCE_S
 from giornata.scheduling.demand import Demand, RowShape
-from giornata.scheduling.placement import Patience, Placement
+from giornata.scheduling.patience import Patience
+from giornata.scheduling.placement import Placement
 from giornata.scheduling.policies import Policy, finish_time, request_level
 from giornata.scheduling.scheduler import LOOKED_AT
 from giornata.scheduling.slack import Slacks

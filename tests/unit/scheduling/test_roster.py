@@ -93,7 +93,7 @@ def test_those_with_least_to_compute_among_all_and_among_holders(
         elif name in members:
             key = (f"x{rows}", 1)
             if move == "give":
-                members[name].give(key, DEMAND)
+                members[name].give(key, DEMAND, 0.0)
             else:
                 members[name].take(key)
             roster.changed(name)

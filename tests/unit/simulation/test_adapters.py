@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from giornata.planning.costs import StepCosts
-from giornata.planning.operations import control_work, low_rank_weights
+from giornata.planning.operations import low_rank_weights
 from giornata.scheduling.adapters import NeededControl, NeededLora
 from giornata.scheduling.policies import PolicyName
 from giornata.wire.workers import AdapterLoad, Tier
@@ -166,7 +166,7 @@ def test_jobs_have_as_many_adapters_as_the_published_services() -> None:
         digests = [lora.digest for lora in one.demand.loras]
         assert len(set(digests)) == len(digests)
         (shape,) = one.demand.shapes
-        assert shape.low_rank == low_rank_weights(lora.size_bytes for lora in one.demand.loras)
+        assert shape.low_rank == sum(low_rank_weights(0, lora.size_bytes) for lora in one.demand.loras)
     assert with_adapters(jobs, AdapterWorkload(), seed=1) == jobs
 
 
@@ -178,7 +178,7 @@ def test_loras_and_controlnets_lengthen_steps_by_their_multiplications() -> None
     controls = (NeededControl("c", 0.5), NeededControl("elsewhere", 1.0))
     made = replace(plain, demand=replace(plain.demand, shapes=(shape,), controls=controls))
     run = simulated([made], machine)
-    work_ms = 10 + 20 + 0.25 * 4 * 20 + 2 + 0.5 * control_work(0.5 * 8, 20)
+    work_ms = 10 + 20 + 0.25 * 4 * 20 + 2 + 0.5 * (0.5 * 4 * 20)
     assert ends(run)["j0"] == pytest.approx(10 * work_ms / 1e3)
 
 

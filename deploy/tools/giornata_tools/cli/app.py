@@ -17,7 +17,7 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     "demo": ("system", "Edit two photographs and two scenes with the whole system, and measure."),
     "status": ("status", "Show the services that are running and what they do."),
     "models": ("models", "List the models that are served, or the options of one."),
-    "lora": ("lora", "Upload, list and remove LoRAs."),
+    "lora": ("lora", "Upload, list, remove and profile LoRAs."),
     "keys": ("keys", "Make, list and revoke the API keys that gateways ask for."),
     "quarantine": (
         "quarantine",

@@ -10,10 +10,11 @@ from typing import Any, Final
 
 import click
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from giornata.wire.errors import ErrorBody
 from giornata_tools import interrupts
+from giornata_tools.cli.lora_profile import profile
 from giornata_tools.cli.options import READABLE, Command, server_option, usage_errors
 from giornata_tools.doors.addresses import LOCAL_GATEWAY, gateway_url
 from giornata_tools.doors.edits import Refused, sentence
@@ -26,10 +27,13 @@ PAGE: Final = 100
 
 @click.group()
 def lora() -> None:
-    """Upload, list and remove LoRAs.
+    """Upload, list, remove and profile LoRAs.
 
     A LoRA is a file of safetensors for one model, with the names of diffusers, PEFT, kohya or XLabs.
     """
+
+
+lora.add_command(profile)
 
 
 def _command(name: str) -> Callable[[Act], Command]:
@@ -112,6 +116,21 @@ async def list_loras(gateway: HttpClient, *, as_json: bool) -> int:
     return 0
 
 
+@_command("show")
+@click.argument("lora_id", metavar="ID")
+async def show_lora(gateway: HttpClient, lora_id: str, *, as_json: bool) -> int:
+    """Show all that is known of one."""
+    told = await gateway.read(f"/v1/loras/{lora_id}")
+    if as_json:
+        click.echo(json.dumps(told, indent=2))
+    else:
+        console = Console()
+        console.print(_table([told]))
+        if told["error"] is not None:
+            console.print(f"{told['error']['code']}: {told['error']['message']}")
+    return 0
+
+
 @_command("rm")
 @click.argument("lora_id", metavar="ID")
 async def remove(gateway: HttpClient, lora_id: str, *, as_json: bool) -> int:
@@ -122,11 +141,23 @@ async def remove(gateway: HttpClient, lora_id: str, *, as_json: bool) -> int:
 
 
 def _table(loras: list[dict[str, Any]]) -> Table:
-    table = Table("id", "name", "model", "state", "rank", "MB")
+    whole = Column("id", overflow="fold")  # other commands are given it
+    table = Table(whole, "name", "model", "state", "rank", "joins within", "MB")
     for one in loras:
         state = one["state"] if one["error"] is None else f"{one['state']}: {one['error']['code']}"
         megabytes = f"{one['bytes'] / 1e6:.1f}"
         table.add_row(
-            one["id"], one["name"] or "", one["model"] or "", state, str(one["rank"] or ""), megabytes
+            one["id"],
+            one["name"] or "",
+            one["model"] or "",
+            state,
+            str(one["rank"] or ""),
+            _joining(one.get("joins_within")),
+            megabytes,
         )
     return table
+
+
+def _joining(share: float | None) -> str:
+    """How much of the steps may pass without a LoRA; nothing where pictures, or an older gateway, do not tell."""
+    return "" if share is None else f"{share:.0%}"

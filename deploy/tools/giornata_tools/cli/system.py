@@ -105,6 +105,11 @@ family_option: Final = click.option(
     "denoisers and preposts above."
 )
 @family_option
+@click.option(
+    "--profile-loras",
+    is_flag=True,
+    help="See in pictures how late each LoRA may join, by one batch edit at a time: `giornata lora profile --watch`.",
+)
 @click.pass_context
 def up(ctx: click.Context, /, **given: Any) -> None:
     """Run the whole system on this machine until Ctrl-C, then drain. Accepted jobs go on at the next start."""
@@ -114,8 +119,11 @@ def up(ctx: click.Context, /, **given: Any) -> None:
     from giornata_tools.launcher import program
     from giornata_tools.launcher import up as launcher
 
-    options = launcher.UpOptions(**given)
-    ctx.exit(program.run("up", partial(launcher.up, options, partial(print, flush=True))))
+    options, say = launcher.UpOptions(**given), partial(print, flush=True)
+    beside: launcher.Beside = launcher.idle
+    if options.profile_loras:
+        from giornata_tools.joining.background import profiling as beside
+    ctx.exit(program.run("up", partial(launcher.up, options, say, beside)))
 
 
 @click.command(context_settings={"show_default": True}, epilog=ENVIRONMENT)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,6 +21,8 @@ from giornata_tools.launcher.process import LaunchError
 from giornata_tools.launcher.stack import Stack, running
 
 Say = Callable[[str], None]
+Beside = Callable[[Stack, Say], Awaitable[None]]
+"""What is done while a stack runs; it ends when it is cancelled."""
 
 
 @dataclass(frozen=True)
@@ -38,12 +40,19 @@ class UpOptions:
     family: Family | None
     controlnet_services: int = 0
     """Each computes the ControlNets that GIORNATA_CONTROLNETS names, by default those that ship with the model."""
+    profile_loras: bool = False
+    """Whether LoRAs are profiled beside the stack; the caller of :func:`up` knows how."""
     models: tuple[str, ...] = ()
     """Folders or hub ids, each with NAME= before it or not; none: see :func:`model.choose`."""
 
 
-async def up(options: UpOptions, say: Say) -> int:
-    """Start, print the addresses, stay until cancelled, drain; return 1 where something did not end in order."""
+async def idle(stack: Stack, say: Say) -> None:  # noqa: ARG001 - what is done beside a stack takes both
+    """Do nothing until cancelled."""
+    await asyncio.Event().wait()
+
+
+async def up(options: UpOptions, say: Say, beside: Beside = idle) -> int:
+    """Start, print the addresses, do `beside` until cancelled, drain; 1 where something did not end in order."""
     chosen = await model.choose_all(options.models, os.environ, options.family, MODELS, say)
     asked = plan(options, chosen)
     say("Starting; this takes some seconds.")
@@ -52,7 +61,7 @@ async def up(options: UpOptions, say: Say) -> int:
         stack.keep_up = True
         say(addresses(stack))
         with suppress(asyncio.CancelledError):  # a signal ends the waiting, not the drain
-            await asyncio.Event().wait()
+            await beside(stack, say)
         say("Draining: what runs is finished or kept for the next start.")
     for obituary in stack.obituaries:
         say(obituary)

@@ -10,19 +10,16 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import Final
 
 from giornata.planning.operations import low_rank_weights
 from giornata.scheduling.adapters import NeededControl, NeededLora, by_tier, faster
+from giornata.scheduling.incoming import LANES
 from giornata.wire.workers import AdapterLoad, Tier
 from giornata_tools.loadgen import facts
 from giornata_tools.loadgen.distributions import Mix, chosen, zipf
 from giornata_tools.simulation.jobs import SimulatedJob
 from giornata_tools.simulation.processors import Clock
 from giornata_tools.simulation.templates import TOLD
-
-LANES: Final = 2
-"""Loads that run at a time."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +91,7 @@ def held_controls(weight_bytes: int) -> tuple[tuple[str, int], ...]:
 
 
 def _with(job: SimulatedJob, loras: Sequence[NeededLora], controls: Iterable[int]) -> SimulatedJob:
-    low_rank = low_rank_weights(lora.size_bytes for lora in loras)
+    low_rank = sum(low_rank_weights(0, lora.size_bytes) for lora in loras)
     shapes = tuple(
         replace(shape, low_rank=low_rank, segments=1 / shape.sequences if loras else 0.0)
         for shape in job.demand.shapes

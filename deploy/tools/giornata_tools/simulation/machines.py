@@ -27,6 +27,7 @@ from typing import Any, Final
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from giornata.planning.controls import of_weights
 from giornata.planning.costing import told_compute
 from giornata.planning.costs import LOAD, StepCosts
 from giornata.planning.operations import COMPUTE, NETWORK, Operations, Shape, step_work
@@ -107,7 +108,11 @@ class Machine:
     def pace(self) -> Pace:
         """What steps really cost."""
         return Pace(
-            self.costs, self.operations, keeps_padding=True, slowness=self.slowness, controls=self.controls
+            self.costs,
+            self.operations,
+            keeps_padding=True,
+            slowness=self.slowness,
+            controls=tuple((digest, of_weights(size, shared=True)) for digest, size in self.controls),
         )
 
     @property

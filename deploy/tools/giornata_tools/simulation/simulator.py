@@ -146,6 +146,7 @@ class Simulation:
         name = likely(self._scheduler, self._placement, job.demand, now)
         if name is not None:
             self._workers[name].loras.prefetch(job.demand.loras, now)
+            self._placement.fetch(name, job.demand, now)
         return name
 
     def _join(self, piece: Piece, fetching: str | None, now: float) -> None:

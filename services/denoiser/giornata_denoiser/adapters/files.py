@@ -36,17 +36,17 @@ class LoraFile:
         return sum(tensor.nbytes for tensor in self.tensors.values())
 
 
-def open_lora(path: Path, digest: str, layers: Mapping[str, nn.Module]) -> LoraFile:
+def open_lora(path: Path, digest: str | None, layers: Mapping[str, nn.Module]) -> LoraFile:
     """The file of this sha-256, if its modules are among the `layers` of the network, by path.
 
-    Every byte is read once.
+    Every byte is read once. With None for the digest none is: it was compared while the file was received.
 
     Raises:
         LoraUnreadable: the file is not whole, or not the one of this digest.
         LoraMismatch: a module, a shape or a dtype does not fit the network.
         OSError: it cannot be read.
     """
-    if (found := sha256(path)) != digest:
+    if digest is not None and (found := sha256(path)) != digest:
         raise LoraUnreadable("The file of a LoRA is damaged.", received=found, accepted=digest)
     try:
         with safe_open(path, framework="pt", device="cpu") as file:
@@ -60,11 +60,26 @@ def open_lora(path: Path, digest: str, layers: Mapping[str, nn.Module]) -> LoraF
 
 def sha256(path: Path) -> str:
     """The digest of a file, in hex."""
-    digest = hashlib.sha256()
     with path.open("rb") as file:
-        while piece := file.read(READ_BYTES):
-            digest.update(piece)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def copied(source: Path, target: Path, digest: str) -> bool:
+    """Copy a file; whether there was one with this sha-256, which is compared on the way.
+
+    Raises:
+        OSError: `target` cannot be written.
+    """
+    total = hashlib.sha256()
+    try:
+        reading = source.open("rb")
+    except OSError:  # none of this name, or none that this process may read
+        return False
+    with reading, target.open("wb") as writing:
+        while piece := reading.read(READ_BYTES):
+            total.update(piece)
+            writing.write(piece)
+    return total.hexdigest() == digest
 
 
 def _check(tensors: Mapping[str, Tensor], layers: Mapping[str, nn.Module]) -> None:

@@ -45,7 +45,8 @@ class LoraSet(Protocol):
 
 S = TypeVar("S", bound=LoraSet)
 Fetch = Callable[[RowLora, Path], None]
-"""Writes a LoRA's canonical file to a path; raises a GiornataError where the LoRA store has none. Waits."""
+"""Writes a LoRA's canonical file to a path, and compares its digest; raises a GiornataError where the LoRA store has
+none, or other bytes. Waits."""
 Make = Callable[[str, Sequence[tuple[Mapping[str, Tensor], float]]], S]
 """Makes the set of this name of its LoRAs' tensors, on the device and in the network's dtype, and scales."""
 
@@ -206,7 +207,8 @@ class LoraTiers(Generic[S]):
             with self._kept(lora.digest):
                 fetched = self._on_disk(lora)
                 try:
-                    return open_lora(self._path(lora.digest), lora.digest, self._layers)
+                    digest = None if fetched else lora.digest
+                    return open_lora(self._path(lora.digest), digest, self._layers)
                 except Exception:
                     self._forget(lora.digest)
                     raise

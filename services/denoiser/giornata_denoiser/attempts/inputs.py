@@ -14,6 +14,7 @@ from giornata import tensors
 from giornata.blobs import BlobStore, intermediate
 from giornata.control.inputs import images, images_of
 from giornata.packed.region import Region, beside, region_of, united
+from giornata.planning.controls import work_of
 from giornata.planning.costs import renewed_every, renewed_later
 from giornata.scheduling.batch import RowKey
 from giornata.wire.errors import InputLost, SchemaMismatch, TaskNotSupported
@@ -143,7 +144,7 @@ def _made(
             request.job,
             track.steps,
             None if latents is None else row.resume,
-            {digest: net.card.weight_bytes for digest, net in checkpoint.controlnets.items()},
+            {digest: work_of(net.card) for digest, net in checkpoint.controlnets.items()},
         ),
     )
     if controls is not None:

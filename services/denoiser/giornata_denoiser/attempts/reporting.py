@@ -52,12 +52,13 @@ class Reporter:
         self._adapter_loads: deque[AdapterLoad] = deque(maxlen=MAX_SAMPLES)
         self._steps_total = 0
         self._late = 0
-        """Rows that made their first step without their LoRAs."""
+        """Rows that made their first step without their LoRAs, since these were not loaded."""
 
     def stepped(self, report: StepReport) -> None:
         """A step has ended."""
         self._steps_total += len(report.advanced)
-        self._late += sum(row.step == 1 and row.adapters.loras_from > 0 for row in report.advanced)
+        begun = (row.adapters for row in report.advanced if row.step == 1)
+        self._late += sum(adapters.loras_from > 0 and adapters.joins_early for adapters in begun)
         if report.sample is not None:
             self._samples.append(report.sample)
 

@@ -16,7 +16,7 @@ from giornata_denoiser.controls.networks import Controlled
 def open_controls(
     configured: str, network: Controlled | None, *, dtype: torch.dtype, device: torch.device
 ) -> Mapping[str, ControlNet]:
-    """The configured ControlNets by digest; a hub id is downloaded first.
+    """The configured ControlNets by digest, with cards that tell their work; a hub id is downloaded first.
 
     Raises:
         ValueError: there is none of this name, one that is not served, or one that does not fit the `network`.
@@ -32,4 +32,5 @@ def open_controls(
     ]
     for net in nets:
         net.behind(network.base)
+        net.card = net.card.model_copy(update={"work": net.work(network.base)})
     return {net.card.digest: net for net in nets}

@@ -35,6 +35,8 @@ class Asking:
     dtype: torch.dtype
     """Of latents and samples."""
     steps: int = STEPS
+    renew_steps: int = 0
+    """As :attr:`giornata.wire.controlnets.OpenControl.renew_steps`."""
 
 
 def room_bytes(asking: Asking, row: Row, behind: Sequence[Behind]) -> int:
@@ -65,6 +67,7 @@ def question(
         sequences=len(row.prompts),
         acting=tuple((use.first_step, use.end_step) for use in controls),
         computed=None if row.region is None else cells(row.region.computed, row.grid),
+        renew_steps=asking.renew_steps,
         denoiser=asking.denoiser,
         host=asking.host,
         paths=paths,

@@ -14,8 +14,8 @@ from giornata.bus.bus import Bus
 from giornata.control.devices import device_id
 from giornata.control.expansion import sequences, summed
 from giornata.machine import host_name, memory_bytes, usable_cores
+from giornata.planning.controls import control_work, work_of
 from giornata.planning.costing import CostModel
-from giornata.planning.operations import control_work
 from giornata.wire.controlnets import ControlBase, DataPath
 from giornata.wire.errors import ControlNetNotFound
 from giornata.wire.messages import RunRequest
@@ -106,7 +106,16 @@ class ControlRoom:
         return RowWork(
             network_ms=network_ms,
             local_ms=predicted_ms([row], costs, operations) - network_ms,
-            work=sum(control_work(net.card.weight_bytes, count * row.block_tokens) for net in nets),
+            work=sum(
+                control_work(
+                    work_of(net.card),
+                    text=prompt.joint_tokens,
+                    image=row.image_tokens,
+                    sequences=len(row.prompts),
+                )
+                for net in nets
+                for prompt in row.prompts
+            ),
             moved_bytes=count * row.computed_tokens * channels * self._checkpoint.family.dtype.itemsize,
             due=due(base.kind, behind),
         )
@@ -146,12 +155,12 @@ async def open_rows(
 
 
 def _elsewhere(row: Row) -> Row:
-    controls = tuple(replace(use, weight_bytes=0) for use in row.adapters.controls)
+    controls = tuple(replace(use, work=None) for use in row.adapters.controls)
     return replace(row, adapters=replace(row.adapters, controls=controls))
 
 
 def _costs_here(row: Row) -> bool:
-    return any(use.weight_bytes for use in row.adapters.controls)
+    return any(use.work is not None for use in row.adapters.controls)
 
 
 @asynccontextmanager
@@ -173,7 +182,9 @@ async def control_room(
     if device.type == "cuda":
         paths = (DataPath.CUDA, *paths)
     steps = STEPS_STALE if config.control_stale else STEPS
-    asking = Asking(network.base, config.instance, host_name(), paths, family.dtype, steps)
+    asking = Asking(
+        network.base, config.instance, host_name(), paths, family.dtype, steps, config.control_renew_steps
+    )
     slab_mb = config.control_slab_mb or min(SLAB_MB, memory_bytes() // SLAB_SHARE >> 20)
     instances, links = Instances(), Links(slab_mb << 20, device)
     async with AsyncExitStack() as stack:

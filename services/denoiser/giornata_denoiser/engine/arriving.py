@@ -16,13 +16,15 @@ from giornata_denoiser.rows.row import Row
 def able(row: Row, low_ranks: LowRanks) -> Row | None:
     """`row` as it makes its next step; None while it has to wait for its LoRAs.
 
-    They act from this step on where they were to act later and are loaded. What the row has learned of its template
-    without them is void then: the step is computed in full and corrects again.
+    They act from this step on where they were to act later, may join early and are loaded. What the row has learned of
+    its template without them is void then: the step is computed in full and corrects again.
     """
     adapters = row.adapters
     if not adapters.loras:
         return row
     late = row.step < adapters.loras_from
+    if late and not adapters.joins_early:
+        return row
     if low_ranks.find(adapters.loras) is None:
         return row if late else None
     if not late:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from giornata.planning.operations import control_work, low_rank_weights
+from giornata.planning.controls import control_work
+from giornata.wire.adapters import ControlWork
 
 
 @dataclass(frozen=True, order=True)
@@ -20,6 +21,8 @@ class RowLora:
     """Of the denoising network that it changes."""
     size_bytes: int = 0
     """Of its file."""
+    weights: float = 0.0
+    """In the factors of those modules."""
 
 
 @dataclass(frozen=True)
@@ -35,8 +38,8 @@ class RowControl:
     end_step: int
     """Up to this one, which it does not see."""
     mode: int | None = None
-    weight_bytes: int = 0
-    """Of its checkpoint, where this process computes it; 0 where another one does."""
+    work: ControlWork | None = None
+    """What this process computes of it; None where another one does."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,8 @@ class Adapters:
     """The first step in which they act: 0 but where the row did not wait for them."""
     controls: tuple[RowControl, ...] = ()
     """In the request's order."""
+    joins_early: bool = True
+    """Whether LoRAs act from an earlier step on where they are loaded by then; not of a request that tells the step."""
 
     def acting(self, step: int) -> tuple[RowLora, ...]:
         """The LoRAs that act in a step."""
@@ -56,12 +61,16 @@ class Adapters:
 
     def low_rank(self, step: int) -> float:
         """Weights in the factors of the LoRAs that act in `step`."""
-        return low_rank_weights(lora.size_bytes for lora in self.acting(step))
+        return sum(lora.weights for lora in self.acting(step))
 
-    def control(self, step: int, tokens: int) -> float:
-        """Multiplications in `step` of ControlNets in this process, for a sequence of so many tokens."""
-        acting = (net for net in self.controls if net.scale and net.first_step <= step < net.end_step)
-        return sum(control_work(net.weight_bytes, tokens) for net in acting)
+    def control(self, step: int, text: int, image: int, sequences: int) -> float:
+        """Multiplications in `step` of ControlNets in this process, for one of a row's `sequences`.
+
+        It has so many `text` tokens, and the picture so many `image` tokens.
+        """
+        acting = zip(self.controls, self.controlling(step), strict=True)
+        here = (net.work for net, acts in acting if acts and net.work is not None)
+        return sum(control_work(work, text=text, image=image, sequences=sequences) for work in here)
 
     def controlling(self, step: int) -> tuple[bool, ...]:
         """By ControlNet, whether it acts in a step."""

@@ -205,7 +205,9 @@ class Row:
                 prefix=prefix,
                 low_rank=low_rank,
                 segments=segment,
-                control=self.adapters.control(self.step, prompt.joint_tokens + tokens),
+                control=self.adapters.control(
+                    self.step, prompt.joint_tokens, self.image_tokens, len(self.prompts)
+                ),
             )
             for prompt, kept, prefix in zip(self.prompts, padding, self._prefixes, strict=True)
         )

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from operator import attrgetter
-from typing import Final
+from typing import Final, NamedTuple
 
 from giornata.bus.bus import Bus
 from giornata.deadlines import Deadline
@@ -24,6 +25,14 @@ from giornata_gateway.intake.rules.loras import FIELD, use_of
 from giornata_gateway.views.catalog import choose_card
 
 ANSWER_MS: Final = 10_000
+SORTED: Final = 64
+"""Tenants whose lists are kept sorted."""
+
+
+class _Sorted(NamedTuple):
+    seen: int
+    """The mirror's, when they were sorted."""
+    records: Sequence[LoraRecord]
 
 
 @dataclass(frozen=True)
@@ -34,6 +43,8 @@ class Loras:
     bus: Bus
     records: LoraRecords
     fleet: FleetListener
+    _sorted: dict[str, _Sorted] = field(default_factory=dict)
+    """The latest lists, by tenant, the last asked for last."""
 
     @cached_property
     def mirror(self) -> Mirror[LoraRecord]:
@@ -71,16 +82,26 @@ class Loras:
                 field=FIELD, received=error.received, accepted="an id that GET /v1/loras tells"
             ) from error
         found = zip(asked.loras, records, strict=True)
-        return tuple(use_of(one, record, card, asked.lora_wait) for one, record in found)
+        return tuple(use_of(one, record, card, asked.lora_wait, asked.lora_join) for one, record in found)
 
     async def settled(self, tenant: str, lora_id: str, deadline: Deadline) -> LoraRecord:
         """The LoRA of :meth:`get` once it is ready or has failed, or as it is at the deadline."""
         record = await self.get(tenant, lora_id)
         return await self.records.until(record.tenant, lora_id, lambda now: now.state.settled, deadline)
 
-    async def of(self, tenant: str) -> list[LoraRecord]:
+    async def of(self, tenant: str) -> Sequence[LoraRecord]:
         """The LoRAs that a tenant may use, and its uploads, the newest first."""
         await self.mirror.refresh()
+        known = self._sorted.get(tenant)
+        if known is None or known.seen != self.mirror.seen:
+            known = _Sorted(self.mirror.seen, self._usable(tenant))
+        self._sorted.pop(tenant, None)
+        self._sorted[tenant] = known
+        if len(self._sorted) > SORTED:
+            del self._sorted[next(iter(self._sorted))]
+        return known.records
+
+    def _usable(self, tenant: str) -> list[LoraRecord]:
         own, shared = self.mirror.of(owner_of(tenant)), self.mirror.of(owner_of(EVERYONE))
         usable = [record for record in shared if record.state is LoraState.READY]
         return sorted([*own, *usable], key=attrgetter("created_s", "lora_id"), reverse=True)

@@ -116,7 +116,7 @@ class Preparation:
         check_taken(len(order.references), card, others)
         check_images(parameters.controlnets, len(order.control_images), order.task)
         served = self.fleet.controlnets()
-        controls = tuple(control_use(one, card, served) for one in parameters.controlnets)
+        controls = tuple(control_use(one, card, served, order.task) for one in parameters.controlnets)
         parameters = resolve(parameters, card, secrets.randbelow(MAX_SEED + 1), others)
         loras = await self.find_loras(order.tenant.name, parameters, card)
         # Two requests with one idempotency key are one job, and each has an upload of its own, which it can forget.

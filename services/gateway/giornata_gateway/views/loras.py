@@ -30,6 +30,9 @@ class LoraView(View):
     """Modules of the denoising network that it changes; null until it is ready."""
     text_modules: int | None
     """Modules of text encoders that it changes."""
+    joins_within: float | None
+    """Share of the steps that a row with `lora_wait=bounded` may make without it, as pictures have shown; 0: none. Null
+    until it is profiled: rows wait for it."""
     bytes: int
     """Size of the file; of an upload, what has come."""
     sha256: str | None
@@ -71,6 +74,7 @@ def lora_view(record: LoraRecord) -> LoraView:
         rank=record.rank,
         modules=canonical.modules if canonical else None,
         text_modules=canonical.text_modules if canonical else None,
+        joins_within=record.joins_within,
         bytes=source.size_bytes if source else record.received_bytes,
         sha256=source.sha256 if source else None,
         created_at=record.created_s,

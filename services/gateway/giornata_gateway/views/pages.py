@@ -17,13 +17,14 @@ def page_of(
 
     InvalidField where none has this name.
     """
-    names = [name_of(item) for item in items]
-    if after is not None and after not in names:
+    first = 0
+    if after is not None:
+        first = next((place for place, item in enumerate(items, 1) if name_of(item) == after), 0)
+    if after is not None and not first:
         raise InvalidField(
             "There is nothing with this id to go on after.",
             field="after",
             received=after,
             accepted="an id of the list",
         )
-    first = 0 if after is None else names.index(after) + 1
     return items[first : first + limit], first + limit < len(items)

@@ -60,4 +60,5 @@ class Normaliser:
             rank=made.rank,
             modules=made.modules,
             text_modules=made.text_modules,
+            weights=made.weights,
         )

@@ -22,6 +22,8 @@ class Made(NamedTuple):
     rank: int
     modules: int
     text_modules: int
+    weights: int
+    """In the factors of `modules`."""
 
 
 def normalise(source: Path, target: Path, folder: Path, told: Mapping[str, str]) -> Made:
@@ -50,7 +52,8 @@ def normalise(source: Path, target: Path, folder: Path, told: Mapping[str, str])
     text_modules = len(parts) - len(network)
     facts = {"rank": str(rank), TEXT_ENCODERS: ",".join(found.text_encoders), **told}
     write_canonical(target, written, facts)
-    return Made(rank, len(network), text_modules)
+    weights = sum(part.numel() for factors in network.values() for part in factors[:2])
+    return Made(rank, len(network), text_modules, weights)
 
 
 def _loaded(source: Path) -> tuple[dict[str, Tensor], dict[str, str]]:

@@ -196,7 +196,7 @@ def _shape(job: Job, inspection: Inspection, encoding: Encoding | None, row: Row
         steps=max(1, job.denoising_steps - (row.resume.step if row.resume else 0)),
         sequences=sequences,
         companions=inspection.companion_tokens,
-        low_rank=low_rank_weights(lora.size_bytes for lora in loras),
+        low_rank=sum(low_rank_weights(lora.weights, lora.size_bytes) for lora in loras),
         segments=1 / sequences if loras else 0.0,
     )
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from giornata.families import Family
@@ -66,8 +66,10 @@ def test_a_kohya_file_of_a_unet_means_what_diffusers_takes_it_for(
             tensors |= {f"{name}.lora_down.weight": down, f"{name}.lora_up.weight": up}
             tensors[f"{name}.alpha"] = torch.tensor(float(1 + number))
     save_file(tensors, tmp_path / "kohya.safetensors")
-    normalise(tmp_path / "kohya.safetensors", tmp_path / "canonical", folder, {})
+    made = normalise(tmp_path / "kohya.safetensors", tmp_path / "canonical", folder, {})
     oracle.check_equal(tmp_path / "canonical", folder, tmp_path / "kohya.safetensors")
+    written = load_file(tmp_path / "canonical")
+    assert made.weights == sum(part.numel() for name, part in written.items() if "text_encoder" not in name)
 
 
 @pytest.fixture(scope="session")
@@ -97,7 +99,7 @@ def test_a_kohya_file_of_flux_is_split_by_modules_and_scaled(wide_flux: Path, tm
     }
     save_file(tensors, tmp_path / "kohya.safetensors")
     made = normalise(tmp_path / "kohya.safetensors", tmp_path / "canonical", wide_flux, {})
-    assert (made.modules, made.rank) == (3, 4)
+    assert (made.modules, made.rank, made.weights) == (3, 4, 3 * 4 * (WIDE + WIDE))
     found = oracle.products(tmp_path / "canonical")
     for part, rows in zip(("to_q", "to_k", "to_v"), torch.split(up, WIDE), strict=True):
         change = found[f"transformer_blocks.0.attn.{part}.weight"]

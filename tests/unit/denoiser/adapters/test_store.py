@@ -196,6 +196,21 @@ def test_a_damaged_file_is_told_and_fetched_anew(remote: Remote, tmp_path: Path,
         loading.result(HUNG_S)
 
 
+def test_a_file_that_was_damaged_on_disk_is_told(remote: Remote, tmp_path: Path) -> None:
+    lora = (remote.add(factors(1)),)
+    with ExitStack() as before, tiers(remote, tmp_path, before).held(lora) as loading:
+        loading.result(HUNG_S)
+    (file,) = tmp_path.glob("*.safetensors")
+    file.write_bytes(file.read_bytes()[:-1] + b"x")
+    with ExitStack() as after:
+        again = tiers(remote, tmp_path, after)
+        with again.held(lora) as loading, pytest.raises(LoraUnreadable, match="damaged"):
+            loading.result(HUNG_S)
+        with again.held(lora) as loading:
+            loading.result(HUNG_S)
+    assert remote.asked == [lora[0].digest] * 2
+
+
 def test_a_store_that_is_away_fails_the_load_and_leaves_nothing(
     remote: Remote, tmp_path: Path, stack: ExitStack
 ) -> None:

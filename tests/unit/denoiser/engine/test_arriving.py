@@ -38,6 +38,17 @@ def adapted(row: Row, loras_from: int = 0) -> Row:
 
 
 @given(step=st.integers(0, 5), loras_from=st.integers(0, 6), here=st.booleans())
+def test_a_row_whose_request_tells_the_step_takes_its_loras_there(
+    step: int, loras_from: int, *, here: bool
+) -> None:
+    shelf = Shelf()
+    shelf.here = {LORAS} if here else set()
+    adapters = Adapters(LORAS, loras_from, joins_early=False)
+    row = replace(PLAIN, adapters=adapters, step=step, corrections=())
+    assert able(row, shelf) == (row if here or step < loras_from else None)
+
+
+@given(step=st.integers(0, 5), loras_from=st.integers(0, 6), here=st.booleans())
 def test_a_row_goes_on_while_it_may_and_takes_its_loras_at_the_first_boundary(
     step: int, loras_from: int, *, here: bool
 ) -> None:

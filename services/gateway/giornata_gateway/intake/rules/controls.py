@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final, TypeVar
 
-from giornata.wire.adapters import CONTROL_IMAGES, AskedControl, ControlCard, ControlUse
+from giornata.wire.adapters import CONTROL_IMAGES, AskedControl, ControlCard, ControlInput, ControlUse
 from giornata.wire.errors import ControlNetNotFound, InvalidField
 from giornata.wire.models import ModelCard, Task
 
@@ -62,19 +62,27 @@ def check_images(asked: Sequence[AskedControl], count: int, task: Task) -> None:
 
 
 def control_use(
-    asked: AskedControl, card: ModelCard, served: Mapping[str, Sequence[ControlCard]]
+    asked: AskedControl, card: ModelCard, served: Mapping[str, Sequence[ControlCard]], task: Task
 ) -> ControlUse:
     """The ControlNet that a request for the model `card` names; `served` are ControlNets by model.
 
     Raises:
         ControlNetNotFound: the model is served without it; names the models that have it.
-        InvalidField: the mode of a union ControlNet is missing or unknown, or another ControlNet has none.
+        InvalidField: the mode of a union ControlNet is missing or unknown, or another ControlNet has none; or it sees
+            the mask, and a generation has none.
     """
     own = {net.name: net for net in served.get(card.name, ())}
     if asked.model not in own:
         raise _not_found(asked.model, card, served)
     net = own[asked.model]
     _check_mode(asked, net)
+    if net.sees is ControlInput.MASKED and task is Task.GENERATE:
+        raise InvalidField(
+            f"The ControlNet {net.name} sees the mask of an edit, and a generation has none.",
+            field=f"{FIELD}.model",
+            received=net.name,
+            accepted="another ControlNet, or an edit",
+        )
     return ControlUse(
         model=net.name,
         digest=net.digest,

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final, TypeVar
 
+from giornata.api_keys import Tenant as TenantName
 from giornata.wire import generations
 from giornata.wire.adapters import check_control_images, named_control_images
 from giornata.wire.errors import InvalidField, PayloadTooLarge
@@ -40,6 +41,12 @@ class EditEnvelope(EditMessage):
     parameters: Any
     """A map; :func:`read_parameters` validates it, and its errors are short."""
     template_id: TemplateId | None = None
+
+
+class ProbeEnvelope(EditEnvelope):
+    """The message of a :class:`~giornata.wire.messages.ProbeMessage` whose parameters are still to be validated."""
+
+    tenant: TenantName
 
 
 Envelope = EditEnvelope | GenerateEnvelope

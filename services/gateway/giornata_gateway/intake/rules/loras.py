@@ -10,10 +10,16 @@ from giornata.wire.loras import LoraRecord, LoraState
 from giornata.wire.models import ModelCard
 
 FIELD: Final = "loras"
+PROFILED_SCALE: Final = 1.0
+"""At which pictures are compared. A LoRA that acts more strongly may change more, and is waited for."""
 
 
-def use_of(asked: AskedLora, record: LoraRecord, card: ModelCard, wait: LoraWait) -> LoraUse:
+def use_of(
+    asked: AskedLora, record: LoraRecord, card: ModelCard, wait: LoraWait, join: float | None = None
+) -> LoraUse:
     """The LoRA of `record`, as it is now, for a job of the model `card` whose rows wait for it as `wait` says.
+
+    `join` is the share of the steps after which the request has it join, if it says so.
 
     Raises:
         LoraNotReady: it is still being made, or could not be.
@@ -43,9 +49,14 @@ def use_of(asked: AskedLora, record: LoraRecord, card: ModelCard, wait: LoraWait
         rank=canonical.rank,
         modules=canonical.modules,
         text_modules=canonical.text_modules,
+        weights=canonical.weights,
         scale=asked.scale,
-        joins_within=(record.joins_within or 0.0) if wait is LoraWait.BOUNDED else 0.0,
+        joins_within=join or _allowed(record, wait, asked.scale),
     )
+
+
+def _allowed(record: LoraRecord, wait: LoraWait, scale: float) -> float:
+    return (record.joins_within or 0.0) if wait is LoraWait.BOUNDED and 0 <= scale <= PROFILED_SCALE else 0.0
 
 
 def _not_ready(record: LoraRecord) -> LoraNotReady:

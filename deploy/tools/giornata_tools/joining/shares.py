@@ -1,0 +1,78 @@
+"""Which steps are tried, and how late a LoRA may join after what was seen. Pure."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+LEAST_SSIM: Final = 0.95
+"""Mean over the probes, of each picture in its mask's box beside the picture that has the LoRA in every step."""
+SURELY: Final = 2.0
+"""Standard errors by which the mean exceeds it: of other pictures, the mean is then below it in 2 cases of 100."""
+FINE: Final = 5
+"""Steps up to which each is tried."""
+GROWTH: Final = 1.25
+"""Of steps beyond: each that is tried is so many times the one before."""
+
+
+@dataclass(frozen=True)
+class Tried:
+    """Pictures whose LoRA joined after `step` steps of `steps`."""
+
+    step: int
+    steps: int
+    ssims: tuple[float, ...]
+    """Of each probe, in the mask's box."""
+
+    @property
+    def share(self) -> float:
+        """Of the steps."""
+        return self.step / self.steps
+
+    @property
+    def least(self) -> float:
+        """SSIM of the probe that is least alike."""
+        return min(self.ssims)
+
+    @property
+    def mean(self) -> float:
+        """Mean SSIM of the probes."""
+        return statistics.fmean(self.ssims)
+
+    @property
+    def error(self) -> float:
+        """Standard error of the mean; 0 of a single probe, which tells none."""
+        n = len(self.ssims)
+        return statistics.stdev(self.ssims) / math.sqrt(n) if n > 1 else 0.0
+
+    @property
+    def alike(self) -> bool:
+        """Whether pictures are like those with the LoRA in every step, and not by the chance of few probes."""
+        return self.mean - SURELY * self.error >= LEAST_SSIM
+
+
+def candidates(steps: int, at_most: float) -> Iterator[int]:
+    """Steps to try, from the first on, none above the share `at_most` of `steps` and none that is the last.
+
+    Every one up to `FINE`, then fewer: a share that lies between two of them is taken for the lower one.
+    """
+    step = 1
+    while step < steps and step <= at_most * steps:
+        yield step
+        step = step + 1 if step < FINE else max(step + 1, int(step * GROWTH))
+
+
+def joins_within(tried: Sequence[Tried]) -> float:
+    """The largest share of the steps up to which all that was `tried`, in rising order, is alike; 0 where none is.
+
+    What is alike again after one that is not is chance, and does not count.
+    """
+    share = 0.0
+    for one in tried:
+        if not one.alike:
+            break
+        share = one.share
+    return share

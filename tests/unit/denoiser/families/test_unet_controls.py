@@ -1,0 +1,200 @@
+"""ControlNets of UNets where rows compute the tiles of their region alone: what they add joins the right tiles."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from diffusers import ControlNetModel
+from torch import Tensor
+
+from giornata.control.loading import load
+from giornata.control.protocol import ControlNet
+from giornata.packed.tiles import joined, parted
+from giornata.packed.uses import Taken, Use
+from giornata.scheduling.batch import Capacity
+from giornata.wire.values import Mode
+from giornata_denoiser.controls.executing import ExecutingControls
+from giornata_denoiser.controls.local import LocalControls, Reuse
+from giornata_denoiser.controls.networks import controlled as controlled_network
+from giornata_denoiser.engine.controls import controlled
+from giornata_denoiser.engine.engine import Engine
+from giornata_denoiser.engine.sources import ReuseOptions
+from giornata_denoiser.families.protocol import ModelFamily
+from giornata_denoiser.rows.adapters import Adapters, RowControl
+from giornata_denoiser.rows.row import Row
+from giornata_denoiser.rows.stored import EXACT
+from tests.fakes import tiny_unet_control
+from tests.fakes.tiny_unet import Everything, Recorded
+from tests.unit.denoiser.engine.edits import finished
+from tests.unit.denoiser.engine.test_masked import on_the_line, step, uses_of
+from tests.unit.denoiser.families.test_unet_engine import WHERE, family, row
+
+CLOSE = 1e-6
+"""In float64; ControlNets and networks are told times of float32."""
+SIDE, PIXELS = 4, 16
+"""Latent pixels a side of a tile, and the picture's."""
+SCALE = 0.8
+
+
+@dataclass(frozen=True, eq=False)
+class Given:
+    """Satisfies :class:`giornata.packed.uses.Residuals`."""
+
+    samples: Sequence[Tensor]
+    whole: bool = True
+
+    def sample(self, block: int) -> Tensor:
+        return self.samples[block]
+
+
+@dataclass(frozen=True)
+class Both:
+    """A ControlNet as diffusers has it, and as it is loaded."""
+
+    oracle: ControlNetModel
+    loaded: ControlNet
+
+    def added(self, at: Row) -> list[Given]:
+        """By sequence of a row: what it adds in the row's next step to all tiles, by diffusers' own forward."""
+        found = []
+        for prompt in at.prompts:
+            of: Any = prompt
+            skips, middle = self.oracle(
+                joined(at.scaled(at.latent).view(1, -1, 4, SIDE, SIDE), at.grid),
+                at.track.times[at.step],
+                of.embeds[None],
+                controlnet_cond=at.control_images[0][None],
+                conditioning_scale=SCALE,
+                added_cond_kwargs={"text_embeds": of.pooled[None], "time_ids": of.time_ids[None]},
+                return_dict=False,
+            )
+            found.append(Given([parted(one, at.grid)[0].flatten(1) for one in (*skips, middle)]))
+        return found
+
+    def local(self, of: ModelFamily, held_steps: int = 2) -> LocalControls:
+        network = controlled_network(of.network, PIXELS)
+        assert network is not None
+        return LocalControls({self.loaded.card.digest: self.loaded}, network, Reuse(held_steps))
+
+    def computed(self, of: ModelFamily, rows: Sequence[Row], held_steps: int) -> dict[str, Row]:
+        """The rows' ends, by an engine."""
+        engine = Engine(
+            of,
+            Capacity(rows=8, tokens=10_000),
+            lambda: 0.0,
+            reusing=ReuseOptions(correction_bits=EXACT),
+            controls=ExecutingControls(self.local(of, held_steps), None),
+        )
+        engine.batch.submit(rows)
+        return finished(engine)
+
+    def under(self, at: Row, *, first: int = 0, end: int = 100) -> Row:
+        """`at` with the ControlNet, which acts from step `first` on and before `end`."""
+        use = RowControl("edges", self.loaded.card.digest, SCALE, first, end)
+        generator = torch.Generator().manual_seed(at.key.index + 4)
+        height, width = (PIXELS * side for side in at.grid)
+        image = torch.rand(3, height, width, generator=generator).double()
+        return replace(at, adapters=Adapters(controls=(use,)), control_images=(image,))
+
+
+@pytest.fixture
+def both(tmp_path: Path) -> Both:
+    made = tiny_unet_control.net("xl", dtype=torch.float64)
+    made.save_pretrained(tmp_path / "edges")
+    return Both(made, load(tmp_path / "edges", torch.float64, torch.device("cpu")))
+
+
+def plus(uses: Iterable[Use], added: Sequence[Given]) -> list[Use]:
+    return [replace(use, residuals=each) for use, each in zip(uses, added, strict=True)]
+
+
+@pytest.mark.parametrize("fill", [False, True])
+@torch.inference_mode()
+def test_masked_equals_full_on_the_compute_set(both: Both, fill: bool) -> None:
+    """Rows with and without share the step; what lies outside is that of the row's own step in full."""
+    of = family(fill)
+    controls = both.local(of)
+    rows = [
+        both.under(on_the_line(row(of, "guided", scale=2.0, seed=1))),
+        on_the_line(row(of, "plain", seed=2)),
+        both.under(on_the_line(row(of, "one", seed=3))),
+    ]
+    whole: list[Tensor] = []
+    recorders: list[list[Everything]] = []
+    for each in rows:
+        seen = [Everything() for _ in each.prompts]
+        uses = [Use(recorder=recorder) for recorder in seen]
+        whole += step(of, [each], plus(uses, both.added(each)) if each.control_images else uses)
+        recorders.append(seen)
+    plain = step(of, rows[:1], [Use(), Use()])[0]
+    assert (whole[0] - plain).abs().max() > 1000 * CLOSE, "the ControlNet is seen"
+
+    masked = [replace(each, region=WHERE) for each in rows]
+    modes = (Mode.KV,) * of.depth
+    taking = {
+        index: [Use(Taken(modes, Recorded(kept, WHERE))) for kept in seen]
+        for index, seen in enumerate(recorders)
+    }
+    taken = controlled(uses_of(masked, taking), masked, controls.compute(masked, [False] * len(masked)))
+    for latent, wanted in zip(step(of, masked, taken), whole, strict=True):
+        torch.testing.assert_close(latent[WHERE.computed], wanted[WHERE.computed], atol=CLOSE, rtol=0)
+    swapped = [
+        use if use.residuals is None else replace(use, residuals=_shifted(use.residuals)) for use in taken
+    ]
+    assert (step(of, masked, swapped)[0] - whole[0])[WHERE.computed].abs().max() > 1000 * CLOSE, "tiles count"
+
+
+def _shifted(added: Any) -> Given:
+    return Given([added.sample(block).roll(1, 0) for block in range(7)])
+
+
+@pytest.mark.parametrize(("held_steps", "computed_in"), [(1, [0, 1, 2, 3, 4]), (2, [0, 2, 4]), (3, [0, 3])])
+@torch.inference_mode()
+def test_samples_are_held_where_a_row_takes_what_lies_outside(
+    both: Both, held_steps: int, computed_in: list[int]
+) -> None:
+    """It takes what each third step in full made; what the ControlNet added serves some steps more, in full or not."""
+    of = family()
+    renewing = replace(
+        both.under(row(of, "held", steps=6, seed=1, scale=2.0), end=5), region=WHERE, renewed_every=3
+    )
+    wanted, seen, added = renewing, list[Everything](), list[Given]()
+    while not wanted.done:
+        if wanted.step in computed_in:
+            added = both.added(wanted)
+        if wanted.step % 3 == 0:
+            seen = [Everything() for _ in wanted.prompts]
+            uses = [Use(recorder=each) for each in seen]
+        else:
+            modes = (Mode.KV,) * of.depth
+            uses = [Use(Taken(modes, Recorded(each, WHERE))) for each in seen]
+        wanted = wanted.advanced(step(of, [wanted], plus(uses, added) if wanted.step < 5 else uses)[0])
+    forwards: list[int] = []
+    net: Any = both.loaded
+    net.net.register_forward_hook(lambda _, args, __: forwards.append(len(args[0])))
+    found = both.computed(of, [renewing], held_steps)["held"]
+    assert forwards == [1] * 2 * len(computed_in), "of each sequence: their texts differ in length"
+    torch.testing.assert_close(found.latent, wanted.latent, atol=CLOSE, rtol=0)
+
+
+@torch.inference_mode()
+def test_a_row_that_computes_everything_holds_nothing(both: Both) -> None:
+    """A row beside it does; its ControlNet begins in its second step."""
+    of = family()
+    whole = both.under(row(of, "whole", steps=3, seed=1))
+    late = both.under(row(of, "late", steps=4, seed=2), first=1)
+    late = replace(late, region=WHERE, renewed_every=4)
+    wanted = whole
+    while not wanted.done:
+        wanted = wanted.advanced(step(of, [wanted], plus([Use()], both.added(wanted)))[0])
+    forwards: list[int] = []
+    net: Any = both.loaded
+    net.net.register_forward_hook(lambda _, args, __: forwards.append(len(args[0])))
+    found = both.computed(of, [whole, late], held_steps=2)
+    torch.testing.assert_close(found["whole"].latent, wanted.latent, atol=CLOSE, rtol=0)
+    assert forwards == [1, 2, 1, 1], "of the whole picture 0, 1, 2; of the other 1 and 3"

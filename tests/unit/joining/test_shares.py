@@ -1,0 +1,73 @@
+"""Which steps are tried, and which share of the steps is chosen after what was seen."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from giornata_tools.joining.shares import FINE, LEAST_SSIM, Tried, candidates, joins_within
+
+CURVES = st.lists(st.lists(st.floats(0, 1), min_size=1, max_size=6).map(tuple), min_size=0, max_size=12)
+"""SSIMs of the probes, by step."""
+
+
+def tried(curve: list[tuple[float, ...]], steps: int = 20) -> list[Tried]:
+    return [Tried(step, steps, ssims) for step, ssims in enumerate(curve, 1)]
+
+
+@given(CURVES)
+def test_all_up_to_the_chosen_share_is_alike_and_the_next_is_not(curve: list[tuple[float, ...]]) -> None:
+    seen = tried(curve)
+    step = round(joins_within(seen) * 20)
+    assert all(one.alike for one in seen[:step])
+    assert step == len(seen) or not seen[step].alike
+
+
+@given(CURVES, st.integers(0, 11), st.floats(0, 1))
+def test_pictures_that_are_more_alike_never_shorten_it(
+    curve: list[tuple[float, ...]], where: int, better: float
+) -> None:
+    raised = [
+        tuple([max(better, *ssims)] * len(ssims)) if step == where else ssims
+        for step, ssims in enumerate(curve)
+    ]
+    assert joins_within(tried(raised)) >= joins_within(tried(curve))
+
+
+@given(CURVES, st.integers(0, 11))
+def test_what_follows_the_first_that_is_not_alike_does_not_count(
+    curve: list[tuple[float, ...]], where: int
+) -> None:
+    broken = [*curve[:where], (LEAST_SSIM - 0.01,), *curve[where:]]
+    assert joins_within(tried(broken)) == joins_within(tried([*curve[:where]]))
+
+
+@pytest.mark.parametrize(
+    ("ssims", "alike"),
+    [
+        ((0.95,), True),
+        ((0.949,), False),
+        ((0.97, 0.97, 0.97), True),
+        ((1.0, 1.0, 1.0, 0.9), False),  # mean 0.975, standard error 0.025
+        ((1.0, 1.0, 1.0, 0.94), True),
+    ],
+)
+def test_few_probes_that_differ_prove_less(ssims: tuple[float, ...], *, alike: bool) -> None:
+    assert Tried(1, 20, ssims).alike is alike
+
+
+@given(steps=st.integers(1, 200), at_most=st.floats(0.01, 0.99))
+def test_steps_rise_from_the_first_and_end_before_the_last(steps: int, at_most: float) -> None:
+    found = list(candidates(steps, at_most))
+    assert found == sorted(set(found))
+    assert found[:FINE] == [step for step in range(1, steps) if step <= at_most * steps][:FINE]
+    assert all(one < steps and one <= at_most * steps for one in found)
+    assert len(found) <= FINE + 20, "a model of many steps takes little longer"
+
+
+@given(steps=st.integers(2, 200), data=st.data())
+def test_the_share_of_a_step_leads_to_that_step_again(steps: int, data: st.DataObject) -> None:
+    step = data.draw(st.integers(1, steps - 1))
+    share = joins_within([Tried(step, steps, (1.0,))])
+    assert int(share * steps + 1e-9) == step, "as denoisers count"

@@ -1,0 +1,90 @@
+"""When LoRAs that a worker was told to load arrive."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from giornata.scheduling.adapters import Arrivals, NeededLora
+from giornata.scheduling.incoming import LANES, OVERDUE, TOLD_S, Incoming
+from giornata.wire.workers import Tier
+
+MB = 1_000_000
+ARRIVALS = Arrivals()
+SIZES = st.lists(st.integers(1, 900), min_size=1, max_size=8)
+
+
+def loras(megabytes: list[int]) -> list[NeededLora]:
+    return [NeededLora(str(number), size * MB) for number, size in enumerate(megabytes)]
+
+
+def seconds(lora: NeededLora) -> float:
+    return ARRIVALS.memory_ms(lora.size_bytes, None) / 1e3
+
+
+@given(SIZES, st.floats(0, 3))
+def test_each_load_begins_in_the_lane_that_is_free_first(megabytes: list[int], passed_s: float) -> None:
+    incoming, lanes = Incoming(), [0.0] * LANES
+    incoming.bring(loras(megabytes), {}, ARRIVALS, 0.0)
+    for lora in loras(megabytes):
+        lanes.sort()
+        lanes[0] += seconds(lora)
+        left_ms = incoming.left_ms(lora.digest, passed_s)
+        assert left_ms == pytest.approx(max(0.0, lanes[0] - passed_s) * 1e3)
+    assert incoming.queue_ms(passed_s) == pytest.approx(max(0.0, min(lanes) - passed_s) * 1e3)
+
+
+@pytest.mark.parametrize("tier", list(Tier))
+def test_what_is_in_memory_or_on_its_way_is_not_loaded_again(tier: Tier) -> None:
+    (lora,) = loras([100])
+    incoming = Incoming()
+    incoming.bring([lora], {lora.digest: tier}, ARRIVALS, 0.0)
+    coming = incoming.left_ms(lora.digest, 0.0)
+    if tier is not Tier.DISK:
+        assert coming is None
+        return
+    assert coming == pytest.approx(ARRIVALS.memory_ms(lora.size_bytes, Tier.DISK))
+    incoming.bring([lora], {lora.digest: tier}, ARRIVALS, 0.0)
+    assert incoming.left_ms(lora.digest, 0.0) == coming
+
+
+@given(SIZES, st.floats(0, 1))
+def test_loads_that_telemetry_tells_to_be_over_let_later_ones_begin(
+    megabytes: list[int], share: float
+) -> None:
+    """The first ones arrive sooner than expected: no later one is expected later than before."""
+    told, known = Incoming(), loras(megabytes)
+    told.bring(known, {}, ARRIVALS, 0.0)
+    now = share * seconds(known[0])
+    before = {lora.digest: told.left_ms(lora.digest, now) for lora in known}
+    told.settle({known[0].digest: Tier.MEMORY}, now)
+    assert told.left_ms(known[0].digest, now) is None
+    for lora in known[1:]:
+        left, earlier = told.left_ms(lora.digest, now), before[lora.digest]
+        assert left is not None
+        assert earlier is not None
+        assert left <= earlier + 1e-6
+    if len(known) < LANES + 1:
+        assert told.queue_ms(now) == 0
+
+
+def test_a_load_that_takes_far_too_long_is_counted_no_more() -> None:
+    (lora,) = loras([100])
+    incoming = Incoming()
+    incoming.bring([lora], {}, ARRIVALS, 0.0)
+    late_s = OVERDUE * seconds(lora) + TOLD_S
+    incoming.settle({}, late_s * 0.99)
+    assert incoming.left_ms(lora.digest, late_s) == 0
+    incoming.settle({}, late_s * 1.01)
+    assert incoming.left_ms(lora.digest, late_s) is None
+
+
+def test_a_copy_goes_its_own_way() -> None:
+    one, other = loras([100, 200])
+    incoming = Incoming()
+    incoming.bring([one], {}, ARRIVALS, 0.0)
+    copied = incoming.copy()
+    copied.bring([other], {}, ARRIVALS, 0.0)
+    assert incoming.left_ms(other.digest, 0.0) is None
+    assert incoming.queue_ms(0.0) == 0 < copied.queue_ms(0.0)
