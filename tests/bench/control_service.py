@@ -5,6 +5,7 @@ denoiser's side is its engine, its control room and its data path in this proces
 these take turns:
 
 - *none*: the engine's step without ControlNets;
+- *none, other core busy*: the same while a process multiplies matrices on the other core, which shares caches and memory;
 - *here*: the engine computes them before its step, the sum of the work;
 - *service, own core*: this process on one core, the service on another;
 - *service, one core*: both on the same one;
@@ -75,6 +76,7 @@ from tests.bench.systems.control_scene import (
     stepping,
 )
 from tests.bench.systems.control_turns import Pair, Setting, Step, Taken, Turns, ratios
+from tests.bench.systems.cores import neighbour
 from tests.bench.systems.servers import embedded
 from tests.bench.systems.workload import Edit
 from tests.flags import Several, option, parsed
@@ -137,7 +139,8 @@ async def _scene(options: SimpleNamespace, rows: Rows, stack: AsyncExitStack) ->
         for executor in Executor
     }
     requests = Requests(servers, checkpoint, rows, checkpoint.controlnets)
-    return Scene(options, rows, checkpoint, costs, servers, service, rooms, requests)
+    beside = stack.enter_context(neighbour((os.cpu_count() or 1) - 1))
+    return Scene(options, rows, checkpoint, costs, servers, service, beside, rooms, requests)
 
 
 def _checkpoint(rows: Rows, configured: str, folder: Path) -> Checkpoint:
@@ -170,7 +173,7 @@ def _costs(rows: Rows) -> CostModel:
 async def _workload(scene: Scene, count: int, mask: float) -> list[dict[str, Any]]:
     plain = scene.plain(mask, count)
     held = 1 if mask == FULL else HELD_STEPS
-    turns = Turns(scene.service, held, scene.options.disturbed)
+    turns = Turns(scene.service, scene.beside, held, scene.options.disturbed)
     async with AsyncExitStack() as stack:
         here = await stepping(scene, plain, Executor.LOCAL, stack)
         there = await stepping(scene, plain, Executor.SERVICE, stack)
@@ -183,7 +186,7 @@ async def _workload(scene: Scene, count: int, mask: float) -> list[dict[str, Any
             for setting, step in steps.items():
                 await turns.timed(setting, step)
         _compare(here, there)
-        steps[Setting.SHARED] = there
+        steps |= {Setting.BESIDE: steps[Setting.NONE], Setting.SHARED: there}
         if mask == FULL:
             steps |= await diffusers(scene, plain)
         pairs = await turns.measured(steps, scene.options.repeats, scene.options.turns)

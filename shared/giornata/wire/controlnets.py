@@ -150,7 +150,8 @@ class ControlState(Wire):
     late_total: int = 0
     """Row steps that nobody waited for any longer when their turn came."""
     work_ms: float | None = None
-    """Time of 1e9 multiplications, as the latest forwards took; None before the first one."""
+    """Time of 1e9 multiplications, as the latest forwards took; on a processor, of its own time. None before the first
+    one."""
     pending_ms: float = 0.0
     """Predicted time of the steps that wait or run now."""
 

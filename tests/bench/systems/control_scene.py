@@ -28,6 +28,7 @@ from tests.bench.compute.models import transformer_of
 from tests.bench.compute.rows import Rows
 from tests.bench.systems.control_rooms import Requests, Room, Servers
 from tests.bench.systems.control_turns import Setting, Step, Turns
+from tests.bench.systems.cores import Neighbour
 from tests.bench.systems.workload import Edit
 
 STEPS: Final = 400
@@ -52,6 +53,7 @@ class Scene:
     servers: Servers
     service: int
     """Its process id."""
+    beside: Neighbour
     rooms: Mapping[Executor, Room]
     requests: Requests
 

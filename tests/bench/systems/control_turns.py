@@ -22,6 +22,7 @@ class Setting(StrEnum):
     """Who computes ControlNets, and where."""
 
     NONE = "none"
+    BESIDE = "none, other core busy"
     HERE = "here"
     OWN = "service, own core"
     SHARED = "service, one core"
@@ -54,11 +55,13 @@ class Turns:
 
     Args:
         service: its process id.
+        beside: computes on another core.
         steps: that one measurement has.
         disturbed: share of others above which a measurement does not count.
     """
 
     service: int
+    beside: cores.Neighbour
     steps: int
     disturbed: float
 
@@ -91,7 +94,12 @@ class Turns:
     async def timed(self, setting: Setting, step: Step) -> Taken:
         """One measurement, in a thread beside the event loop, as an engine's is."""
         self.place(setting)
-        return await asyncio.to_thread(self._timed, setting, step)
+        if setting is Setting.BESIDE:
+            self.beside.go_on()
+        try:
+            return await asyncio.to_thread(self._timed, setting, step)
+        finally:
+            self.beside.rest()
 
     def quiet(self, pairs: Sequence[Pair]) -> list[Pair]:
         """Those that others have not disturbed."""

@@ -3,10 +3,23 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping
-from contextlib import suppress
+import signal
+import subprocess
+import sys
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
+
+PRODUCTS: Final = """
+import torch
+torch.set_num_threads(1)
+left, right = torch.ones(288, 384, dtype=torch.bfloat16), torch.ones(384, 2688, dtype=torch.bfloat16)
+print("ready", flush=True)
+while True:
+    left @ right
+"""
+"""Those of a transformer's layer, over and over."""
 
 
 class Spent(NamedTuple):
@@ -46,3 +59,33 @@ def pin(pid: int, cores: Collection[int]) -> None:
 
 def _threads(pid: int) -> list[Path]:
     return list(Path(f"/proc/{pid}/task").iterdir())
+
+
+@contextmanager
+def neighbour(core: int) -> Iterator[Neighbour]:
+    """A process that computes on a core when it is told to."""
+    with subprocess.Popen([sys.executable, "-c", PRODUCTS], stdout=subprocess.PIPE) as process:
+        try:
+            if process.stdout is None or not process.stdout.readline():
+                raise SystemExit("the process beside does not start")
+            pin(process.pid, [core])
+            made = Neighbour(process)
+            made.rest()
+            yield made
+        finally:
+            process.kill()
+
+
+class Neighbour:
+    """See :func:`neighbour`."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = process
+
+    def rest(self) -> None:
+        """Leave the core to others."""
+        self._process.send_signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        """Compute."""
+        self._process.send_signal(signal.SIGCONT)
