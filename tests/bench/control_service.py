@@ -5,7 +5,7 @@ denoiser's side is its engine, its control room and its data path in this proces
 these take turns:
 
 - *none*: the engine's step without ControlNets;
-- *none, other core busy*: the same while a process multiplies matrices on the other core, which shares caches and memory;
+- *none, other core busy*: the same while a process multiplies matrices on the other core: cores share caches;
 - *here*: the engine computes them before its step, the sum of the work;
 - *service, own core*: this process on one core, the service on another;
 - *service, one core*: both on the same one;
