@@ -21,6 +21,13 @@ def memory_bytes() -> int:
     return min(total, int(limit)) if limit.isdecimal() else total
 
 
+def usable_cores() -> tuple[int, ...]:
+    """Numbers of the cores that this process may compute on."""
+    if hasattr(os, "sched_getaffinity"):
+        return tuple(sorted(os.sched_getaffinity(0)))
+    return tuple(range(os.cpu_count() or 1))
+
+
 def host_name() -> str:
     """Equal for processes that can share memory: by the kernel's boot id, which containers of one host have, too."""
     try:

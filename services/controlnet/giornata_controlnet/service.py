@@ -15,7 +15,7 @@ from giornata.bus import telemetry
 from giornata.bus.answering import Endpoint
 from giornata.bus.bus import Bus
 from giornata.control.devices import device_id
-from giornata.machine import host_name
+from giornata.machine import host_name, usable_cores
 from giornata.wire import subjects
 from giornata.wire.controlnets import (
     CloseControl,
@@ -135,6 +135,7 @@ class ControlNetService:
             machine=host_name(),
             device=device_id(nets.device),
             threads=torch.get_num_threads(),
+            cores=usable_cores(),
             rows=len(self._rows),
             resident=nets.resident,
             resident_bytes=nets.resident_bytes,

@@ -132,6 +132,8 @@ class ControlState(Wire):
     """:func:`giornata.control.devices.device_id`."""
     threads: int = 0
     """That compute, on a processor."""
+    cores: tuple[int, ...] = ()
+    """Numbers of the machine's cores that they may compute on; empty from versions that tell none."""
     rows: int = 0
     """Open now."""
     resident: tuple[str, ...] = ()
@@ -148,7 +150,8 @@ class ControlState(Wire):
     late_total: int = 0
     """Row steps that nobody waited for any longer when their turn came."""
     work_ms: float | None = None
-    """Time of 1e9 multiplications, as the latest forwards took; None before the first one."""
+    """Time of 1e9 multiplications, as the latest forwards took; on a processor, of its own time. None before the first
+    one."""
     pending_ms: float = 0.0
     """Predicted time of the steps that wait or run now."""
 

@@ -41,6 +41,13 @@ REAL: Final[Mapping[str, Any]] = {
     "axes_dims_rope": (16, 56, 56),
 }
 """FLUX.1-dev: 12 B parameters, 57 blocks of width 3072."""
+DEEP: Final[Mapping[str, Any]] = {
+    **MID_SIZE,
+    "num_layers": REAL["num_layers"],
+    "num_single_layers": REAL["num_single_layers"],
+    "num_attention_heads": 6,
+}
+"""About 190 M parameters: FLUX.1-dev's 57 blocks, of width 384."""
 
 
 TINY: Final[Mapping[str, Any]] = {
@@ -53,7 +60,7 @@ TINY: Final[Mapping[str, Any]] = {
     "axes_dims_rope": (4, 6, 6),
 }
 """To try a benchmark out; its figures say nothing."""
-SHAPES: Final = {"mid": MID_SIZE, "real": REAL, "tiny": TINY}
+SHAPES: Final = {"mid": MID_SIZE, "deep": DEEP, "real": REAL, "tiny": TINY}
 
 
 def flux(shape: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> ModelFamily:

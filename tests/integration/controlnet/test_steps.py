@@ -11,6 +11,7 @@ from torch import Tensor
 
 from giornata.control.expansion import summed
 from giornata.control.link.losses import ControlFailed
+from giornata.machine import usable_cores
 from giornata.wire.controlnets import DataPath
 from giornata.wire.values import CellMap
 from tests.integration.controlnet.bench import Bench, samples, shapes
@@ -63,6 +64,7 @@ async def test_rows_of_several_denoisers_share_a_forward(bench: Bench) -> None:
     assert running.gate.forwards == [("edges", 1), ("edges", 2)]
     assert state.late_total == 0
     assert state.work_ms is not None
+    assert state.cores == usable_cores()
 
 
 async def test_samples_return_as_they_are_computed(bench: Bench) -> None:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final
+from typing import Final, NamedTuple
 
 from giornata.control.devices import CPU
+from giornata.control.expansion import Behind, summed
 from giornata.wire.adapters import ControlKind
+from giornata.wire.controlnets import ControlState
 from giornata.wire.workers import ServiceState
 
 HOST_BYTES_MS: Final = 5e6
@@ -31,6 +32,15 @@ class Executor(StrEnum):
     """An instance of the ControlNet service, where one has them all."""
 
 
+class Due(NamedTuple):
+    """When a sum of samples is made, and when it is read."""
+
+    made: float
+    """Share of the ControlNets' work up to it."""
+    read: float
+    """Share of the network's work before it."""
+
+
 @dataclass(frozen=True)
 class RowWork:
     """One step of a row, as far as it matters who computes its ControlNets."""
@@ -43,9 +53,8 @@ class RowWork:
     """Multiplications of them."""
     moved_bytes: int
     """Of the samples that an instance returns."""
-    sums: int
-    """Samples that are waited for, one after the other."""
-    kind: ControlKind
+    due: tuple[Due, ...]
+    """:func:`due` of its ControlNets."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +66,8 @@ class Here:
     device: str
     """:func:`giornata.control.devices.device_id`."""
     threads: int
-    cores: int = os.cpu_count() or 1
+    cores: tuple[int, ...]
+    """:func:`giornata.machine.usable_cores`."""
 
 
 def able(
@@ -87,26 +97,48 @@ def best(states: Iterable[ServiceState], digests: Collection[str], host: str) ->
     return min(states, key=rank, default=None)
 
 
+def due(kind: ControlKind, nets: Sequence[Behind]) -> tuple[Due, ...]:
+    """When the sums of what several ControlNets add are made and read; all of their blocks count as equal.
+
+    A transformer reads a sum behind the first block that it is added to; a UNet reads all of them before its decoder,
+    which is about half of it.
+    """
+    if kind is ControlKind.UNET:
+        return (Due(1.0, 0.5),)
+    sums = summed(nets)
+    made = [0] * len(nets)
+    blocks = sum(1 + max((sample for sample in net if sample is not None), default=-1) for net in nets)
+    found = []
+    for parts, block in zip(sums.parts, sums.first, strict=True):
+        for net, sample in parts:
+            made[net] = max(made[net], sample + 1)
+        found.append(Due(sum(made) / blocks, (block + 1) / len(sums.behind)))
+    return tuple(found)
+
+
 def exposed_ms(row: RowWork, state: ServiceState, here: Here) -> float:
     """Predicted time for which a step waits for what an instance computes.
 
-    The network computes meanwhile, unless both share a device, or too few cores. A transformer waits for the first
-    sample behind its first block; a UNet for all of them before its decoder, which is about half of it.
+    The network computes meanwhile, unless both share a device, or too few cores. An instance that has computed nothing
+    yet is taken to be as fast as this process.
     """
     told = state.control
     if told is None:
         raise ValueError(f"{state.instance} is no ControlNet instance")
     same = told.machine == here.host
     # One that has computed nothing yet is taken to be as fast as this process; else it would never be asked.
-    own_ms = row.local_ms if told.work_ms is None else row.work / WORK * told.work_ms
-    computed = own_ms + told.pending_ms
+    computed = row.local_ms if told.work_ms is None else row.work / WORK * told.work_ms
     moved = row.moved_bytes / (HOST_BYTES_MS if same else NETWORK_BYTES_MS)
-    roomy = here.device == CPU and here.threads + told.threads <= here.cores
-    if same and told.device == here.device and not roomy:
-        return computed + moved
-    meanwhile = row.network_ms / 2 if row.kind is ControlKind.UNET else row.network_ms
-    first = 0.0 if row.kind is ControlKind.UNET else (computed + moved) / max(1, row.sums)
-    return max(first, computed + moved - meanwhile)
+    if same and told.device == here.device and not _roomy(told, here):
+        return told.pending_ms + computed + moved
+    waits = (told.pending_ms + (computed + moved) * made - row.network_ms * read for made, read in row.due)
+    return max(0.0, *waits)
+
+
+def _roomy(told: ControlState, here: Here) -> bool:
+    """Whether a denoiser and an instance of one host that compute on processors have a core for each thread."""
+    cores = {*here.cores, *told.cores}
+    return here.device == CPU and here.threads + told.threads <= len(cores)
 
 
 def chosen(

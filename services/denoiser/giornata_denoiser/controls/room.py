@@ -12,7 +12,7 @@ import torch
 from giornata.bus.bus import Bus
 from giornata.control.devices import device_id
 from giornata.control.expansion import sequences, summed
-from giornata.machine import host_name, memory_bytes
+from giornata.machine import host_name, memory_bytes, usable_cores
 from giornata.planning.controls import control_work, work_of
 from giornata.planning.costing import CostModel
 from giornata.wire.controlnets import ControlBase, DataPath
@@ -20,7 +20,7 @@ from giornata.wire.errors import ControlNetNotFound
 from giornata.wire.messages import RunRequest
 from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.config import DenoiserConfig
-from giornata_denoiser.controls.choosing import Here, RowWork, able, chosen
+from giornata_denoiser.controls.choosing import Here, RowWork, able, chosen, due
 from giornata_denoiser.controls.executing import ExecutingControls
 from giornata_denoiser.controls.instances import Instances, Links
 from giornata_denoiser.controls.local import LocalControls, Reuse, costing
@@ -86,8 +86,13 @@ class ControlRoom:
             return True
         digests = {use.digest for use in controls}
         states = able(self._instances.states, digests)
-        here = Here(host_name(), device_id(self._checkpoint.family.device), torch.get_num_threads())
-        return chosen(self._work(row), states, digests, here, self._config.control_executor) is not None
+        return (
+            chosen(self._work(row), states, digests, self._here(), self._config.control_executor) is not None
+        )
+
+    def _here(self) -> Here:
+        device = device_id(self._checkpoint.family.device)
+        return Here(host_name(), device, torch.get_num_threads(), usable_cores())
 
     def _work(self, row: Row) -> RowWork:
         """Of a row whose ControlNets are all here."""
@@ -95,8 +100,8 @@ class ControlRoom:
         network_ms = predicted_ms([costing(row, {})], costs, operations)
         base, count = self._network.base, sequences(self._network.base.kind, len(row.prompts))
         nets = [self._checkpoint.controlnets[use.digest] for use in row.adapters.controls]
-        sums = summed([net.behind(base) for net in nets])
-        channels = sum(base.channels[block] for block in sums.first)
+        behind = [net.behind(base) for net in nets]
+        channels = sum(base.channels[block] for block in summed(behind).first)
         return RowWork(
             network_ms=network_ms,
             local_ms=predicted_ms([row], costs, operations) - network_ms,
@@ -111,8 +116,7 @@ class ControlRoom:
                 for prompt in row.prompts
             ),
             moved_bytes=count * row.computed_tokens * channels * self._checkpoint.family.dtype.itemsize,
-            sums=len(sums.parts),
-            kind=base.kind,
+            due=due(base.kind, behind),
         )
 
 

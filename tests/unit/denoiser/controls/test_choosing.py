@@ -12,13 +12,26 @@ from hypothesis import strategies as st
 from giornata.wire.adapters import ControlKind
 from giornata.wire.controlnets import ControlState
 from giornata.wire.workers import ServiceState
-from giornata_denoiser.controls.choosing import Executor, Here, RowWork, able, best, chosen, exposed_ms
+from giornata_denoiser.controls.choosing import (
+    Due,
+    Executor,
+    Here,
+    RowWork,
+    able,
+    best,
+    chosen,
+    due,
+    exposed_ms,
+)
 from tests.unit.scheduling.test_adapters import instance
 
 NETS = frozenset({"a" * 64, "b" * 64})
-HERE = Here(host="m1", device="cuda", threads=1, cores=8)
-ROW = RowWork(network_ms=100, local_ms=60, work=30e9, moved_bytes=20_000_000, sums=10, kind=ControlKind.FLUX)
+HERE = Here(host="m1", device="cuda", threads=1, cores=(0, 1))
+ROW = RowWork(
+    network_ms=100, local_ms=60, work=30e9, moved_bytes=20_000_000, due=(Due(0.1, 0.01), Due(1.0, 0.9))
+)
 """An instance at 2 ms for 1e9 multiplications takes 60 ms, and 4 ms to move samples on one host."""
+UNET = replace(ROW, due=due(ControlKind.UNET, [tuple(range(13))]))
 
 
 def told(name: str, **control: object) -> ServiceState:
@@ -26,24 +39,41 @@ def told(name: str, **control: object) -> ServiceState:
     return instance(name, NETS, control=ControlState.model_validate(known | control))
 
 
-def test_a_transformer_waits_for_the_first_sample_while_its_network_takes_longer() -> None:
-    assert exposed_ms(ROW, told("c"), HERE) == pytest.approx(6.4)
+def test_a_step_waits_for_the_sum_that_comes_latest_after_it_is_read() -> None:
+    assert exposed_ms(ROW, told("c"), HERE) == pytest.approx(6.4 - 1)
     late = exposed_ms(ROW, told("c", pending_ms=80), HERE)
-    assert late == pytest.approx(44), "144 ms in all, 100 of them beside the network"
-    assert exposed_ms(replace(ROW, sums=1), told("c"), HERE) == pytest.approx(64)
+    assert late == pytest.approx(86.4 - 1), "others come first"
+    slow = exposed_ms(ROW, told("c", work_ms=5.0), HERE)
+    assert slow == pytest.approx(154 - 90), "the last one is read behind nine tenths of the network"
+    assert exposed_ms(replace(ROW, due=(Due(0.1, 0.5),)), told("c"), HERE) == 0
 
 
 def test_a_unet_waits_before_its_decoder() -> None:
-    unet = replace(ROW, kind=ControlKind.UNET)
-    assert exposed_ms(unet, told("c"), HERE) == pytest.approx(14)
-    assert exposed_ms(replace(unet, network_ms=200), told("c"), HERE) == 0
+    assert exposed_ms(UNET, told("c"), HERE) == pytest.approx(14)
+    assert exposed_ms(replace(UNET, network_ms=200), told("c"), HERE) == 0
+
+
+def test_an_instance_that_has_computed_nothing_is_as_fast_as_this_process() -> None:
+    assert exposed_ms(ROW, told("c", work_ms=None), HERE) == exposed_ms(ROW, told("c"), HERE)
+
+
+def test_sums_are_made_with_all_samples_before_them_and_read_behind_their_block() -> None:
+    two, one = (0, 0, 1, 2), (0, 0, 0, None)
+    assert due(ControlKind.FLUX, [two, one]) == (Due(2 / 4, 1 / 4), Due(3 / 4, 3 / 4), Due(4 / 4, 4 / 4))
+    nothing: tuple[None, ...] = (None,) * 4
+    assert due(ControlKind.FLUX, [two, nothing]) == due(ControlKind.FLUX, [two])
 
 
 @pytest.mark.parametrize(
     ("here", "control"),
     [
         (replace(HERE, device="cuda:1"), {}),
-        (replace(HERE, device="cpu", threads=2, cores=3), {"device": "cpu", "threads": 2}),
+        (
+            replace(HERE, device="cpu", threads=2, cores=(0, 1, 2)),
+            {"device": "cpu", "threads": 2, "cores": (0, 1, 2)},
+        ),
+        (replace(HERE, device="cpu", cores=(0,)), {"device": "cpu", "cores": (0,)}),
+        (replace(HERE, device="cpu", cores=(0,)), {"device": "cpu"}),
     ],
 )
 def test_nothing_is_computed_meanwhile_on_one_device_or_too_few_cores(
@@ -56,14 +86,19 @@ def test_nothing_is_computed_meanwhile_on_one_device_or_too_few_cores(
 
 def test_an_instance_that_has_computed_nothing_yet_is_asked_where_its_work_would_hide() -> None:
     new = told("c", work_ms=None)
-    assert exposed_ms(ROW, new, HERE) == pytest.approx(6.4), "as fast as this process: 60 ms"
+    assert exposed_ms(ROW, new, HERE) == exposed_ms(ROW, told("c"), HERE), "as fast as this process: 60 ms"
     assert chosen(ROW, [new], NETS, HERE, Executor.AUTO) is not None
     assert chosen(ROW, [new], NETS, replace(HERE, device="cuda:1"), Executor.AUTO) is None
 
 
+def test_cores_of_their_own_are_enough() -> None:
+    alone = replace(HERE, device="cpu", cores=(0,))
+    assert exposed_ms(ROW, told("c", device="cpu", cores=(1,)), alone) == pytest.approx(6.4 - 1)
+
+
 def test_another_host_moves_samples_more_slowly() -> None:
     far = told("c", machine="m2")
-    assert exposed_ms(replace(ROW, sums=1), far, HERE) == pytest.approx(80)
+    assert exposed_ms(replace(ROW, due=(Due(1.0, 0.0),)), far, HERE) == pytest.approx(80)
 
 
 def test_what_is_not_here_is_asked_for() -> None:
