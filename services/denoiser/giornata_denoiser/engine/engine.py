@@ -49,6 +49,8 @@ class _Given(NamedTuple):
     assemble_ms: float
     waited_ms: float
     controls_waited_ms: float
+    waits_s: float
+    """What all steps before it have waited for ControlNets."""
 
 
 class Engine:
@@ -82,8 +84,8 @@ class Engine:
         self._checks = Checks()
         self._given: _Given | None = None
         """The step that the device may not have ended."""
-        self._ended_s = -math.inf
-        """When it ended the last one that has been waited for."""
+        self._ended_s, self._ended_waits_s = -math.inf, 0.0
+        """When it ended the last one that has been waited for, and how long all had waited for ControlNets by then."""
         self._preview_map = preview_map
         how = reusing or ReuseOptions()
         limit = replace(
@@ -212,7 +214,7 @@ class Engine:
             plan = self._sources.step(rows)
             self._waits.total_s = 0.0
             uses = adapted(plan.uses, rows, [self._merging.beside(each) for each in low_ranks])
-            self._control_waits.total_s = 0.0
+            waits_s = self._control_waits.total_s
             added = self._controls.residuals(rows, wholly(uses, rows), self._control_waits)
             uses = controlled(uses, rows, added)
             stepped = denoise_step(self.family, assembly, rows, uses, self._trace)
@@ -230,7 +232,8 @@ class Engine:
             began,
             (assembled - began) * 1e3,
             self._waits.total_s * 1e3,
-            self._control_waits.total_s * 1e3,
+            (self._control_waits.total_s - waits_s) * 1e3,
+            waits_s,
         )
         shown = any(picture is not None for picture in pictures)
         leaves = shown or any(plan.learning) or any(row.step + 1 >= row.steps for row in rows)
@@ -282,8 +285,10 @@ class Engine:
         given.verdict.read()
         ended = self._clock()
         # The device begins a step when it has ended the one before.
-        step_ms = (ended - max(given.began, self._ended_s)) * 1e3 - given.controls_waited_ms
-        self._ended_s = ended
+        waits_s = self._control_waits.total_s
+        waited_s = waits_s - (given.waits_s if given.began > self._ended_s else self._ended_waits_s)
+        step_ms = (ended - max(given.began, self._ended_s) - waited_s) * 1e3
+        self._ended_s, self._ended_waits_s = ended, waits_s
         if not given.sample.loaded_bytes:  # else part of it was waiting
             self._model.observe_step(given.work, step_ms)
         measured = {

@@ -217,3 +217,29 @@ def test_a_step_that_is_lost_makes_the_one_before_it_no_longer() -> None:
     ]
     assert len(samples) == 3, "of the first step, and of the two after it"
     assert max(sample.step_ms for sample in samples) < 100
+
+
+class Waiting(NoControls):
+    """Every other step waits for samples for five seconds; each takes one."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self._steps = count()
+
+    def residuals(self, rows: Sequence[Row], whole: Sequence[bool], waits: Waits) -> tuple[OfSequences, ...]:
+        self.now += 1.0
+        if next(self._steps) % 2:
+            with waits.waiting():
+                self.now += 5.0
+        return super().residuals(rows, whole, waits)
+
+
+@pytest.mark.parametrize("ahead", [None, Ahead()])
+def test_what_a_step_waits_for_controlnets_is_in_no_steps_time(ahead: Ahead | None) -> None:
+    """Steps that take held samples wait for none. A step is judged when the next one's host has waited already."""
+    of, controls = tiny_flux.family(), Waiting()
+    made = Engine(of, Capacity(8, 10_000), lambda: controls.now, judge=ahead, controls=controls)
+    made.batch.submit([tiny_flux.row(of, Spec(steps=6))])
+    samples = [report.sample for report in reports(made) if report.sample is not None]
+    assert all(0.0 <= sample.step_ms <= 2000.0 for sample in samples), "with the next one's second"
+    assert {sample.controls_waited_ms for sample in samples} == {0.0, 5000.0}
