@@ -1,7 +1,7 @@
 """ControlNets to measure steps with: of the sizes that fit a network, with weights whose values do not matter.
 
-A ControlNet of a transformer has some of its blocks. One of a UNet has the whole encoder, a third of the network and
-more: it would not fit beside a network that fills its device. All weights are therefore parts of one short tensor,
+A ControlNet of a transformer has some of its blocks. One of a UNet has the whole encoder, nearly half of the
+network: it would not fit beside a network that fills its device. All weights are therefore parts of one short tensor,
 which are read again and again.
 """
 
@@ -123,7 +123,7 @@ def _fill(net: nn.Module, values: int, device: torch.device, dtype: torch.dtype)
     """
     largest = max(each.numel() for each in chain(net.parameters(), net.buffers()))
     chance = torch.Generator().manual_seed(0)
-    every = SIZE * torch.randn(max(values, largest), generator=chance)
+    every = torch.randn(max(values, largest), generator=chance).mul_(SIZE)
     shared, start = every.to(device, dtype), 0
     for module in net.modules():
         own = chain(module.named_parameters(recurse=False), module.named_buffers(recurse=False))
