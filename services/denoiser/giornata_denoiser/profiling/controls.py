@@ -1,14 +1,14 @@
 """ControlNets to measure steps with: of the sizes that fit a network, with weights whose values do not matter.
 
-A ControlNet of a transformer has some of its blocks. One of a UNet has the whole encoder, a third of the network and
-more: it would not fit beside a network that fills its device. All weights are therefore parts of one short tensor,
+A ControlNet of a transformer has some of its blocks. One of a UNet has the whole encoder, nearly half of the
+network: it would not fit beside a network that fills its device. All weights are therefore parts of one short tensor,
 which are read again and again.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
@@ -33,6 +33,8 @@ BLOCKS: Final = 8
 SHARE: Final = 20
 """The tensor holds one of so many weights of the network. What joins projections of Flux copies about as many: both
 together stay below a tenth of the network."""
+LEAST: Final = 2**25
+"""It holds so many values at least: weights that a processor's cache can hold would be read faster than others."""
 SIZE: Final = 0.02
 """Standard deviation of weights."""
 ALIGNED: Final = 64
@@ -56,8 +58,8 @@ class RandomControl:
         module, runner = KINDS[base.kind]
         with torch.device("meta"):
             made = module(**_options(network, base, module))
-        weights = [parameter.numel() for layer in network.layers.values() for parameter in layer.parameters()]
-        _fill(made, sum(weights) // SHARE, network.device, network.dtype)
+        layers = chain.from_iterable(layer.parameters() for layer in network.layers.values())
+        _fill(made, sum(each.numel() for each in layers), network.device, network.dtype)
         card = ControlCard(name=NAME, digest=NAME, kind=base.kind, text_channels=base.text_channels)
         return runner(made.eval().requires_grad_(requires_grad=False), card)
 
@@ -116,19 +118,28 @@ def _fewer(blocks: int) -> int:
     return min(blocks, max(1, blocks // BLOCKS))
 
 
-def _fill(net: nn.Module, values: int, device: torch.device, dtype: torch.dtype) -> None:
-    """Give a `net` on the meta device weights: parts of one tensor of so many values, or of its largest weight's.
+def shared_values(sizes: Collection[int], network: int) -> int:
+    """Values of the tensor that holds weights of such `sizes`, all of them or in turns; the `network` has so many."""
+    return max(*sizes, min(sum(sizes), max(network // SHARE, LEAST)))
 
-    They follow one another in it, and begin again where it ends.
+
+def _fill(net: nn.Module, network: int, device: torch.device, dtype: torch.dtype) -> None:
+    """Give a `net` on the meta device weights: parts of one tensor, which follow one another.
+
+    Where it ends they begin again. The `network` has so many weights.
     """
-    largest = max(each.numel() for each in chain(net.parameters(), net.buffers()))
+    sizes = [_aligned(each) for each in chain(net.parameters(), net.buffers())]
     chance = torch.Generator().manual_seed(0)
-    every = SIZE * torch.randn(max(values, largest), generator=chance)
-    shared, start = every.to(device, dtype), 0
+    drawn = torch.randn(shared_values(sizes, network), generator=chance).mul_(SIZE)
+    shared, start = drawn.to(device, dtype), 0
     for module in net.modules():
         own = chain(module.named_parameters(recurse=False), module.named_buffers(recurse=False))
         for name, meta in list(own):
             start = start if start + meta.numel() <= len(shared) else 0
             part = shared[start : start + meta.numel()].view(meta.shape)
             setattr(module, name, nn.Parameter(part) if isinstance(meta, nn.Parameter) else part)
-            start += -(-meta.numel() // ALIGNED) * ALIGNED
+            start += _aligned(meta)
+
+
+def _aligned(weight: Tensor) -> int:
+    return -(-weight.numel() // ALIGNED) * ALIGNED
