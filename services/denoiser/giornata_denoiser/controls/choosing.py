@@ -120,8 +120,8 @@ def exposed_ms(row: RowWork, state: ServiceState, here: Here) -> float:
     """Predicted time for which a step waits for what an instance computes.
 
     The network computes meanwhile, unless both share a device, or too few cores: then the instance is not faster than
-    this process either, whatever both have measured beside others. An instance that has computed nothing yet is taken to
-    be as fast as this process.
+    this process either, whatever both have measured beside others. An instance that has computed nothing yet is taken
+    to be as fast as this process.
     """
     told = state.control
     if told is None:
