@@ -56,9 +56,9 @@ class StepBefore:
         self._each = each
         self._made: dict[RowKey, OfSequences] = {}
 
-    def ready(self, row: Row) -> bool:
+    def able(self, row: Row) -> Row | None:
         """As `each` tells."""
-        return self._each.ready(row)
+        return self._each.able(row)
 
     def residuals(self, rows: Sequence[Row], whole: Sequence[bool], waits: Waits) -> tuple[OfSequences, ...]:
         """Those of the step before, by row."""

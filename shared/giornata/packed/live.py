@@ -82,7 +82,7 @@ class LiveTokens:
                 continue
             part = stream[slice(*spans[sequence])]
             if residuals.whole and self.now.whole[sequence]:
-                part[: len(sample)] += sample  # companions lie behind the picture's tokens
+                part[: len(sample)].add_(sample)  # companions lie behind the picture's tokens
             elif region is None:
                 raise ValueError(f"sequence {sequence} has no region, and a residual of one")
             elif residuals.whole:

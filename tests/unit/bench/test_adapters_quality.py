@@ -36,8 +36,8 @@ class Making:
     def __init__(self) -> None:
         self.kept: list[RowKey] = []
 
-    def ready(self, row: Row) -> bool:
-        return row.step > 0
+    def able(self, row: Row) -> Row | None:
+        return row if row.step else None
 
     def residuals(self, rows: Sequence[Row], whole: Sequence[bool], waits: Waits) -> tuple[OfSequences, ...]:
         assert waits is WAITS
@@ -81,7 +81,7 @@ def test_a_row_that_is_forgotten_begins_with_its_own() -> None:
 
 def test_what_each_step_asks_of_a_row_is_asked_of_what_computes() -> None:
     made = StepBefore(Making())
-    assert [made.ready(row) for row in rows_at(0, 1)] == [False, True]
+    assert [made.able(row) is not None for row in rows_at(0, 1)] == [False, True]
 
 
 def test_what_denoisers_do_is_among_the_ways() -> None:

@@ -119,8 +119,9 @@ def due(kind: ControlKind, nets: Sequence[Behind]) -> tuple[Due, ...]:
 def exposed_ms(row: RowWork, state: ServiceState, here: Here) -> float:
     """Predicted time for which a step waits for what an instance computes.
 
-    The network computes meanwhile, unless both share a device, or too few cores. An instance that has computed nothing
-    yet is taken to be as fast as this process.
+    The network computes meanwhile, unless both share a device, or too few cores: then the instance is not faster than
+    this process either, whatever both have measured beside others. An instance that has computed nothing yet is taken
+    to be as fast as this process.
     """
     told = state.control
     if told is None:
@@ -130,7 +131,7 @@ def exposed_ms(row: RowWork, state: ServiceState, here: Here) -> float:
     computed = row.local_ms if told.work_ms is None else row.work / WORK * told.work_ms
     moved = row.moved_bytes / (HOST_BYTES_MS if same else NETWORK_BYTES_MS)
     if same and told.device == here.device and not _roomy(told, here):
-        return told.pending_ms + computed + moved
+        return told.pending_ms + max(computed, row.local_ms) + moved
     waits = (told.pending_ms + (computed + moved) * made - row.network_ms * read for made, read in row.due)
     return max(0.0, *waits)
 

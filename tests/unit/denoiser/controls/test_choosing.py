@@ -81,6 +81,7 @@ def test_nothing_is_computed_meanwhile_on_one_device_or_too_few_cores(
 ) -> None:
     assert exposed_ms(ROW, told("c", **control), here) == pytest.approx(64)
     assert chosen(ROW, [told("c", **control)], NETS, here, Executor.AUTO) is None
+    assert chosen(ROW, [told("c", work_ms=0.1, **control)], NETS, here, Executor.AUTO) is None
     assert chosen(ROW, [told("c", **control)], NETS, here, Executor.SERVICE) is not None
 
 
