@@ -267,7 +267,7 @@ async def test_stale_steps_take_what_the_step_before_has_asked_for(
         asked = len(gate.forwards)
         async with bench.worker(control_stale=True) as worker:
             stale = [await computed(bench, worker, await alike(bench, worker, use)) for _ in range(2)]
-    assert len(gate.forwards) == 3 * asked
+    assert len(gate.forwards) == asked + 2 * (asked - 1), "nothing is asked for that no step reads"
     torch.testing.assert_close(stale[0], stale[1], atol=ATOL, rtol=0)
     difference = (stale[0] - exact).abs().max()
     assert 1e-4 < difference < exact.abs().max()

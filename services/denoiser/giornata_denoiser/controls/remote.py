@@ -130,6 +130,8 @@ class RemoteControls:
         replaced = self._holding.forget(row.key)
         if before is not None:
             self._used.append(before)  # this step reads it
+            if row.step + 1 >= row.steps or row.adapters.controlling(row.step + 1) != acting:
+                return self._read(before, row, waits)  # no step would read what this one asks for
         elif replaced is not None:
             self._let_go((replaced,))  # makes room
         mine = self._asked(row, acting, waits, whole=whole)
