@@ -53,7 +53,7 @@ def test_a_file_is_the_one_of_its_card(name: str) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=pytest.mark.xfail(reason="its rims are two thirds closed"))
+        pytest.param(name, marks=pytest.mark.xfail(reason="a third of its rims is too pale"))
         if name == "outlined"
         else name
         for name in NAMES

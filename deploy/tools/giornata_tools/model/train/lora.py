@@ -152,7 +152,7 @@ LESSONS: Final[Mapping[str, Lesson]] = {
         IMAGE,
         Course(
             "outlined",
-            (Stage(0.7, {48: 0.65, 96: 0.35}), Stage(1.01, {48: 0.2, 128: 0.8})),
+            (Stage(0.43, {48: 0.65, 96: 0.35}), Stage(1.01, {48: 0.1, 128: 0.9})),
             {48: 24, 96: 8, 128: 6},  # few: its target has no noise
             RATES,
             AVERAGE_DECAY,

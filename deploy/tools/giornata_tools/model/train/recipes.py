@@ -66,7 +66,7 @@ RECIPES: Final = {
     ),
     "lora": Recipe(
         {
-            "outlined": RecipeStage(partial(lora.run, "outlined"), 1400),
+            "outlined": RecipeStage(partial(lora.run, "outlined"), 2400),
             "swapped": RecipeStage(partial(lora.run, "swapped"), 3200),
         },
         adapter_export.loras,
