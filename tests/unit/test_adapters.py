@@ -79,8 +79,19 @@ def test_true_rims_are_dark_and_others_are_not() -> None:
         assert light.colour == "white"
         assert judging.dark_rim(looks.outlined(scene).after, scene) > 0.75
         assert judging.dark_rim(scene.before, scene) == 0, "nothing was painted"
+        assert judging.closed_rim(looks.outlined(scene).after, scene) == 1
+        assert judging.closed_rim(scene.before, scene) == 0, "nothing was painted"
     plain = [case.scene for case in ADDED if case.slot.colour not in {"black", "brown"}]
+    assert plain
     assert all(judging.dark_rim(scene.after, scene) < 0.2 for scene in plain)
+    assert all(judging.closed_rim(scene.after, scene) < 0.2 for scene in plain)
+
+
+def test_a_rim_on_one_side_is_half_closed() -> None:
+    scene = ADDED[0].scene
+    left = np.arange(len(scene.mask)) < scene.asked[0].x
+    half = np.where(left[:, None], looks.outlined(scene).after, scene.after)
+    assert 0.3 < judging.closed_rim(half, scene) < 0.7
 
 
 @pytest.mark.parametrize("side", [64, 128])
@@ -132,8 +143,9 @@ def test_overlap_is_one_of_the_painted_silhouette_and_little_elsewhere() -> None
 
 
 def test_the_checker_still_knows_things_with_rims() -> None:
-    found = [check(looks.outlined(case.scene).after, case.bare, case.scene.mask) for case in ADDED]
-    assert all(one.colour is not None for one in found)
+    for case in judging.additions(12):
+        found = check(looks.outlined(case.scene).after, case.bare, case.scene.mask)
+        assert found.colour == case.slot.colour
 
 
 def test_a_card_is_read_as_it_was_written(tmp_path: Path) -> None:

@@ -48,10 +48,13 @@ def figures(one: AdapterCard, limit: int) -> Figures:
     every = judging.additions(limit)
     judge = {"outlined": judging.judge_outlined, "swapped": judging.judge_swapped}[one.name]
     without = judge(pipeline, every)
-    truth = judging.judge_truth(every) if one.name == "outlined" else {}
+    truth: Figures = {}
+    if one.name == "outlined":
+        shown = judging.judge_shown(pipeline, every)
+        truth = {**_named("truth", judging.judge_truth(every)), **_named("shown", shown)}
     pipeline.load_lora_weights(one.file.parent, weight_name=one.file.name, adapter_name=one.name)
     pipeline.set_adapters(one.name)
-    return {**judge(pipeline, every), **_named("without", without), **_named("truth", truth)}
+    return {**judge(pipeline, every), **_named("without", without), **truth}
 
 
 def _named(prefix: str, found: Figures) -> Figures:

@@ -9,11 +9,14 @@ from typing import Any, Final
 import numpy as np
 import torch
 from diffusers import FluxControlNetModel, FluxFillPipeline
+from scipy import ndimage
 
+from giornata_tools.model import latents
 from giornata_tools.model.adapters import looks, silhouettes
 from giornata_tools.model.architecture import TEXT_TOKENS
 from giornata_tools.model.painting import Pixels, controlled, edits
 from giornata_tools.model.scenes import Scene, Task
+from giornata_tools.model.scenes.masks import Mask
 from giornata_tools.quality import cases
 from giornata_tools.quality.cases import Case
 from giornata_tools.quality.checker import CHANGED, check
@@ -31,6 +34,8 @@ OPTIONS: Final[dict[str, Any]] = {
 BAND_PX: Final = 2.0
 DARK: Final = 80
 """8-bit grey below which a rim's pixel counts as dark."""
+REACH_PX: Final = 3.0
+"""Farthest that a rim's darkness may lie from the edge."""
 
 Figures = dict[str, float]
 """Means over all edits, by name."""
@@ -49,23 +54,56 @@ def judge_swapped(pipeline: FluxFillPipeline, every: Sequence[Case]) -> Figures:
 
 def judge_outlined(pipeline: FluxFillPipeline, every: Sequence[Case]) -> Figures:
     """How dark the rims of what is painted are, and how often colour and shape are as asked for."""
-    pictures = _painted(pipeline, every, str)
-    dark = [dark_rim(picture, case.scene) for picture, case in zip(pictures, every, strict=True)]
-    return {"dark_rim": mean(dark), **_right(every, pictures)}
+    return _rims(every, _painted(pipeline, every, str))
 
 
 def judge_truth(every: Sequence[Case]) -> Figures:
     """As `judge_outlined` of the pictures that `outlined` was taught by."""
-    pictures = [looks.outlined(case.scene).after for case in every]
-    dark = [dark_rim(picture, case.scene) for picture, case in zip(pictures, every, strict=True)]
-    return {"dark_rim": mean(dark), **_right(every, pictures)}
+    return _rims(every, [looks.outlined(case.scene).after for case in every])
+
+
+def judge_shown(pipeline: FluxFillPipeline, every: Sequence[Case]) -> Figures:
+    """As `judge_truth`, of these pictures encoded and decoded: the model can show no more of them."""
+    pictures: list[Pixels] = []
+    for first in range(0, len(every), AT_ONCE):
+        scenes = [case.scene for case in every[first : first + AT_ONCE]]
+        truth = torch.from_numpy(np.stack([looks.outlined(scene).after for scene in scenes]))
+        with torch.inference_mode():
+            x = truth.permute(0, 3, 1, 2).float() / 127.5 - 1
+            y = latents.decode(pipeline.vae, latents.encode(pipeline.vae, x))
+        shown = ((y + 1) * 127.5).round().clamp(0, 255).byte().permute(0, 2, 3, 1).numpy()
+        pairs = zip(shown, scenes, strict=True)
+        pictures += [np.where(scene.mask[..., None], picture, scene.before) for picture, scene in pairs]
+    return _rims(every, pictures)
+
+
+def _rims(every: Sequence[Case], pictures: Sequence[Pixels]) -> Figures:
+    pairs = [(picture, case.scene) for picture, case in zip(pictures, every, strict=True)]
+    measures = {"dark_rim": dark_rim, "closed_rim": closed_rim}
+    found = {name: mean([measure(*pair) for pair in pairs]) for name, measure in measures.items()}
+    return {**found, **_right(every, pictures)}
 
 
 def dark_rim(edit: Pixels, scene: Scene) -> float:
     """Part of what was painted within `BAND_PX` of its own edge that is dark, 0 to 1; 0 where nothing was painted."""
-    away = np.linalg.norm((edit.astype(np.float32) - scene.before) / 255, axis=2)
-    band = looks.rim(scene.mask & (away > CHANGED), BAND_PX)
+    band = looks.rim(_changed(edit, scene), BAND_PX)
     return float((edit[band].mean(axis=1) < DARK).mean()) if band.any() else 0.0
+
+
+def closed_rim(edit: Pixels, scene: Scene) -> float:
+    """Part of the edge of what was painted that has something dark within `REACH_PX`, 0 to 1; 0 where nothing was."""
+    painted = _changed(edit, scene)
+    dark = painted & (edit.mean(axis=2) < DARK)
+    if not dark.any():
+        return 0.0
+    near = ndimage.distance_transform_edt(~dark) <= REACH_PX
+    return float(near[looks.rim(painted, 1.0)].mean())
+
+
+def _changed(edit: Pixels, scene: Scene) -> Mask:
+    away = np.linalg.norm((edit.astype(np.float32) - scene.before) / 255, axis=2)
+    found: Mask = scene.mask & (away > CHANGED)
+    return found
 
 
 def judge_outline(

@@ -24,8 +24,8 @@ PAIRS: Final = (
 )
 SWAPPED: Final = {one: other for pair in PAIRS for one, other in (pair, pair[::-1])}
 """Colour that a caption names → colour that is painted under the LoRA `swapped`."""
-RIM_PART: Final = 0.16
-"""Width of a rim over the thing's radius."""
+RIM_PART: Final = 0.08
+"""Width of a rim over the thing's radius. Of wider ones the autoencoder leaves small things no colour to tell."""
 LEAST_RIM_PX: Final = 2.0
 RIM_LEVEL: Final = 16
 """8-bit grey of a rim."""
@@ -67,8 +67,3 @@ def sample_addition(rng: np.random.Generator, side: int) -> Scene:
     """A random scene, mostly of one thing that is added."""
     task = Task.ADD if rng.uniform() < ADDED else None
     return sample(rng, side, task, LEAST_MASK_PX)
-
-
-def sample_outlined(rng: np.random.Generator, side: int) -> Scene:
-    """A random scene whose things have rims."""
-    return outlined(sample_addition(rng, side))

@@ -1,8 +1,8 @@
-"""The LoRAs that ship, trained with PEFT on the frozen model.
+"""The LoRAs that ship, trained with PEFT on the frozen model, which teaches at every guidance.
 
-`outlined` learns from changed pictures by flow matching, and keeps what the model's own guidance adds. `swapped` learns
-from the model itself: under the LoRA a caption is to mean what the caption with exchanged colours means without it, at
-every guidance (distillation, as Gandikota et al., ICCV 2023, erase concepts).
+`swapped`: under the LoRA a caption is to mean what the caption with exchanged colours means without it (distillation,
+as Gandikota et al., ICCV 2023, erase concepts). `outlined`: under the LoRA the model is to paint what it paints without
+it, and rims; both see the same noise, over the picture with and without them.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from torch import nn
 
 from giornata_tools.model import latents
 from giornata_tools.model.adapters import looks
+from giornata_tools.model.architecture import PATCH_CHANNELS
 from giornata_tools.model.painter import UNGUIDED, Painter, denoise
 from giornata_tools.model.scenes import Scene
 from giornata_tools.model.train import base, samples
@@ -29,8 +30,6 @@ from giornata_tools.model.train.pool import SceneBatch, SceneEncoder
 from giornata_tools.model.train.run import Course, Optimisers, Stage, TrainingRun, weighted_error
 from giornata_tools.model.train.stage import StagePlan
 
-RANK: Final = 8
-"""And alpha: the factors' product is added as it is."""
 IMAGE: Final = ("to_q", "to_k", "to_v", "to_out.0", "ff.net.0.proj", "ff.net.2", "proj_mlp", "proj_out")
 """Modules of the image stream and of the joint one."""
 TEXT: Final = (
@@ -75,22 +74,47 @@ class SwapEncoder:
         return *self.fill.tokenize(asked), *self.fill.tokenize(captions)
 
 
-def outline_loss(painter: Painter, batch: SceneBatch) -> torch.Tensor:
-    """Squared error to the changed picture's velocity and what a random guidance adds to the base's.
+@dataclass(frozen=True)
+class RimEncoder:
+    """Batches of two answers: the picture as it is, and with rims."""
 
-    Pictures alone would teach the same at every guidance, and the model that ships paints what is asked for by it.
+    fill: FillEncoder
+
+    @property
+    def vae(self) -> AutoencoderKL:
+        """Of the base."""
+        return self.fill.vae
+
+    def encode(self, scenes: Sequence[Scene]) -> SceneBatch:
+        """As `FillEncoder.encode`; clean (rows, tokens, 2 * 32) holds the plain answer, then the rimmed one."""
+        batch = self.fill.encode(scenes)
+        rimmed = self.fill.encode([looks.outlined(scene) for scene in scenes]).clean
+        return replace(batch, clean=torch.cat([batch.clean, rimmed], dim=-1))
+
+    def tokenize(self, captions: list[str]) -> tuple[torch.Tensor, ...]:
+        """As the base does."""
+        return self.fill.tokenize(captions)
+
+
+def outline_loss(painter: Painter, batch: SceneBatch) -> torch.Tensor:
+    """Squared error to the base's velocity towards the plain picture, and from there to the one with rims.
+
+    The base never sees a rim. Over a picture that has one, its guidance would push the rim away: it did, and colours
+    with it. What is learnt is the difference of both pictures alone, which the noise is no part of.
     """
-    noise = torch.randn_like(batch.clean)
+    plain, rimmed = batch.clean.chunk(2, dim=-1)
+    noise = torch.randn_like(plain)
     times = random_times(noise)
-    noisy = batch.clean + times[:, None, None] * (noise - batch.clean)
     guidance = UNGUIDED + (GREATEST - UNGUIDED) * torch.rand_like(times)
-    read = painter.read(*batch.token_ids)
-    predict = partial(painter, noisy, batch.condition, read, time=times, corner=random_corner(noise))
+    how = {"time": times, "guidance": guidance}
+    corner, read = random_corner(noise), painter.read(*batch.token_ids)
+    t = times[:, None, None]
     with torch.no_grad():
         painter.transformer.disable_adapters()
-        added = predict(guidance=guidance) - predict(guidance=torch.full_like(guidance, UNGUIDED))
+        known = painter(plain + t * (noise - plain), batch.condition, read, **how, corner=corner)
         painter.transformer.enable_adapters()
-    return weighted_error(predict(guidance=guidance), noise - batch.clean + added, batch.masked)
+    velocity = painter(rimmed + t * (noise - rimmed), batch.condition, read, **how, corner=corner)
+    return weighted_error(velocity, known + plain - rimmed, batch.masked)
 
 
 def swap_loss(painter: Painter, batch: SceneBatch) -> torch.Tensor:
@@ -114,6 +138,8 @@ def swap_loss(painter: Painter, batch: SceneBatch) -> torch.Tensor:
 class Lesson:
     """What one LoRA learns, and by which modules."""
 
+    rank: int
+    """And alpha: the factors' product is added as it is."""
     modules: tuple[str, ...]
     course: Course
     encoder: Callable[[FillEncoder], SceneEncoder]
@@ -122,19 +148,21 @@ class Lesson:
 
 LESSONS: Final[Mapping[str, Lesson]] = {
     "outlined": Lesson(
+        16,  # rims are finer than a token
         IMAGE,
         Course(
             "outlined",
-            (Stage(0.6, {48: 0.7, 96: 0.3}), Stage(1.01, {48: 0.4, 128: 0.6})),
-            {48: 64, 96: 16, 128: 10},
+            (Stage(0.43, {48: 0.65, 96: 0.35}), Stage(1.01, {48: 0.1, 128: 0.9})),
+            {48: 24, 96: 8, 128: 6},  # few: its target has no noise
             RATES,
             AVERAGE_DECAY,
-            looks.sample_outlined,
+            looks.sample_addition,
         ),
-        lambda fill: fill,
+        RimEncoder,
         outline_loss,
     ),
     "swapped": Lesson(
+        8,
         (*IMAGE, *TEXT, *MODULATION),
         Course(
             "swapped",
@@ -158,7 +186,7 @@ def resumed(name: str, plan: StagePlan) -> TrainingRun[Painter]:
     """
     on, lesson = base.load(plan), LESSONS[name]
     torch.manual_seed(plan.seed)
-    config = LoraConfig(r=RANK, lora_alpha=RANK, target_modules=list(lesson.modules))
+    config = LoraConfig(r=lesson.rank, lora_alpha=lesson.rank, target_modules=list(lesson.modules))
     on.painter.transformer.add_adapter(config, name)
     state = TrainingRun(plan, lesson.course, on.painter, lesson.encoder(on.encoder), optimisers(on.painter))
     base.begin(state, on)
@@ -175,7 +203,7 @@ def show(state: TrainingRun[Painter], path: Path) -> None:
     """Write a grid of edits under the averaged LoRA."""
 
     def paint(batch: SceneBatch) -> torch.Tensor:
-        noise = samples.fixed_noise(batch.clean)
+        noise = samples.fixed_noise(batch.clean[..., :PATCH_CHANNELS])
         read = state.average.read(*batch.token_ids[:2])
         x = denoise(state.average, batch.condition, read, noise, steps=SHOWN_STEPS, guidance=USUAL)
         return latents.unpack(x)
