@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -147,7 +148,7 @@ async def test_a_row_that_waits_for_an_instance_holds_up_nobody(
         bench.worker(control_open_s=HUNG_S) as worker,
     ):
         blocking = await alike(bench, other, use, steps=30)
-        other.network.permits = type(other.network.permits)(0)
+        other.network.permits = threading.Semaphore(0)
         await bench.run(other, blocking)
         async with asyncio.timeout(HUNG_S):
             while (await heard(bench, "full")).control.rows < 1:  # type: ignore[union-attr]  # an instance's
@@ -201,7 +202,7 @@ async def test_a_late_instance_is_given_up(bench: Bench, use: ControlUse, tmp_pa
     here = await made_here(bench, tmp_path, use)
     async with (
         instance(bench, tmp_path, "a-late") as late,
-        bench.worker(control_late_s=0.2) as worker,
+        bench.worker(control_late_s=2.0) as worker,
     ):
         late.hold()
         request = await alike(bench, worker, use)
@@ -216,7 +217,7 @@ async def test_a_late_instance_is_given_up(bench: Bench, use: ControlUse, tmp_pa
 async def test_without_any_instance_left_the_row_is_handed_back_where_it_is(
     bench: Bench, use: ControlUse, tmp_path: Path
 ) -> None:
-    async with bench.worker(control_open_s=5.0) as worker:
+    async with bench.worker(control_open_s=8.0) as worker:
         async with instance(bench, tmp_path, "only") as gate:
             gate.hold()
             gate.permits.release(1)
@@ -240,9 +241,14 @@ async def test_a_denoiser_that_has_the_net_goes_on_by_itself(
 ) -> None:
     here = await made_here(bench, tmp_path, use, steps=30)
     loaded(bench, tmp_path)
-    executor = Executor.SERVICE
-    async with bench.worker(control_open_s=5.0, control_executor=executor, permits=0) as worker:
+    async with bench.worker(control_open_s=5.0, control_executor=Executor.SERVICE) as worker:
         async with instance(bench, tmp_path, "only") as gate:
+            async with asyncio.timeout(HUNG_S):
+                while not gate.forwards:  # until it has heard of the instance
+                    await computed(bench, worker, await alike(bench, worker, use, steps=30))
+            while gate.began.acquire(blocking=False):
+                pass
+            worker.network.permits = threading.Semaphore(0)
             gate.hold()
             request = await alike(bench, worker, use, steps=30)
             await bench.run(worker, request)
@@ -250,11 +256,12 @@ async def test_a_denoiser_that_has_the_net_goes_on_by_itself(
                 worker.network.permits.release()
                 if await asyncio.to_thread(gate.began.acquire, timeout=HUNG_S / 100):
                     break
+            else:
+                pytest.fail("the instance is never asked")
             gate.error = RuntimeError("the instance is broken")
             worker.network.permits.release(1000)
         await bench.report()
         (there,) = await bench.latents(request)
-    assert gate.forwards
     torch.testing.assert_close(there, here, atol=ATOL, rtol=0)
 
 

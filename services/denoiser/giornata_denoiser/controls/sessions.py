@@ -34,7 +34,7 @@ from giornata_denoiser.rows.row import Row
 
 OPENING_MS: Final = 15_000
 """How long an instance may take to open a row: it may have to load weights."""
-TOLD_S: Final = 2.0
+TOLD_S: Final = 5.0
 """Within this time every instance that is alive tells of itself."""
 CLOSE_MS: Final = 1_000
 MOST_LOSSES: Final = 5
