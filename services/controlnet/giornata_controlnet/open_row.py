@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 from giornata.control.expansion import Behind, Summed, summed
+from giornata.control.keeping import Renewals
 from giornata.control.running import Act
 from giornata.packed.region import Region
 from giornata.wire.controlnets import ControlBase
@@ -43,12 +44,10 @@ class OpenRow:
     """For how many of the row's sequences ControlNets are computed."""
     region: Region | None
     """The tokens of steps that are not whole, on the ControlNets' device; None: all tokens."""
-    renew_steps: int
-    """As :attr:`giornata.wire.controlnets.OpenControl.renew_steps`."""
+    renewals: Renewals
+    """Which steps that are not whole compute all tokens all the same."""
     pins: ExitStack
     """Closed when the row is: lets go of its weights."""
-    _renewed: list[tuple[int, tuple[bool, ...]]] = field(default_factory=list, init=False, repr=False)
-    """The last step that kept keys and values of all tokens, and which ControlNets acted; empty before the first."""
     _sums: dict[tuple[bool, ...], Summed] = field(default_factory=dict, init=False, repr=False)
 
     @property
@@ -62,12 +61,7 @@ class OpenRow:
 
     def renews(self, step: int, *, whole: bool) -> bool:
         """Whether a step computes all tokens, which is noted. One that is computed again decides alike."""
-        acts = tuple(net.first <= step < net.end for net in self.nets)
-        since = step - self._renewed[0][0] if self._renewed and self._renewed[0][1] == acts else 0
-        if not whole and 0 < since < self.renew_steps:
-            return False
-        self._renewed[:] = [(step, acts)]
-        return True
+        return self.renewals.due(step, self._acts(step), whole=whole)
 
     def work(self, step: int) -> float:
         """Multiplications of a step that computes the whole picture."""
@@ -75,7 +69,7 @@ class OpenRow:
 
     def sums(self, step: int) -> Summed:
         """The sums of a step's samples."""
-        acts = tuple(net.first <= step < net.end for net in self.nets)
+        acts = self._acts(step)
         if acts not in self._sums:
             self._sums[acts] = summed(
                 [net.act.behind for net, some in zip(self.nets, acts, strict=True) if some]
@@ -86,3 +80,7 @@ class OpenRow:
         """(tokens, channels) of each sum of a step, the sequences one behind the other."""
         tokens = self.tokens if whole or self.region is None else len(self.region.computed)
         return tuple((self.sequences * tokens, self.base.channels[block]) for block in self.sums(step).first)
+
+    def _acts(self, step: int) -> tuple[bool, ...]:
+        """By ControlNet, whether it acts in a step."""
+        return tuple(net.first <= step < net.end for net in self.nets)

@@ -13,6 +13,7 @@ from giornata import tensors
 from giornata.blobs import BlobStore, intermediate
 from giornata.control.expansion import Behind, sequences
 from giornata.control.inputs import images, images_of, texts
+from giornata.control.keeping import Renewals, keeping
 from giornata.control.mismatch import ControlMismatch
 from giornata.control.protocol import Conditions, ControlNet, ControlText
 from giornata.control.running import Act
@@ -107,10 +108,11 @@ def _made(
     shown = images(tensors.unpack(seen), len(request.job.controls))
     times = torch.tensor(request.times, dtype=torch.float32)
     count, region = sequences(request.base.kind, len(told)), _region(request, nets.device)
+    steps_of = _acting(request)
     acting: list[Acting] = []
     behind: list[Behind] = []
     for nth, use in enumerate(request.job.controls):
-        steps = _acting(request).get(nth)
+        steps = steps_of.get(nth)
         if steps is None:
             behind.append((None,) * len(request.base.channels))
             continue
@@ -119,7 +121,7 @@ def _made(
         behind.append(added)
         opened = net.open(Conditions(shown[nth].to(nets.dtype), request.grid, told, times, use.mode))
         work = _work(net.work(request.base), told, request.grid)
-        kept = _keeping(net, opened, count, region if request.renew_steps else None)
+        kept = keeping(net, opened, count, region) if region is not None and request.renew_steps else ()
         acting.append(Acting(Act(net, opened, use.scale, added, kept), first, end, work))
     return OpenRow(
         control_row(request.job.job_id, request.attempt, request.index),
@@ -131,17 +133,9 @@ def _made(
         request.times,
         count,
         region,
-        request.renew_steps,
+        Renewals(request.renew_steps),
         ExitStack(),
     )
-
-
-def _keeping(net: ControlNet, opened: object, count: int, region: Region | None) -> tuple[object, ...]:
-    """By sequence, where steps keep what lies outside of a region; empty where they cannot, or are not to."""
-    if region is None:
-        return ()
-    kept = (net.keeping(opened, sequence, region) for sequence in range(count))
-    return tuple(each for each in kept if each is not None)
 
 
 def _work(work: ControlWork, told: Sequence[ControlText], grid: tuple[int, int]) -> float:

@@ -20,7 +20,7 @@ class Served:
     def __init__(self) -> None:
         self._cells: dict[str, tuple[ModelCard, ...]] = {}
         self.news = asyncio.Event()
-        """Set when what is served has changed; whoever waits for that clears it."""
+        """Set when the served models have changed; a task that waits for it clears it."""
 
     @classmethod
     @asynccontextmanager

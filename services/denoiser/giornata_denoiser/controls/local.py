@@ -9,6 +9,7 @@ from typing import Final
 from torch import Tensor
 
 from giornata.control.expansion import Behind, sequences, summed
+from giornata.control.keeping import Renewals, keeping
 from giornata.control.protocol import Conditions, ControlNet
 from giornata.control.running import Act, RowStep, run
 from giornata.packed.moving import moved
@@ -63,8 +64,7 @@ class LocalControls:
         """What each of them costs."""
         self._opened: dict[tuple[RowKey, int], _Opened] = {}
         """By row and number of its ControlNet."""
-        self._renewed: dict[RowKey, tuple[int, tuple[bool, ...]]] = {}
-        """The last step that computed and kept all tokens of a row, and which of its ControlNets acted."""
+        self._renewals: dict[RowKey, Renewals] = {}
         self._holding: Holding[Added] = Holding()
 
     def has(self, row: Row) -> bool:
@@ -95,8 +95,6 @@ class LocalControls:
             # As long as one that an instance made of the region would serve, so that pictures are equal.
             asked = whole[number] or rows[number].region is None
             self._holding.keep(rows[number], acting[number], added, whole=asked)
-            if every:
-                self._renewed[rows[number].key] = step.step, acting[number]
         return tuple(
             () if added is None else added.of(len(row.prompts))
             for row, added in zip(rows, found, strict=True)
@@ -106,8 +104,8 @@ class LocalControls:
         """Forget all rows but these."""
         for act in [act for act in self._opened if act[0] not in keys]:
             del self._opened[act]
-        for key in self._renewed.keys() - keys:
-            del self._renewed[key]
+        for key in self._renewals.keys() - keys:
+            del self._renewals[key]
         self._holding.retain(keys)
 
     def _still(self, row: Row, acts: tuple[bool, ...], whole: bool) -> Added | None:  # noqa: FBT001 - of one row
@@ -123,9 +121,8 @@ class LocalControls:
         count = sequences(self._network.base.kind, len(row.prompts))
         if row.region is None or not all(act.kept for act in acts):
             return RowStep(acts, row.step, latents, count)
-        renewed, acted = self._renewed.get(row.key, (row.step - self._reuse.renew_steps, acting))
-        since = row.step - renewed
-        renews = whole or acted != acting or not 0 < since < self._reuse.renew_steps
+        renewals = self._renewals.setdefault(row.key, Renewals(self._reuse.renew_steps))
+        renews = renewals.due(row.step, acting, whole=whole)
         return RowStep(acts, row.step, latents, count, _of_picture(row, row.region, net), renews, renews)
 
     def _act(self, row: Row, nth: int) -> Act:
@@ -142,16 +139,14 @@ class LocalControls:
             opened = net.open(conditions(row, nth, self._network))
             known = _Opened(image, opened, self._keeping(net, opened, row))
             self._opened[row.key, nth] = known
-            self._renewed.pop(row.key, None)
+            self._renewals.pop(row.key, None)
         return known
 
     def _keeping(self, net: ControlNet, opened: object, row: Row) -> tuple[object, ...]:
         if row.region is None or not self._reuse.renew_steps:
             return ()
-        region = _of_picture(row, row.region, net)
         count = sequences(self._network.base.kind, len(row.prompts))
-        kept = [net.keeping(opened, sequence, region) for sequence in range(count)]
-        return tuple(each for each in kept if each is not None)
+        return keeping(net, opened, count, _of_picture(row, row.region, net))
 
 
 def costing(row: Row, works: Mapping[str, ControlWork]) -> Row:

@@ -91,10 +91,10 @@ class RemoteControls:
         with self._lock:
             self._sessions[key] = session
 
-    def drop(self, key: RowKey) -> Session | None:
+    def drop(self, key: RowKey) -> None:
         """The row is no longer open."""
         with self._lock:
-            return self._sessions.pop(key, None)
+            self._sessions.pop(key, None)
 
     def has(self, key: RowKey) -> bool:
         """Whether the row is open at an instance that can be asked."""
