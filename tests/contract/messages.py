@@ -62,6 +62,9 @@ from giornata.wire.samplers import Sampler
 from giornata.wire.templates import TemplateInputs, TemplateRecord, TemplateState
 from giornata.wire.values import CellMap, StageTimes
 from giornata.wire.workers import (
+    DegreeCosts,
+    RankPhase,
+    RankState,
     RowProgress,
     ServiceName,
     ServiceState,
@@ -196,6 +199,8 @@ WORKER = WorkerState(
             companion_tokens=12,
             padding_tokens=40,
             encoded=True,
+            degree=2,
+            due_ms=-12.5,
         ),
     ),
     steps_total=9,
@@ -220,6 +225,8 @@ WORKER = WorkerState(
     samples=(
         StepSample(
             rows=1,
+            degree=2,
+            halves=True,
             sequences=1,
             image_tokens=12,
             text_tokens=48,
@@ -251,8 +258,18 @@ WORKER = WorkerState(
             weights=(1.0, 0.5, 0.25, 0.0, 0.0, 0.0), r2=0.75, residual_ms=0.5, samples=9, outliers=1
         ),
         load=CostFit(weights=(0.5, 0.0), r2=0.5, residual_ms=0.25, samples=3, outliers=0),
+        degrees=(
+            DegreeCosts(
+                degree=2,
+                halves=True,
+                compute=CostFit(
+                    weights=(1.5, 0.25, 0.125, 0.0, 0.0, 0.0), r2=0.5, residual_ms=0.5, samples=4, outliers=0
+                ),
+            ),
+        ),
         keeps_padding=True,
     ),
+    ranks=(RankState(device="cuda:0", phase=RankPhase.READY, busy=True, starts=2),),
 )
 
 MESSAGES: list[BaseModel] = [
@@ -266,7 +283,15 @@ MESSAGES: list[BaseModel] = [
         encoding=ENCODING,
         rows=(ROW,),
     ),
-    RunRequest(job=JOB, attempt=1, inspection=INSPECTION, encoding=ENCODING, rows=(ROW,), remaining_ms=900),
+    RunRequest(
+        job=JOB,
+        attempt=1,
+        inspection=INSPECTION,
+        encoding=ENCODING,
+        rows=(ROW,),
+        remaining_ms=900,
+        denoise_within_ms=640.5,
+    ),
     RunReply(answer=RunAnswer.FULL),
     FinishReply(image=REF, decode_ms=1.5, paste_ms=0.5),
     CancelRows(job_id="job_1", attempt=2),

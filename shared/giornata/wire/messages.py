@@ -95,6 +95,9 @@ class RunRequest(Wire):
     encoding: Encoding
     rows: tuple[RowRecord, ...]
     remaining_ms: int
+    denoise_within_ms: float | None = None
+    """Time left until the last step of these rows should end, so that the job ends as its client wishes: what decoding
+    and pasting are expected to take is off. Negative where it has passed; None for no wish."""
     epoch: Epoch | None = None
     """The router's; None from a version that sends none."""
 

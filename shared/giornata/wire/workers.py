@@ -65,6 +65,10 @@ class RowProgress(Wire):
     """Weights in the factors of the LoRAs that act in its next step."""
     control: float = 0.0
     """Multiplications of ControlNets in this process that its next step takes, of one sequence."""
+    degree: int = 0
+    """Devices of the worker that computed its last step together, or compute its present one; 0 before the first."""
+    due_ms: float | None = None
+    """Time left until its last step should end; negative once that has passed. None for no wish."""
     encoded: bool | None = None
     """Whether its inputs are here, which tell its shape; None from versions whose text passed the blocks always."""
 
@@ -81,6 +85,10 @@ class StepSample(Wire):
     """
 
     rows: int
+    degree: int = 1
+    """Devices that computed it together."""
+    halves: bool = False
+    """Whether one of two devices computed the unconditional sequences."""
     sequences: int
     """Rows, counted twice where true classifier-free guidance runs a negative branch."""
     image_tokens: int
@@ -145,12 +153,25 @@ class AdapterLoad(Wire):
     load_ms: float
 
 
+class DegreeCosts(Wire):
+    """What steps cost that several devices compute together."""
+
+    degree: int
+    """Devices."""
+    halves: bool = False
+    """One of two devices computes the unconditional sequences."""
+    compute: CostFit
+
+
 class WorkerCosts(Wire):
     """What a worker's steps and loads cost, as the worker sees it now."""
 
     compute: CostFit
+    """Of steps on one device."""
     load: CostFit
     """By :data:`giornata.planning.operations.COMPUTE` and :data:`giornata.planning.costs.LOAD`."""
+    degrees: tuple[DegreeCosts, ...] = ()
+    """Of steps on several; empty of a worker with one device. A degree that is not here is not used."""
     device: str = ""
     """Torch's name of it; workers of one model and device share regressions at the router."""
     reused: Mode = Mode.KV
@@ -209,6 +230,28 @@ class AdapterCounters(Wire):
     disk_bytes: int = 0
 
 
+class RankPhase(StrEnum):
+    """What a rank of a pool is doing."""
+
+    LOADING = "loading"
+    """Its model; also after it was lost and started again."""
+    READY = "ready"
+    LOST = "lost"
+    """Its process ended or was ended; another one is not there yet."""
+
+
+class RankState(Wire):
+    """One device of a worker that has several."""
+
+    device: str
+    """As configured: ``cuda:0``."""
+    phase: RankPhase
+    busy: bool = False
+    """Whether it computes a step."""
+    starts: int = 1
+    """Processes that have been started for it."""
+
+
 class WorkerState(Wire):
     """Telemetry of a denoiser."""
 
@@ -242,6 +285,8 @@ class WorkerState(Wire):
     one of its model, told last; telemetry has them every few seconds, as `resident`."""
     controlled: ControlBase | None = None
     """What ControlNets of a service may add to here; None where it asks none."""
+    ranks: tuple[RankState, ...] = ()
+    """Its devices, where it has several: a pool."""
 
 
 class ServiceState(Wire):
