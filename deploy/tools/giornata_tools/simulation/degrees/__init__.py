@@ -1,0 +1,1 @@
+"""How a pool of devices would keep deadlines: rules, baselines and a bound on a virtual clock."""
