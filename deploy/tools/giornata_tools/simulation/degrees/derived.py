@@ -1,7 +1,7 @@
 """Step times of Flux.1-dev on several H100s, derived and not measured.
 
-The constants are those with which the formula gives xDiT's published compiled times at 1024² (4.30, 2.68 and 1.63 s for 28
-steps on one, two and four). With 50 steps the least degrees within 1.5 times the limits are those that TetriServe's
+The constants are those with which the formula gives xDiT's published compiled times at 1024² (4.30, 2.68 and 1.63 s for
+28 steps on one, two and four). With 50 steps the least degrees within 1.5 times the limits are those that TetriServe's
 baseline takes for each resolution.
 """
 
