@@ -7,6 +7,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from giornata.scheduling.degrees.candidates import Candidate
+from giornata.scheduling.degrees.claims import Claims
 from giornata.scheduling.degrees.frontier import EPS
 from giornata.scheduling.degrees.spans import Plan
 
@@ -23,6 +24,7 @@ class Choice:
     """Rows at a step boundary."""
     plans: Mapping[Hashable, Plan]
     """Of promised rows."""
+    claims: Claims
     free: int
     cap_s: float
     """How long a step may take of a row that is promised nothing, where one of its degrees allows."""
@@ -44,6 +46,9 @@ class Choice:
             degree = plan.degree(self.now_s + SOON_S)
             if not degree:
                 continue
+            if self.claims.awaits(each, degree):
+                self.held.add(each.row.key)
+                continue
             wider = plan.wider(self.now_s + SOON_S) if waits else None
             if wider and wider[0] + each.step_s(wider[1]) < self.now_s + each.step_s(degree) - EPS:
                 self.held.add(each.row.key)
@@ -64,7 +69,7 @@ class Choice:
         The gain is in steps a second, times the least device-time of a step, so that large and small rows compare. A
         row that a move costs something and that has begun stays as it is.
         """
-        able = [each for each in rows if not (each.shape.pays and each.kept)]
+        able = [each for each in rows if not each.stays]
         while self.free:
             best, chosen = (0.0, 0.0), None
             for each in able:
@@ -139,7 +144,10 @@ class Choice:
         ]
         if able:
             late = each.row.promised
-            self._choose(each, min(able, key=each.step_s if late else (lambda k: k * each.step_s(k))))
+            degree = min(able, key=each.step_s if late else (lambda k: k * each.step_s(k)))
+            if self.claims.awaits(each, degree):
+                return
+            self._choose(each, degree)
             self.late_begun = self.late_begun or late
 
     def _gain(self, each: Candidate) -> tuple[float, int]:
@@ -156,3 +164,5 @@ class Choice:
     def _choose(self, each: Candidate, degree: int) -> None:
         self.free -= degree - self.degrees.get(each.row.key, 0)
         self.degrees[each.row.key] = degree
+        if each.stays and degree == each.kept and self.claims.free(each):
+            self.claims.keep(each)
