@@ -57,11 +57,15 @@ class Choice:
                 self._choose(each, degree)
 
     def begin_aged(self, ages_s: float) -> None:
-        """Begin the one that has waited longest, if that is `ages_s` or more, of the rows that are promised nothing."""
+        """Begin the one that has waited longest, if that is `ages_s` or more, of the rows that are promised nothing.
+
+        When it is twice as old its step may take any time, lest it wait for devices that are never free together.
+        """
         aged = [each for each in self._unpromised() if self.now_s - each.row.arrived_s >= ages_s]
         if aged:
             oldest = min(aged, key=lambda each: (each.row.background, each.row.arrived_s, each.row.place))
-            self._begin_unpromised(oldest)
+            old = self.now_s - oldest.row.arrived_s >= 2 * ages_s
+            self._begin_unpromised(oldest, math.inf if old else self.cap_s)
 
     def widen(self, rows: Iterable[Candidate]) -> None:
         """Give free devices to `rows`, the largest gain for a device first.
@@ -90,13 +94,13 @@ class Choice:
         for each in sorted(late, key=lambda each: each.work_s):
             if one_late and self.late_begun:
                 return
-            self._begin_unpromised(each)
+            self._begin_unpromised(each, self.cap_s)
 
     def begin_line(self, *, widens: bool) -> None:
         """Begin rows without deadline in their order, each at its cheapest degree, and widen them."""
         line = [each for each in self._unpromised() if not each.row.promised and not each.row.background]
         for each in sorted(line, key=lambda each: (each.row.place, each.row.arrived_s)):
-            self._begin_unpromised(each)
+            self._begin_unpromised(each, self.cap_s)
         if widens:
             self.widen([each for each in line if each.row.key in self.degrees])
 
@@ -104,7 +108,7 @@ class Choice:
         """Begin template runs."""
         for each in sorted(self._unpromised(), key=lambda each: (each.row.place, each.row.arrived_s)):
             if each.row.background:
-                self._begin_unpromised(each)
+                self._begin_unpromised(each, self.cap_s)
 
     def begin_any(self) -> None:
         """Begin the row that ends soonest at its fastest degree, promised ones first."""
@@ -132,9 +136,9 @@ class Choice:
             each for each in self.ready if each.row.key not in self.plans and each.row.key not in self.degrees
         ]
 
-    def _begin_unpromised(self, each: Candidate) -> None:
+    def _begin_unpromised(self, each: Candidate, cap_s: float) -> None:
         """Begin a step that delays nobody who waits, a late row's as short as can be, another's as cheap as can be."""
-        longest_s = max(self.cap_s, each.shape.ladder.fastest_s)
+        longest_s = max(cap_s, each.shape.ladder.fastest_s)
         able = [
             degree
             for degree in each.shape.step_s
