@@ -82,17 +82,20 @@ def pack(wishes: Iterable[Wish], spans: Spans, *, pushes: bool = True) -> Mappin
         pushes: whether a row may push out another one.
     """
     by_due = sorted(wishes, key=lambda wish: wish.due_s)
-    plans = _packed(by_due, spans, pushes=pushes)
     if not any(wish.stays for wish in by_due):
-        return plans
+        return _packed(by_due, spans, pushes=pushes)
     urgent: set[Hashable] = set()
+    by_deadline: dict[Hashable, Plan] | None = None
     for _ in range(_ROUNDS):
         ordered = sorted(by_due, key=lambda wish: (not wish.stays and wish.key not in urgent, wish.due_s))
         unpaused = _packed(ordered, spans, pushes=pushes)
-        if len(unpaused) >= len(plans):
+        if len(unpaused) == len(by_due):
             return unpaused
-        urgent |= plans.keys() - unpaused.keys()
-    return plans
+        by_deadline = by_deadline or _packed(by_due, spans, pushes=pushes)
+        if len(unpaused) >= len(by_deadline):
+            return unpaused
+        urgent |= by_deadline.keys() - unpaused.keys()
+    return by_deadline or {}
 
 
 def _packed(wishes: Sequence[Wish], spans: Spans, *, pushes: bool) -> dict[Hashable, Plan]:
