@@ -41,6 +41,7 @@ LONG: Final[dict[str, list[str]]] = {
     "pictures": ["--limit", "48"],
     "adapters_quality": ["--limit", "48"],
     "router_decision": [],
+    "degree_decision": ["--cases", "500"],
     "two_models": [],
     "submission": [],
     "router_scale": ["--seconds", "30", "--jobs", "2000"],

@@ -26,8 +26,7 @@ class Claims:
         self._now_s = now_s
         self._claims: list[_Claim] = []
         for each in running:
-            if each.row.until_s is not None and each.row.until_s > now_s:
-                self._add(each, each.row.devices, each.row.until_s)
+            self._add(each, each.row.devices, each.start_s(now_s))
 
     def keep(self, each: Candidate) -> None:
         """Count a row that begins a step on its own devices now."""

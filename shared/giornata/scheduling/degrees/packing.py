@@ -103,7 +103,7 @@ def _packed(wishes: Sequence[Wish], spans: Spans, *, pushes: bool) -> dict[Hasha
     kept: list[_Kept] = []
     for wish in wishes:
         if not _append(kept, wish, spans) and pushes:
-            kept = _pushed(kept, wish, spans) or kept
+            kept = _pushed(kept, wish, spans) or _before_batch(kept, wish, spans) or kept
     return {entry.wish.key: entry.plan for entry in kept}
 
 
@@ -139,3 +139,17 @@ def _pushed(kept: Sequence[_Kept], wish: Wish, spans: Spans) -> list[_Kept] | No
         if all(_append(grown, other, spans) for other in (*(e.wish for e in kept[place + 1 :]), wish)):
             return grown
     return None
+
+
+def _before_batch(kept: Sequence[_Kept], wish: Wish, spans: Spans) -> list[_Kept] | None:
+    """`kept` with an interactive row, and of its batch rows those that then fit; None where that cannot be."""
+    batch = [entry.wish for entry in kept if entry.wish.batch]
+    if wish.batch or not batch:
+        return None
+    grown: list[_Kept] = []
+    for other in (*(entry.wish for entry in kept if not entry.wish.batch), wish):
+        if not _append(grown, other, spans):
+            return None
+    for other in batch:
+        _append(grown, other, spans)
+    return grown

@@ -29,6 +29,8 @@ from giornata.scheduling.degrees.subsets import Seat, Subsets, family
 
 AGES_S: Final = 30.0
 CAP_S: Final = 0.25
+OVERDUE_S: Final = 1e-3
+"""When a step ends that should have ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +79,7 @@ class Replanning:
 
     def decide(self, now_s: float, rows: Sequence[PoolRow], free: AbstractSet[int]) -> Decision:
         """See :class:`~giornata.scheduling.degrees.pool.Rule`."""
-        held = {row.devices: row.until_s for row in rows if row.until_s is not None}
+        held = {row.devices: max(row.until_s, now_s + OVERDUE_S) for row in rows if row.until_s is not None}
         there = frozenset(free).union(*held)
         degrees = self._subsets.degrees(there)
         found = [each for row in rows if (each := candidate(row, degrees, there)) is not None]

@@ -86,7 +86,7 @@ def moments(draw: st.DrawFn, most: int = 12) -> Moment:
             each = replace(each, devices=before.devices, until_s=before.until_s)
         elif where == "runs" and fits:
             each = replace(
-                each, devices=draw(st.sampled_from(fits)), until_s=now_s + draw(st.floats(0.001, 1))
+                each, devices=draw(st.sampled_from(fits)), until_s=now_s + draw(st.floats(-0.1, 1))
             )
             free -= set(each.devices)
         elif where == "ran" and able:

@@ -113,6 +113,15 @@ def test_interactive_pushes_out_batch_of_any_size() -> None:
     assert set(pack([small, large], EMPTY)) == {"large"}
 
 
+def test_interactive_comes_before_several_batch_rows_that_leave_it_no_room() -> None:
+    batch = [wish(f"b{i}", 1.5, 2.8, batch=True) for i in range(3)]
+    large = wish("large", 1.7, 10)
+    assert set(pack(batch, EMPTY)) == {"b0", "b1", "b2"}
+    assert set(pack([*batch, large], EMPTY)) == {"large"}
+    tiny = wish("tiny", 1.5, 1, batch=True)
+    assert set(pack([*batch, tiny, wish("large", 2.2, 10)], EMPTY)) == {"large", "tiny"}
+
+
 def test_a_heavier_tenant_goes_only_where_no_other_will_do() -> None:
     heavy, light = wish("heavy", 6.0, 20, weight=2.0), wish("light", 6.1, 18)
     last = wish("last", 6.2, 10)
@@ -176,7 +185,7 @@ def _midpoints(spans: Spans, plans: Sequence[Plan]) -> list[float]:
 
 @given(wishes())
 def test_interactive_rows_are_promised_as_if_there_was_no_batch(drawn: tuple[Spans, Sequence[Wish]]) -> None:
-    """At least one of them is, where packing them alone promises any."""
+    """At least one of them is promised, where packing them alone promises any."""
     spans, asked = drawn
     alone = pack([each for each in asked if not each.batch and not each.stays], spans)
     mixed = pack([each for each in asked if not each.stays], spans)

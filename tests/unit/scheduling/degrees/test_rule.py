@@ -272,6 +272,16 @@ def test_a_masked_row_waits_for_its_devices_rather_than_move() -> None:
     assert degrees(decide(masked("a", 5.0, 30, (5,)), long, free=ALL - {5}, switches=NARROW)) == {"a": 1}
 
 
+def test_devices_of_a_step_that_is_overdue_are_not_free() -> None:
+    overdue = in_flight("held", (5,), 0.9)
+    assert decide(masked("a", 5.0, 30, (5,)), overdue, free=ALL - {5}, now_s=1.0).begins == ()
+    wide = row("a", 2.9, 10)
+    late = in_flight("held", (0, 1, 2, 3), 0.9)
+    assert degrees(
+        decide(wide, late, free=ALL - {0, 1, 2, 3}, now_s=1.0, switches=Switches(waits=False))
+    ) == {"a": 4}
+
+
 def test_a_new_row_leaves_a_begun_masked_one_its_devices() -> None:
     one = Replanning(1)
     begun, new = masked("begun", 9.0, 10, (0,)), masked("new", 5.0, 10)
