@@ -39,7 +39,7 @@ from giornata.wire.blocks import BlockSpec
 from giornata.wire.queues import CostFit
 from giornata.wire.values import Mode
 from giornata.wire.workers import WorkerCosts
-from giornata_tools.simulation.degrees import profiles
+from giornata_tools.simulation import h100
 from giornata_tools.simulation.jobs import MODEL, PictureSetting
 
 FIGURES: Final[Mapping[str, Any]] = json.loads(
@@ -163,13 +163,13 @@ def of_profile(profile: Profile) -> Machine:
 
 
 def _shipped(name: str) -> Machine:
-    return of_profile(profiles.shipped(name))
+    return of_profile(h100.shipped(name))
 
 
 PUBLISHED: Final[dict[str, Callable[[], Machine]]] = {
     "h800-flux": h800_flux,
     "flashps-flux": flashps_flux,
-    **{name: partial(_shipped, name) for name in profiles.MACHINES},
+    **{name: partial(_shipped, name) for name in h100.MACHINES},
 }
 
 

@@ -10,7 +10,7 @@ from giornata.planning.operations import NETWORK, Work
 from giornata.planning.regression import Fit
 from giornata.scheduling.degrees.pool import DEGREES
 from giornata_tools.simulation.degrees.fitting import DerivedStep, made, steps
-from giornata_tools.simulation.degrees.profiles import MACHINES, shipped
+from giornata_tools.simulation.h100 import MACHINES, shipped
 from giornata_tools.simulation.machines import PUBLISHED
 
 WHOLE, MASKED = 0.04, 0.105

@@ -21,7 +21,7 @@ from giornata.scheduling.degrees.pool import DEGREES
 from giornata.wire.values import Mode
 from giornata_tools.loadgen import facts
 from giornata_tools.simulation.degrees import derived
-from giornata_tools.simulation.degrees.profiles import MACHINES, path
+from giornata_tools.simulation.h100 import MACHINES, path
 from giornata_tools.simulation.machines import FLUX_BLOCKS
 
 SIDES: Final = (256, 512, 768, 1024, 1280, 1536, 2048)
