@@ -130,8 +130,7 @@ class Computing:
         """
         began = self._clock()
         try:
-            with self._trace.span(Lane.STEP, f"{len(rows)} rows"):
-                return self._forward(rows)
+            return self.attempt(rows)
         except torch.AcceleratorError:
             raise
         except ControlLost:  # its rows are no longer ready; the others repeat the step
@@ -160,6 +159,11 @@ class Computing:
             failed=tuple(failure for part in parts for failure in part.failed),
             previews=tuple(preview for part in parts for preview in part.previews),
         )
+
+    def attempt(self, rows: tuple[Row, ...]) -> StepReport:
+        """One step of `rows` as :meth:`compute` begins it: what it raises blames no row, and nothing is tried again."""
+        with self._trace.span(Lane.STEP, f"{len(rows)} rows"):
+            return self._forward(rows)
 
     def _give_back(self) -> None:
         self.sources.rest()

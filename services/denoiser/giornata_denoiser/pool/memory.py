@@ -144,7 +144,7 @@ class Mapped:
     def map(self, number: int, size_bytes: int, descriptor: int) -> None:
         """Map a slab; the descriptor is closed. OSError if it cannot be."""
         try:
-            self._memory[number] = _tensor(unnamed.mapped(descriptor, size_bytes, touched=False))
+            self._memory[number] = mapped_tensor(descriptor, size_bytes)
         finally:
             os.close(descriptor)
 
@@ -152,6 +152,10 @@ class Mapped:
         """Unmap slabs, each with the last tensor that views it."""
         for number in numbers:
             self._memory.pop(number, None)
+
+    def memory(self, number: int) -> Tensor:
+        """All of a slab, (bytes,) uint8."""
+        return self._memory[number]
 
     def tensor(self, place: Place) -> Tensor:
         """What lies there."""
@@ -192,6 +196,11 @@ def viewed(memory: Tensor, place: Place) -> Tensor:
 def dtype_name(dtype: torch.dtype) -> str:
     """As :attr:`Place.dtype`."""
     return str(dtype).removeprefix("torch.")
+
+
+def mapped_tensor(descriptor: int, size_bytes: int) -> Tensor:
+    """The memory of a file, (bytes,) uint8; the descriptor stays the caller's. OSError where it cannot be mapped."""
+    return _tensor(unnamed.mapped(descriptor, size_bytes, touched=False))
 
 
 def _tensor(held: mmap.mmap) -> Tensor:
