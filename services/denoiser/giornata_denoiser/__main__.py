@@ -11,15 +11,13 @@ from giornata.blobs import open_blobs
 from giornata.bus import bus, streams
 from giornata.heap import keep_freed
 from giornata.planning.costing import CostModel
-from giornata.planning.profiles import Profile
 from giornata.records import Records
 from giornata.retries import just_made
 from giornata.wire.workers import ServiceName
-from giornata_denoiser.checkpoint import Checkpoint, open_checkpoint
+from giornata_denoiser.checkpoint import open_checkpoint
 from giornata_denoiser.config import DenoiserConfig
 from giornata_denoiser.engine.rehearsal import rehearse
-from giornata_denoiser.profiling.calibration import calibrate
-from giornata_denoiser.profiling.profiles import read_profile
+from giornata_denoiser.profiling.calibration import profile_of
 from giornata_denoiser.service import Denoiser
 
 
@@ -44,17 +42,6 @@ async def serve(config: DenoiserConfig, stop: asyncio.Event) -> None:
         profile = await asyncio.to_thread(profile_of, config, checkpoint)
         costs = CostModel.of(profile)
         await Denoiser(config, connected, blobs, records, checkpoint, profile=profile, costs=costs).run(stop)
-
-
-def profile_of(config: DenoiserConfig, checkpoint: Checkpoint) -> Profile:
-    """What steps cost: as the configured file says, else as a few steps show now.
-
-    Raises:
-        Failed: the file is missing, or of another model, device or dtype.
-    """
-    if config.profile is not None:
-        return read_profile(config.profile, checkpoint)
-    return calibrate(checkpoint, config.template_bits)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,135 @@
+"""The rule: all is planned again at every arrival and end of a step; nothing is bound beyond the steps that begin.
+
+1. Free devices over time: all of them, less what steps in flight hold.
+2. Rows by deadline, each given the least device-time that meets it (:mod:`giornata.scheduling.degrees.packing`).
+3. Rows at a step boundary begin the degree that is planned for now, or wait where a wider one ends sooner.
+4. Idle devices widen promised rows, by gain for a device.
+5. Then one row that cannot be in time, least work first, in short steps. When it is old, it comes before widening.
+
+Rows without deadline follow in the line's order, and age likewise; template runs come last. TetriServe (section 4)
+chooses in rounds instead. Pure.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from typing import Final
+
+from giornata.scheduling.degrees.candidates import Candidate, candidate
+from giornata.scheduling.degrees.choosing import Choice
+from giornata.scheduling.degrees.packing import pack
+from giornata.scheduling.degrees.pool import DEGREES, Decision, PoolRow, Together
+from giornata.scheduling.degrees.sharing import Step, alone, share
+from giornata.scheduling.degrees.spans import Spans
+from giornata.scheduling.degrees.subsets import Seat, Subsets, family
+
+AGES_S: Final = 30.0
+CAP_S: Final = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Switches:
+    """Parts of the rule, each of which can be turned off."""
+
+    waits: bool = True
+    """Whether a row waits for wider devices."""
+    widens: bool = True
+    """Whether idle devices widen rows."""
+    pushes: bool = True
+    """Whether a row that does not fit pushes out another one."""
+    shares: bool = True
+    """Whether rows share a step, where it is known how long that takes."""
+    ages_s: float = AGES_S
+    """How old a row without promise is when it comes before widening; infinite for never."""
+    one_late: bool = True
+    """Whether late rows are computed one at a time."""
+    cap_s: float = CAP_S
+    """How long a step may take of a row without promise, where one of its degrees allows; infinite for any time."""
+    degrees: tuple[int, ...] = DEGREES
+    """Those that are used, if the pool and the row have them."""
+
+
+class Replanning:
+    """A :class:`~giornata.scheduling.degrees.pool.Rule` that plans all rows anew at every decision.
+
+    Args:
+        devices: that the pool has when none is lost.
+        switches: which of its parts are on.
+        together: how long rows take that share a step; without it none do.
+
+    Raises:
+        ValueError: there is no family of groups for so many devices.
+    """
+
+    def __init__(
+        self, devices: int, switches: Switches | None = None, *, together: Together | None = None
+    ) -> None:
+        self._switches = switches or Switches()
+        self._together = together if self._switches.shares else None
+        used = [group for group in family(devices) if len(group) in self._switches.degrees]
+        if not used:
+            raise ValueError(f"{devices} devices need one of the degrees 1 to {devices}; received {switches}")
+        self._subsets = Subsets(used)
+
+    def decide(self, now_s: float, rows: Sequence[PoolRow], free: AbstractSet[int]) -> Decision:
+        """See :class:`~giornata.scheduling.degrees.pool.Rule`."""
+        held = {row.devices: row.until_s for row in rows if row.until_s is not None}
+        there = frozenset(free).union(*held)
+        degrees = self._subsets.degrees(there)
+        found = [each for row in rows if (each := candidate(row, degrees, there)) is not None]
+        ready = [each for each in found if each.row.boundary]
+        if not ready or not free:
+            return Decision()
+        spans = Spans.of(now_s, len(there), [(until_s, len(held_)) for held_, until_s in held.items()])
+        choice = self._choice(now_s, found, ready, spans, len(free))
+        self._take_turns(choice)
+        if not choice.degrees and not held:
+            choice.begin_any()
+        return Decision(tuple(step.begin() for step in self._steps(choice, free)))
+
+    def _choice(
+        self, now_s: float, found: Sequence[Candidate], ready: Sequence[Candidate], spans: Spans, free: int
+    ) -> Choice:
+        """What is planned, and nothing chosen yet."""
+        switches = self._switches
+        hopeless = {each.row.key for each in found if each.hopeless(now_s)}
+        wishes = [
+            each.wish(now_s)
+            for each in found
+            if each.row.promised and each.row.left and each.row.key not in hopeless
+        ]
+        mixed = any(each.row.promised for each in found)
+        return Choice(
+            now_s,
+            ready,
+            pack(wishes, spans, pushes=switches.pushes),
+            free,
+            cap_s=switches.cap_s if mixed else math.inf,
+            late_begun=any(not each.row.boundary and each.row.key in hopeless for each in found),
+        )
+
+    def _take_turns(self, choice: Choice) -> None:
+        switches = self._switches
+        choice.begin_promised(waits=switches.waits)
+        if math.isfinite(switches.ages_s):
+            choice.begin_aged(switches.ages_s)
+        if switches.widens:
+            choice.widen_promised()
+        choice.begin_late(one_late=switches.one_late)
+        choice.begin_line(widens=switches.widens)
+        choice.begin_templates()
+
+    def _steps(self, choice: Choice, free: AbstractSet[int]) -> list[Step]:
+        """The chosen degrees on devices, with rows that share them."""
+        chosen = {each.row.key: each for each in choice.ready if each.row.key in choice.degrees}
+        seats = [
+            Seat(key, choice.degrees[key], each.shape.step_s.keys(), each.row.devices, each.shape.pays)
+            for key, each in chosen.items()
+        ]
+        steps = [alone(chosen[key], devices) for key, devices in self._subsets.place(seats, free).items()]
+        if self._together is None:
+            return steps
+        return share(choice.now_s, steps, choice.waiting(), self._together, self._switches.cap_s)

@@ -1,0 +1,69 @@
+"""Small rows that wait share the steps that begin, where all deadlines still hold and no degree changes. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from giornata.scheduling.degrees.candidates import Candidate
+from giornata.scheduling.degrees.frontier import EPS
+from giornata.scheduling.degrees.pool import Begin, Devices, Together
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Rows that are about to begin a step on the same devices."""
+
+    rows: tuple[Candidate, ...]
+    devices: Devices
+    seconds: float
+
+    def begin(self) -> Begin:
+        """As a decision says it."""
+        return Begin(tuple(each.row.key for each in self.rows), self.devices)
+
+
+def alone(each: Candidate, devices: Devices) -> Step:
+    """The step of one row."""
+    return Step((each,), devices, each.step_on_s(devices))
+
+
+def share(
+    now_s: float, steps: Sequence[Step], waiting: Iterable[Candidate], together: Together, longest_s: float
+) -> list[Step]:
+    """`steps` with rows of `waiting` among theirs, each where it adds least device-time.
+
+    A joined step takes at most `longest_s`, and no more device-time than its rows would take one after the other. A
+    row that pays for moves joins on its own devices alone, or where it begins.
+    """
+    found = list(steps)
+    for each in sorted(waiting, key=lambda each: (each.row.due_s, each.row.place)):
+        best: tuple[float, int, Step] | None = None
+        for place, step in enumerate(found):
+            joined = _joined(now_s, step, each, together, longest_s)
+            if joined is not None:
+                more = (joined.seconds - step.seconds) * len(step.devices)
+                if best is None or more < best[0]:
+                    best = more, place, joined
+        if best is not None:
+            found[best[1]] = best[2]
+    return found
+
+
+def _joined(now_s: float, step: Step, each: Candidate, together: Together, longest_s: float) -> Step | None:
+    degree = len(step.devices)
+    if degree not in each.shape.step_s or (
+        each.shape.pays and each.kept and each.row.devices != step.devices
+    ):
+        return None
+    rows = (*step.rows, each)
+    shared_s = together([one.row for one in rows], degree)
+    if shared_s is None:
+        return None
+    moves_s = sum(one.step_on_s(step.devices) - one.shape.step_s[degree] for one in rows)
+    alone_s = sum(one.step_on_s(step.devices) for one in rows)
+    if shared_s + moves_s > min(longest_s, alone_s) + EPS:
+        return None
+    if any(now_s + moves_s + one.row.left * shared_s > one.row.due_s + EPS for one in rows):
+        return None
+    return Step(rows, step.devices, shared_s + moves_s)
