@@ -9,8 +9,8 @@ import pytest
 from giornata.planning.costs import StepCosts
 from giornata.planning.degrees import Way
 from giornata.planning.operations import Operations
+from giornata.scheduling.degree_times import DegreeTimes, StepSize
 from giornata.scheduling.degrees.pool import PoolRow
-from giornata.scheduling.degrees.times import DegreeTimes, StepSize
 from giornata.scheduling.demand import Pace, RowShape
 from giornata.wire.blocks import BlockSpec
 from tests.fakes.networks import PLAIN
