@@ -5,36 +5,44 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
+from typing import Final
+
+from torch.distributed import TCPStore
 
 from giornata.planning.costing import CostModel
 from giornata.scheduling.degrees.pool import Devices
-from giornata_denoiser.checkpoint import Checkpoint, open_checkpoint
+from giornata_denoiser.checkpoint import open_checkpoint
 from giornata_denoiser.engine.checks import Verdict
 from giornata_denoiser.engine.computing import Computing
 from giornata_denoiser.engine.loading import Loader
 from giornata_denoiser.engine.rehearsal import rehearse
 from giornata_denoiser.families.protocol import ModelFamily
+from giornata_denoiser.parallel.family import shared
+from giornata_denoiser.parallel.groups import Groups
 from giornata_denoiser.pool.messages import Opening, Ready
 from giornata_denoiser.pool.rank import Loaded
 from giornata_denoiser.pool.steps import RankSteps
 from giornata_denoiser.profiling.calibration import profile_of
 from giornata_denoiser.tuning import free_bytes, memory_of, reusing_of
 
+STORE_S: Final = 60.0
+"""How long a rank waits for the store that its leader hosts already."""
 
-class Alone:
-    """Families of a pool whose rows are each on one device; satisfies :class:`giornata_denoiser.pool.steps.Families`."""
 
-    def __init__(self, family: ModelFamily) -> None:
-        self._family = family
+class GroupFamilies:
+    """The family over each group of a rank's; satisfies :class:`giornata_denoiser.pool.steps.Families`."""
 
-    def of(self, devices: Devices, epoch: str) -> ModelFamily:  # noqa: ARG002 - protocol
-        """The model itself."""
-        if len(devices) != 1:
-            raise ValueError(f"received a step on devices {devices}; accepted is one device")
-        return self._family
+    def __init__(self, family: ModelFamily, groups: Groups) -> None:
+        self._family, self._groups = family, groups
+
+    def of(self, devices: Devices, epoch: int) -> ModelFamily:
+        """See the protocol; raises GroupLost where a member does not come."""
+        return self._family if len(devices) == 1 else shared(self._family, self._groups.of(devices, epoch))
 
     def close(self, devices: Devices) -> None:
-        """There is nothing to close."""
+        """See the protocol."""
+        self._groups.drop(devices)
 
 
 @contextmanager
@@ -60,9 +68,12 @@ def loaded(opening: Opening) -> Iterator[Loaded]:
                 family, time.perf_counter, checkpoint.preview_map, reusing=reusing, judge=Verdict
             )
 
-        steps = RankSteps(opening.me, _families(opening, checkpoint), make)
-        yield steps, Ready(profile=profile)
-
-
-def _families(opening: Opening, checkpoint: Checkpoint) -> Alone:  # noqa: ARG001 - groups come
-    return Alone(checkpoint.family)
+        store = TCPStore(*opening.store, is_master=False, timeout=timedelta(seconds=STORE_S))
+        groups = Groups(store, opening.me, device, opening.group_s)
+        try:
+            yield (
+                RankSteps(opening.me, GroupFamilies(checkpoint.family, groups), make),
+                Ready(profile=profile),
+            )
+        finally:
+            groups.close()

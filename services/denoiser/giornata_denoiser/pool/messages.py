@@ -30,6 +30,8 @@ class Opening:
     """Its place among the devices."""
     store: tuple[str, int]
     """Host and port of what makes groups meet."""
+    group_s: float
+    """How long members of a group wait for each other, before they take it for lost."""
     threads: int | None = None
     """Of torch, on a CPU; None as the environment says."""
 
@@ -82,8 +84,8 @@ class StepOrder:
 
     number: int
     devices: Devices
-    epoch: str
-    """Of their group."""
+    epoch: int
+    """Of their group: another one after a member, or the group itself, was lost."""
     rows: tuple[OrderedRow, ...]
 
 
@@ -92,7 +94,7 @@ class Warm:
     """A group is to be made now."""
 
     devices: Devices
-    epoch: str
+    epoch: int
 
 
 @dataclass(frozen=True)
@@ -223,7 +225,8 @@ class StepFailed(Wire):
 
     kind: Literal["failed"] = "failed"
     order: int
-    reason: Literal["stale", "memory", "raised"]
+    reason: Literal["stale", "group", "memory", "raised"]
+    """`group`: another member has ended or closed it."""
     text: str = ""
 
 

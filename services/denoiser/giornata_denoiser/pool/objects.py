@@ -33,6 +33,8 @@ class Packed(NamedTuple):
     """Where they are."""
     kept: tuple[object, ...]
     """What it refers to of :data:`KEPT`, in any order."""
+    memory: Tensor | None = None
+    """Holds the slab that was made for it; None where all was in shared memory."""
 
 
 class Writer:
@@ -51,6 +53,7 @@ class Writer:
         _Pickler(io.BytesIO(), thing, found, kept, {}, {}).dump(thing)
         foreign = [each for each in found.values() if self._arena.place_of(each) is None and each.numel()]
         made: dict[int, Tensor] = {}
+        target: Tensor | None = None
         if foreign:
             ends = layout(foreign)
             target = self._arena.allocated(ends[-1])
@@ -62,7 +65,7 @@ class Writer:
         data = io.BytesIO()
         _Pickler(data, thing, found, kept, places, numbers).dump(thing)
         slabs = frozenset(place.slab for place in places.values() if place is not None)
-        return Packed(data.getvalue(), slabs, tuple(kept.values()))
+        return Packed(data.getvalue(), slabs, tuple(kept.values()), target)
 
 
 class _Pickler(pickle.Pickler):

@@ -40,7 +40,7 @@ log = structlog.get_logger(__name__)
 class Families(Protocol):
     """The family of each group of devices that this rank belongs to."""
 
-    def of(self, devices: Devices, epoch: str) -> ModelFamily:
+    def of(self, devices: Devices, epoch: int) -> ModelFamily:
         """That of a group, which is made if it is new. Raises where another member does not come."""
 
     def close(self, devices: Devices) -> None:
@@ -59,14 +59,14 @@ class _Held:
     """As its latest step here has made it."""
     slab: Tensor
     ring: StateRing
-    group: tuple[Devices, str] | None = None
+    group: tuple[Devices, int] | None = None
     """Of its latest step here."""
 
 
 @dataclass(eq=False)
 class _Group:
     computing: Computing
-    epoch: str
+    epoch: int
     resting: bool = True
     """Whether no row is there."""
 
@@ -86,6 +86,8 @@ class RankSteps:
         self._kept: dict[int, object] = {}
         self._rows: dict[int, _Held] = {}
         self._groups: dict[Devices, _Group] = {}
+        self._closed: set[tuple[Devices, int]] = set()
+        """Groups that have been let go of: their names are used up."""
 
     def take(self, message: MapSlab | Keep | PutRow | Forget | Warm, files: Iterable[int]) -> None:
         """Take in what is no step."""
@@ -105,8 +107,8 @@ class RankSteps:
                 try:
                     self._family(devices, epoch)
                 except (
-                    RuntimeError
-                ) as error:  # a member that was lost meanwhile: the first step makes it again
+                    ConnectionError
+                ) as error:  # a member was lost meanwhile: the leader names another epoch
                     log.warning("group_not_warm", devices=devices, error=str(error))
 
     def compute(self, order: StepOrder) -> tuple[StepEnded | StepFailed, int | None]:
@@ -123,17 +125,20 @@ class RankSteps:
             return StepFailed(order=order.number, reason="stale", text=str(stale)), None
         except torch.AcceleratorError:
             raise
-        except Exception as error:
-            log.warning(
-                "step_failed", devices=order.devices, error=repr(error), exc_info=len(order.devices) == 1
-            )
-            self._families.close(order.devices)
-            self._groups.pop(order.devices, None)
-            memory = isinstance(error, torch.OutOfMemoryError)
-            return StepFailed(
-                order=order.number, reason="memory" if memory else "raised", text=repr(error)
-            ), None
+        except Exception as error:  # noqa: BLE001 - a step's edge: the leader is told, and blames nobody yet
+            return self._failed(order, error), None
         return self._told(order, report, began)
+
+    def _failed(self, order: StepOrder, error: Exception) -> StepFailed:
+        """Let the group go, so that its other members fail at once."""
+        log.warning("step_failed", devices=order.devices, error=repr(error), exc_info=error)
+        self._families.close(order.devices)
+        self._groups.pop(order.devices, None)
+        self._closed.add((order.devices, order.epoch))
+        if isinstance(error, torch.OutOfMemoryError):
+            return StepFailed(order=order.number, reason="memory", text=repr(error))
+        lost = isinstance(error, ConnectionError)
+        return StepFailed(order=order.number, reason="group" if lost else "raised", text=repr(error))
 
     def _step(self, order: StepOrder, rows: tuple[Row, ...]) -> StepReport:
         """In a group a step is tried once: whether to try again, and where, is the leader's to say."""
@@ -143,6 +148,8 @@ class RankSteps:
     def _ordered(self, order: StepOrder) -> tuple[Row, ...]:
         """The rows as they enter the step, known to the group's computing and to no other's."""
         group = order.devices, order.epoch
+        if len(order.devices) > 1 and group in self._closed:
+            raise Stale(f"the group of {order.devices} was closed")
         rows = tuple(self._entering(ordered, group) for ordered in order.rows)
         self._family(*group)
         fresh = {ordered.number for ordered in order.rows if ordered.fresh}
@@ -154,7 +161,7 @@ class RankSteps:
             held.row, held.group = row, group
         return rows
 
-    def _entering(self, ordered: OrderedRow, group: tuple[Devices, str]) -> Row:
+    def _entering(self, ordered: OrderedRow, group: tuple[Devices, int]) -> Row:
         held = self._rows.get(ordered.number)
         if held is None:
             raise Stale(f"row {ordered.number} is not here")
@@ -169,7 +176,7 @@ class RankSteps:
             put = replace(put, records=None)
         return replace(held.ring.read(held.slab, put, ordered.step), corrections=corrections)
 
-    def _family(self, devices: Devices, epoch: str) -> None:
+    def _family(self, devices: Devices, epoch: int) -> None:
         """Have what computes in a group at hand."""
         found = self._groups.get(devices)
         if found is None or found.epoch != epoch:
