@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Final, NamedTuple
 
 from giornata.planning.degrees import ALONE, HALVED, Way
@@ -123,6 +124,12 @@ class DegreeTimes:
             size.shape.load(pace, reuses=size.reuses, renewed_every=size.renewed_every).tokens
             for size in sizes
         )
+
+
+@lru_cache(maxsize=64)
+def times_at(pace: Pace) -> DegreeTimes:
+    """The times of all pools of one pace, without a limit to what shares a step."""
+    return DegreeTimes(pace)
 
 
 def _step_ms(pace: Pace, sizes: Sequence[StepSize], moved: Sequence[bool] = ()) -> float:

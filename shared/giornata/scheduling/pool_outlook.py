@@ -10,11 +10,13 @@ import math
 from collections.abc import Collection, Hashable, Sequence
 from dataclasses import replace
 from functools import cached_property
+from itertools import accumulate
 from typing import Final
 
 from giornata.scheduling.backlog import Backlog, Effect
 from giornata.scheduling.degrees.candidates import candidate
-from giornata.scheduling.degrees.packing import pack
+from giornata.scheduling.degrees.frontier import EPS
+from giornata.scheduling.degrees.packing import Wish, pack
 from giornata.scheduling.degrees.pool import PoolRow, Times
 from giornata.scheduling.degrees.spans import Spans
 from giornata.scheduling.degrees.subsets import family
@@ -38,11 +40,13 @@ class PoolOutlook:
         self._devices, self._rows = devices, tuple(rows)
         self._there = frozenset(range(devices))
         self._degrees = frozenset(map(len, family(devices)))
+        self._asked: tuple[Sequence[PoolRow], float, Effect] | None = None
+        """The latest question and its answer: a policy may ask twice."""
 
     @cached_property
     def ends_ms(self) -> list[float]:
         """When each row leaves, in the order of the rows, in ms from now."""
-        return self._ends_ms(self._rows, self._kept)
+        return self._ends(self._rows, self._quickest, self._kept)
 
     @property
     def drained_ms(self) -> float:
@@ -54,16 +58,20 @@ class PoolOutlook:
 
         A row whose deadline is kept is not delayed, however much later it ends.
         """
-        count = len(joining)
+        if self._asked is None or self._asked[0] is not joining or self._asked[1] != ready_ms:
+            self._asked = joining, ready_ms, self._predicted(joining, ready_ms)
+        return self._asked[2]
+
+    def _predicted(self, joining: Sequence[PoolRow], ready_ms: float) -> Effect:
         ready = [
             replace(row, key=(self, number), place=LAST, until_s=ready_ms / 1e3 if ready_ms else None)
             for number, row in enumerate(joining)
         ]
-        rows = (*self._rows, *ready)
         promised = any(row.promised for row in ready)
-        kept = self._packed(rows) if promised else self._kept
-        ends = self._ends_ms(rows, kept)
-        gained = None
+        kept = self._packed((*self._wishes, *self._wished(ready))) if promised else self._kept
+        quickest = [_quickest(row.step_s, self._devices) for row in ready]
+        ends = self._ends((*self._rows, *ready), (*self._quickest, *quickest), kept)
+        count, gained = len(ready), None
         if promised:
             in_time = all(row.key in kept for row in ready)
             gained = count - len(self._kept - kept) if in_time else 0
@@ -80,14 +88,28 @@ class PoolOutlook:
     @cached_property
     def _kept(self) -> frozenset[Hashable]:
         """Rows whose deadlines are kept without the job."""
-        return self._packed(self._rows)
+        return self._packed(self._wishes)
 
-    def _packed(self, rows: Sequence[PoolRow]) -> frozenset[Hashable]:
+    @cached_property
+    def _wishes(self) -> list[Wish]:
+        return self._wished(self._rows)
+
+    @cached_property
+    def _quickest(self) -> list[list[float]]:
+        """Of each row; see :func:`_quickest`."""
+        return [_quickest(row.step_s, self._devices) for row in self._rows]
+
+    def _wished(self, rows: Sequence[PoolRow]) -> list[Wish]:
+        """What rows that can be in time ask for."""
         found = (candidate(row, self._degrees, self._there) for row in rows if row.promised)
-        wishes = [each.wish(NOW_S) for each in found if each is not None and not each.hopeless(NOW_S)]
+        return [each.wish(NOW_S) for each in found if each is not None and not each.hopeless(NOW_S)]
+
+    def _packed(self, wishes: Sequence[Wish]) -> frozenset[Hashable]:
         return frozenset(pack(wishes, Spans.of(NOW_S, self._devices, ())))
 
-    def _ends_ms(self, rows: Sequence[PoolRow], kept: Collection[Hashable]) -> list[float]:
+    def _ends(
+        self, rows: Sequence[PoolRow], quickest: Sequence[Sequence[float]], kept: Collection[Hashable]
+    ) -> list[float]:
         """When each row leaves, in ms: first those in time by deadline, then others in their order."""
 
         def turn(number: int) -> tuple[bool, bool, float, float]:
@@ -96,7 +118,6 @@ class PoolOutlook:
             return row.background, not timely, row.due_s if timely else 0.0, row.place
 
         waiting = sorted(range(len(rows)), key=turn, reverse=True)
-        quickest = [_quickest(row.step_s, self._devices) for row in rows]
         left = [row.left + _extra(row) for row in rows]
         ends, active, now_s = [0.0] * len(rows), list[int](), NOW_S
         while waiting or active:
@@ -108,7 +129,7 @@ class PoolOutlook:
             staying = []
             for number in active:
                 left[number] -= took_s / quickest[number][share]
-                if left[number] > 1e-9:
+                if left[number] > EPS:
                     staying.append(number)
                 else:
                     ends[number] = now_s * 1e3
@@ -129,10 +150,11 @@ def share_ms(row: PoolRow, devices: int) -> float:
 
 def _quickest(times: Times, devices: int) -> list[float]:
     """Seconds of a step by the number of devices that are free for it; the first entry is unused."""
-    return [
-        min((seconds for degree, seconds in times.items() if degree <= share), default=math.inf)
-        for share in range(devices + 1)
-    ]
+    found = [math.inf] * (devices + 1)
+    for degree, seconds in times.items():
+        if degree <= devices:
+            found[degree] = seconds
+    return list(accumulate(found, min))
 
 
 def _extra(row: PoolRow) -> float:

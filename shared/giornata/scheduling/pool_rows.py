@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from giornata.planning.costs import renewed_every
-from giornata.scheduling.degree_times import DegreeTimes, StepSize
+from giornata.scheduling.degree_times import StepSize, times_at
 from giornata.scheduling.degrees.pool import Devices, PoolRow
 from giornata.scheduling.degrees.subsets import MOST_DEVICES
 from giornata.scheduling.demand import Demand, Pace
@@ -39,7 +39,7 @@ class PoolRows:
 
     def __init__(self, pace: Pace, devices: int) -> None:
         self.pace, self.devices = pace, devices
-        self._times = DegreeTimes(pace)
+        self._times = times_at(pace)
 
     def of(
         self, listed: Sequence[RowProgress], demand: Demand | None, templates: Collection[str], place: int
