@@ -2,19 +2,35 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Final
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch exports no type
 
+from giornata.planning.costing import CostModel
+from giornata.planning.profiles import Profile
 from giornata.scheduling.degrees.pool import Devices
+from giornata.scheduling.degrees.rule import Replanning
 from giornata.scheduling.degrees.subsets import family
+from giornata.wire.errors import NotSupported
+from giornata.wire.jobs import Job
+from giornata.wire.values import Mode
+from giornata_denoiser.checkpoint import Checkpoint, outline
 from giornata_denoiser.config import DenoiserConfig
 from giornata_denoiser.devices import check_present
+from giornata_denoiser.engine.protocol import StepReport
+from giornata_denoiser.pool.deciding import Told
+from giornata_denoiser.pool.leader import Pool
+from giornata_denoiser.pool.memory import Arena
 from giornata_denoiser.pool.messages import Opening
 from giornata_denoiser.pool.patience import Patience
 from giornata_denoiser.pool.processes import Process, RankProcess
 from giornata_denoiser.pool.ranks import Ranks
+from giornata_denoiser.pool.times import PoolTimes
+from giornata_denoiser.templates.identity import form_of
 
 LOOPBACK: Final = "127.0.0.1"
 GROUP_S: Final = 30.0
@@ -51,6 +67,79 @@ def opening_of(config: DenoiserConfig, me: int, port: int) -> Opening:
     if devices[me] == "cpu" and "OMP_NUM_THREADS" not in os.environ:
         threads = max(1, (os.cpu_count() or 1) // len(devices))
     return Opening(own, me, (LOOPBACK, port), GROUP_S, threads)
+
+
+def loaded(config: DenoiserConfig, ranks: Ranks) -> tuple[Checkpoint, Profile]:
+    """The checkpoint's outline, and what steps cost on the first device, once all ranks have loaded the model.
+
+    Raises:
+        Failed: the model cannot be loaded, or computes nothing finite, or the profile is of something else.
+    """
+    try:
+        described = outline(config.model_copy(update={"device": config.device_names[0]}))
+    except BaseException:
+        ranks.close(within_s=0.0)
+        raise
+    return described, ranks.loaded()
+
+
+def pool_of(  # noqa: PLR0917 - the parts of an engine
+    config: DenoiserConfig,
+    ranks: Ranks,
+    arena: Arena,
+    checkpoint: Checkpoint,
+    costs: CostModel,
+    decided: Told,
+    on_report: Callable[[StepReport], object],
+    on_crash: Callable[[Exception], object],
+) -> Pool:
+    """The engine of a denoiser with `ranks`."""
+    reused = Mode(form_of(config, checkpoint.family))
+    times = PoolTimes(
+        costs, checkpoint.family.operations, reused, config.capacity_rows, config.capacity_tokens
+    )
+    devices = len(config.device_names)
+    known = {way.degree for way, _ in costs.ways}
+    return Pool(
+        ranks,
+        arena,
+        rule=Replanning(devices, together=times.together),
+        groups=[group for group in groups_of(devices) if len(group) in known],
+        times=times.of,
+        together=times.together,
+        observe=times.observe,
+        on_report=on_report,
+        on_crash=on_crash,
+        decided=decided,
+    )
+
+
+@asynccontextmanager
+async def in_thread(pool: Pool) -> AsyncIterator[Pool]:
+    """`pool`, entered and left; leaving waits for the running steps and the ranks' ends, and not on the event loop."""
+    pool.__enter__()
+    try:
+        yield pool
+    finally:
+        await asyncio.shield(asyncio.create_task(asyncio.to_thread(pool.__exit__), name="pool ends"))
+
+
+def check_adapters(job: Job) -> None:
+    """Have a job refused whose rows have adapters: ranks hold none.
+
+    Raises:
+        NotSupported: it has some.
+    """
+    received = [
+        *(f"LoRA {lora.sha256[:12]}" for lora in job.loras),
+        *(f"ControlNet {net.model}" for net in job.controls),
+    ]
+    if received:
+        raise NotSupported(
+            "A denoiser of several devices computes neither LoRAs nor ControlNets.",
+            received=", ".join(received),
+            accepted="none",
+        )
 
 
 def groups_of(devices: int) -> tuple[Devices, ...]:
