@@ -15,6 +15,7 @@ from giornata.wire.workers import (
     AdapterCounters,
     AdapterLoad,
     LoadSample,
+    RankState,
     RowProgress,
     StepSample,
     TemplateCounters,

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
 from typing import Final
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch exports no type
@@ -13,6 +14,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch ex
 from giornata.planning.costing import CostModel
 from giornata.planning.profiles import Profile
 from giornata.scheduling.degrees.pool import Devices
+from giornata.scheduling.degrees.recording import RecordedRule, Recording, as_json
 from giornata.scheduling.degrees.rule import Replanning
 from giornata.scheduling.degrees.subsets import family
 from giornata.wire.errors import NotSupported
@@ -22,7 +24,6 @@ from giornata_denoiser.checkpoint import Checkpoint, outline
 from giornata_denoiser.config import DenoiserConfig
 from giornata_denoiser.devices import check_present
 from giornata_denoiser.engine.protocol import StepReport
-from giornata_denoiser.pool.deciding import Told
 from giornata_denoiser.pool.leader import Pool
 from giornata_denoiser.pool.memory import Arena
 from giornata_denoiser.pool.messages import Opening
@@ -89,11 +90,11 @@ def pool_of(  # noqa: PLR0917 - the parts of an engine
     arena: Arena,
     checkpoint: Checkpoint,
     costs: CostModel,
-    decided: Told,
+    record: Callable[[Recording], None] | None,
     on_report: Callable[[StepReport], object],
     on_crash: Callable[[Exception], object],
 ) -> Pool:
-    """The engine of a denoiser with `ranks`."""
+    """The engine of a denoiser with `ranks`; every decision is told to `record`, if there is one."""
     reused = Mode(form_of(config, checkpoint.family))
     times = PoolTimes(
         costs, checkpoint.family.operations, reused, config.capacity_rows, config.capacity_tokens
@@ -103,15 +104,30 @@ def pool_of(  # noqa: PLR0917 - the parts of an engine
     return Pool(
         ranks,
         arena,
-        rule=Replanning(devices, together=times.together),
+        rule=Replanning(devices, together=times.together)
+        if record is None
+        else RecordedRule(record, devices, together=times.together),
         groups=[group for group in groups_of(devices) if len(group) in known],
         times=times.of,
         together=times.together,
         observe=times.observe,
         on_report=on_report,
         on_crash=on_crash,
-        decided=decided,
     )
+
+
+@contextmanager
+def decisions(path: Path | None) -> Iterator[Callable[[Recording], None] | None]:
+    """What writes recordings of decisions to the file at `path`, a line each; None without one. One thread calls it."""
+    if path is None:
+        yield None
+        return
+    with path.open("ab") as file:
+
+        def record(recording: Recording) -> None:
+            file.write(as_json(recording) + b"\n")
+
+        yield record
 
 
 @asynccontextmanager
