@@ -17,6 +17,7 @@ from giornata.wire.workers import ServiceName
 from giornata_denoiser.checkpoint import open_checkpoint
 from giornata_denoiser.config import DenoiserConfig
 from giornata_denoiser.engine.rehearsal import rehearse
+from giornata_denoiser.pool.opening import loaded, start_ranks
 from giornata_denoiser.profiling.calibration import profile_of
 from giornata_denoiser.service import Denoiser
 
@@ -37,11 +38,20 @@ async def serve(config: DenoiserConfig, stop: asyncio.Event) -> None:
             cell=config.cell,
         )
         records = await just_made(partial(Records.open, connected.jetstream, config.cell))
-        checkpoint = await asyncio.to_thread(open_checkpoint, config)
-        await asyncio.to_thread(rehearse, checkpoint)
-        profile = await asyncio.to_thread(profile_of, config, checkpoint)
+        if config.device_names:
+            # Started here, since the kernel ends them with the thread that starts them.
+            ranks = start_ranks(config)
+            checkpoint, profile = await asyncio.to_thread(loaded, config, ranks)
+        else:
+            ranks = None
+            checkpoint = await asyncio.to_thread(open_checkpoint, config)
+            await asyncio.to_thread(rehearse, checkpoint)
+            profile = await asyncio.to_thread(profile_of, config, checkpoint)
         costs = CostModel.of(profile)
-        await Denoiser(config, connected, blobs, records, checkpoint, profile=profile, costs=costs).run(stop)
+        serving = Denoiser(
+            config, connected, blobs, records, checkpoint, profile=profile, costs=costs, ranks=ranks
+        )
+        await serving.run(stop)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from typing import Final, NamedTuple
 
 HEAD: Final = struct.Struct("<QH")
 """Bytes of a message, and how many files come with it."""
+_DESCRIPTOR: Final = struct.Struct("@i")
 CHUNK: Final = 1 << 18
 MOST_FILES: Final = 64
 _CLOSED_ON_EXEC: Final = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
@@ -105,13 +106,18 @@ class Channel:
 
     def _read(self, flags: int) -> None:
         try:
-            data, files, _, _ = socket.recv_fds(self._socket, CHUNK, MOST_FILES, flags | _CLOSED_ON_EXEC)
+            # Not `socket.recv_fds`, which drops the flags.
+            room = socket.CMSG_SPACE(MOST_FILES * _DESCRIPTOR.size)
+            data, beside, _, _ = self._socket.recvmsg(CHUNK, room, flags | _CLOSED_ON_EXEC)
         except BlockingIOError:
             raise
         except OSError:  # such as a reset by a process that was killed
-            data, files = b"", []
+            data, beside = b"", []
         self._buffer += data
-        self._files += files
+        for level, kind, content in beside:
+            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                whole = len(content) - len(content) % _DESCRIPTOR.size
+                self._files += (descriptor for (descriptor,) in _DESCRIPTOR.iter_unpack(content[:whole]))
         self._ended = not data
 
     def _whole(self) -> Message | None:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Collection, Iterable, Sequence
 from typing import Final
 
 from giornata.scheduling.batch import RowKey
-from giornata.scheduling.degrees.pool import Begin, Decision, Devices, PoolRow, Rule, Together
+from giornata.scheduling.degrees.pool import Begin, Devices, PoolRow, Rule, Together
 from giornata_denoiser.pool.book import Book, Flight
 from giornata_denoiser.pool.messages import StepOrder, Warm
 from giornata_denoiser.pool.ranks import Ranks
@@ -18,9 +17,6 @@ from giornata_denoiser.rows.row import Row
 
 AHEAD: Final = (0.1, 0.002)
 """A step's order is sent when the one before is predicted to end within this share of its time, and so many seconds."""
-
-Told = Callable[[float, Sequence[PoolRow], AbstractSet[int], Decision], object]
-"""Hears of a decision: when, of which rows and free devices, and what it is."""
 
 
 class Deciding:
@@ -34,10 +30,9 @@ class Deciding:
         epochs: Epochs,
         rule: Rule,
         together: Together | None,
-        decided: Told,
     ) -> None:
         self._ranks, self._book, self._shelf, self._epochs = ranks, book, shelf, epochs
-        self._rule, self._together, self._decided = rule, together, decided
+        self._rule, self._together = rule, together
         self._wake_s = math.inf
         self.news = True
         """Whether something has happened since the last decision."""
@@ -75,7 +70,7 @@ class Deciding:
             rows = self._book.shown(now_s)
             free = self._ready() - self._book.busy()
             if free and any(row.boundary for row in rows):
-                decision = self._asked(now_s, rows, free)
+                decision = self._rule.decide(now_s, rows, free)
                 self._wake_s = math.inf if decision.wake_s is None else decision.wake_s
                 for begin in decision.begins:
                     self._order(begin, rows, now_s)
@@ -102,7 +97,7 @@ class Deciding:
         free = self._ready() - others
         if not any(row.boundary for row in rows):
             return
-        for begin in self._asked(moment_s, rows, free).begins:
+        for begin in self._rule.decide(moment_s, rows, free).begins:
             if held.isdisjoint(begin.devices):
                 continue
             if all(self._stays(key, begin.devices) for key in begin.rows):
@@ -111,11 +106,6 @@ class Deciding:
     def _stays(self, key: object, devices: Devices) -> bool:
         flights = self._book.rows[key].flights if isinstance(key, RowKey) else []
         return all(flight.devices == devices for flight in flights)
-
-    def _asked(self, now_s: float, rows: Sequence[PoolRow], free: AbstractSet[int]) -> Decision:
-        decision = self._rule.decide(now_s, rows, free)
-        self._decided(now_s, rows, free, decision)
-        return decision
 
     def _order(self, begin: Begin, rows: Sequence[PoolRow], now_s: float) -> None:
         """Tell the ranks of a step, and all that they need for it."""

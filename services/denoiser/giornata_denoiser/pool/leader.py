@@ -22,7 +22,7 @@ from giornata.wire.errors import Failed
 from giornata.wire.workers import RankState, StepSample
 from giornata_denoiser.engine.protocol import EngineState, StepReport
 from giornata_denoiser.pool.book import Book, TimesOf
-from giornata_denoiser.pool.deciding import Deciding, Told
+from giornata_denoiser.pool.deciding import Deciding
 from giornata_denoiser.pool.memory import Arena
 from giornata_denoiser.pool.ranks import Ranks
 from giornata_denoiser.pool.settling import Settling
@@ -46,7 +46,6 @@ class Pool:
         observe: told of every sample, with the devices that computed it, in that thread.
         on_report: told of every step, likewise.
         on_crash: told that no rank is left and none can load; rows can still be taken.
-        decided: told of every decision and what it was made of.
     """
 
     paused: Final = 0
@@ -64,7 +63,6 @@ class Pool:
         observe: Callable[[StepSample], object],
         on_report: Callable[[StepReport], object],
         on_crash: Callable[[Exception], object],
-        decided: Told = lambda *_: None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._ranks, self._clock = ranks, clock
@@ -72,7 +70,7 @@ class Pool:
         self._book = Book(times)
         shelf = Shelf(arena)
         self._settling = Settling(ranks, self._book, arena, clock)
-        self._deciding = Deciding(ranks, self._book, shelf, self._settling.epochs, rule, together, decided)
+        self._deciding = Deciding(ranks, self._book, shelf, self._settling.epochs, rule, together)
         self._groups = groups
         self._lock = threading.Lock()
         self._arriving: dict[RowKey, Row] = {}

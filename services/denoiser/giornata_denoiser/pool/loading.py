@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import Final
 
-from torch.distributed import TCPStore
+from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch exports no type
 
 from giornata.planning.costing import CostModel
 from giornata.scheduling.degrees.pool import Devices

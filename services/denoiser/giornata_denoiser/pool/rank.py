@@ -46,6 +46,12 @@ class Rank:
             while not isinstance((order := self._orders.get())[0], Stop):
                 self._obey(steps, *order)
 
+    def close(self) -> None:
+        """Let the leader go, and wait for the thread that reads."""
+        self._channel.end()
+        self._reading.join()
+        self._channel.close()
+
     def _obey(self, steps: RankSteps, order: Order, files: tuple[int, ...]) -> None:
         if isinstance(order, StepOrder):
             answer, left = steps.compute(order)

@@ -67,6 +67,7 @@ class Ranks:
         devices: by place.
         start: starts the rank of a place.
         patience: see :class:`Patience`.
+        keeps: what is to live as long as the ranks: the store by which their groups meet.
     """
 
     def __init__(
@@ -75,7 +76,10 @@ class Ranks:
         start: Start,
         patience: Patience | None = None,
         clock: Callable[[], float] = time.perf_counter,
+        *,
+        keeps: object = None,
     ) -> None:
+        self._keeps = keeps
         self._start, self.patience, self._clock = start, patience or Patience(), clock
         self.selector = selectors.DefaultSelector()
         self.members = [Member(device, me, start(me), self._clock()) for me, device in enumerate(devices)]

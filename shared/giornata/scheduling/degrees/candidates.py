@@ -69,6 +69,11 @@ class Candidate:
         """Device-seconds that its steps take at the least."""
         return self.row.left * self.shape.ladder.work_s
 
+    @property
+    def stays(self) -> bool:
+        """Whether it has begun on devices that it pays to leave."""
+        return self.shape.pays and self.kept > 0
+
     def step_s(self, degree: int) -> float:
         """Of its next step."""
         return (self.shape.step_s if degree == self.kept else self.shape.moved_s)[degree]
@@ -91,7 +96,7 @@ class Candidate:
         """What it asks of packing: to stay as it is, where a move costs something, else any mixture of degrees."""
         shape, left = self.shape, self.row.left
         ways = [Way(left + shape.extra if shape.pays else left, shape.ladder)]
-        if shape.pays and self.kept:
+        if self.stays:
             ways.insert(0, Way(left, frontier({self.kept: shape.step_s[self.kept]}, self.devices)))
         return Wish(
             self.row.key,
@@ -100,6 +105,7 @@ class Candidate:
             tuple(ways),
             self.work_s,
             self.row.priority is Priority.BATCH,
+            self.stays,
             self.row.weight,
         )
 

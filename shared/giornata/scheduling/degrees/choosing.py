@@ -7,6 +7,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from giornata.scheduling.degrees.candidates import Candidate
+from giornata.scheduling.degrees.claims import Claims
 from giornata.scheduling.degrees.frontier import EPS
 from giornata.scheduling.degrees.spans import Plan
 
@@ -23,6 +24,7 @@ class Choice:
     """Rows at a step boundary."""
     plans: Mapping[Hashable, Plan]
     """Of promised rows."""
+    claims: Claims
     free: int
     cap_s: float
     """How long a step may take of a row that is promised nothing, where one of its degrees allows."""
@@ -44,6 +46,9 @@ class Choice:
             degree = plan.degree(self.now_s + SOON_S)
             if not degree:
                 continue
+            if self.claims.awaits(each, degree):
+                self.held.add(each.row.key)
+                continue
             wider = plan.wider(self.now_s + SOON_S) if waits else None
             if wider and wider[0] + each.step_s(wider[1]) < self.now_s + each.step_s(degree) - EPS:
                 self.held.add(each.row.key)
@@ -52,11 +57,15 @@ class Choice:
                 self._choose(each, degree)
 
     def begin_aged(self, ages_s: float) -> None:
-        """Begin the one that has waited longest, if that is `ages_s` or more, of the rows that are promised nothing."""
+        """Begin the one that has waited longest, if that is `ages_s` or more, of the rows that are promised nothing.
+
+        When it is twice as old its step may take any time, lest it wait for devices that are never free together.
+        """
         aged = [each for each in self._unpromised() if self.now_s - each.row.arrived_s >= ages_s]
         if aged:
             oldest = min(aged, key=lambda each: (each.row.background, each.row.arrived_s, each.row.place))
-            self._begin_unpromised(oldest)
+            old = self.now_s - oldest.row.arrived_s >= 2 * ages_s
+            self._begin_unpromised(oldest, math.inf if old else self.cap_s)
 
     def widen(self, rows: Iterable[Candidate]) -> None:
         """Give free devices to `rows`, the largest gain for a device first.
@@ -64,7 +73,7 @@ class Choice:
         The gain is in steps a second, times the least device-time of a step, so that large and small rows compare. A
         row that a move costs something and that has begun stays as it is.
         """
-        able = [each for each in rows if not (each.shape.pays and each.kept)]
+        able = [each for each in rows if not each.stays]
         while self.free:
             best, chosen = (0.0, 0.0), None
             for each in able:
@@ -85,13 +94,13 @@ class Choice:
         for each in sorted(late, key=lambda each: each.work_s):
             if one_late and self.late_begun:
                 return
-            self._begin_unpromised(each)
+            self._begin_unpromised(each, self.cap_s)
 
     def begin_line(self, *, widens: bool) -> None:
         """Begin rows without deadline in their order, each at its cheapest degree, and widen them."""
         line = [each for each in self._unpromised() if not each.row.promised and not each.row.background]
         for each in sorted(line, key=lambda each: (each.row.place, each.row.arrived_s)):
-            self._begin_unpromised(each)
+            self._begin_unpromised(each, self.cap_s)
         if widens:
             self.widen([each for each in line if each.row.key in self.degrees])
 
@@ -99,7 +108,7 @@ class Choice:
         """Begin template runs."""
         for each in sorted(self._unpromised(), key=lambda each: (each.row.place, each.row.arrived_s)):
             if each.row.background:
-                self._begin_unpromised(each)
+                self._begin_unpromised(each, self.cap_s)
 
     def begin_any(self) -> None:
         """Begin the row that ends soonest at its fastest degree, promised ones first."""
@@ -127,9 +136,9 @@ class Choice:
             each for each in self.ready if each.row.key not in self.plans and each.row.key not in self.degrees
         ]
 
-    def _begin_unpromised(self, each: Candidate) -> None:
+    def _begin_unpromised(self, each: Candidate, cap_s: float) -> None:
         """Begin a step that delays nobody who waits, a late row's as short as can be, another's as cheap as can be."""
-        longest_s = max(self.cap_s, each.shape.ladder.fastest_s)
+        longest_s = max(cap_s, each.shape.ladder.fastest_s)
         able = [
             degree
             for degree in each.shape.step_s
@@ -139,7 +148,10 @@ class Choice:
         ]
         if able:
             late = each.row.promised
-            self._choose(each, min(able, key=each.step_s if late else (lambda k: k * each.step_s(k))))
+            degree = min(able, key=each.step_s if late else (lambda k: k * each.step_s(k)))
+            if self.claims.awaits(each, degree):
+                return
+            self._choose(each, degree)
             self.late_begun = self.late_begun or late
 
     def _gain(self, each: Candidate) -> tuple[float, int]:
@@ -156,3 +168,5 @@ class Choice:
     def _choose(self, each: Candidate, degree: int) -> None:
         self.free -= degree - self.degrees.get(each.row.key, 0)
         self.degrees[each.row.key] = degree
+        if each.stays and degree == each.kept and self.claims.free(each):
+            self.claims.keep(each)

@@ -8,9 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from giornata.scheduling.degrees.frontier import EPS, Frontier
 from giornata.scheduling.degrees.spans import Plan, Spans, fit
+
+_ROUNDS: Final = 3
+"""Orders that are tried for rows that pay for a pause."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +40,8 @@ class Wish:
     """Device-seconds that it takes at the least."""
     batch: bool = False
     """Whether it is of less priority than others."""
+    stays: bool = False
+    """Whether it has begun and pays if others get its devices."""
     weight: float = 1.0
     """Of its tenant."""
 
@@ -68,13 +74,34 @@ class _Kept:
 def pack(wishes: Iterable[Wish], spans: Spans, *, pushes: bool = True) -> Mapping[Hashable, Plan]:
     """The plans of the rows that are promised their deadlines, by key.
 
+    Rows that would pay for a pause come first where as many deadlines are kept so.
+
     Args:
         wishes: of rows.
         spans: devices that are free over time, from now on.
         pushes: whether a row may push out another one.
     """
+    by_due = sorted(wishes, key=lambda wish: wish.due_s)
+    if not any(wish.stays for wish in by_due):
+        return _packed(by_due, spans, pushes=pushes)
+    urgent: set[Hashable] = set()
+    by_deadline: dict[Hashable, Plan] | None = None
+    for _ in range(_ROUNDS):
+        ordered = sorted(by_due, key=lambda wish: (not wish.stays and wish.key not in urgent, wish.due_s))
+        unpaused = _packed(ordered, spans, pushes=pushes)
+        if len(unpaused) == len(by_due):
+            return unpaused
+        by_deadline = by_deadline or _packed(by_due, spans, pushes=pushes)
+        if len(unpaused) >= len(by_deadline):
+            return unpaused
+        urgent |= by_deadline.keys() - unpaused.keys()
+    return by_deadline or {}
+
+
+def _packed(wishes: Sequence[Wish], spans: Spans, *, pushes: bool) -> dict[Hashable, Plan]:
+    """Plans of rows that come in this order."""
     kept: list[_Kept] = []
-    for wish in sorted(wishes, key=lambda wish: wish.due_s):
+    for wish in wishes:
         if not _append(kept, wish, spans) and pushes:
             kept = _pushed(kept, wish, spans) or kept
     return {entry.wish.key: entry.plan for entry in kept}
@@ -93,7 +120,8 @@ def _pushed(kept: Sequence[_Kept], wish: Wish, spans: Spans) -> list[_Kept] | No
 
     A heavier tenant's row goes only where no other will do.
     """
-    spare = spans.area(wish.due_s) - wish.work_s - sum(entry.wish.work_s for entry in kept)
+    end_s = max([wish.due_s, *(entry.wish.due_s for entry in kept)])
+    spare = spans.area(end_s) - wish.work_s - sum(entry.wish.work_s for entry in kept)
     able = [
         place
         for place, entry in enumerate(kept)
@@ -107,7 +135,7 @@ def _pushed(kept: Sequence[_Kept], wish: Wish, spans: Spans) -> list[_Kept] | No
         )
     )
     for place in able:
-        grown = list(kept[:place])  # rows of earlier deadlines keep their plans
+        grown = list(kept[:place])  # rows before it keep their plans
         if all(_append(grown, other, spans) for other in (*(e.wish for e in kept[place + 1 :]), wish)):
             return grown
     return None

@@ -20,6 +20,7 @@ from typing import Final
 
 from giornata.scheduling.degrees.candidates import Candidate, candidate
 from giornata.scheduling.degrees.choosing import Choice
+from giornata.scheduling.degrees.claims import Claims
 from giornata.scheduling.degrees.packing import pack
 from giornata.scheduling.degrees.pool import DEGREES, Decision, PoolRow, Together
 from giornata.scheduling.degrees.sharing import Step, alone, share
@@ -106,6 +107,7 @@ class Replanning:
             now_s,
             ready,
             pack(wishes, spans, pushes=switches.pushes),
+            Claims(now_s, [each for each in found if not each.row.boundary]),
             free,
             cap_s=switches.cap_s if mixed else math.inf,
             late_begun=any(not each.row.boundary and each.row.key in hopeless for each in found),
@@ -129,7 +131,13 @@ class Replanning:
             Seat(key, choice.degrees[key], each.shape.step_s.keys(), each.row.devices, each.shape.pays)
             for key, each in chosen.items()
         ]
-        steps = [alone(chosen[key], devices) for key, devices in self._subsets.place(seats, free).items()]
+        owned = [
+            each.row.devices
+            for each in choice.ready
+            if each.kept and each.shape.pays and each.row.key not in chosen
+        ]
+        placed = self._subsets.place(seats, free, owned)
+        steps = [alone(chosen[key], devices) for key, devices in placed.items()]
         if self._together is None:
             return steps
         return share(choice.now_s, steps, choice.waiting(), self._together, self._switches.cap_s)

@@ -33,8 +33,10 @@ def share(
 ) -> list[Step]:
     """`steps` with rows of `waiting` among theirs, each where it adds least device-time.
 
-    A joined step takes at most `longest_s`, and no more device-time than its rows would take one after the other. A
-    row that pays for moves joins on its own devices alone, or where it begins.
+    A joined step takes at most `longest_s`, and no longer than its rows would take one after the other. A row that
+    moving costs something joins on its own devices alone: elsewhere it would be bound to devices that another row is
+    bound to, which planning does not see (measured: it loses more deadlines than it saves). Without a deadline it may
+    begin so, among others without.
     """
     found = list(steps)
     for each in sorted(waiting, key=lambda each: (each.row.due_s, each.row.place)):
@@ -52,9 +54,7 @@ def share(
 
 def _joined(now_s: float, step: Step, each: Candidate, together: Together, longest_s: float) -> Step | None:
     degree = len(step.devices)
-    if degree not in each.shape.step_s or (
-        each.shape.pays and each.kept and each.row.devices != step.devices
-    ):
+    if degree not in each.shape.step_s or not _welcome(step, each):
         return None
     rows = (*step.rows, each)
     shared_s = together([one.row for one in rows], degree)
@@ -67,3 +67,11 @@ def _joined(now_s: float, step: Step, each: Candidate, together: Together, longe
     if any(now_s + moves_s + one.row.left * shared_s > one.row.due_s + EPS for one in rows):
         return None
     return Step(rows, step.devices, shared_s + moves_s)
+
+
+def _welcome(step: Step, each: Candidate) -> bool:
+    if any(one.row.promised != each.row.promised or one.row.background for one in step.rows):
+        return False
+    if not each.shape.pays or each.row.devices == step.devices:
+        return True
+    return not each.row.promised and not each.kept

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from giornata.scheduling.degrees.frontier import EPS, Frontier
 
@@ -35,6 +36,12 @@ class Spans:
             starts.append(end_s)
             free.append(free[-1] + until[end_s])
         return cls(tuple(starts), tuple(free))
+
+    @classmethod
+    def merged(cls, starts: Sequence[float], free: Sequence[int]) -> Spans:
+        """Spans of which neighbours may be alike."""
+        places = [place for place, devices in enumerate(free) if not place or devices != free[place - 1]]
+        return cls(tuple([starts[place] for place in places]), tuple([free[place] for place in places]))
 
     def at(self, at_s: float) -> int:
         """Devices that are free at a time, which is not before the first start."""
@@ -85,26 +92,21 @@ class Plan:
         starts, free = self.spans.starts, self.spans.free
         first, last = self.widest[self.rungs], self.widest[self.rungs - 1]
         begin, end = bisect_right(starts, self.start_s) - 1, bisect_left(starts, self.due_s)
-        cuts, left = list(starts[:begin]), list(free[:begin])
-
-        def put(at_s: float, devices: int) -> None:
-            if not left or left[-1] != devices:
-                cuts.append(at_s)
-                left.append(devices)
-
-        if starts[begin] < self.start_s:
-            put(starts[begin], free[begin])
-        for place in range(begin, end):
-            begin_s, had = max(starts[place], self.start_s), free[place]
+        before = begin + (starts[begin] < self.start_s)
+        cuts, left = list(starts[:before]), list(free[:before])
+        edges = (self.start_s, *starts[begin + 1 : end], self.due_s)
+        for place, (begin_s, end_s) in enumerate(pairwise(edges), begin):
+            had = free[place]
             if begin_s < self.cut_s:
-                put(begin_s, had - first[had])
-            if begin_s >= self.cut_s or place + 1 == len(starts) or self.cut_s < starts[place + 1]:
-                put(max(begin_s, self.cut_s), had - last[had])
+                cuts.append(begin_s)
+                left.append(had - first[had])
+            if self.cut_s < end_s:
+                cuts.append(max(begin_s, self.cut_s))
+                left.append(had - last[had])
         if end == len(starts) or self.due_s < starts[end]:
-            put(self.due_s, free[end - 1])
-        for place in range(end, len(starts)):
-            put(starts[place], free[place])
-        return Spans(tuple(cuts), tuple(left))
+            cuts.append(self.due_s)
+            left.append(free[end - 1])
+        return Spans.merged([*cuts, *starts[end:]], [*left, *free[end:]])
 
 
 def fit(spans: Spans, start_s: float, due_s: float, steps: float, ladder: Frontier) -> Plan | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from giornata.scheduling.degrees.pool import Devices
@@ -74,37 +75,43 @@ class Subsets:
             )
         return self._degrees[there]
 
-    def place(self, seats: Iterable[Seat], free: Iterable[int]) -> dict[Hashable, Devices]:
+    def place(
+        self, seats: Iterable[Seat], free: Iterable[int], owned: Iterable[Devices] = ()
+    ) -> dict[Hashable, Devices]:
         """Devices of each row that gets any, by its key; none overlap, all are free.
 
         Rows that pay for a move come first, then wide ones. Each keeps its own devices if it can. Else it gets the
-        subset that leaves the widest one whole, and of those the one that has most of its own. A degree of which
-        none is free is narrowed.
+        subset that has fewest of the `owned` ones, then the one that leaves the widest subset whole, then the one that
+        has most of its own. A degree of which none is free is narrowed.
+
+        Args:
+            seats: the rows.
+            free: devices that no step holds.
+            owned: devices of rows that wait, and pay to leave them.
         """
         there, placed = _mask(free), {}
+        others = [_mask(devices) for devices in owned]
         for seat in sorted(seats, key=lambda seat: (not self._keeps(seat, there), -seat.degree)):
-            found = self._seated(seat, there)
-            if found is not None:
-                mask, placed[seat.key] = found
-                there &= ~mask
+            for degree in sorted((degree for degree in seat.degrees if degree <= seat.degree), reverse=True):
+                able = [one for one in self._by_degree.get(degree, ()) if one[0] & there == one[0]]
+                if able:
+                    mask, placed[seat.key] = min(able, key=partial(self._harm, seat, there, others))
+                    there &= ~mask
+                    break
         return placed
 
     def _keeps(self, seat: Seat, there: int) -> bool:
         own = self._of.get(seat.own, 0)
         return seat.pays and len(seat.own) == seat.degree and own != 0 and own & there == own
 
-    def _seated(self, seat: Seat, there: int) -> tuple[int, Devices] | None:
-        own = _mask(seat.own)
-        for degree in sorted((degree for degree in seat.degrees if degree <= seat.degree), reverse=True):
-            able = [(mask, group) for mask, group in self._by_degree.get(degree, ()) if mask & there == mask]
-            if able:
-                return min(able, key=lambda one: (one[0] != own, *self._harm(one[0], there, own)))
-        return None
-
-    def _harm(self, mask: int, there: int, own: int) -> tuple[int, int]:
+    def _harm(
+        self, seat: Seat, there: int, others: Sequence[int], one: tuple[int, Devices]
+    ) -> tuple[bool, int, int, int]:
+        mask, group = one
         rest = there & ~mask
         widest = next((degree for degree, other in self._widest_first if other & rest == other), 0)
-        return -widest, -(mask & own).bit_count()
+        taken = sum(1 for other in others if other & mask)
+        return group != seat.own, taken, -widest, -len(set(group).intersection(seat.own))
 
 
 def _mask(devices: Iterable[int]) -> int:

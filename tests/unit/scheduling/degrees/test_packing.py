@@ -1,0 +1,190 @@
+"""Frontiers, fitting one row into free device-time, and packing many."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from giornata.scheduling.degrees.frontier import Frontier, frontier
+from giornata.scheduling.degrees.packing import Way, Wish, pack
+from giornata.scheduling.degrees.pool import Times
+from giornata.scheduling.degrees.spans import Plan, Spans, fit
+from tests.unit.scheduling.degrees.pools import KINDS, LARGE, MIDDLE
+
+DEVICES = 8
+FALLING: Times = {1: 1.0, 2: 0.6, 4: 0.5}
+"""Steps of 1, 1.2 and 2 device-seconds."""
+EMPTY = Spans.of(0.0, DEVICES, [])
+LENGTH = 1e-6
+"""Shorter pieces of a plan do not count."""
+
+
+def wish(
+    key: str, due_s: float, steps: float, times: Times = LARGE, *, start_s: float = 0.0, **more: Any
+) -> Wish:
+    ladder = frontier(times, DEVICES)
+    return Wish(key, start_s, due_s, (Way(steps, ladder),), steps * ladder.work_s, **more)
+
+
+def pieces(plan: Plan) -> list[tuple[float, float, int]]:
+    """From, to and degree, wherever any."""
+    edges = sorted({*plan.spans.starts, plan.start_s, plan.cut_s, plan.due_s})
+    found = ((a, b, plan.degree((a + b) / 2)) for a, b in pairwise(edges) if b - a > LENGTH)
+    return [piece for piece in found if piece[2]]
+
+
+def test_a_frontier_has_the_degrees_of_least_device_time_mixtures() -> None:
+    assert [rung.degree for rung in frontier({1: 1.0, 2: 0.6, 3: 0.59, 4: 0.4, 8: 0.39}, 8).rungs] == [
+        1,
+        2,
+        4,
+        8,
+    ]
+    assert [rung.degree for rung in frontier({1: 1.0, 2: 0.5, 4: 0.6}, 8).rungs] == [2]
+
+
+def test_degrees_wider_than_the_pool_are_left_out() -> None:
+    assert [rung.degree for rung in frontier(FALLING, 3).rungs] == [1, 2]
+    with pytest.raises(ValueError, match="a degree of 1 to 3"):
+        frontier({4: 1.0}, 3)
+
+
+def test_a_row_with_time_has_the_cheapest_degree() -> None:
+    plan = fit(EMPTY, 0.0, 20.0, 10, frontier(FALLING, DEVICES))
+    assert plan is not None
+    assert pieces(plan) == [(0.0, 10.0, 1)]
+    assert plan.area == pytest.approx(10)
+
+
+def test_a_row_with_less_time_has_the_next_rung_first() -> None:
+    plan = fit(EMPTY, 0.0, 8.0, 10, frontier(FALLING, DEVICES))
+    assert plan is not None
+    assert [degree for *_, degree in pieces(plan)] == [2, 1]
+    assert plan.cut_s == pytest.approx(3.0)
+    assert plan.area == pytest.approx(11)
+
+
+def test_a_row_waits_for_devices_that_are_held() -> None:
+    spans = Spans.of(0.0, 2, [(5.0, 2)])
+    plan = fit(spans, 0.0, 8.0, 3, frontier(FALLING, 2))
+    assert plan is not None
+    assert pieces(plan) == [(5.0, 8.0, 1)]
+    assert plan.wider(0.0) == (5.0, 1)
+    assert fit(spans, 0.0, 8.0, 6, frontier(FALLING, 2)) is None
+
+
+def test_what_a_plan_leaves_is_what_was_free_less_its_degrees() -> None:
+    plan = fit(Spans.of(0.0, 8, [(2.0, 7)]), 0.0, 5.0, 4, frontier(FALLING, DEVICES))
+    assert plan is not None
+    left = plan.left()
+    for at_s in (0.5, 1.9, 2.1, 3.0, 4.9, 5.1):
+        assert left.at(at_s) == plan.spans.at(at_s) - plan.degree(at_s)
+    assert plan.area == pytest.approx(plan.spans.area(9) - left.area(9))
+
+
+def test_rows_are_packed_by_deadline() -> None:
+    assert set(pack([wish("b", 3.4, 10), wish("a", 1.7, 10)], EMPTY)) == {"a", "b"}
+
+
+def test_a_row_that_does_not_fit_pushes_out_the_largest_plan() -> None:
+    large, small, last = wish("large", 3.0, 15), wish("small", 3.1, 3), wish("last", 3.2, 10)
+    assert set(pack([large, small, last], EMPTY)) == {"small", "last"}
+    assert set(pack([large, small, last], EMPTY, pushes=False)) == {"large", "small"}
+
+
+def test_a_row_pushes_out_no_smaller_one() -> None:
+    assert set(pack([wish("small", 1.5, 5), wish("large", 1.6, 10)], EMPTY)) == {"small"}
+
+
+def test_batch_never_pushes_out_interactive() -> None:
+    large, last = wish("large", 3.4, 20), wish("last", 3.6, 10, batch=True)
+    assert set(pack([large, last], EMPTY)) == {"large"}
+    assert set(pack([large, replace(last, batch=False)], EMPTY)) == {"last"}
+
+
+def test_interactive_pushes_out_batch_of_any_size() -> None:
+    small, large = wish("small", 1.5, 5, batch=True), wish("large", 1.6, 10)
+    assert set(pack([small, large], EMPTY)) == {"large"}
+
+
+def test_a_heavier_tenant_goes_only_where_no_other_will_do() -> None:
+    heavy, light = wish("heavy", 6.0, 20, weight=2.0), wish("light", 6.1, 18)
+    last = wish("last", 6.2, 10)
+    assert set(pack([heavy, light, last], EMPTY)) == {"heavy", "last"}
+    assert set(pack([wish("heavy", 3.0, 20, weight=2.0), wish("last", 3.2, 10)], EMPTY)) == {"last"}
+
+
+def test_rows_that_would_pay_for_a_pause_come_first_where_as_many_are_kept() -> None:
+    """Both orders keep both; by deadline the begun row would pause."""
+    one = Spans.of(0.0, 1, [])
+    begun, new = wish("begun", 9.0, 3, {1: 1.0}, stays=True), wish("new", 8.0, 3, {1: 1.0})
+    assert pack([begun, new], one)["begun"].degree(0.0) == 1
+    urgent = wish("new", 4.0, 3, {1: 1.0})
+    plans = pack([begun, urgent], one)
+    assert plans["begun"].degree(0.0) == 0
+    assert set(plans) == {"begun", "new"}
+
+
+@st.composite
+def wishes(draw: st.DrawFn) -> tuple[Spans, list[Wish]]:
+    devices = draw(st.integers(1, 8))
+    held, left = [], devices
+    for _ in range(draw(st.integers(0, 4))):
+        count = draw(st.integers(0, left))
+        held.append((draw(st.floats(0, 3)), count))
+        left -= count
+    found = []
+    for key in range(draw(st.integers(1, 12))):
+        ladder: Frontier = frontier(draw(st.sampled_from(KINDS)), devices)
+        start_s, steps = draw(st.sampled_from((0.0, 0.3, 2.0))), draw(st.floats(0.5, 30))
+        due_s = start_s + steps * ladder.fastest_s * draw(st.floats(0.5, 8))
+        batch, stays = draw(st.booleans()), draw(st.booleans())
+        ways = (Way(steps, ladder),)
+        found.append(Wish(key, start_s, due_s, ways, steps * ladder.work_s, batch=batch, stays=stays))
+    return Spans.of(0.0, devices, held), found
+
+
+@given(wishes())
+def test_packing_never_exceeds_capacity_and_makes_all_steps_in_time(
+    drawn: tuple[Spans, Sequence[Wish]],
+) -> None:
+    spans, asked = drawn
+    plans = pack(asked, spans)
+    for at_s in _midpoints(spans, list(plans.values())):
+        assert sum(plan.degree(at_s) for plan in plans.values()) <= spans.at(at_s)
+    for each in asked:
+        if each.key in plans:
+            plan, rates = plans[each.key], {rung.degree: rung.rate for rung in each.ways[0].ladder.rungs}
+            made = sum((b - a) * rates[degree] for a, b, degree in pieces(plan))
+            assert made == pytest.approx(each.ways[0].steps, abs=1e-3)
+            assert all(each.start_s <= a and b <= each.due_s for a, b, _ in pieces(plan))
+            assert plan.area == pytest.approx(
+                sum((b - a) * degree for a, b, degree in pieces(plan)), abs=1e-3
+            )
+
+
+def _midpoints(spans: Spans, plans: Sequence[Plan]) -> list[float]:
+    edges = {*spans.starts, *(at for plan in plans for at in (plan.start_s, plan.cut_s, plan.due_s))}
+    return [(a + b) / 2 for a, b in pairwise(sorted(edges)) if b - a > LENGTH]
+
+
+@given(wishes())
+def test_interactive_rows_are_promised_as_if_there_was_no_batch(drawn: tuple[Spans, Sequence[Wish]]) -> None:
+    """At least one of them is, where packing them alone promises any."""
+    spans, asked = drawn
+    alone = pack([each for each in asked if not each.batch and not each.stays], spans)
+    mixed = pack([each for each in asked if not each.stays], spans)
+    batch = {each.key for each in asked if each.batch}
+    assert not alone or mixed.keys() - batch
+
+
+def test_a_step_of_middle_size_takes_a_middle_degree() -> None:
+    plan = fit(EMPTY, 0.0, 1.0, 10, frontier(MIDDLE, DEVICES))
+    assert plan is not None
+    assert 1 < plan.degree(0.0) < 8

@@ -1,0 +1,288 @@
+"""The rule, step by step, and each of its switches."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+
+from giornata.scheduling.degrees.pool import Decision, PoolRow, Times
+from giornata.scheduling.degrees.rule import Replanning, Switches
+from giornata.wire.jobs import Priority
+from tests.unit.scheduling.degrees.pools import (
+    LARGE,
+    MIDDLE,
+    SMALL,
+    Moment,
+    VirtualPool,
+    at_once,
+    began,
+    check,
+    degrees,
+    masked,
+    moments,
+    row,
+)
+
+ALL = frozenset(range(8))
+NARROW = Switches(widens=False)
+"""Degrees as planned."""
+SLOW_ALONE: Times = {1: 3.0, 8: 0.6}
+
+
+def decide(
+    *rows: PoolRow, switches: Switches | None = None, free: frozenset[int] = ALL, now_s: float = 0.0
+) -> Decision:
+    return Replanning(8, switches).decide(now_s, rows, free)
+
+
+def in_flight(key: str, devices: tuple[int, ...], until_s: float, left: int = 0, **more: Any) -> PoolRow:
+    return row(key, 99.0, left, devices=devices, until_s=until_s, **more)
+
+
+@given(moments())
+def test_every_decision_is_one_that_the_pool_can_carry_out(moment: Moment) -> None:
+    for together in (None, at_once):
+        check(
+            moment,
+            Replanning(moment.devices, together=together).decide(moment.now_s, moment.rows, moment.free),
+        )
+
+
+@given(moments())
+def test_parts_that_are_off_leave_a_rule(moment: Moment) -> None:
+    off = Switches(
+        waits=False, widens=False, pushes=False, shares=False, ages_s=math.inf, one_late=False, cap_s=math.inf
+    )
+    check(moment, Replanning(moment.devices, off).decide(moment.now_s, moment.rows, moment.free))
+
+
+@given(moments())
+def test_a_decision_does_not_depend_on_those_before_it(moment: Moment) -> None:
+    rule = Replanning(moment.devices, together=at_once)
+    first = rule.decide(moment.now_s, moment.rows, moment.free)
+    rule.decide(moment.now_s + 1, moment.rows[1:], frozenset())
+    assert rule.decide(moment.now_s, moment.rows, moment.free) == first
+
+
+# 1. Free devices over time
+
+
+def test_devices_that_steps_hold_are_planned_with_when_these_end() -> None:
+    """Ten steps on four devices take 3.1 s: they are in time where the other four join at 0.6 s."""
+    held = in_flight("held", (4, 5, 6, 7), 0.6)
+    free = frozenset({0, 1, 2, 3})
+    assert degrees(decide(row("a", 1.9, 10), held, switches=NARROW, free=free)) == {"a": 4}
+    assert decide(row("a", 1.8, 10), held, free=free).begins == ()
+
+
+def test_lost_devices_are_not_planned_with() -> None:
+    """Eight devices would be in time, seven have no group of more than four."""
+    alive = frozenset(range(8)) - {3}
+    begun = degrees(decide(row("a", 1.6, 10), row("b", 4.0, 10), switches=NARROW, free=alive))
+    assert begun["b"] == 4
+
+
+# 2. Rows by deadline, with the least device-time
+
+
+@pytest.mark.parametrize(("due_s", "degree"), [(13.0, 1), (6.3, 2), (3.2, 4), (1.7, 8)])
+def test_a_row_has_the_least_degree_that_is_in_time(due_s: float, degree: int) -> None:
+    assert degrees(decide(row("a", due_s, 10), switches=NARROW)) == {"a": degree}
+
+
+def test_a_row_that_does_not_fit_pushes_out_the_largest() -> None:
+    large, small = row("large", 3.0, 18), row("small", 3.1, 12)
+    assert degrees(decide(large, small)) == {"small": 8}
+    assert degrees(decide(large, small, switches=Switches(pushes=False))) == {"large": 8}
+
+
+def test_an_interactive_row_is_not_pushed_out_by_batch() -> None:
+    large, small = row("large", 3.0, 18), row("small", 3.1, 12, priority=Priority.BATCH)
+    assert "large" in degrees(decide(large, small, switches=NARROW))
+    assert "large" not in degrees(decide(row("large", 3.0, 18), row("small", 3.1, 12), switches=NARROW))
+
+
+def test_degrees_that_are_not_wanted_are_not_used() -> None:
+    assert degrees(decide(row("a", 3.5, 10), switches=NARROW)) == {"a": 4}
+    few = Switches(widens=False, degrees=(1, 2, 8))
+    assert degrees(decide(row("a", 3.5, 10), switches=few)) == {"a": 8}
+    with pytest.raises(ValueError, match="2 devices need one of the degrees"):
+        Replanning(2, Switches(degrees=(4,)))
+
+
+def test_a_degree_that_the_profile_lacks_is_not_used() -> None:
+    assert degrees(decide(row("a", 3.0, 5, {1: 1.0, 8: 0.3}))) == {"a": 8}
+    assert decide(row("a", 3.0, 5, {5: 1.0})) == Decision()
+
+
+# 3. Beginning what is planned, or waiting
+
+
+def test_a_row_waits_where_a_wider_degree_ends_its_step_sooner() -> None:
+    """Alone it takes 3 s; at 0.1 s it gets eight devices, and 0.6 s."""
+    held = in_flight("held", (1, 2, 3, 4, 5, 6, 7), 0.1)
+    rows = (row("a", 2.0, 3, SLOW_ALONE), held)
+    assert decide(*rows, free=frozenset({0})).begins == ()
+    due = (row("a", 6.0, 4, SLOW_ALONE), held)
+    assert decide(*due, free=frozenset({0})).begins == ()
+    assert degrees(decide(*due, free=frozenset({0}), switches=Switches(waits=False))) == {"a": 1}
+
+
+def test_others_do_not_take_the_devices_that_a_row_waits_for() -> None:
+    held = in_flight("held", (1, 2, 3, 4, 5, 6, 7), 0.1)
+    waits, late = row("a", 6.0, 4, SLOW_ALONE), row("late", 0.1, 9, {1: 0.2})
+    assert decide(waits, late, held, free=frozenset({0})).begins == ()
+    quick = row("late", 0.1, 9, {1: 0.05})
+    assert degrees(decide(waits, quick, held, free=frozenset({0}))) == {"late": 1}
+
+
+# 4. Widening
+
+
+def test_idle_devices_widen_promised_rows_by_gain_for_a_device() -> None:
+    begun = degrees(decide(row("linear", 99.0, 10), row("small", 99.0, 10, SMALL)))
+    assert begun["linear"] > begun["small"]
+    assert degrees(decide(row("linear", 99.0, 10), row("small", 99.0, 10, SMALL), switches=NARROW)) == {
+        "linear": 1,
+        "small": 1,
+    }
+
+
+def test_a_row_alone_has_the_whole_pool() -> None:
+    assert degrees(decide(row("a", 99.0, 10))) == {"a": 8}
+
+
+# 5. Late rows
+
+
+def test_the_late_row_with_least_work_comes_first_and_alone() -> None:
+    few, many = row("few", 0.1, 2, {1: 0.2, 2: 0.15}), row("many", 0.1, 9, {1: 0.2, 2: 0.15})
+    assert degrees(decide(many, few)) == {"few": 2}
+    assert degrees(decide(many, few, switches=Switches(one_late=False))) == {"few": 2, "many": 2}
+
+
+def test_no_late_row_begins_while_another_is_in_flight() -> None:
+    late = row("late", 0.1, 5, MIDDLE)
+    running = row("running", 0.1, 5, MIDDLE, devices=(0,), until_s=0.2)
+    assert decide(late, running, free=ALL - {0}).begins == ()
+    assert degrees(decide(late, running, free=ALL - {0}, switches=Switches(one_late=False))) == {"late": 6}
+
+
+def test_late_rows_have_short_steps_where_a_degree_allows() -> None:
+    """Eight devices make a step of 0.15 s, three one of 0.4 s."""
+    held = in_flight("held", (3, 4, 5, 6, 7), 5.0)
+    late, free = row("late", 0.1, 9), frozenset({0, 1, 2})
+    assert decide(late, held, free=free).begins == ()
+    assert degrees(decide(late, held, free=free, switches=Switches(cap_s=math.inf))) == {"late": 3}
+    slow = row("late", 0.1, 9, {1: 3.0})
+    assert degrees(decide(slow, held, free=free)) == {"late": 1}
+
+
+def test_late_rows_take_what_promised_ones_leave() -> None:
+    promised, late = row("promised", 3.1, 10), row("late", 0.1, 5, SMALL)
+    assert degrees(decide(promised, late)) == {"promised": 8}
+    assert degrees(decide(promised, late, switches=NARROW)) == {"promised": 4, "late": 4}
+
+
+def test_an_old_row_comes_before_widening() -> None:
+    promised, late = row("promised", 50.0, 10), row("late", 0.1, 5, SMALL)
+    assert degrees(decide(promised, late, now_s=29.0)) == {"promised": 8}
+    assert degrees(decide(promised, late, now_s=31.0))["late"] > 1
+    assert degrees(decide(promised, late, now_s=31.0, switches=Switches(ages_s=math.inf))) == {"promised": 8}
+
+
+def test_a_row_that_is_twice_as_old_may_have_a_long_step() -> None:
+    held = in_flight("held", (1, 2, 3, 4, 5, 6, 7), 99.0)
+    late = row("late", 0.1, 5)
+    assert decide(late, held, now_s=59.0, free=frozenset({0})).begins == ()
+    assert degrees(decide(late, held, now_s=61.0, free=frozenset({0}))) == {"late": 1}
+
+
+def test_no_row_starves() -> None:
+    """Promised rows keep coming, and would take all that is idle."""
+    stream = [row(f"p{i}", i * 1.25 + 60, 8, arrived_s=i * 1.25) for i in range(100)]
+    others = [
+        row("late", 0.5, 20),
+        row("line", left=8),
+        row("template", left=20, step_s=SMALL, background=True),
+    ]
+    young = VirtualPool(Replanning(8)).run([*stream, *others])
+    never = VirtualPool(Replanning(8, Switches(ages_s=math.inf))).run([*stream, *others])
+    assert len(young) == len(never) == 103
+    last_s = max(young.values())
+    for key in ("late", "line", "template"):
+        assert young[key] < 0.8 * last_s < never[key]
+
+
+# Rows without deadline, and templates
+
+
+def test_rows_without_deadline_begin_in_the_lines_order() -> None:
+    first, second = row("first", place=1.0, arrived_s=-1), row("second", place=0.5)
+    held = row("held", left=0, devices=(1, 2, 3, 4, 5, 6, 7), until_s=9.0)
+    assert degrees(decide(first, second, held, free=frozenset({0}))) == {"second": 1}
+
+
+def test_rows_without_deadline_share_the_pool_and_widen() -> None:
+    assert degrees(decide(row("a", left=5), row("b", left=5))) == {"a": 4, "b": 4}
+    assert degrees(decide(row("a", left=5), row("b", left=5), switches=NARROW)) == {"a": 1, "b": 1}
+
+
+def test_rows_without_deadline_follow_promised_ones() -> None:
+    assert degrees(decide(row("line", left=5), row("promised", 99.0, 5))) == {"promised": 8}
+
+
+def test_template_runs_come_last_and_have_one_device() -> None:
+    template, line = row("template", left=5, background=True), row("line", left=5, step_s={1: 0.1})
+    assert degrees(decide(template, line)) == {"line": 1, "template": 1}
+    held = in_flight("held", (1, 2, 3, 4, 5, 6, 7), 9.0)
+    assert degrees(decide(template, line, held, free=frozenset({0}))) == {"line": 1}
+
+
+# Masked rows
+
+
+def test_planning_counts_what_the_first_step_of_a_masked_row_takes() -> None:
+    """Ten steps of 0.03 s are in time, and with 0.3 s of a first one are not."""
+    one = Switches(widens=False, degrees=(1,))
+    assert VirtualPool(Replanning(8, one)).run([masked("a", 0.6, 10)])["a"] == pytest.approx(0.57)
+    small, masked_row = row("b", 0.4, 10, SMALL), masked("a", 0.4, 10)
+    held = in_flight("held", (1, 2, 3, 4, 5, 6, 7), 9.0)
+    assert degrees(decide(small, masked_row, held, free=frozenset({0}), switches=one)) == {"b": 1}
+
+
+def test_a_begun_masked_row_keeps_its_devices_and_is_not_widened() -> None:
+    assert began(decide(masked("a", 9.0, 10, (5,)))) == {"a": (5,)}
+    assert degrees(decide(row("a", 9.0, 10, SMALL, devices=(5,)))) == {"a": 8}
+
+
+def test_a_masked_row_moves_where_its_devices_would_be_late() -> None:
+    assert len(began(decide(masked("a", 0.9, 30, (5,)), switches=NARROW))["a"]) == 1
+    moved = {degree: 1.1 * seconds for degree, seconds in LARGE.items()}
+    assert degrees(decide(row("a", 9.6, 30, LARGE, moved, devices=(5,)), switches=NARROW)) == {"a": 4}
+
+
+def test_a_masked_row_waits_for_its_devices_rather_than_move() -> None:
+    held = in_flight("held", (5,), 0.02)
+    assert decide(masked("a", 5.0, 30, (5,)), held, free=ALL - {5}).begins == ()
+    long = row("held", 99.0, 0, devices=(5,), until_s=4.5)
+    assert degrees(decide(masked("a", 5.0, 30, (5,)), long, free=ALL - {5}, switches=NARROW)) == {"a": 1}
+
+
+def test_a_new_row_leaves_a_begun_masked_one_its_devices() -> None:
+    one = Replanning(1)
+    begun, new = masked("begun", 9.0, 10, (0,)), masked("new", 5.0, 10)
+    assert began(one.decide(0.0, [begun, new], {0})) == {"begun": (0,)}
+    urgent = masked("new", 0.65, 10)
+    assert began(one.decide(0.0, [begun, urgent], {0})) == {"new": (0,)}
+
+
+def test_masked_rows_hardly_move_under_load() -> None:
+    pool = VirtualPool(Replanning(8))
+    rows = [masked(f"m{i}", i * 0.1 + 4, 20, arrived_s=i * 0.1) for i in range(80)]
+    ends = pool.run(rows)
+    assert all(ends[each.key] <= each.due_s for each in rows)
+    assert pool.moved < 0.005 * len(pool.steps)
