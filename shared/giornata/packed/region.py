@@ -21,9 +21,9 @@ class Region:
     """A partition of a picture's tokens, and of what lies behind them. Indices are int64, ascending, row-major."""
 
     computed: Tensor
-    """(computed,): the compute set; at least one."""
+    """(computed,): the compute set; at least one, but for a share of a picture."""
     outside: Tensor
-    """(outside,): all others; at least one."""
+    """(outside,): all others; as above."""
     digest: bytes
     """Equal for equal partitions: rows that share one share what they take from a recording."""
     _twins: dict[torch.device, Region] = field(default_factory=dict, init=False, repr=False)
@@ -33,9 +33,9 @@ class Region:
         if self.computed.device == device:
             return self
         if device not in self._twins:
-            self._twins[device] = Region(
-                moved(self.computed, device), moved(self.outside, device), self.digest
-            )
+            twin = Region(moved(self.computed, device), moved(self.outside, device), self.digest)
+            twin._twins[self.computed.device] = self  # nothing is copied back
+            self._twins[device] = twin
         return self._twins[device]
 
 

@@ -12,10 +12,10 @@ from giornata.planning.operations import Shape, Work, step_work
 from giornata.planning.profiles import Profile
 from giornata.wire.errors import Failed
 from giornata.wire.values import Mode
-from giornata_denoiser.__main__ import profile_of
 from giornata_denoiser.checkpoint import Checkpoint, load
 from giornata_denoiser.config import DenoiserConfig
 from giornata_denoiser.profiling.__main__ import ProfilerConfig, run
+from giornata_denoiser.profiling.calibration import profile_of
 from giornata_denoiser.profiling.measuring import Meter
 from giornata_denoiser.profiling.mixtures import Mixture, RowSize
 from giornata_tools.model.random.build import build

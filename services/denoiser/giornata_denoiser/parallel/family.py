@@ -1,0 +1,35 @@
+"""Families whose networks a group computes; everything around the network runs on every member alike."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from giornata.packed.shares import Share
+from giornata.packed.ulysses import Exchange
+from giornata_denoiser.families.protocol import ModelFamily, SharedByTokens
+
+
+def shares_tokens(family: ModelFamily) -> bool:
+    """Whether several processes may compute a batch of the family by shares of its tokens."""
+    return isinstance(family.network, SharedByTokens)
+
+
+def shared(family: ModelFamily, group: Exchange) -> ModelFamily:
+    """The same family, its network's `predict` computed by the group; itself for a group of one.
+
+    Every member calls it alike, with the whole batch and all latents, and gets the whole output.
+
+    Raises:
+        TypeError: the network cannot be shared by tokens.
+        ValueError: it has fewer heads than the group has members.
+    """
+    if group.size == 1:
+        return family
+    network = family.network
+    if not isinstance(network, SharedByTokens):
+        kind = type(network).__name__
+        raise TypeError(f"received {group.size} devices for {kind}, accepted are 1, or 2 by guidance halves")
+    heads = min(spec.heads // network.sites(block) for block, spec in enumerate(family.specs))
+    if heads < group.size:
+        raise ValueError(f"received {group.size} devices, accepted are at most {heads}, one for each head")
+    return replace(family, network=network.shared(group), share=Share(group.rank, group.size))
