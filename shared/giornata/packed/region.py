@@ -166,7 +166,7 @@ class Sequences:
                 for (start, _), length in zip(full.text.bounds, lengths, strict=True)
             ]
         ).to(device)
-        made = layout(lengths, full.image.lengths, device)
+        made = layout(lengths, full.image.lengths, device, empty=True)
         joint = made.join(full.text_positions.index_select(0, text), full.image_positions)
         return Unpadded(Sequences(made, self._rotary_at(joint), self.regions), text)
 
@@ -180,7 +180,7 @@ class Sequences:
             part if every or region is None else part.index_select(0, region.computed)
             for part, every, region in zip(tokens, whole, self.regions, strict=True)
         ]
-        made = layout(full.text.lengths, [len(picked) for picked in chosen], device)
+        made = layout(full.text.lengths, [len(picked) for picked in chosen], device, empty=True)
         image = torch.cat(chosen)
         joint = made.join(full.text_positions, full.image_positions.index_select(0, image))
         return Live(whole, made, image, self._rotary_at(joint))

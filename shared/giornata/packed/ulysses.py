@@ -23,6 +23,10 @@ class Exchange(Protocol):
     """A group of processes that compute one batch, as one of its members sees it."""
 
     @property
+    def name(self) -> str:
+        """Which group it is; no two that are made have one name."""
+
+    @property
     def rank(self) -> int:
         """Its place among them."""
 

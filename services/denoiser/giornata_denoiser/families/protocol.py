@@ -79,6 +79,8 @@ class SequenceInputs(NamedTuple):
     """What :meth:`Network.prepare` made of the prompt."""
     beside: tuple[Grid, ...] = ()
     """Heights and widths of the clean pictures behind its row's, in tokens."""
+    half: int | None = None
+    """Of a row under guidance, 0 for its sequence with the prompt and 1 for the negative one; None for no guidance."""
 
 
 class Network(Protocol):
@@ -212,7 +214,9 @@ class ModelFamily:
     schedule: Schedule
     network: Network
     share: Share | None = None
-    """Which share of every batch this process computes; None for all of it."""
+    """Which share of every sequence this process computes; None for all of it, or nothing of it."""
+    group: str = ""
+    """The name of the processes that compute batches together; empty where this one computes them alone."""
 
     @property
     def device(self) -> torch.device:
@@ -233,6 +237,20 @@ class ModelFamily:
     def operations(self) -> Operations:
         """What the blocks compute, by kind."""
         return Operations(self.network.blocks)
+
+    def sites(self, block: int) -> int:
+        """Attentions of a block, whose heads lie side by side in what it keeps."""
+        network = self.network
+        sites: int = network.sites(block) if isinstance(network, SharedByTokens) else 1
+        return sites
+
+    def heads(self, block: int) -> int:
+        """Heads of which this process takes and keeps a block's keys and values."""
+        heads, sites = self.specs[block].heads, self.sites(block)
+        if self.share is None:
+            return heads
+        own = self.share.heads(heads // sites)
+        return sites * (own.stop - own.start)
 
     @property
     def depth(self) -> int:

@@ -29,7 +29,8 @@ def shared(family: ModelFamily, group: Exchange) -> ModelFamily:
     if not isinstance(network, SharedByTokens):
         kind = type(network).__name__
         raise TypeError(f"received {group.size} devices for {kind}, accepted are 1, or 2 by guidance halves")
-    heads = min(spec.heads // network.sites(block) for block, spec in enumerate(family.specs))
+    heads = min(spec.heads // family.sites(block) for block, spec in enumerate(family.specs))
     if heads < group.size:
         raise ValueError(f"received {group.size} devices, accepted are at most {heads}, one for each head")
-    return replace(family, network=network.shared(group), share=Share(group.rank, group.size))
+    share = Share(group.rank, group.size)
+    return replace(family, network=network.shared(group), share=share, group=group.name)

@@ -52,7 +52,7 @@ class Group:
         if me not in devices or len(set(devices)) < len(devices):
             raise ValueError(f"received {list(devices)}, accepted are different devices, {me} among them")
         self.devices, self.rank, self.size = devices, devices.index(me), len(devices)
-        self._device, self._open = device, True
+        self.name, self._device = name, device
         self._members: Any = None
         if self.size > 1:
             with self._losing():

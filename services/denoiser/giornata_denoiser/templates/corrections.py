@@ -155,6 +155,8 @@ def _name(recording_id: str, region: Region, sequences: int, under: str) -> str:
 def _name_of(row: Row) -> str | None:
     if row.template is None or row.region is None or row.corrections is None:
         return None
+    if any(each.group for each in row.corrections):  # it is a part of what they are
+        return None
     under = row.adapters.learned_under(row.step - 1)  # in the step behind it
     return None if under is None else _name(row.template.id, row.region, len(row.prompts), under)
 

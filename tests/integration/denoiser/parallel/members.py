@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from multiprocessing import get_context
@@ -76,6 +77,7 @@ class Members:
         for answer in answers:
             if isinstance(answer, Exception):
                 raise answer
+        assert not any(isinstance(answer, Lost) for answer in answers), answers
         return answers
 
     def signal(self, device: int, number: signal.Signals) -> None:
@@ -95,7 +97,7 @@ def _serve(me: int, port: int, pipe: Connection) -> None:
     torch.set_num_threads(1)
     store = TCPStore("127.0.0.1", port, is_master=False)
     member = Member(me, Groups(store, me, CPU, HUNG_S))
-    with contextlib.suppress(EOFError):
+    with contextlib.suppress(EOFError, ConnectionError):
         while True:
             job, args = pipe.recv()
             try:
@@ -104,7 +106,8 @@ def _serve(me: int, port: int, pipe: Connection) -> None:
             except GroupLost as lost:
                 answer = Lost(lost.devices)
             except Exception as error:  # noqa: BLE001 - a process's edge: the test raises it
-                answer = RuntimeError(f"device {me}: {error!r}")
+                answer = RuntimeError(f"device {me}: {''.join(traceback.format_exception(error))}")
+                member.groups.close()  # nobody waits for it
             pipe.send(answer)
     member.groups.close()
 

@@ -15,6 +15,7 @@ from giornata_denoiser.engine.assembly import assemble
 from giornata_denoiser.engine.stepping import denoise_step
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.parallel.family import shared
+from giornata_denoiser.parallel.groups import Group
 from giornata_denoiser.rows.row import Row
 from tests.integration.denoiser.parallel.members import Member, Members
 
@@ -25,21 +26,29 @@ Latents = list[NDArray[np.float32]]
 Made = tuple[ModelFamily, list[Row], Callable[[ModelFamily], Sequence[Use]]]
 """A family, rows, and what their sequences use in a forward of that family or of a share of it."""
 Making = Callable[[], Made]
+Together = Callable[[ModelFamily, Group], ModelFamily]
+"""How a group computes a batch."""
 
 
 def alone(made: Making, steps: int) -> list[Latents]:
     """The rows' latents before the first of `steps`, and after each, by one process."""
     of, rows, uses = made()
-    after = [_values(row.latent for row in rows)]
+    after = [values(row.latent for row in rows)]
     with torch.inference_mode():
         for _ in range(steps):
             rows = advanced(of, rows, uses(of))
-            after.append(_values(row.latent for row in rows))
+            after.append(values(row.latent for row in rows))
     return after
 
 
 def step_of(
-    member: Member, making: Making, devices: tuple[int, ...], latents: Latents, step: int, epoch: int = 0
+    member: Member,
+    making: Making,
+    devices: tuple[int, ...],
+    latents: Latents,
+    step: int,
+    epoch: int = 0,
+    together: Together = shared,
 ) -> Latents:
     """The rows' latents after a step that a group computes."""
     if making not in member.kept:
@@ -49,8 +58,8 @@ def step_of(
         replace(row, latent=torch.from_numpy(latent), step=step)
         for row, latent in zip(rows, latents, strict=True)
     ]
-    part = shared(of, member.group(devices, epoch))
-    return _values(row.latent for row in advanced(part, at, uses(part)))
+    part = together(of, member.group(devices, epoch))
+    return values(row.latent for row in advanced(part, at, uses(part)))
 
 
 def advanced(of: ModelFamily, rows: Sequence[Row], uses: Sequence[Use]) -> list[Row]:
@@ -59,12 +68,14 @@ def advanced(of: ModelFamily, rows: Sequence[Row], uses: Sequence[Use]) -> list[
     return [replace(row, latent=latent, step=row.step + 1) for row, latent in zip(rows, latents, strict=True)]
 
 
-def walk(members: Members, making: Making, plan: Sequence[tuple[int, ...]]) -> list[Latents]:
+def walk(
+    members: Members, making: Making, plan: Sequence[tuple[int, ...]], together: Together = shared
+) -> list[Latents]:
     """Each step by other devices, the latents carried over; they are equal to one process's at every step."""
     wanted = alone(making, len(plan))
     walked = [wanted[0]]
     for step, devices in enumerate(plan):
-        answers = members.run(devices, step_of, making, devices, walked[-1], step, members.epoch)
+        answers = members.run(devices, step_of, making, devices, walked[-1], step, members.epoch, together)
         for answer in answers:
             assert_close(answer, wanted[step + 1])
         walked.append(answers[0])
@@ -76,5 +87,5 @@ def assert_close(latents: Latents, wanted: Latents) -> None:
         np.testing.assert_allclose(latent, other, rtol=0, atol=TOLERANCE)
 
 
-def _values(latents: Iterable[Tensor]) -> Latents:
+def values(latents: Iterable[Tensor]) -> Latents:
     return [latent.numpy() for latent in latents]
