@@ -241,8 +241,7 @@ class ModelFamily:
     def sites(self, block: int) -> int:
         """Attentions of a block, whose heads lie side by side in what it keeps."""
         network = self.network
-        sites: int = network.sites(block) if isinstance(network, SharedByTokens) else 1
-        return sites
+        return int(network.sites(block)) if isinstance(network, SharedByTokens) else 1
 
     def heads(self, block: int) -> int:
         """Heads of which this process takes and keeps a block's keys and values."""

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from giornata.planning.costing import CostModel
 from giornata.planning.operations import Operations, Work
+from giornata.scheduling.degree_times import DegreeTimes, StepSize
 from giornata.scheduling.degrees.pool import PoolRow
-from giornata.scheduling.degrees.times import DegreeTimes, StepSize
 from giornata.scheduling.demand import Pace, RowShape
 from giornata.wire.values import Mode
 from giornata.wire.workers import StepSample
