@@ -174,29 +174,24 @@ class Shares:
         """Kind and rank of every token in joint order, (tokens,) int64 each."""
         kind, rank = (torch.full_like(self._sequence, TEXT) for _ in range(2))
         loads = [0] * self._size
+
+        def assign(of: int, tokens: Tensor, parts: Sequence[slice]) -> None:
+            kind[tokens] = of
+            for index, part in enumerate(parts):
+                rank[tokens[part]] = index
+                loads[index] += 0 if of == OUTSIDE else part.stop - part.start
+
         shapes = zip(self._layout.joint.bounds, self._layout.text.lengths, self._regions, strict=True)
         for (start, end), text, region in shapes:
             picture = torch.arange(start + text, end)
-            for of, tokens, parts in (
-                *self._pictured(picture, region, loads),
-                (TEXT, torch.arange(start, start + text), spread(text, _lightest(loads))),
-            ):
-                kind[tokens] = of
-                for index, part in enumerate(parts):
-                    rank[tokens[part]] = index
-                    loads[index] += (part.stop - part.start) * (of != OUTSIDE)
+            if region is None:
+                assign(COMPUTED, picture, spread(len(picture), _lightest(loads)))
+            else:
+                computed, outside = _of_region(region, self._size)
+                assign(COMPUTED, picture[region.computed], computed)
+                assign(OUTSIDE, picture[region.outside], outside)
+            assign(TEXT, torch.arange(start, start + text), spread(text, _lightest(loads)))
         return kind, rank
-
-    def _pictured(
-        self, picture: Tensor, region: Region | None, loads: Sequence[int]
-    ) -> Iterator[tuple[int, Tensor, tuple[slice, ...]]]:
-        """Kind, tokens and shares of the parts of one picture."""
-        if region is None:
-            yield COMPUTED, picture, spread(len(picture), _lightest(loads))
-            return
-        computed, outside = _of_region(region, self._size)
-        yield COMPUTED, picture[region.computed], computed
-        yield OUTSIDE, picture[region.outside], outside
 
     def _pictures(self, rank: int, tokens: Sequence[Tensor]) -> Iterator[OwnPicture]:
         """What `rank` has of each picture, of which these are the positions in the image stream."""

@@ -249,7 +249,8 @@ class ModelFamily:
         if self.share is None:
             return heads
         own = self.share.heads(heads // sites)
-        return sites * (own.stop - own.start)
+        count: int = own.stop - own.start
+        return sites * count
 
     @property
     def depth(self) -> int:
