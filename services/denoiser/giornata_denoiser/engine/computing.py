@@ -127,6 +127,7 @@ class Computing:
 
         Raises:
             torch.AcceleratorError: the device itself is lost, and no row can be blamed.
+            Exception: other processes compute the step too, and whatever fails ends the group's.
         """
         began = self._clock()
         try:
@@ -136,7 +137,9 @@ class Computing:
         except ControlLost:  # its rows are no longer ready; the others repeat the step
             self._given = None  # how long the step before took cannot be told any more
             return StepReport(began, self._clock())
-        except Exception as error:  # noqa: BLE001 - a row's edge: the row is answered with it, and the service logs it
+        except Exception as error:  # a row's edge: the row is answered with it, and the service logs it
+            if self.family.group:  # the others would not compute the rows alone
+                raise
             if len(rows) == 1 and rows[0].template is None and not rows[0].renewed_every:
                 return StepReport(
                     began, self._clock(), failed=(FailedRow(rows[0], results.row_error(error)),)
