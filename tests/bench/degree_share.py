@@ -1,7 +1,7 @@
 """What part of a step's processor time does each of two processes have, that compute it together?
 
-``python -m tests.bench.degree_share`` prints it for several sizes of a picture, in turns with one process that is
-alone, in float32 and with one thread. Two processes make a step no faster where both processors are busy anyway; the processor
+``python -m tests.bench.degree_share`` prints it for several sizes of a picture, in turns with one process alone,
+in float32 and with one thread. Two processes make a step no faster where both processors are busy anyway; the processor
 time of one of them tells what two devices would take. Decision record 0054 tells of shares.
 """
 

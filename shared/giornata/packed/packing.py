@@ -52,8 +52,8 @@ class Segments:
 
     @property
     def even(self) -> bool:
-        """Whether all segments are equally long."""
-        return len(set(self.lengths)) == 1
+        """Whether all segments are equally long, and not empty."""
+        return len(set(self.lengths)) == 1 and self.longest > 0
 
     @cached_property
     def bounds(self) -> list[tuple[int, int]]:

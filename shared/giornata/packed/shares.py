@@ -161,6 +161,17 @@ class Shares:
             self._orders[key] = self._order(chosen if text else chosen & (self._kind != TEXT))
         return self._orders[key]
 
+    def answered(self, whole: tuple[bool, ...], companions: tuple[int, ...]) -> Order:
+        """Images alone, as :meth:`live`, without so many of the last tokens of each sequence that is in `whole`."""
+        key = "answered", whole, companions
+        if key not in self._orders:
+            chosen = ((self._kind != OUTSIDE) | torch.tensor(whole)[self._sequence]) & (self._kind != TEXT)
+            for (_, end), every, count in zip(self._layout.joint.bounds, whole, companions, strict=True):
+                if every and count:
+                    chosen[end - count : end] = False
+            self._orders[key] = self._order(chosen)
+        return self._orders[key]
+
     def beyond(self, of: tuple[int, ...]) -> Order:
         """The outside tokens of the sequences `of`, ascending: see :meth:`Sequences.beyond`."""
         if of not in self._orders:

@@ -49,6 +49,11 @@ class Ulysses:
         self._exchange = exchange
         self._parts: WeakKeyDictionary[Sequences, SharedBatch] = WeakKeyDictionary()
 
+    @property
+    def share(self) -> Share:
+        """What this member has of anything."""
+        return Share(self._exchange.rank, self._exchange.size)
+
     def part(self, sequences: Sequences) -> SharedBatch:
         """This member's part of a batch of `sequences`; kept while these are."""
         if sequences not in self._parts:
@@ -61,6 +66,8 @@ class SharedBatch:
 
     def __init__(self, exchange: Exchange, sequences: Sequences) -> None:
         self._exchange = exchange
+        self.layout = sequences.layout
+        """Of all tokens of the batch."""
         self.shares = Shares(sequences, exchange.size)
         self.own: OwnTokens = self.shares.of(sequences, exchange.rank)
 

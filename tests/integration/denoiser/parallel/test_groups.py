@@ -35,12 +35,6 @@ def left(member: Member, devices: tuple[int, ...]) -> None:
     member.groups.drop(devices)
 
 
-@pytest.fixture(autouse=True)
-def _groups(members: Members) -> None:
-    """Each test has groups of its own."""
-    members.epoch += 1
-
-
 @pytest.mark.parametrize("devices", [(2,), (0, 1), (3, 1), ALL, (0, 2, 3)])
 def test_members_trade_uneven_parts(members: Members, devices: tuple[int, ...]) -> None:
     answers = members.run(devices, traded, devices, members.epoch)
