@@ -25,7 +25,7 @@ from diffusers import FluxTransformer2DModel
 
 from giornata.families import Family
 from giornata.scheduling.degrees.fixed import FixedDegrees
-from giornata.scheduling.degrees.pool import Decision, PoolRow, Rule
+from giornata.scheduling.degrees.pool import Decision, Devices, PoolRow, Rule
 from giornata.scheduling.degrees.rule import Replanning
 from giornata_denoiser.engine.protocol import StepReport
 from giornata_denoiser.rows.row import Row
@@ -132,12 +132,13 @@ def turn(bench: Gathered, given: Sequence[Arrival], name: str) -> dict[str, Any]
 def alone_s(bench: Gathered, rule: Turns, model: Model) -> dict[int, float]:
     """Seconds of a row of each side, alone on one device; the pool learns what steps of both degrees take."""
     found: dict[int, float] = {}
-    for number, plan in enumerate(([(0,)] * STEPS, [(0, 1)] * STEPS) * ROUNDS):
-        rule.rule = Walk(plan)
+    for number in range(2 * ROUNDS):
+        devices: Devices = ((0,), (0, 1))[number % 2]
+        rule.rule = Walk([devices] * STEPS)
         for side in SIDES:
             given = [Arrival(0.0, model.row("warm", grid=(side, side), steps=STEPS), math.inf)]
             lasted_s = turn(bench, given, f"round {number}")["mean_s"]
-            if len(plan[0]) == 1:
+            if len(devices) == 1:
                 found[side] = min(lasted_s, found.get(side, lasted_s))
     return found
 
