@@ -107,7 +107,7 @@ def _serve(me: int, port: int, pipe: Connection) -> None:
                 answer = Lost(lost.devices)
             except Exception as error:  # noqa: BLE001 - a process's edge: the test raises it
                 answer = RuntimeError(f"device {me}: {''.join(traceback.format_exception(error))}")
-                member.groups.close()  # nobody waits for it
+                member.groups.close()  # so that no other member waits for it
             pipe.send(answer)
     member.groups.close()
 
