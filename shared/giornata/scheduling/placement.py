@@ -272,18 +272,20 @@ class Placement:
         return closed.union(excluded) if closed else excluded
 
     def _lacking(self, demand: Demand) -> set[str]:
-        """Workers that lack ControlNets of `demand`, and cannot have an instance of the service compute them.
+        """Workers that cannot have what `demand` needs.
 
-        None where all do: it is refused there, and does not wait.
+        Pools have no adapters. Others lack ControlNets that no instance of the service computes for them. None where
+        all do: it is refused there, and does not wait.
         """
-        if not demand.controls:
+        if not (demand.controls or demand.loras):
             return set()
         needed = {net.digest for net in demand.controls}
         serving, offered = self._serving(demand).all(()), self._control_offers.has(needed)
         lacking = {
             worker.name
             for worker in serving
-            if not (needed <= worker.controlnets or (offered and worker.shown.controlled is not None))
+            if worker.shown.ranks
+            or not (needed <= worker.controlnets or (offered and worker.shown.controlled is not None))
         }
         return lacking if len(lacking) < len(serving) else set()
 

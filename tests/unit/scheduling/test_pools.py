@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
+from giornata.scheduling.adapters import NeededLora
 from giornata.scheduling.backlog import Backlog, Effect
 from giornata.scheduling.degrees.pool import DEGREES, PoolRow
 from giornata.scheduling.demand import Demand, RowShape
@@ -123,6 +125,15 @@ def test_a_large_job_goes_to_the_pool_that_keeps_its_deadline_and_breaks_none() 
     assert effects["others"].finish_ms <= 1500
     assert chosen(placement, asked) == "others", "its rows are delayed, but no deadline of theirs is broken"
     assert chosen(placement, demand(LARGE, within_s=9.0)) == "promised", "there is time after the promises"
+
+
+def test_a_job_with_adapters_goes_to_a_pool_only_where_there_is_nothing_else() -> None:
+    asked = replace(demand(SMALL), loras=(NeededLora("a" * 64, 1),))
+    busy = [row(f"b{number}", LARGE) for number in range(8)]
+    placement = fleet(worker("alone", busy), worker("pool", ready=8))
+    assert chosen(placement, demand(SMALL)) == "pool"
+    assert chosen(placement, asked) == "alone", "ranks have no adapters"
+    assert chosen(fleet(worker("pool", ready=8)), asked) == "pool", "which refuses it, so that it does not wait"
 
 
 def test_a_job_that_fits_between_promises_goes_where_it_delays_least() -> None:
