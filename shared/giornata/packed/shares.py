@@ -76,7 +76,7 @@ class Portion(NamedTuple):
 def _of_region(region: Region, size: int) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
     """The shares of what is computed and of what is not, by rank.
 
-    They follow from the region alone: what is kept of one step fits those after it, whatever else is in the batch.
+    They follow from the region alone: what is kept of one step fits the next, beside any other sequences.
     """
     turn = int.from_bytes(region.digest[:4], "little")
     return spread(len(region.computed), turned(size, turn)), spread(len(region.outside), turned(size, ~turn))

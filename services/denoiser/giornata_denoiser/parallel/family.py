@@ -14,6 +14,16 @@ def shares_tokens(family: ModelFamily) -> bool:
     return isinstance(family.network, SharedByTokens)
 
 
+def alone(family: ModelFamily) -> None:
+    """Nothing, where one process computes the family's batches.
+
+    Raises:
+        ValueError: a group computes them already.
+    """
+    if family.group:
+        raise ValueError(f"received a family of the group {family.group}, accepted are those of one process")
+
+
 def shared(family: ModelFamily, group: Exchange) -> ModelFamily:
     """The same family, its network's `predict` computed by the group; itself for a group of one.
 
@@ -21,10 +31,11 @@ def shared(family: ModelFamily, group: Exchange) -> ModelFamily:
 
     Raises:
         TypeError: the network cannot be shared by tokens.
-        ValueError: it has fewer heads than the group has members.
+        ValueError: it has fewer heads than the group has members, or a group computes it already.
     """
     if group.size == 1:
         return family
+    alone(family)
     network = family.network
     if not isinstance(network, SharedByTokens):
         kind = type(network).__name__

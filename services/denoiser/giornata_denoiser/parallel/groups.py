@@ -64,8 +64,8 @@ class Group:
         On a CUDA device the current stream waits, not the host.
 
         Raises:
-            GroupLost: a member has ended or closed the group. On a CUDA device none notices by itself: whoever does
-                closes the group for all.
+            GroupLost: a member has ended or closed the group. On a CUDA device no member notices that by itself: the
+                process that does has all members close the group.
         """
         if self.size == 1:
             return flat
@@ -79,7 +79,7 @@ class Group:
         return got.view(flat.dtype)
 
     def close(self) -> None:
-        """Leave the group: whatever the others trade afterwards raises there, and what they are waiting for now."""
+        """Leave the group: the other members' trades raise, those that they wait for now and all later ones."""
         members, self._members = self._members, None
         if members is not None and self._device.type == "cuda":
             members.abort()
@@ -90,7 +90,7 @@ class Group:
         """Close the group where it fails, so that all of its members fail at once."""
         try:
             yield
-        except RuntimeError as error:  # whatever torch.distributed raises is one
+        except RuntimeError as error:  # as all errors of torch.distributed are
             self.close()
             raise GroupLost(self.devices, error) from error
 

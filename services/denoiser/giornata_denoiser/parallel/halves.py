@@ -17,6 +17,7 @@ from giornata.packed.tracing import UNTRACED, Tracing
 from giornata.packed.ulysses import Exchange
 from giornata.packed.uses import Use
 from giornata_denoiser.families.protocol import ModelFamily, Network, SequenceInputs
+from giornata_denoiser.parallel.family import alone
 
 SIZE: Final = 2
 
@@ -28,8 +29,9 @@ def halved(family: ModelFamily, group: Exchange) -> ModelFamily:
     is read, and what it shows is shown, only where it is computed: see :func:`members`.
 
     Raises:
-        ValueError: the group is not one of two.
+        ValueError: the group is not one of two, or another computes the family already.
     """
+    alone(family)
     if group.size != SIZE:
         raise ValueError(
             f"received {group.size} devices, accepted are {SIZE}: one for each half of the guidance"

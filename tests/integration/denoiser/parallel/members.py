@@ -28,6 +28,7 @@ class Member:
 
     me: int
     groups: Groups
+    device: torch.device = CPU
     kept: dict[Any, Any] = field(default_factory=dict)
     """What earlier calls have left."""
 
@@ -40,9 +41,13 @@ Job = Callable[..., Any]
 
 
 class Members:
-    """Processes with numbers, and the store by which they find each other."""
+    """Processes with numbers, and the store by which they find each other.
 
-    def __init__(self, count: int) -> None:
+    Each is on the CPU, or on the CUDA device of its number.
+    """
+
+    def __init__(self, count: int, *, cuda: bool = False) -> None:
+        self._cuda = cuda
         self.store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         self._processes: dict[int, tuple[BaseProcess, Connection]] = {}
         self.epoch = 0
@@ -52,7 +57,9 @@ class Members:
 
     def start(self, me: int) -> None:
         here, there = get_context("spawn").Pipe()
-        process = get_context("spawn").Process(target=_serve, args=(me, self.store.port, there), daemon=True)
+        process = get_context("spawn").Process(
+            target=_serve, args=(me, self.store.port, there, self._cuda), daemon=True
+        )
         process.start()
         there.close()
         self._processes[me] = process, here
@@ -93,10 +100,11 @@ class Members:
             process.join(HUNG_S)
 
 
-def _serve(me: int, port: int, pipe: Connection) -> None:
+def _serve(me: int, port: int, pipe: Connection, cuda: bool) -> None:
     torch.set_num_threads(1)
+    device = torch.device("cuda", me) if cuda else CPU
     store = TCPStore("127.0.0.1", port, is_master=False)
-    member = Member(me, Groups(store, me, CPU, HUNG_S))
+    member = Member(me, Groups(store, me, device, HUNG_S), device)
     with contextlib.suppress(EOFError, ConnectionError):
         while True:
             job, args = pipe.recv()
@@ -107,7 +115,7 @@ def _serve(me: int, port: int, pipe: Connection) -> None:
                 answer = Lost(lost.devices)
             except Exception as error:  # noqa: BLE001 - a process's edge: the test raises it
                 answer = RuntimeError(f"device {me}: {''.join(traceback.format_exception(error))}")
-                member.groups.close()  # nobody waits for it
+                member.groups.close()  # so that no other member waits for it
             pipe.send(answer)
     member.groups.close()
 

@@ -94,3 +94,7 @@ def test_what_a_group_cannot_compute_is_told() -> None:
     with pytest.raises(ValueError, match="received 4 devices, accepted are 2"):
         halved(flux, Group(4))
     assert shared(unet, Group(1)) is unet
+    for taken in (shared(flux, Group(2)), halved(flux, Group(2))):
+        for how in (shared, halved):
+            with pytest.raises(ValueError, match="accepted are those of one process"):
+                how(taken, Group(2))

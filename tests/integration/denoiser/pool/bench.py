@@ -113,14 +113,18 @@ class Model:
 def make_model(folder: Path, degrees: Collection[int] = (2, 3, 4)) -> Model:
     """A tiny Flux, and a profile in which several devices are quicker."""
     build(Family.FLUX_INPAINT, folder / "tiny")
-    checkpoint = open_checkpoint(DenoiserConfig(model=str(folder / "tiny"), device="cpu"))
+    return profiled(folder / "tiny", folder / "profile.json", degrees)
+
+
+def profiled(folder: Path, path: Path, degrees: Collection[int]) -> Model:
+    """The checkpoint in `folder`, with a profile at `path` in which several devices are quicker, as one would wish."""
+    checkpoint = open_checkpoint(DenoiserConfig(model=str(folder), device="cpu"))
     measured = calibrate(checkpoint, 0)
     fits = [_quicker(measured, degree) for degree in degrees]
     device = measured.device.rsplit(":", 1)[0] + ": 1"  # as many threads as ranks have
     profile = measured.model_copy(update={"degrees": tuple(fits), "device": device})
-    path = folder / "profile.json"
     path.write_text(profile.model_dump_json())
-    return Model(folder / "tiny", path, checkpoint)
+    return Model(folder, path, checkpoint)
 
 
 def open_model(folder: Path) -> Model:
