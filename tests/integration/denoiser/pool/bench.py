@@ -127,6 +127,12 @@ def profiled(folder: Path, path: Path, degrees: Collection[int]) -> Model:
     return Model(folder, path, checkpoint)
 
 
+def open_model(folder: Path) -> Model:
+    """What :func:`make_model` has left in a folder, in another process."""
+    checkpoint = open_checkpoint(DenoiserConfig(model=str(folder / "tiny"), device="cpu"))
+    return Model(folder / "tiny", folder / "profile.json", checkpoint)
+
+
 def _quicker(profile: Profile, degree: int) -> DegreeFit:
     weights = tuple(weight / degree for weight in profile.compute.weights)
     return DegreeFit(degree=degree, compute=profile.compute.model_copy(update={"weights": weights}))
@@ -178,18 +184,43 @@ class Gathered:
         assert not failed
         return {name: row.latent for name, row in self.ended.items() if isinstance(row, Row)}
 
-    def pid(self, device: int) -> int:
-        process = self.pool._ranks.members[device].process
-        assert isinstance(process, Process)
-        return process.pid
 
-    def signal(self, device: int, number: signal.Signals) -> None:
-        os.kill(self.pid(device), number)
+def pid(pool: Pool, device: int) -> int:
+    """Of the process of a device's rank."""
+    process = pool._ranks.members[device].process
+    assert isinstance(process, Process)
+    return process.pid
+
+
+def send(number: signal.Signals, *devices: int) -> Callable[[Pool], None]:
+    """What sends a signal to the ranks of these devices."""
+
+    def sent(pool: Pool) -> None:
+        for device in devices:
+            os.kill(pid(pool, device), number)
+
+    return sent
+
+
+@dataclass
+class After:
+    """Does something once in the pool's own thread, when it has told of so many steps: none follows meanwhile."""
+
+    steps: int
+    do: Callable[[Pool], object]
+
+    def told(self, pool: Pool) -> None:
+        self.steps -= 1
+        if self.steps == 0:
+            self.do(pool)
 
 
 @contextmanager
 def running(
-    config: DenoiserConfig, rule: Rule | None = None, patience: Patience | None = None
+    config: DenoiserConfig,
+    rule: Rule | None = None,
+    patience: Patience | None = None,
+    after: After | None = None,
 ) -> Iterator[Gathered]:
     """A pool as `config` says."""
     ranks = start_ranks(config, patience)
@@ -197,6 +228,12 @@ def running(
     times = PoolTimes(CostModel.of(profile), checkpoint.family.operations, Mode.KV, 8, 10_000)
     told: queue.Queue[StepReport | Exception] = queue.Queue()
     devices = len(config.device_names)
+
+    def report(step: StepReport) -> None:
+        told.put(step)
+        if after is not None:
+            after.told(pool)
+
     pool = Pool(
         ranks,
         Arena(),
@@ -205,7 +242,7 @@ def running(
         times=times.of,
         together=times.together,
         observe=times.observe,
-        on_report=told.put,
+        on_report=report,
         on_crash=told.put,
     )
     with pool:
