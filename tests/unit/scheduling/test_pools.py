@@ -133,7 +133,9 @@ def test_a_job_with_adapters_goes_to_a_pool_only_where_there_is_nothing_else() -
     placement = fleet(worker("alone", busy), worker("pool", ready=8))
     assert chosen(placement, demand(SMALL)) == "pool"
     assert chosen(placement, asked) == "alone", "ranks have no adapters"
-    assert chosen(fleet(worker("pool", ready=8)), asked) == "pool", "which refuses it, so that it does not wait"
+    assert chosen(fleet(worker("pool", ready=8)), asked) == "pool", (
+        "which refuses it, so that it does not wait"
+    )
 
 
 def test_a_job_that_fits_between_promises_goes_where_it_delays_least() -> None:
