@@ -35,7 +35,11 @@ class OneDevice:
     def __init__(self, family: ModelFamily) -> None:
         self.family = family
 
-    def of(self, devices: Devices, epoch: int) -> ModelFamily:
+    def meet(self, devices: Devices, epoch: int) -> None:
+        assert len(devices) == 1, epoch
+
+    def of(self, devices: Devices, epoch: int, *, halves: bool) -> ModelFamily:
+        assert not halves
         assert len(devices) == 1, epoch
         return self.family
 
@@ -103,6 +107,7 @@ def pool(
         groups=(),
         times=times.of,
         together=times.together,
+        halves=times.halves,
         observe=times.observe,
         on_report=on_report,
         on_crash=on_crash,

@@ -6,12 +6,25 @@ from dataclasses import replace
 
 from giornata.packed.shares import Share
 from giornata.packed.ulysses import Exchange
+from giornata.planning.degrees import Way
 from giornata_denoiser.families.protocol import ModelFamily, SharedByTokens
 
 
 def shares_tokens(family: ModelFamily) -> bool:
     """Whether several processes may compute a batch of the family by shares of its tokens."""
     return isinstance(family.network, SharedByTokens)
+
+
+def widest(family: ModelFamily) -> int:
+    """The most processes that may share a batch's tokens: 1 where the network cannot be shared so."""
+    if not isinstance(family.network, SharedByTokens):
+        return 1
+    return min(spec.heads // family.network.sites(block) for block, spec in enumerate(family.specs))
+
+
+def possible(family: ModelFamily, way: Way) -> bool:
+    """Whether batches of the family can be computed in this way; every network can by guidance halves."""
+    return way.halves or way.degree <= widest(family)
 
 
 def alone(family: ModelFamily) -> None:
@@ -40,7 +53,7 @@ def shared(family: ModelFamily, group: Exchange) -> ModelFamily:
     if not isinstance(network, SharedByTokens):
         kind = type(network).__name__
         raise TypeError(f"received {group.size} devices for {kind}, accepted are 1, or 2 by guidance halves")
-    heads = min(spec.heads // family.sites(block) for block, spec in enumerate(family.specs))
+    heads = widest(family)
     if heads < group.size:
         raise ValueError(f"received {group.size} devices, accepted are at most {heads}, one for each head")
     share = Share(group.rank, group.size)

@@ -42,6 +42,8 @@ class Flight:
     keys: tuple[RowKey, ...]
     devices: Devices
     epoch: int
+    halves: bool
+    """Whether one of two devices computes the unconditional sequences."""
     seconds: float
     """As predicted."""
     began_s: float | None
@@ -73,6 +75,8 @@ class Held:
     """Of its last step or that in flight; empty before the first one here."""
     epoch: int = 0
     """Of their group."""
+    halves: bool = False
+    """How they compute its steps."""
     flights: list[Flight] = field(default_factory=list)
     """Its steps in flight, the one that runs first."""
     alone: bool = False
@@ -83,6 +87,10 @@ class Held:
     """Whether it has to do without its template."""
     fresh: bool = True
     """Whether its next step begins from what is in its slab alone."""
+
+    def stays(self, devices: Devices, epoch: int, *, halves: bool) -> bool:
+        """Whether these devices, computing in this way, have all that its latest step has left."""
+        return not self.fresh and (self.devices, self.epoch, self.halves) == (devices, epoch, halves)
 
 
 class Entered(NamedTuple):
@@ -125,7 +133,9 @@ class Book:
         """The rows as a rule sees them, if the flights `ended` had ended."""
         return [each for held in self.rows.values() if (each := self._shown(held, now_s, ended)) is not None]
 
-    def begin(self, begin: Begin, now_s: float, epoch: int, seconds: float) -> tuple[Flight, list[Entered]]:
+    def begin(
+        self, begin: Begin, now_s: float, *, epoch: int, halves: bool, seconds: float
+    ) -> tuple[Flight, list[Entered]]:
         """A step is ordered; returns it and how its rows enter it."""
         busy = self.busy()
         keys = tuple(key for key in begin.rows if isinstance(key, RowKey))
@@ -134,6 +144,7 @@ class Book:
             keys,
             begin.devices,
             epoch,
+            halves,
             seconds,
             None if busy.intersection(begin.devices) else now_s,
             set(begin.devices),
@@ -141,11 +152,14 @@ class Book:
         rows: list[Entered] = []
         for key in keys:
             held = self.rows[key]
-            fresh = held.fresh or held.devices != begin.devices or held.epoch != epoch
+            fresh = not held.stays(begin.devices, epoch, halves=halves)
             if fresh:
-                learnt = held.row.corrections if len(begin.devices) == 1 else None
-                held.row = replace(held.row, begun=False, corrections=learnt)
-            held.devices, held.epoch, held.fresh = begin.devices, epoch, False
+                held.row = replace(held.row, begun=False)
+            if (
+                len(begin.devices) > 1 and held.row.records is not None
+            ):  # each of them would leave its share alone
+                held.row = replace(held.row, records=None, entries=())
+            held.devices, held.epoch, held.halves, held.fresh = begin.devices, epoch, halves, False
             rows.append(Entered(held, held.row.step + len(held.flights), fresh))
             held.flights.append(flight)
         self.flights[flight.number] = flight

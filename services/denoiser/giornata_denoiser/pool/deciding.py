@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from typing import Final
 
+from giornata.planning.degrees import HALVED
 from giornata.scheduling.batch import RowKey
+from giornata.scheduling.degree_times import StepSize
 from giornata.scheduling.degrees.pool import Begin, Devices, PoolRow, Rule, Together
-from giornata_denoiser.pool.book import Book, Flight
+from giornata_denoiser.pool.book import Book, Flight, Held
 from giornata_denoiser.pool.messages import StepOrder, Warm
 from giornata_denoiser.pool.ranks import Ranks
 from giornata_denoiser.pool.settling import Epochs
@@ -17,6 +19,9 @@ from giornata_denoiser.rows.row import Row
 
 AHEAD: Final = (0.1, 0.002)
 """A step's order is sent when the one before is predicted to end within this share of its time, and so many seconds."""
+
+HalvesOf = Callable[[Sequence[Hashable]], bool]
+"""Whether two devices are quicker on steps of rows of these sizes where one computes the unconditional sequences."""
 
 
 class Deciding:
@@ -30,9 +35,10 @@ class Deciding:
         epochs: Epochs,
         rule: Rule,
         together: Together | None,
+        halves: HalvesOf,
     ) -> None:
         self._ranks, self._book, self._shelf, self._epochs = ranks, book, shelf, epochs
-        self._rule, self._together = rule, together
+        self._rule, self._together, self._halves = rule, together, halves
         self._wake_s = math.inf
         self.news = True
         """Whether something has happened since the last decision."""
@@ -100,28 +106,50 @@ class Deciding:
         for begin in self._rule.decide(moment_s, rows, free).begins:
             if held.isdisjoint(begin.devices):
                 continue
-            if all(self._stays(key, begin.devices) for key in begin.rows):
+            if self._stay(begin, halves=self._halved(begin, {row.key: row for row in rows})):
                 self._order(begin, rows, now_s)
 
-    def _stays(self, key: object, devices: Devices) -> bool:
-        flights = self._book.rows[key].flights if isinstance(key, RowKey) else []
-        return all(flight.devices == devices for flight in flights)
+    def _stay(self, begin: Begin, *, halves: bool) -> bool:
+        """Whether rows in flight are where the step is to be, and computed in the same way."""
+        flights = [flight for held in self._held(begin) for flight in held.flights]
+        return all((flight.devices, flight.halves) == (begin.devices, halves) for flight in flights)
+
+    def _held(self, begin: Begin) -> list[Held]:
+        return [self._book.rows[key] for key in begin.rows if isinstance(key, RowKey)]
+
+    def _halved(self, begin: Begin, rows: Mapping[object, PoolRow]) -> bool:
+        """In which of two ways two devices compute a step: as rows that have kept something there were, else quicker.
+
+        A row that keeps something from step to step would compute a step in full where its way changes.
+        """
+        if len(begin.devices) != HALVED:
+            return False
+        epoch, sizes = self._epochs.of(begin.devices), [rows[key].size for key in begin.rows]
+        ways = {
+            held.halves
+            for held, size in zip(self._held(begin), sizes, strict=True)
+            if held.stays(begin.devices, epoch, halves=held.halves)
+            and isinstance(size, StepSize)
+            and size.pays
+        }
+        return ways.pop() if len(ways) == 1 else self._halves(sizes)
 
     def _order(self, begin: Begin, rows: Sequence[PoolRow], now_s: float) -> None:
         """Tell the ranks of a step, and all that they need for it."""
-        epoch = self._epochs.of(begin.devices)
-        seconds = self._seconds(begin, {row.key: row for row in rows})
-        flight, entered = self._book.begin(begin, now_s, epoch, seconds)
+        epoch, shown = self._epochs.of(begin.devices), {row.key: row for row in rows}
+        halves, seconds = self._halved(begin, shown), self._seconds(begin, shown)
+        flight, entered = self._book.begin(begin, now_s, epoch=epoch, halves=halves, seconds=seconds)
         named = [
             (held.shared, self._shelf.ordered(held.row, held.shared, step, fresh=fresh, plain=held.plain))
             for held, step, fresh in entered
         ]
-        order = StepOrder(flight.number, begin.devices, epoch, tuple(ordered for _, ordered in named))
+        ordered = tuple(each for _, each in named)
+        order = StepOrder(flight.number, begin.devices, epoch, ordered, halves)
         for device in begin.devices:
             member = self._ranks.members[device]
             self._ranks.send(member, [*self._shelf.parcels(member.told, named), parcel(order)])
 
-    def _seconds(self, begin: Begin, rows: dict[object, PoolRow]) -> float:
+    def _seconds(self, begin: Begin, rows: Mapping[object, PoolRow]) -> float:
         """How long a step is predicted to take."""
         members, degree = [rows[key] for key in begin.rows], len(begin.devices)
         if len(members) > 1 and self._together is not None:

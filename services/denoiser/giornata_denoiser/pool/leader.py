@@ -22,7 +22,7 @@ from giornata.wire.errors import Failed
 from giornata.wire.workers import RankState, StepSample
 from giornata_denoiser.engine.protocol import EngineState, StepReport
 from giornata_denoiser.pool.book import Book, TimesOf
-from giornata_denoiser.pool.deciding import Deciding
+from giornata_denoiser.pool.deciding import Deciding, HalvesOf
 from giornata_denoiser.pool.memory import Arena
 from giornata_denoiser.pool.ranks import Ranks
 from giornata_denoiser.pool.settling import Settling
@@ -42,7 +42,8 @@ class Pool:
         arena: where templates and corrections lie that were put there already.
         rule: chooses the steps that begin.
         groups: that a step may have, smaller ones first; their members make them now.
-        times: predicts steps; asked in the pool's thread. `together` predicts those that several rows share.
+        times: predicts steps; asked in the pool's thread. `together` predicts those that several rows share,
+            `halves` tells which of two ways is the quicker one.
         observe: told of every sample, with the devices that computed it, in that thread.
         on_report: told of every step, likewise.
         on_crash: told that no rank is left and none can load; rows can still be taken.
@@ -60,6 +61,7 @@ class Pool:
         groups: Sequence[Devices],
         times: TimesOf,
         together: Together | None,
+        halves: HalvesOf,
         observe: Callable[[StepSample], object],
         on_report: Callable[[StepReport], object],
         on_crash: Callable[[Exception], object],
@@ -70,7 +72,7 @@ class Pool:
         self._book = Book(times)
         shelf = Shelf(arena)
         self._settling = Settling(ranks, self._book, arena, clock)
-        self._deciding = Deciding(ranks, self._book, shelf, self._settling.epochs, rule, together)
+        self._deciding = Deciding(ranks, self._book, shelf, self._settling.epochs, rule, together, halves)
         self._groups = groups
         self._lock = threading.Lock()
         self._arriving: dict[RowKey, Row] = {}

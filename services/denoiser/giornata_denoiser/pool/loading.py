@@ -20,6 +20,7 @@ from giornata_denoiser.engine.rehearsal import rehearse
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.parallel.family import shared
 from giornata_denoiser.parallel.groups import Groups
+from giornata_denoiser.parallel.halves import halved
 from giornata_denoiser.pool.messages import Opening, Ready
 from giornata_denoiser.pool.rank import Loaded
 from giornata_denoiser.pool.steps import RankSteps
@@ -36,9 +37,15 @@ class GroupFamilies:
     def __init__(self, family: ModelFamily, groups: Groups) -> None:
         self._family, self._groups = family, groups
 
-    def of(self, devices: Devices, epoch: int) -> ModelFamily:
+    def meet(self, devices: Devices, epoch: int) -> None:
         """See the protocol; raises GroupLost where a member does not come."""
-        return self._family if len(devices) == 1 else shared(self._family, self._groups.of(devices, epoch))
+        self._groups.of(devices, epoch)
+
+    def of(self, devices: Devices, epoch: int, *, halves: bool) -> ModelFamily:
+        """See the protocol; raises GroupLost where a member does not come."""
+        if len(devices) == 1:
+            return self._family
+        return (halved if halves else shared)(self._family, self._groups.of(devices, epoch))
 
     def close(self, devices: Devices) -> None:
         """See the protocol."""

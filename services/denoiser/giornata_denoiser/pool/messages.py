@@ -76,6 +76,8 @@ class OrderedRow:
     """Of a fresh row: the kept corrections of its sequences, if it has any."""
     plain: bool = False
     """Whether a fresh row takes nothing from a template, since a step that did has failed."""
+    leaves: bool = False
+    """Whether a fresh row records its steps for later edits, as far as it was put so."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,8 @@ class StepOrder:
     epoch: int
     """Of their group: another one after a member, or the group itself, was lost."""
     rows: tuple[OrderedRow, ...]
+    halves: bool = False
+    """Whether one of two devices computes the unconditional sequences; else all share each sequence's tokens."""
 
 
 @dataclass(frozen=True)

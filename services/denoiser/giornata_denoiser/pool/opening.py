@@ -24,6 +24,7 @@ from giornata_denoiser.checkpoint import Checkpoint, outline
 from giornata_denoiser.config import DenoiserConfig
 from giornata_denoiser.devices import check_present
 from giornata_denoiser.engine.protocol import StepReport
+from giornata_denoiser.parallel.family import possible
 from giornata_denoiser.pool.leader import Pool
 from giornata_denoiser.pool.memory import Arena
 from giornata_denoiser.pool.messages import Opening
@@ -73,6 +74,8 @@ def opening_of(config: DenoiserConfig, me: int, port: int) -> Opening:
 def loaded(config: DenoiserConfig, ranks: Ranks) -> tuple[Checkpoint, Profile]:
     """The checkpoint's outline, and what steps cost on the first device, once all ranks have loaded the model.
 
+    Of several devices, only in ways in which they can compute the checkpoint.
+
     Raises:
         Failed: the model cannot be loaded, or computes nothing finite, or the profile is of something else.
     """
@@ -81,7 +84,9 @@ def loaded(config: DenoiserConfig, ranks: Ranks) -> tuple[Checkpoint, Profile]:
     except BaseException:
         ranks.close(within_s=0.0)
         raise
-    return described, ranks.loaded()
+    profile = ranks.loaded()
+    degrees = tuple(fit for fit in profile.degrees if possible(described.family, fit.way))
+    return described, profile.model_copy(update={"degrees": degrees})
 
 
 def pool_of(  # noqa: PLR0917 - the parts of an engine
@@ -110,6 +115,7 @@ def pool_of(  # noqa: PLR0917 - the parts of an engine
         groups=[group for group in groups_of(devices) if len(group) in known],
         times=times.of,
         together=times.together,
+        halves=times.halves,
         observe=times.observe,
         on_report=on_report,
         on_crash=on_crash,

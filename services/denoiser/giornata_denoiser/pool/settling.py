@@ -187,7 +187,8 @@ class Settling:
                 error.__cause__ = RuntimeError(blamed[number].cause)
                 failures.append(FailedRow(held.row, error))
                 self._leave([held])
-        sample = answer.sample and answer.sample.model_copy(update={"degree": len(flight.devices)})
+        way = {"degree": len(flight.devices), "halves": flight.halves}
+        sample = answer.sample and answer.sample.model_copy(update=way)
         self._tell(answer.began_s, answer.ended_s, rows, failures, sample, previews)
 
     def _tell(  # noqa: PLR0917 - a report's parts

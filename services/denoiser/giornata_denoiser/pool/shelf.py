@@ -83,7 +83,7 @@ class Shelf:
     def ordered(self, row: Row, shared: Shared, step: int, *, fresh: bool, plain: bool) -> OrderedRow:
         """`row` as an order of the step after so many names it."""
         known = tuple(self._keep(each) for each in row.corrections or ()) if fresh else ()
-        return OrderedRow(shared.number, step, fresh, known or None, plain)
+        return OrderedRow(shared.number, step, fresh, known or None, plain, row.records is not None)
 
     def parcels(self, told: Told, rows: Sequence[tuple[Shared, OrderedRow]]) -> Iterator[Parcel]:
         """What a rank has to be told before a step of `rows`."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
-from typing import Protocol, cast
+from typing import NamedTuple, Protocol, cast
 
 import structlog
 import torch
@@ -40,8 +40,11 @@ log = structlog.get_logger(__name__)
 class Families(Protocol):
     """The family of each group of devices that this rank belongs to."""
 
-    def of(self, devices: Devices, epoch: int) -> ModelFamily:
-        """That of a group, which is made if it is new. Raises where another member does not come."""
+    def meet(self, devices: Devices, epoch: int) -> None:
+        """Make a group if it is new. Raises where another member does not come."""
+
+    def of(self, devices: Devices, epoch: int, *, halves: bool) -> ModelFamily:
+        """That of a group, by shares of tokens or by guidance halves; raises likewise."""
 
     def close(self, devices: Devices) -> None:
         """Let a group go: its other members' steps fail at once."""
@@ -49,6 +52,18 @@ class Families(Protocol):
 
 class Stale(LookupError):
     """An order is of a row that is not here, or at another step."""
+
+
+class _Way(NamedTuple):
+    """What computes a step: what it keeps of a row is of no use to another."""
+
+    devices: Devices
+    epoch: int
+    halves: bool
+
+    @classmethod
+    def of(cls, order: StepOrder) -> _Way:
+        return cls(order.devices, order.epoch, order.halves)
 
 
 @dataclass(eq=False)
@@ -59,14 +74,13 @@ class _Held:
     """As its latest step here has made it."""
     slab: Tensor
     ring: StateRing
-    group: tuple[Devices, int] | None = None
+    way: _Way | None = None
     """Of its latest step here."""
 
 
 @dataclass(eq=False)
 class _Group:
     computing: Computing
-    epoch: int
     resting: bool = True
     """Whether no row is there."""
 
@@ -85,7 +99,7 @@ class RankSteps:
         self._mapped = Mapped()
         self._kept: dict[int, object] = {}
         self._rows: dict[int, _Held] = {}
-        self._groups: dict[Devices, _Group] = {}
+        self._groups: dict[_Way, _Group] = {}
         self._closed: set[tuple[Devices, int]] = set()
         """Groups that have been let go of: their names are used up."""
 
@@ -105,7 +119,7 @@ class RankSteps:
                 self._mapped.forget(slabs)
             case Warm(devices, epoch):
                 try:
-                    self._family(devices, epoch)
+                    self._families.meet(devices, epoch)
                 except (
                     ConnectionError
                 ) as error:  # a member was lost meanwhile: the leader names another epoch
@@ -133,7 +147,7 @@ class RankSteps:
         """Let the group go, so that its other members fail at once."""
         log.warning("step_failed", devices=order.devices, error=repr(error), exc_info=error)
         self._families.close(order.devices)
-        self._groups.pop(order.devices, None)
+        self._drop(order.devices)
         self._closed.add((order.devices, order.epoch))
         if isinstance(error, torch.OutOfMemoryError):
             return StepFailed(order=order.number, reason="memory", text=repr(error))
@@ -142,51 +156,55 @@ class RankSteps:
 
     def _step(self, order: StepOrder, rows: tuple[Row, ...]) -> StepReport:
         """In a group a step is tried once: whether to try again, and where, is the leader's to say."""
-        computing = self._groups[order.devices].computing
+        computing = self._groups[_Way.of(order)].computing
         return computing.compute(rows) if len(order.devices) == 1 else computing.attempt(rows)
 
     def _ordered(self, order: StepOrder) -> tuple[Row, ...]:
         """The rows as they enter the step, known to the group's computing and to no other's."""
-        group = order.devices, order.epoch
-        if len(order.devices) > 1 and group in self._closed:
+        way = _Way.of(order)
+        if len(order.devices) > 1 and (order.devices, order.epoch) in self._closed:
             raise Stale(f"the group of {order.devices} was closed")
-        rows = tuple(self._entering(ordered, group) for ordered in order.rows)
-        self._family(*group)
+        rows = tuple(self._entering(ordered, way) for ordered in order.rows)
+        self._meet(way)
         fresh = {ordered.number for ordered in order.rows if ordered.fresh}
         for number in fresh:
-            self._rows[number].group = None
+            self._rows[number].way = None
         self._retain()
         for ordered, row in zip(order.rows, rows, strict=True):
             held = self._rows[ordered.number]
-            held.row, held.group = row, group
+            held.row, held.way = row, way
         return rows
 
-    def _entering(self, ordered: OrderedRow, group: tuple[Devices, int]) -> Row:
+    def _entering(self, ordered: OrderedRow, way: _Way) -> Row:
         held = self._rows.get(ordered.number)
         if held is None:
             raise Stale(f"row {ordered.number} is not here")
         if not ordered.fresh:
-            if held.group != group or held.row.step != ordered.step:
+            if held.way != way or held.row.step != ordered.step:
                 raise Stale(f"row {ordered.number} is at step {held.row.step}; ordered was {ordered.step}")
             return held.row
         known = ordered.corrections
         corrections = None if known is None else tuple(cast("Correction", self._kept[each]) for each in known)
         put = _plain(held.put) if ordered.plain else held.put
-        if len(group[0]) > 1:  # what a step leaves would be a share of it
+        if not ordered.leaves:
             put = replace(put, records=None)
         return replace(held.ring.read(held.slab, put, ordered.step), corrections=corrections)
 
-    def _family(self, devices: Devices, epoch: int) -> None:
-        """Have what computes in a group at hand."""
-        found = self._groups.get(devices)
-        if found is None or found.epoch != epoch:
-            made = self._make(self._families.of(devices, epoch))
-            self._groups[devices] = _Group(made, epoch)
+    def _meet(self, way: _Way) -> None:
+        """Have what computes in this way at hand."""
+        if way in self._groups:
+            return
+        if any(known.devices == way.devices and known.epoch != way.epoch for known in self._groups):
+            self._drop(way.devices)
+        self._groups[way] = _Group(self._make(self._families.of(way.devices, way.epoch, halves=way.halves)))
+
+    def _drop(self, devices: Devices) -> None:
+        self._groups = {way: group for way, group in self._groups.items() if way.devices != devices}
 
     def _retain(self) -> None:
         """Let each group's computing forget rows that have left it."""
-        for devices, group in self._groups.items():
-            here = [held.row for held in self._rows.values() if held.group == (devices, group.epoch)]
+        for way, group in self._groups.items():
+            here = [held.row for held in self._rows.values() if held.way == way]
             group.computing.retain([row.key for row in here], here, resting=not here)
             if not here and not group.resting:  # the loader may load for another group by now
                 group.computing.rest(())
@@ -227,11 +245,11 @@ class RankSteps:
         self, number: int, row: Row, previews: Collection[RowPreview], leaving: Leaving | None
     ) -> RowAdvanced | None:
         held = self._rows[number]
-        group = held.group
-        if group is not None and row.entries:
-            self._groups[group[0]].computing.hosting.finish(row.entries)
+        way = held.way
+        if way is not None and row.entries:
+            self._groups[way].computing.hosting.finish(row.entries)
         plain = row.template is not held.row.template or row.renewed_every != held.row.renewed_every
-        held.row, alone = replace(row, entries=()), group is not None and len(group[0]) == 1
+        held.row, alone = replace(row, entries=()), way is not None and len(way.devices) == 1
         if leaving is None:
             return None
         held.ring.write(held.slab, row)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 from giornata.planning.costing import CostModel
 from giornata.planning.operations import Operations, Work
@@ -35,15 +35,15 @@ class PoolTimes:
     def of(self, row: Row) -> RowSteps:
         """See :data:`giornata_denoiser.pool.book.TimesOf`."""
         size = step_size(row)
-        found = self._times().of(size)
-        if size.reuses or size.renewed_every:  # what they take is kept whole, on one device
-            step_s, moved_s = ({1: times[1]} for times in found)
-            return RowSteps(step_s, moved_s, size)
-        return RowSteps(found.step_s, found.moved_s, size)
+        return RowSteps(*self._times().of(size), size)
 
     def together(self, rows: Sequence[PoolRow], degree: int) -> float | None:
         """See :class:`giornata.scheduling.degrees.pool.Together`."""
         return self._times().together(rows, degree)
+
+    def halves(self, sizes: Sequence[Hashable]) -> bool:
+        """See :data:`giornata_denoiser.pool.deciding.HalvesOf`."""
+        return self._times().halves([size for size in sizes if isinstance(size, StepSize)])
 
     def observe(self, sample: StepSample) -> None:
         """Take in a step that waited for no load."""

@@ -8,10 +8,11 @@ import pytest
 import torch
 
 from giornata.packed.ulysses import Exchange
+from giornata.planning.degrees import Way
 from giornata_denoiser.engine.assembly import place
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.parallel import halves
-from giornata_denoiser.parallel.family import shared, shares_tokens
+from giornata_denoiser.parallel.family import possible, shared, shares_tokens
 from giornata_denoiser.parallel.halves import halved
 from tests.fakes import tiny_flux
 from tests.fakes.tiny_flux import Spec
@@ -85,6 +86,8 @@ def test_what_a_group_cannot_compute_is_told() -> None:
     flux, unet = tiny_flux.family(), unets.family()
     assert shares_tokens(flux)
     assert not shares_tokens(unet)
+    assert [possible(flux, way) for way in (Way(4), Way(5), Way(2, halves=True))] == [True, False, True]
+    assert [possible(unet, way) for way in (Way(1), Way(2), Way(2, halves=True))] == [True, False, True]
     with pytest.raises(
         TypeError, match="received 2 devices for UnetInpaint, accepted are 1, or 2 by guidance"
     ):

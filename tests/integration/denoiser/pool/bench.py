@@ -23,6 +23,7 @@ from giornata.scheduling.degrees.pool import Begin, Decision, Devices, PoolRow, 
 from giornata.scheduling.degrees.rule import Replanning
 from giornata.tensors import NEGATIVE
 from giornata.wire.values import Mode
+from giornata.wire.workers import StepSample
 from giornata_denoiser.checkpoint import Checkpoint, open_checkpoint
 from giornata_denoiser.config import DenoiserConfig
 from giornata_denoiser.engine.engine import Engine
@@ -110,17 +111,25 @@ class Model:
         return found
 
 
-def make_model(folder: Path, degrees: Collection[int] = (2, 3, 4)) -> Model:
-    """A tiny Flux, and a profile in which several devices are quicker."""
-    build(Family.FLUX_INPAINT, folder / "tiny")
-    return profiled(folder / "tiny", folder / "profile.json", degrees)
+def make_model(
+    folder: Path,
+    degrees: Collection[int] = (2, 3, 4),
+    *,
+    halves: bool = False,
+    of: Family = Family.FLUX_INPAINT,
+) -> Model:
+    """A tiny model, and a profile in which several devices are quicker, and quickest by `halves`, if it has them."""
+    build(of, folder / "tiny")
+    return profiled(folder / "tiny", folder / "profile.json", degrees, halves=halves)
 
 
-def profiled(folder: Path, path: Path, degrees: Collection[int]) -> Model:
+def profiled(folder: Path, path: Path, degrees: Collection[int], *, halves: bool = False) -> Model:
     """The checkpoint in `folder`, with a profile at `path` in which several devices are quicker, as one would wish."""
     checkpoint = open_checkpoint(DenoiserConfig(model=str(folder), device="cpu"))
     measured = calibrate(checkpoint, 0)
     fits = [_quicker(measured, degree) for degree in degrees]
+    if halves:
+        fits.append(_quicker(measured, 8).model_copy(update={"degree": 2, "halves": True}))
     device = measured.device.rsplit(":", 1)[0] + ": 1"  # as many threads as ranks have
     profile = measured.model_copy(update={"degrees": tuple(fits), "device": device})
     path.write_text(profile.model_dump_json())
@@ -163,7 +172,9 @@ class Gathered:
     told: queue.Queue[StepReport | Exception]
     ended: dict[str, Row | Exception] = field(default_factory=dict)
     degrees: list[int] = field(default_factory=list)
-    """Of each step, in order."""
+    """Of each row's steps, in order."""
+    samples: list[StepSample] = field(default_factory=list)
+    """Of each step."""
 
     def until(self, done: Callable[[], bool]) -> None:
         """Take in reports until `done`. No row ends twice."""
@@ -171,6 +182,7 @@ class Gathered:
             report = self.told.get(timeout=HUNG_S)
             assert isinstance(report, StepReport), report
             self.degrees += [row.degree for row in report.advanced]
+            self.samples += [] if report.sample is None else [report.sample]
             ends: dict[str, Row | Exception] = {row.key.job_id: row for row in report.advanced if row.done}
             ends |= {failure.row.key.job_id: failure.error for failure in report.failed}
             assert ends.keys().isdisjoint(self.ended)
@@ -241,6 +253,7 @@ def running(
         groups=groups_of(devices),
         times=times.of,
         together=times.together,
+        halves=times.halves,
         observe=times.observe,
         on_report=report,
         on_crash=told.put,

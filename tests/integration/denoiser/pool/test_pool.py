@@ -9,7 +9,6 @@ def test_rows_of_two_ranks_equal_those_of_one_process(model: Model) -> None:
     rows = [
         model.row("first", steps=5),
         model.row("guided", grid=(3, 3), steps=4, seed=1, guided=True),
-        model.row("masked", steps=6, seed=2, masked=True),
         model.row("small", grid=(2, 2), steps=3, seed=3),
     ]
     with running(model.config(2)) as bench:
