@@ -102,6 +102,13 @@ class Warm:
 
 
 @dataclass(frozen=True)
+class Leave:
+    """Rows are computed elsewhere from now on: what steps have kept of them goes, what was put stays."""
+
+    rows: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class Forget:
     """What no order will name any more."""
 
@@ -122,7 +129,7 @@ class Stop:
     """The rank is to end after what came before."""
 
 
-Order = MapSlab | Keep | PutRow | StepOrder | Warm | Forget | Ping | Stop
+Order = MapSlab | Keep | PutRow | StepOrder | Warm | Leave | Forget | Ping | Stop
 
 
 class TensorAt(Wire):
