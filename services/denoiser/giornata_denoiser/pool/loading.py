@@ -27,6 +27,8 @@ from giornata_denoiser.pool.steps import RankSteps
 from giornata_denoiser.profiling.calibration import profile_of
 from giornata_denoiser.tuning import free_bytes, memory_of, reusing_of
 
+GROUP_BYTES: Final = 700 << 20
+"""Of a GPU's memory for a group: 544 to 688 MB a communicator of NCCL have been seen on an A100 (nccl#964)."""
 STORE_S: Final = 60.0
 """How long a rank waits for the store that its leader hosts already."""
 
@@ -65,7 +67,8 @@ def loaded(opening: Opening) -> Iterator[Loaded]:
     profile = profile_of(config, checkpoint)
     model = CostModel.of(profile)
     device = checkpoint.family.device
-    memory = memory_of(config, free_bytes(device))
+    free = free_bytes(device)
+    memory = memory_of(config, None if free is None else max(0, free - opening.groups * GROUP_BYTES))
     with Loader() as loader:
         reusing = reusing_of(config, device, memory, loader, model)
 

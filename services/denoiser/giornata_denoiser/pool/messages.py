@@ -30,6 +30,8 @@ class Opening:
     """Its place among the devices."""
     store: tuple[str, int]
     """Host and port of what makes groups meet."""
+    groups: int
+    """Of several devices to which it belongs: their memory is set aside."""
     group_s: float
     """How long members of a group wait for each other, before they take it for lost."""
     threads: int | None = None

@@ -68,7 +68,8 @@ def opening_of(config: DenoiserConfig, me: int, port: int) -> Opening:
     threads = None
     if devices[me] == "cpu" and "OMP_NUM_THREADS" not in os.environ:
         threads = max(1, (os.cpu_count() or 1) // len(devices))
-    return Opening(own, me, (LOOPBACK, port), GROUP_S, threads)
+    groups = sum(me in group for group in groups_of(len(devices)))
+    return Opening(own, me, (LOOPBACK, port), groups, GROUP_S, threads)
 
 
 def loaded(config: DenoiserConfig, ranks: Ranks) -> tuple[Checkpoint, Profile]:
