@@ -101,6 +101,8 @@ class Entered(NamedTuple):
     """Its steps before."""
     fresh: bool
     """Whether it begins from the state in its slab."""
+    left: frozenset[int]
+    """Devices of its last step that have no part in this one."""
 
 
 class Book:
@@ -159,8 +161,9 @@ class Book:
                 len(begin.devices) > 1 and held.row.records is not None
             ):  # each of them would leave its share alone
                 held.row = replace(held.row, records=None, entries=())
+            left = frozenset(held.devices).difference(begin.devices)
             held.devices, held.epoch, held.halves, held.fresh = begin.devices, epoch, halves, False
-            rows.append(Entered(held, held.row.step + len(held.flights), fresh))
+            rows.append(Entered(held, held.row.step + len(held.flights), fresh, left))
             held.flights.append(flight)
         self.flights[flight.number] = flight
         return flight, rows

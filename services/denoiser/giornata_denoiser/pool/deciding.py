@@ -10,8 +10,8 @@ from giornata.planning.degrees import HALVED
 from giornata.scheduling.batch import RowKey
 from giornata.scheduling.degree_times import StepSize
 from giornata.scheduling.degrees.pool import Begin, Devices, PoolRow, Rule, Together
-from giornata_denoiser.pool.book import Book, Flight, Held
-from giornata_denoiser.pool.messages import StepOrder, Warm
+from giornata_denoiser.pool.book import Book, Entered, Flight, Held
+from giornata_denoiser.pool.messages import Leave, StepOrder, Warm
 from giornata_denoiser.pool.ranks import Ranks
 from giornata_denoiser.pool.settling import Epochs
 from giornata_denoiser.pool.shelf import Shelf, parcel
@@ -141,13 +141,21 @@ class Deciding:
         flight, entered = self._book.begin(begin, now_s, epoch=epoch, halves=halves, seconds=seconds)
         named = [
             (held.shared, self._shelf.ordered(held.row, held.shared, step, fresh=fresh, plain=held.plain))
-            for held, step, fresh in entered
+            for held, step, fresh, _ in entered
         ]
         ordered = tuple(each for _, each in named)
         order = StepOrder(flight.number, begin.devices, epoch, ordered, halves)
         for device in begin.devices:
             member = self._ranks.members[device]
             self._ranks.send(member, [*self._shelf.parcels(member.told, named), parcel(order)])
+        self._leave(entered)
+
+    def _leave(self, entered: Iterable[Entered]) -> None:
+        """Have ranks let go of what they keep of rows that go on elsewhere."""
+        for held, _, _, left in entered:
+            for member in (self._ranks.members[device] for device in left):
+                if member.ready and held.shared.number in member.told.rows:
+                    self._ranks.send(member, [parcel(Leave((held.shared.number,)))])
 
     def _seconds(self, begin: Begin, rows: Mapping[object, PoolRow]) -> float:
         """How long a step is predicted to take."""

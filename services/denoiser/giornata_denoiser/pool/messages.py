@@ -104,6 +104,13 @@ class Warm:
 
 
 @dataclass(frozen=True)
+class Leave:
+    """Rows are computed elsewhere from now on: what steps have kept of them goes, what was put stays."""
+
+    rows: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class Forget:
     """What no order will name any more."""
 
@@ -124,7 +131,7 @@ class Stop:
     """The rank is to end after what came before."""
 
 
-Order = MapSlab | Keep | PutRow | StepOrder | Warm | Forget | Ping | Stop
+Order = MapSlab | Keep | PutRow | StepOrder | Warm | Leave | Forget | Ping | Stop
 
 
 class TensorAt(Wire):

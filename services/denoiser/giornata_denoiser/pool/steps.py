@@ -20,6 +20,7 @@ from giornata_denoiser.pool.memory import Mapped
 from giornata_denoiser.pool.messages import (
     Forget,
     Keep,
+    Leave,
     MapSlab,
     OrderedRow,
     PutRow,
@@ -103,7 +104,7 @@ class RankSteps:
         self._closed: set[tuple[Devices, int]] = set()
         """Groups that have been let go of: their names are used up."""
 
-    def take(self, message: MapSlab | Keep | PutRow | Forget | Warm, files: Iterable[int]) -> None:
+    def take(self, message: MapSlab | Keep | PutRow | Leave | Forget | Warm, files: Iterable[int]) -> None:
         """Take in what is no step."""
         match message:
             case MapSlab(number, size_bytes):
@@ -114,6 +115,10 @@ class RankSteps:
             case PutRow(number, data, slab, ring):
                 row = cast("Row", unpacked(data, self._mapped, self._kept))
                 self._rows[number] = _Held(row, row, self._mapped.memory(slab), ring)
+            case Leave(rows):
+                for number in self._rows.keys() & set(rows):
+                    self._rows[number].way = None
+                self._retain()
             case Forget(rows, kept, slabs):
                 self._forget(rows, kept)
                 self._mapped.forget(slabs)
