@@ -221,6 +221,7 @@ class Book:
             held.devices,
             until_s,
             row.priority,
+            row.weight,
             place=float(held.place),
             background=row.background,
             size=size,

@@ -127,6 +127,8 @@ class Row:
     """When its last step is to have ended, by this machine's monotonic clock; only engines of several devices ask."""
     priority: Priority = Priority.INTERACTIVE
     """Of its job; likewise."""
+    weight: float = 1.0
+    """Of its job's tenant; likewise."""
     degree: int = 0
     """Devices that made its last step here together; 0 before the first one."""
 
