@@ -43,6 +43,12 @@ class OneDevice:
         assert len(devices) == 1, epoch
         return self.family
 
+    def check(self, devices: Devices, epoch: int) -> None:
+        assert len(devices) == 1, epoch
+
+    def abort(self, devices: Devices, epoch: int) -> None:
+        raise AssertionError(f"{devices} of epoch {epoch} is no group")
+
     def close(self, devices: Devices) -> None:
         pass
 

@@ -53,6 +53,7 @@ class Group:
             raise ValueError(f"received {list(devices)}, accepted are different devices, {me} among them")
         self.devices, self.rank, self.size = devices, devices.index(me), len(devices)
         self.name, self._device = name, device
+        self._aborted = False
         self._members: Any = None
         if self.size > 1:
             with self._losing():
@@ -72,16 +73,33 @@ class Group:
         parts, each = flat.view(torch.uint8), flat.element_size()  # bytes: gloo does not know every dtype
         got = parts.new_empty(sum(received) * each)
         with self._losing():
-            if self._members is None:
-                raise RuntimeError("it was closed")
+            self._check()
             sizes = ([count * each for count in counts] for counts in (received, sent))
             self._members.alltoall_base(got, parts, *sizes).wait()
         return got.view(flat.dtype)
 
+    def check(self) -> None:
+        """Raise GroupLost where the group was aborted meanwhile: on a CUDA device what was traded is then nothing."""
+        with self._losing():
+            self._check()
+
+    def abort(self) -> None:
+        """Have what this process trades fail, now on a CUDA device: NCCL's waits end for no lost member. Any thread.
+
+        gloo's waits cannot be ended so, and end with the lost member's connection.
+        """
+        self._aborted, members = True, self._members
+        if members is not None and self._device.type == "cuda":
+            members.abort()
+
+    def _check(self) -> None:
+        if self._aborted or (self.size > 1 and self._members is None):
+            raise RuntimeError("it was aborted" if self._aborted else "it was closed")
+
     def close(self) -> None:
         """Leave the group: the other members' trades raise, those that they wait for now and all later ones."""
         members, self._members = self._members, None
-        if members is not None and self._device.type == "cuda":
+        if members is not None and self._device.type == "cuda" and not self._aborted:
             members.abort()
         del members  # gloo closes its connections when nothing holds the group any more
 
@@ -131,6 +149,12 @@ class Groups:
                 group = self.of(devices, epoch)
                 each = [1] * group.size
                 group.trade(torch.zeros(group.size, device=self._device), each, each)
+
+    def abort(self, devices: tuple[int, ...], epoch: int) -> None:
+        """Abort the group of these devices if it is of this epoch; see :meth:`Group.abort`. Any thread."""
+        kept = self._groups.get(devices)
+        if kept is not None and kept[0] == epoch:
+            kept[1].abort()
 
     def drop(self, devices: tuple[int, ...]) -> None:
         """Close the group of these devices, if there is one."""

@@ -49,6 +49,15 @@ class GroupFamilies:
             return self._family
         return (halved if halves else shared)(self._family, self._groups.of(devices, epoch))
 
+    def check(self, devices: Devices, epoch: int) -> None:
+        """See the protocol; raises GroupLost."""
+        if len(devices) > 1:
+            self._groups.of(devices, epoch).check()
+
+    def abort(self, devices: Devices, epoch: int) -> None:
+        """See the protocol."""
+        self._groups.abort(devices, epoch)
+
     def close(self, devices: Devices) -> None:
         """See the protocol."""
         self._groups.drop(devices)

@@ -120,6 +120,14 @@ class Forget:
 
 
 @dataclass(frozen=True)
+class Abort:
+    """A member of a group is lost or has failed: the others are to wait for it no more. Obeyed at once."""
+
+    devices: Devices
+    epoch: int
+
+
+@dataclass(frozen=True)
 class Ping:
     """A question whether the process runs."""
 
@@ -131,7 +139,7 @@ class Stop:
     """The rank is to end after what came before."""
 
 
-Order = MapSlab | Keep | PutRow | StepOrder | Warm | Leave | Forget | Ping | Stop
+Order = MapSlab | Keep | PutRow | StepOrder | Warm | Leave | Forget | Abort | Ping | Stop
 
 
 class TensorAt(Wire):

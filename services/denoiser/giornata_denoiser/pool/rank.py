@@ -1,6 +1,7 @@
 """A rank: the process that computes on one device of a pool. It ends with its leader, however that ends.
 
-Orders are computed one after the other in the main thread. A second thread reads them as they come, and answers pings.
+Orders are computed one after the other in the main thread. A second thread reads them as they come, answers
+pings, and aborts groups that have lost a member.
 """
 
 from __future__ import annotations
@@ -13,7 +14,17 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 
 from giornata_denoiser.pool.channel import Channel, Ended, Message
-from giornata_denoiser.pool.messages import Order, Ping, Pong, Ready, StepEnded, StepFailed, StepOrder, Stop
+from giornata_denoiser.pool.messages import (
+    Abort,
+    Order,
+    Ping,
+    Pong,
+    Ready,
+    StepEnded,
+    StepFailed,
+    StepOrder,
+    Stop,
+)
 from giornata_denoiser.pool.steps import RankSteps
 
 Loaded = tuple[RankSteps, Ready]
@@ -31,6 +42,7 @@ class Rank:
     def __init__(self, channel: Channel, on_end: Callable[[], object]) -> None:
         self._channel, self._on_end = channel, on_end
         self._orders: queue.SimpleQueue[tuple[Order, tuple[int, ...]]] = queue.SimpleQueue()
+        self._steps: RankSteps | None = None
         self._reading = threading.Thread(target=self._read, name="orders", daemon=True)
 
     def run(self, loading: AbstractContextManager[Loaded]) -> None:
@@ -42,6 +54,7 @@ class Rank:
         """
         self._reading.start()
         with loading as (steps, ready):
+            self._steps = steps
             self._tell(ready)
             while not isinstance((order := self._orders.get())[0], Stop):
                 self._obey(steps, *order)
@@ -60,7 +73,7 @@ class Rank:
             finally:
                 if left is not None:
                     os.close(left)
-        elif not isinstance(order, Ping | Stop):
+        elif not isinstance(order, Abort | Ping | Stop):
             steps.take(order, files)
 
     def _tell(self, answer: Ready | Pong | StepEnded | StepFailed, *files: int) -> None:
@@ -72,6 +85,9 @@ class Rank:
                 order, files = opened(self._channel.receive())
                 if isinstance(order, Ping):
                     self._tell(Pong(number=order.number))
+                elif isinstance(order, Abort):
+                    if self._steps is not None:
+                        self._steps.abort(order.devices, order.epoch)
                 else:
                     self._orders.put((order, files))
                 if isinstance(order, Stop):

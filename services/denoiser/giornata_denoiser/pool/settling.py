@@ -19,9 +19,9 @@ from giornata_denoiser.pool.book import Book, Flight, Held, failed
 from giornata_denoiser.pool.channel import Message
 from giornata_denoiser.pool.left import Found
 from giornata_denoiser.pool.memory import Arena
-from giornata_denoiser.pool.messages import Pong, Ready, Refused, RowAdvanced, StepEnded, StepFailed
+from giornata_denoiser.pool.messages import Abort, Pong, Ready, Refused, RowAdvanced, StepEnded, StepFailed
 from giornata_denoiser.pool.ranks import Member, Ranks, answered
-from giornata_denoiser.pool.shelf import plain
+from giornata_denoiser.pool.shelf import parcel, plain
 from giornata_denoiser.rows.row import Row
 
 log = structlog.get_logger(__name__)
@@ -162,6 +162,7 @@ class Settling:
         if flight is not None:
             if isinstance(answer, StepFailed) and len(flight.devices) > 1 and answer.reason != "stale":
                 self.epochs.renew_group(flight.devices)
+                self._abort(flight, member)
             self._book.answered(flight, member.me, now_s)
 
     def _settle(self, flight: Flight, answer: StepEnded, files: tuple[int, ...]) -> None:
@@ -226,7 +227,16 @@ class Settling:
                 for held in self._book.undo(flight):
                     if flight.began_s is not None and failed(held):
                         self._give_up(held, RuntimeError(f"the rank of {member.device} {why}"))
+            self._abort(flight, member)
             self._book.answered(flight, member.me, now_s)
+
+    def _abort(self, flight: Flight, without: Member) -> None:
+        """Have the other ranks of a step wait for one no more that is lost or has failed."""
+        order = parcel(Abort(flight.devices, flight.epoch))
+        for device in flight.unanswered - {without.me}:
+            other = self._ranks.members[device]
+            if other.ready:
+                self._ranks.send(other, [order])
 
     def _give_up(self, held: Held, cause: Exception) -> None:
         now_s = self._clock()

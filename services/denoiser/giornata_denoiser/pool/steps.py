@@ -47,6 +47,12 @@ class Families(Protocol):
     def of(self, devices: Devices, epoch: int, *, halves: bool) -> ModelFamily:
         """That of a group, by shares of tokens or by guidance halves; raises likewise."""
 
+    def check(self, devices: Devices, epoch: int) -> None:
+        """Raise where a group was aborted while it computed."""
+
+    def abort(self, devices: Devices, epoch: int) -> None:
+        """Have what a group computes fail, if it is of this epoch. Any thread."""
+
     def close(self, devices: Devices) -> None:
         """Let a group go: its other members' steps fail at once."""
 
@@ -87,7 +93,7 @@ class _Group:
 
 
 class RankSteps:
-    """The rows of a rank, and what it keeps of them in each group. One thread uses it.
+    """The rows of a rank, and what it keeps of them in each group. One thread uses it, but for :meth:`abort`.
 
     Args:
         me: this rank's place among the pool's devices.
@@ -140,6 +146,7 @@ class RankSteps:
         try:
             rows = self._ordered(order)
             report = self._step(order, rows)
+            self._families.check(order.devices, order.epoch)
         except Stale as stale:
             return StepFailed(order=order.number, reason="stale", text=str(stale)), None
         except torch.AcceleratorError:
@@ -147,6 +154,10 @@ class RankSteps:
         except Exception as error:  # noqa: BLE001 - a step's edge: the leader is told, and blames nobody yet
             return self._failed(order, error), None
         return self._told(order, report, began)
+
+    def abort(self, devices: Devices, epoch: int) -> None:
+        """Have a step of a group fail that has lost a member. Any thread."""
+        self._families.abort(devices, epoch)
 
     def _failed(self, order: StepOrder, error: Exception) -> StepFailed:
         """Let the group go, so that its other members fail at once."""

@@ -37,6 +37,9 @@ class Case:
     kept: bool = True
     """Whether slabs are gathered once and kept."""
 
+    def __str__(self) -> str:
+        return f"{' and '.join(sorted(self.forms))}, {self.bits} bits, {'kept' if self.kept else 'stored'}"
+
 
 def rows_of(of: ModelFamily, case: Case) -> list[Row]:
     """In full, under a LoRA, taking from a template, and taking their own; guided or not, with padding or without."""

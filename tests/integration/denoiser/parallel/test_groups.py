@@ -67,6 +67,22 @@ def test_a_group_that_one_member_leaves_is_lost_at_once(members: Members) -> Non
     members.run(ALL, traded, ALL, members.epoch)
 
 
+def aborted(member: Member, devices: tuple[int, ...], epoch: int) -> None:
+    member.groups.abort(devices, epoch)
+
+
+def test_an_aborted_group_trades_no_more_and_another_epochs_does(members: Members) -> None:
+    pair = (0, 1)
+    members.run(pair, traded, pair, members.epoch)
+    members.run(pair, aborted, pair, members.epoch - 1)  # long gone
+    members.run(pair, traded, pair, members.epoch)
+    members.run(pair, aborted, pair, members.epoch)
+    members.begin(pair, traded, pair, members.epoch)
+    assert members.end(pair) == [Lost(pair), Lost(pair)]
+    members.epoch += 1
+    members.run(pair, traded, pair, members.epoch)
+
+
 def test_a_killed_member_is_replaced(members: Members) -> None:
     """The others notice in the middle of a step, go on without it, and later with a new process."""
     wanted = alone(unequal, 3)

@@ -8,14 +8,17 @@ import time
 from dataclasses import replace
 
 import pytest
+import torch
 
+from giornata.scheduling.degrees.pool import Devices
 from giornata_denoiser.engine.checks import Verdict
 from giornata_denoiser.engine.computing import Computing
 from giornata_denoiser.families.protocol import ModelFamily
+from giornata_denoiser.parallel.groups import GroupLost
 from giornata_denoiser.pool.memory import Arena
 from giornata_denoiser.pool.messages import Forget, Leave, StepEnded, StepFailed, StepOrder
 from giornata_denoiser.pool.shelf import Shared, Shelf, Told
-from giornata_denoiser.pool.steps import RankSteps
+from giornata_denoiser.pool.steps import Families, RankSteps
 from giornata_denoiser.rows.row import Row
 from tests.fakes import tiny_flux
 from tests.fakes.pool import OneDevice
@@ -28,9 +31,9 @@ FAMILY = tiny_flux.family()
 class Bench:
     """A rank's steps, and a leader's shelf before it."""
 
-    def __init__(self) -> None:
+    def __init__(self, families: Families | None = None) -> None:
         self.computing: list[Computing] = []
-        self.steps = RankSteps(0, OneDevice(FAMILY), self._made)
+        self.steps = RankSteps(0, families or OneDevice(FAMILY), self._made)
         self._shelf, self._told = Shelf(Arena()), Told()
 
     def _made(self, family: ModelFamily) -> Computing:
@@ -76,3 +79,30 @@ def test_an_order_of_a_row_at_another_step_is_refused() -> None:
     assert isinstance(refused, StepFailed)
     assert refused.reason == "stale"
     assert isinstance(bench.compute(shared, held, 1, fresh=False), StepEnded)
+
+
+class Aborted(OneDevice):
+    """A group of which a member was lost while it computed, as the leader has said."""
+
+    def __init__(self) -> None:
+        super().__init__(FAMILY)
+        self.aborted: set[tuple[Devices, int]] = set()
+
+    def check(self, devices: Devices, epoch: int) -> None:
+        if (devices, epoch) in self.aborted:
+            raise GroupLost(devices, "a member is lost")
+
+    def abort(self, devices: Devices, epoch: int) -> None:
+        self.aborted.add((devices, epoch))
+
+
+def test_what_an_aborted_group_has_computed_is_nothing() -> None:
+    bench = Bench(Aborted())
+    shared, held = bench.put(tiny_flux.row(FAMILY, Spec(grid=GRID, steps=6)))
+    assert isinstance(bench.compute(shared, held, 0, fresh=True), StepEnded)
+    written = shared.ring.read(shared.memory, held, 1).latent.clone()
+    bench.steps.abort((0,), 1)
+    lost = bench.compute(shared, held, 1, fresh=False)
+    assert isinstance(lost, StepFailed)
+    assert lost.reason == "group"
+    assert torch.equal(shared.ring.read(shared.memory, held, 1).latent, written)
