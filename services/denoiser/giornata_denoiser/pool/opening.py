@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Final
 
+import structlog
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch exports no type
 
 from giornata.planning.costing import CostModel
@@ -33,6 +34,8 @@ from giornata_denoiser.pool.processes import Process, RankProcess
 from giornata_denoiser.pool.ranks import Ranks
 from giornata_denoiser.pool.times import PoolTimes
 from giornata_denoiser.templates.identity import form_of
+
+log = structlog.get_logger(__name__)
 
 LOOPBACK: Final = "127.0.0.1"
 GROUP_S: Final = 30.0
@@ -107,13 +110,16 @@ def pool_of(  # noqa: PLR0917 - the parts of an engine
     )
     devices = len(config.device_names)
     known = {way.degree for way, _ in costs.ways}
+    groups = groups_of(devices)
+    if unknown := sorted({len(group) for group in groups} - known):
+        log.warning("degrees_unused", degrees=unknown, remedy="measure them: giornata profile --devices")
     return Pool(
         ranks,
         arena,
         rule=Replanning(devices, together=times.together)
         if record is None
         else RecordedRule(record, devices, together=times.together),
-        groups=[group for group in groups_of(devices) if len(group) in known],
+        groups=[group for group in groups if len(group) in known],
         times=times.of,
         together=times.together,
         halves=times.halves,
