@@ -85,10 +85,13 @@ class LiveStack:
         """What an instance has logged so far."""
         return (self._stack.plan.logs / f"{instance}.log").read_text(encoding="utf-8")
 
+    def pid(self, instance: str) -> int:
+        """Of its process."""
+        return self._stack.process(instance).pid
+
     def ranks(self, denoiser: str) -> list[int]:
         """Process ids of a pool's ranks, in the order in which they were started."""
-        leader = self._stack.process(denoiser).pid
-        told = Path(f"/proc/{leader}/task").glob("*/children")
+        told = Path(f"/proc/{self.pid(denoiser)}/task").glob("*/children")
         return sorted(int(pid) for children in told for pid in children.read_text().split())
 
     async def start(self, service: ServiceName, n: int = 1) -> list[str]:

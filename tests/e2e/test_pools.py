@@ -95,12 +95,16 @@ async def test_jobs_survive_killed_and_stopped_ranks_and_paint_the_same(stack: L
             assert difference.max() <= 1
 
 
-async def test_jobs_survive_their_leader_and_nothing_of_it_is_left(stack: LiveStack) -> None:
+@pytest.mark.parametrize("stopped", [False, True], ids=["killed", "stopped"])
+async def test_jobs_survive_their_leader_and_nothing_of_it_is_left(stack: LiveStack, stopped: bool) -> None:
     async with aiohttp.ClientSession(stack.url) as http:
         jobs = await jobs_under_way(http, slo_ms=1)  # late already: they are computed all the same
         leader = stack.instances(ServiceName.DENOISER)[0]
         descriptors = [os.pidfd_open(pid) for pid in stack.ranks(leader)]
         assert len(descriptors) == DEVICES
+        if stopped:
+            os.kill(stack.pid(leader), signal.SIGSTOP)
+            await all_end_once(http, jobs)
         await stack.kill(leader)
         for descriptor in descriptors:
             ready, _, _ = select.select([descriptor], [], [], HUNG_S)
