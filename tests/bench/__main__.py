@@ -42,6 +42,7 @@ LONG: Final[dict[str, list[str]]] = {
     "adapters_quality": ["--limit", "48"],
     "router_decision": [],
     "degree_decision": ["--cases", "500"],
+    "pool_overhead": ["--steps", "500", "--kills", "10"],
     "two_models": [],
     "submission": [],
     "router_scale": ["--seconds", "30", "--jobs", "2000"],

@@ -5,7 +5,8 @@ line, and what it takes to apply it.
 
 Every worker has running edits with masks, and templates in memory; each job that is placed counts for the next one.
 With many workers the policy is asked about those with least to compute and those that have the template; `all` asks
-about every worker. With ``--loras`` every job has as many, and workers tell 256 of 10,000 in each of two tiers.
+about every worker. With ``--loras`` every job has as many, and workers tell 256 of 10,000 in each of two tiers. With
+``--devices`` workers are pools of so many, and every job and row has a deadline.
 ``python -m tests.bench.router_decision --help``.
 """
 
@@ -18,13 +19,24 @@ from typing import Any, Final
 
 from giornata.scheduling.adapters import NeededLora
 from giornata.scheduling.backlog import computed
+from giornata.scheduling.degrees.pool import DEGREES
 from giornata.scheduling.demand import Demand, RowShape
 from giornata.scheduling.line import Claim, Line
 from giornata.scheduling.placement import Placement
 from giornata.scheduling.policies import POLICIES, PolicyName
 from giornata.scheduling.scheduler import LOOKED_AT, InTurn
 from giornata.wire.queues import CostFit
-from giornata.wire.workers import RowProgress, ServiceName, ServiceState, Tier, WorkerCosts, WorkerState
+from giornata.wire.workers import (
+    DegreeCosts,
+    RankPhase,
+    RankState,
+    RowProgress,
+    ServiceName,
+    ServiceState,
+    Tier,
+    WorkerCosts,
+    WorkerState,
+)
 from tests.bench.reporting.report import Measured, measured, write
 from tests.fakes.fleet import CARD
 from tests.fakes.networks import plain
@@ -38,16 +50,24 @@ LORAS: Final = 10_000
 TOLD: Final = 256
 """LoRAs of a tier that telemetry lists."""
 SEED: Final = 1
+WITHIN_MS: Final = 5000.0
+"""Of jobs for pools."""
 AIMS_US: Final = {8: 100, 1000: 2000}
 PAPER_US: Final = {8: 600}
 """FlashPS, section 6.6, on its machine."""
 
 
-def fleet(workers: int, chance: random.Random, loras: int = 0) -> list[ServiceState]:
-    """Busy workers: 3 to 7 of 8 places taken; with LoRAs where jobs have `loras`."""
+def fleet(workers: int, chance: random.Random, loras: int = 0, devices: int = 1) -> list[ServiceState]:
+    """Busy workers: 3 to 7 of 8 places taken; with LoRAs where jobs have `loras`, each a pool of so many `devices`."""
     fit = CostFit(weights=(3.0, 0.1, 0.01, 1e-7, 0.0, 0.0), r2=1, residual_ms=1, samples=9, outliers=0)
     load = CostFit(weights=(0.1, 1e-6), r2=1, residual_ms=1, samples=9, outliers=0)
-    costs = WorkerCosts(compute=fit, load=load, device="gpu")
+    wide = tuple(
+        DegreeCosts(degree=degree, compute=fit.model_copy(update={"weights": _wide(degree)}))
+        for degree in DEGREES[1:]
+        if degree <= devices
+    )
+    costs = WorkerCosts(compute=fit, load=load, device="gpu", degrees=wide)
+    ranks = tuple(RankState(device=f"cuda:{rank}", phase=RankPhase.READY) for rank in range(devices))
     return [
         ServiceState(
             service=ServiceName.DENOISER,
@@ -59,7 +79,8 @@ def fleet(workers: int, chance: random.Random, loras: int = 0) -> list[ServiceSt
             worker=WorkerState(
                 capacity_rows=8,
                 capacity_tokens=1 << 20,
-                running=tuple(_row(worker, index, chance) for index in range(chance.randint(3, 7))),
+                running=tuple(_row(worker, index, chance, devices) for index in range(chance.randint(3, 7))),
+                ranks=ranks if devices > 1 else (),
                 cost_model=costs,
                 blocks=plain(57),
                 resident={Tier.MEMORY: tuple(f"t{chance.randrange(TEMPLATES)}" for _ in range(64))},
@@ -73,7 +94,12 @@ def fleet(workers: int, chance: random.Random, loras: int = 0) -> list[ServiceSt
     ]
 
 
-def _row(worker: int, index: int, chance: random.Random) -> RowProgress:
+def _wide(degree: int) -> tuple[float, ...]:
+    """Weights of steps on so many devices."""
+    return (5.0, 0.1, 0.012 / degree, 1.2e-7 / degree, 0.0, 0.0)
+
+
+def _row(worker: int, index: int, chance: random.Random, devices: int) -> RowProgress:
     return RowProgress(
         job_id=f"w{worker}-{index}",
         attempt=1,
@@ -84,14 +110,16 @@ def _row(worker: int, index: int, chance: random.Random) -> RowProgress:
         computed_tokens=chance.randint(200, 1500),
         text_tokens=512,
         begun=True,
+        degree=1,
+        due_ms=chance.uniform(2000, 20_000) if devices > 1 else None,
     )
 
 
-def _demand(ticket: int, loras: int) -> Demand:
+def _demand(ticket: int, loras: int, within_ms: float | None = None) -> Demand:
     shape = RowShape(text=512, image=4096, computed=600, steps=30)
     template, chance = f"t{ticket % TEMPLATES}", random.Random(ticket)  # noqa: S311 - a workload
     needed = tuple(NeededLora(f"l{number}", 341_000_000) for number in chance.sample(range(LORAS), loras))
-    return Demand(CARD.name, CARD.digest, (shape,), template, ticket, loras=needed)
+    return Demand(CARD.name, CARD.digest, (shape,), template, ticket, within_ms=within_ms, loras=needed)
 
 
 def decisions(
@@ -107,7 +135,7 @@ def decisions(
         heard.append((time.perf_counter() - began) * 1e3)
     times, foretold = [], []
     for ticket in range(JOBS):
-        demand = _demand(ticket, loras)
+        demand = _demand(ticket, loras, _within_ms(states))
         began = time.perf_counter()
         worker = choose(placement.candidates(demand, looked_at), demand)
         if worker is not None:
@@ -126,13 +154,15 @@ def whole_decisions(
 ) -> Measured:
     """Milliseconds until a job that joins an empty line counts on its worker."""
     placement, line, scheduler = Placement(), Line(), InTurn(POLICIES[policy], looked_at)
+    within_ms = _within_ms(states)
+    claim = Claim(finish_by_s=None if within_ms is None else within_ms / 1e3)
     for state in states:
         placement.observe(state, 0)
     times = []
     for ticket in range(JOBS):
         demand = _demand(ticket, loras)
         began = time.perf_counter()
-        joined = line.join(f"j{ticket}", demand, Claim(), 0)
+        joined = line.join(f"j{ticket}", demand, claim, 0)
         for key, worker, rows, passes in scheduler.decide(line, placement, 0).placements:
             placement.assign(key[0], 1, worker, line.serve(key, rows, 0, passes), 0)
         times.append((time.perf_counter() - began) * 1e3)
@@ -142,6 +172,11 @@ def whole_decisions(
     return measured(times[WARM_UP:])
 
 
+def _within_ms(states: Sequence[ServiceState]) -> float | None:
+    """Until when jobs of a fleet of pools are to be computed."""
+    return WITHIN_MS if any(state.worker and state.worker.ranks for state in states) else None
+
+
 def main() -> None:
     """Print the table and write ``out/bench/router_decision.json``."""
     options = parsed(
@@ -149,11 +184,12 @@ def main() -> None:
         [
             option("--fleets", type=Several(int), default=FLEETS, help="numbers of workers"),
             option("--loras", type=int, default=0, help="LoRAs of each job"),
+            option("--devices", type=int, default=1, help="devices of each worker"),
         ],
     )
     rows: list[dict[str, Any]] = []
     for workers in options.fleets:
-        states = fleet(workers, random.Random(SEED), options.loras)  # noqa: S311 - a workload
+        states = fleet(workers, random.Random(SEED), options.loras, options.devices)  # noqa: S311 - a workload
         for policy in PolicyName:
             for looked_at in sorted({LOOKED_AT, workers}) if workers > 2 * LOOKED_AT else [workers]:
                 decision, forecast, telemetry = decisions(policy, states, looked_at, options.loras)
@@ -175,7 +211,13 @@ def main() -> None:
     write(
         "router_decision",
         rows,
-        workload={"jobs": JOBS, "templates": TEMPLATES, "loras": options.loras, "seed": SEED},
+        workload={
+            "jobs": JOBS,
+            "templates": TEMPLATES,
+            "loras": options.loras,
+            "devices": options.devices,
+            "seed": SEED,
+        },
     )
 
 

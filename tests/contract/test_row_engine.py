@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import queue
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -10,15 +12,19 @@ from typing import Protocol
 
 import pytest
 
+from giornata.planning.operations import COMPUTE
 from giornata.scheduling.batch import Capacity
+from giornata.scheduling.degrees.rule import Switches
 from giornata_denoiser.engine.protocol import RowEngine, StepReport
 from giornata_denoiser.rows.row import RecordingSpec, Row
 from giornata_denoiser.rows.template import Form
 from tests.fakes import tiny_flux
+from tests.fakes.pool import pool
+from tests.fakes.profiles import PROFILE, WEIGHTS, record
 from tests.fakes.row_engine import SteppedEngine
 from tests.fakes.tiny_flux import Spec
 from tests.patience import HUNG_S
-from tests.unit.denoiser.engine.test_loop import GatedLoop
+from tests.unit.denoiser.engine.test_loop import Gated, GatedLoop
 
 FAMILY = tiny_flux.family()
 
@@ -49,16 +55,44 @@ class Fake:
         return self.reports.pop()
 
 
+SLOW = PROFILE.model_copy(update={"compute": record(COMPUTE, (1e9, *WEIGHTS[1:]))})
+"""By which no step is about to end: nothing is ordered ahead, so that a row that arrives joins the next step."""
+
+
+class GatedPool:
+    """A pool of one device over a gated network."""
+
+    def __init__(self, capacity: Capacity) -> None:
+        self.network = Gated()
+        self.reports: queue.Queue[StepReport] = queue.Queue()
+        self.engine = pool(
+            [tiny_flux.family(self.network)],
+            self.reports.put,
+            self.reports.put,  # type: ignore[arg-type]  # a crash is no report: the test fails
+            rows=capacity.rows,
+            tokens=capacity.tokens,
+            profile=SLOW,
+            switches=Switches(cap_s=math.inf),
+        )
+
+    def begin(self) -> None:
+        assert self.network.begun.acquire(timeout=HUNG_S)
+
+    def finish(self) -> StepReport:
+        self.network.gate.release()
+        return self.reports.get(timeout=HUNG_S)
+
+
 Make = Callable[[Capacity], Stepper]
 
 
-@pytest.fixture(params=[GatedLoop, Fake])
+@pytest.fixture(params=[GatedLoop, Fake, GatedPool])
 def make(request: pytest.FixtureRequest) -> Iterator[Make]:
     with ExitStack() as stack:
 
         def made(capacity: Capacity) -> Stepper:
             stepper = request.param(capacity)
-            if isinstance(stepper, GatedLoop):
+            if isinstance(stepper, GatedLoop | GatedPool):
                 stack.callback(stepper.network.gate.release, 1000)
                 stack.enter_context(stepper.engine)
                 stack.callback(stepper.network.gate.release, 1000)

@@ -85,6 +85,15 @@ class LiveStack:
         """What an instance has logged so far."""
         return (self._stack.plan.logs / f"{instance}.log").read_text(encoding="utf-8")
 
+    def pid(self, instance: str) -> int:
+        """Of its process."""
+        return self._stack.process(instance).pid
+
+    def ranks(self, denoiser: str) -> list[int]:
+        """Process ids of a pool's ranks, in the order in which they were started."""
+        told = Path(f"/proc/{self.pid(denoiser)}/task").glob("*/children")
+        return sorted(int(pid) for children in told for pid in children.read_text().split())
+
     async def start(self, service: ServiceName, n: int = 1) -> list[str]:
         """Start `n` more instances and wait until they are ready; their names."""
         names = await self._elsewhere(self._stack.start(service, n))

@@ -37,8 +37,8 @@ PROFILE: Final = Profile(
 class Steady(CostModel):
     """Tells what it observes, and decides by the profile: no edit skips a template because a busy machine was slow."""
 
-    def observe_step(self, work: Work, step_ms: float) -> bool:
-        costs = self.costs
-        taken = super().observe_step(work, step_ms)
-        self.costs = costs
+    def observe_step(self, work: Work, step_ms: float, *, degree: int = 1, halves: bool = False) -> bool:
+        costs, ways = self.costs, self.ways
+        taken = super().observe_step(work, step_ms, degree=degree, halves=halves)
+        self.costs, self.ways = costs, ways
         return taken

@@ -38,8 +38,10 @@ MIXING = 2.0
 and do not yet amplify rounding beyond 1e-5."""
 
 
-def transformer(*, fill: bool = False, guidance: bool = True, seed: int = 0) -> FluxTransformer2DModel:
-    """Two double and two single blocks of width 64."""
+def transformer(
+    *, fill: bool = False, guidance: bool = True, seed: int = 0, heads: int = 4
+) -> FluxTransformer2DModel:
+    """Two double and two single blocks of 16 channels a head."""
     torch.manual_seed(seed)
     kind: Any = FluxTransformer2DModel
     model: FluxTransformer2DModel = kind(
@@ -49,7 +51,7 @@ def transformer(*, fill: bool = False, guidance: bool = True, seed: int = 0) -> 
         num_layers=2,
         num_single_layers=2,
         attention_head_dim=16,
-        num_attention_heads=4,
+        num_attention_heads=heads,
         joint_attention_dim=JOINT_DIM,
         pooled_projection_dim=POOLED_DIM,
         guidance_embeds=guidance,

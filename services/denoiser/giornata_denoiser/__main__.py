@@ -11,15 +11,14 @@ from giornata.blobs import open_blobs
 from giornata.bus import bus, streams
 from giornata.heap import keep_freed
 from giornata.planning.costing import CostModel
-from giornata.planning.profiles import Profile
 from giornata.records import Records
 from giornata.retries import just_made
 from giornata.wire.workers import ServiceName
-from giornata_denoiser.checkpoint import Checkpoint, open_checkpoint
+from giornata_denoiser.checkpoint import open_checkpoint
 from giornata_denoiser.config import DenoiserConfig
 from giornata_denoiser.engine.rehearsal import rehearse
-from giornata_denoiser.profiling.calibration import calibrate
-from giornata_denoiser.profiling.profiles import read_profile
+from giornata_denoiser.pool.opening import loaded, start_ranks
+from giornata_denoiser.profiling.calibration import profile_of
 from giornata_denoiser.service import Denoiser
 
 
@@ -39,22 +38,20 @@ async def serve(config: DenoiserConfig, stop: asyncio.Event) -> None:
             cell=config.cell,
         )
         records = await just_made(partial(Records.open, connected.jetstream, config.cell))
-        checkpoint = await asyncio.to_thread(open_checkpoint, config)
-        await asyncio.to_thread(rehearse, checkpoint)
-        profile = await asyncio.to_thread(profile_of, config, checkpoint)
+        if config.device_names:
+            # Started here, since the kernel ends them with the thread that starts them.
+            ranks = start_ranks(config)
+            checkpoint, profile = await asyncio.to_thread(loaded, config, ranks)
+        else:
+            ranks = None
+            checkpoint = await asyncio.to_thread(open_checkpoint, config)
+            await asyncio.to_thread(rehearse, checkpoint)
+            profile = await asyncio.to_thread(profile_of, config, checkpoint)
         costs = CostModel.of(profile)
-        await Denoiser(config, connected, blobs, records, checkpoint, profile=profile, costs=costs).run(stop)
-
-
-def profile_of(config: DenoiserConfig, checkpoint: Checkpoint) -> Profile:
-    """What steps cost: as the configured file says, else as a few steps show now.
-
-    Raises:
-        Failed: the file is missing, or of another model, device or dtype.
-    """
-    if config.profile is not None:
-        return read_profile(config.profile, checkpoint)
-    return calibrate(checkpoint, config.template_bits)
+        serving = Denoiser(
+            config, connected, blobs, records, checkpoint, profile=profile, costs=costs, ranks=ranks
+        )
+        await serving.run(stop)
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ from giornata_denoiser.families.flux import checkpoints as flux
 from giornata_denoiser.families.preview_map import PreviewMap, fit_autoencoder
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.families.unet import checkpoints as unet
+from giornata_denoiser.families.weights import OUTLINE
 
 LOADERS: Final[Mapping[str, Callable[[Path, torch.dtype, torch.device], ModelFamily]]] = {
     Family.FLUX_INPAINT: partial(flux.load, flux.FluxInpaint),
@@ -48,8 +49,8 @@ class Checkpoint:
 
     card: ModelCard
     family: ModelFamily
-    preview_map: PreviewMap
-    """What previews are seen through; of the checkpoint's own autoencoder."""
+    preview_map: PreviewMap | None
+    """What previews are seen through; of the checkpoint's own autoencoder. None of an outline."""
     controlnets: Mapping[str, ControlNet] = field(default_factory=dict)
     """Those that this process computes, by digest."""
 
@@ -73,8 +74,23 @@ def open_checkpoint(config: DenoiserConfig) -> Checkpoint:
     return replace(found, controlnets=nets)
 
 
+def outline(config: DenoiserConfig) -> Checkpoint:
+    """The configured checkpoint without weights: what it is called, what rows it takes and what its blocks compute.
+
+    Raises:
+        Failed: there is no such checkpoint, or none that is served.
+    """
+    try:
+        folder, dtype = checkpoint_folder(config.model), config.torch_dtype()
+        return load(folder, dtype=dtype, device=OUTLINE, name=config.served_name)
+    except (ValueError, OSError) as error:
+        raise Failed(f"The model {config.model} cannot be loaded: {error}") from error
+
+
 def load(folder: Path, *, dtype: torch.dtype, device: torch.device, name: str | None = None) -> Checkpoint:
     """Load the checkpoint in `folder`, a diffusers folder; requests call it by `name`, default the folder's.
+
+    On the device :data:`OUTLINE` no weights are read.
 
     Raises:
         ValueError: a family, a scheduler or a sampling rule that is not served; says what is.
@@ -83,5 +99,7 @@ def load(folder: Path, *, dtype: torch.dtype, device: torch.device, name: str | 
     card = read_model_card(folder, name)
     if card.family not in LOADERS:
         raise ValueError(f"{folder} is of the family {card.family}; denoised are {', '.join(LOADERS)}")
+    if device == OUTLINE:
+        return Checkpoint(card, LOADERS[card.family](folder, dtype, device), None)
     preview_map = fit_autoencoder(folder, device)  # before the network: never both in memory
     return Checkpoint(card, LOADERS[card.family](folder, dtype, device), preview_map)

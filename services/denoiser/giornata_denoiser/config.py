@@ -6,13 +6,14 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Final, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from giornata.checkpoints import ModelConfig
 from giornata.machine import HOST_SHARE, memory_bytes
 from giornata.planning.batch import PlannerName
 from giornata.scheduling.batch import Joining
 from giornata_denoiser.controls.choosing import Executor
+from giornata_denoiser.devices import parsed
 from giornata_denoiser.rows.stored import BITS
 from giornata_denoiser.rows.template import Form
 
@@ -154,6 +155,15 @@ class DenoiserConfig(ModelConfig):
         "their prompts' padding; `off`: every step computes all text tokens.",
     )
 
+    devices: str = Field(
+        "",
+        description="Devices that compute steps together, as a pool: cuda:0,cuda:1, or cpu,cpu; a process for each. "
+        "Default: the one `device`, in this process.",
+    )
+    decisions_file: Path | None = Field(
+        None,
+        description="Where a pool writes what it decides, one line of JSON each, for the simulator; default nowhere.",
+    )
     capacity_rows: int = Field(
         8, ge=1, le=1024, description="Most rows of one step, and of what is accepted."
     )
@@ -225,6 +235,17 @@ class DenoiserConfig(ModelConfig):
     capacity_tokens: int = Field(
         65_536, ge=1, description="Most text and image tokens of one step; a larger row runs alone."
     )
+
+    @property
+    def device_names(self) -> tuple[str, ...]:
+        """The devices of a pool, in order; none where this process computes."""
+        return parsed(self.devices)
+
+    @field_validator("devices")
+    @classmethod
+    def _devices_are_known(cls, value: str) -> str:
+        parsed(value)
+        return value
 
     @model_validator(mode="after")
     def _bits_are_known(self) -> Self:

@@ -50,9 +50,14 @@ from giornata_denoiser.attempts.telling import Telling
 from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.config import DenoiserConfig
 from giornata_denoiser.controls.room import ControlRoom, control_room, controls_of, open_rows
-from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.engine.loop import EngineLoop
 from giornata_denoiser.engine.protocol import StepReport
+from giornata_denoiser.pool.keeping import shared_memory
+from giornata_denoiser.pool.leader import Pool
+from giornata_denoiser.pool.memory import Arena
+from giornata_denoiser.pool.opening import check_adapters, decisions, in_thread, pool_of
+from giornata_denoiser.pool.ranks import Ranks
+from giornata_denoiser.templates.host import ORDINARY, PINNED, HostMemory
 from giornata_denoiser.templates.lookup import Lookup
 from giornata_denoiser.templates.registered import Registrations
 from giornata_denoiser.templates.runs import Runs
@@ -66,9 +71,12 @@ log = structlog.get_logger(__name__)
 
 
 class Denoiser:
-    """One instance with one model; `costs` follow what its steps and loads take, from what the profile says."""
+    """One instance with one model; `costs` follow what its steps and loads take, from what the profile says.
 
-    _engine: EngineLoop
+    With `ranks` it is the leader of a pool: these have loaded the model, and its own `checkpoint` is an outline.
+    """
+
+    _engine: EngineLoop | Pool
     _loras: LoraTiers[LowRank]
     _controls: ControlRoom | None
     _carrier: Carrier
@@ -86,7 +94,9 @@ class Denoiser:
         *,
         profile: Profile,
         costs: CostModel,
+        ranks: Ranks | None = None,
     ) -> None:
+        self._ranks, self._arena = ranks, Arena()
         self._config, self._bus, self._blobs, self._checkpoint = config, bus, blobs, checkpoint
         self._profile, self._costs = profile, costs
         self._outcomes = Outcomes(blobs, records, config.instance)
@@ -112,16 +122,7 @@ class Denoiser:
             self._controls = await stack.enter_async_context(
                 control_room(config, bus, self._checkpoint, self._costs, self._resume)
             )
-            engine = engine_of(
-                config,
-                self._checkpoint,
-                self._profile,
-                self._costs,
-                told=self._reporter.loaded,
-                low_ranks=self._loras,
-                controls=controls_of(self._controls),
-            )
-            self._engine = stack.enter_context(self._engine_loop(stack.enter_context(engine), stop))
+            self._engine = await self._opened_engine(stack, stop)
             tasks = await stack.enter_async_context(asyncio.TaskGroup())
             self._make_rooms(registrations, tasks)
             stack.callback(self._runs.close)
@@ -149,18 +150,37 @@ class Denoiser:
         ):
             await stack.enter_async_context(listening)
 
-    def _engine_loop(self, engine: Engine, stop: asyncio.Event) -> EngineLoop:
+    async def _opened_engine(self, stack: AsyncExitStack, stop: asyncio.Event) -> EngineLoop | Pool:
+        """What computes rows: this process, or the ranks of a pool. It ends with `stack`, and a pool in a thread."""
         loop = asyncio.get_running_loop()
 
         def crashed(error: Exception) -> None:
             self._crash = error
             stop.set()
 
-        return EngineLoop(
-            engine,
-            on_report=lambda report: loop.call_soon_threadsafe(self._reports.put_nowait, report),
-            on_crash=lambda error: loop.call_soon_threadsafe(crashed, error),
+        def on_report(report: StepReport) -> None:
+            loop.call_soon_threadsafe(self._reports.put_nowait, report)
+
+        def on_crash(error: Exception) -> None:
+            loop.call_soon_threadsafe(crashed, error)
+
+        config, checkpoint = self._config, self._checkpoint
+        if self._ranks is not None:
+            recorder = stack.enter_context(decisions(config.decisions_file))
+            pool = pool_of(
+                config, self._ranks, self._arena, checkpoint, self._costs, recorder, on_report, on_crash
+            )
+            return await stack.enter_async_context(in_thread(pool))
+        engine = engine_of(
+            config,
+            checkpoint,
+            self._profile,
+            self._costs,
+            told=self._reporter.loaded,
+            low_ranks=self._loras,
+            controls=controls_of(self._controls),
         )
+        return stack.enter_context(EngineLoop(stack.enter_context(engine), on_report, on_crash))
 
     def _make_rooms(self, registrations: Registrations, tasks: asyncio.TaskGroup) -> None:
         config, checkpoint = self._config, self._checkpoint
@@ -170,7 +190,7 @@ class Denoiser:
             config.template_disk_mb << 20,
             corrections_bytes=config.template_corrections_mb << 20,
             first_bytes=config.template_first_mb << 20,
-            pin=checkpoint.family.device.type == "cuda",
+            host=self._host(),
             told=self._reporter.loaded,
         )
         self._runs = Runs(
@@ -208,6 +228,12 @@ class Denoiser:
             async with held(self._loras, rows) as arriving, open_rows(self._controls, request, rows) as kept:
                 yield Fetched(kept.rows, arriving, kept.failed)
 
+    def _host(self) -> HostMemory:
+        """Where templates are to lie: ranks map them, a GPU of this process reads pinned ones."""
+        if self._ranks is not None:
+            return shared_memory(self._arena)
+        return PINNED if self._checkpoint.family.device.type == "cuda" else ORDINARY
+
     def _resume(self, job_id: str, attempt: int) -> None:
         """An attempt's ControlNets can be asked for, or are computed here after all."""
         self._engine.resume(job_id, attempt)
@@ -217,6 +243,8 @@ class Denoiser:
         if not self._obeys(request):
             return RunReply(answer=RunAnswer.STALE)
         request.job.check_model(self._checkpoint.card)
+        if self._ranks is not None:
+            check_adapters(request.job)
         return RunReply(answer=self._carrier.take(request))
 
     async def _record(self, request: RecordRequest) -> RunReply:
@@ -238,7 +266,8 @@ class Denoiser:
         """Subject ``giornata.worker.<worker>.prefetch``."""
         if self._obeys(message):
             self._lookup.prefetch(message)
-            self._loras.prefetch(adapters_of(message.job, steps=1).loras)
+            if self._ranks is None:
+                self._loras.prefetch(adapters_of(message.job, steps=1).loras)
 
     def _obeys(self, message: RunRequest | RecordRequest | CancelRows | PrefetchTemplate) -> bool:
         obeys = self._epochs.admits(message.epoch)
@@ -270,16 +299,17 @@ class Denoiser:
         log.info("drained")
 
     def _state(self) -> ServiceState:
-        engine = self._engine.state()
+        engine, now = self._engine.state(), time.perf_counter()
         worker = self._reporter.state(
             [row.key for row in engine.running],
-            [row for attempt in self._carrier.attempts for row in attempt.progress()],
-            stepping_ms=0.0 if engine.began_s is None else (time.perf_counter() - engine.began_s) * 1e3,
+            [row for attempt in self._carrier.attempts for row in attempt.progress(now)],
+            stepping_ms=0.0 if engine.began_s is None else (now - engine.began_s) * 1e3,
             templates=self._runs.counters(),
             resident=self._store.resident(),
             adapters=self._loras.counted().model_copy(update={"paused": self._engine.paused}),
             adapters_resident=self._loras.resident(),
             controlled=None if self._controls is None else self._controls.base,
+            ranks=self._engine.ranks() if isinstance(self._engine, Pool) else (),
         )
         return telemetry.state_of(
             ServiceName.DENOISER,

@@ -109,14 +109,7 @@ def engine_of(
     merging = _merging(config, checkpoint, model)
     try:
         with Loader(on_loaded=loaded) as loader:
-            reusing = ReuseOptions(
-                loader=loader,
-                model=model,
-                planner=PLANNERS[config.planner],
-                device=device_for(device, memory.device),
-                ahead_bytes=memory.ahead,
-                correction_bits=config.template_bits if config.template_correction else None,
-            )
+            reusing = reusing_of(config, device, memory, loader, model)
             yield Engine(
                 checkpoint.family,
                 Capacity(config.capacity_rows, config.capacity_tokens),
@@ -134,6 +127,20 @@ def engine_of(
         merging.restore()
         if trace is not None and config.trace_file is not None:
             trace.write(config.trace_file)
+
+
+def reusing_of(
+    config: DenoiserConfig, device: torch.device, memory: Memory, loader: Loader, model: CostModel
+) -> ReuseOptions:
+    """How steps on `device` reuse templates."""
+    return ReuseOptions(
+        loader=loader,
+        model=model,
+        planner=PLANNERS[config.planner],
+        device=device_for(device, memory.device),
+        ahead_bytes=memory.ahead,
+        correction_bits=config.template_bits if config.template_correction else None,
+    )
 
 
 def _merging(config: DenoiserConfig, checkpoint: Checkpoint, model: CostModel) -> Merging:

@@ -198,6 +198,19 @@ def control_metrics(states: Iterable[ServiceState]) -> Iterator[Metric]:
     yield from (rows, size, pending, opened, evictions, steps)
 
 
+def pool_metrics(states: Iterable[ServiceState]) -> Iterator[Metric]:
+    """The devices of workers that have several."""
+    ranks = _gauge("pool_ranks", "Devices of a worker, by what they are doing.", "worker", "phase")
+    starts = _counter("pool_rank_starts", "Processes that were started for a device.", "worker", "device")
+    for state in states:
+        told = state.worker.ranks if state.worker else ()
+        for phase, count in sorted(Tally(str(rank.phase) for rank in told).items()):
+            ranks.add_metric([state.instance, phase], count)
+        for index, rank in enumerate(told):
+            starts.add_metric([state.instance, f"{index} {rank.device}"], rank.starts)
+    yield from (ranks, starts)
+
+
 def store_metrics(states: Iterable[ServiceState]) -> Iterator[Metric]:
     """How full JetStream's streams are, as the active router has read it."""
     used = _gauge("store_bytes", "Bytes in a stream.", "store")
@@ -282,3 +295,4 @@ class _Fleet(CollectorRegistry):
         yield from store_metrics(states)
         yield from lora_metrics(states)
         yield from control_metrics(states)
+        yield from pool_metrics(states)

@@ -129,6 +129,7 @@ class Computing:
         Without an answer, the attempt is lost if the worker may have begun it, and taken back otherwise.
         """
         job, worker = self._job, assignment.worker
+        by_s = self._denoised_by_s(self._demand(rows))
         request = RunRequest(
             job=job,
             attempt=assignment.attempt,
@@ -136,6 +137,7 @@ class Computing:
             encoding=self._encoding,
             rows=tuple(rows),
             remaining_ms=self._live.deadline.remaining_ms(),
+            denoise_within_ms=None if by_s is None else (by_s - time.monotonic()) * 1e3,
         )
         limit = self._live.deadline.at_most(RUN_REPLY_S)
         try:

@@ -130,7 +130,7 @@ def rotate(heads: Tensor, rotary: Rotary) -> Tensor:
     As `apply_rotary_emb` of diffusers, bit for bit.
     """
     cosine, sine = (part.unsqueeze(1) for part in rotary)
-    real, imaginary = heads.reshape(*heads.shape[:-1], -1, 2).unbind(-1)
+    real, imaginary = heads.reshape(*heads.shape[:-1], heads.shape[-1] // 2, 2).unbind(-1)
     turned = torch.stack((-imaginary, real), dim=-1).flatten(-2)
     return (heads.float() * cosine + turned.float() * sine).to(heads.dtype)
 

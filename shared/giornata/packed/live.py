@@ -109,7 +109,8 @@ class LiveTokens:
 
     def _kept(self, sequence: int, block: int, like: Tensor) -> Tensor:
         """The outside tokens as the template had them, of the shape of the tokens `like`."""
-        return self.taken[sequence].source.hidden(block).view(-1, *like.shape[1:])
+        kept = self.taken[sequence].source.hidden(block)
+        return kept.view(len(kept), *like.shape[1:])
 
     def _converted(self, image: Tensor, wanted: Live, block: int) -> Tensor:
         """The image stream with the tokens of `wanted`, which are live from now on.

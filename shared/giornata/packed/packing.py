@@ -52,8 +52,8 @@ class Segments:
 
     @property
     def even(self) -> bool:
-        """Whether all segments are equally long."""
-        return len(set(self.lengths)) == 1
+        """Whether all segments are equally long, and not empty."""
+        return len(set(self.lengths)) == 1 and self.longest > 0
 
     @cached_property
     def bounds(self) -> list[tuple[int, int]]:
@@ -97,16 +97,22 @@ class Layout:
 
 
 def layout(
-    text_lengths: Sequence[int], image_lengths: Sequence[int], device: torch.device | str = "cpu"
+    text_lengths: Sequence[int],
+    image_lengths: Sequence[int],
+    device: torch.device | str = "cpu",
+    *,
+    empty: bool = False,
 ) -> Layout:
     """The layout of sequences with the given numbers of text and image tokens.
 
+    A sequence may have no text. One of which a process has a share alone may be `empty` there.
+
     Raises:
-        ValueError: the two differ in length, or a sequence has no image token; it may have no text.
+        ValueError: the two differ in length, or a sequence has no image token and must not be empty.
     """
     if len(text_lengths) != len(image_lengths):
         raise ValueError(f"received {len(text_lengths)} text lengths and {len(image_lengths)} image lengths")
-    if 0 in image_lengths:
+    if 0 in image_lengths and not empty:
         raise ValueError(f"every sequence needs at least one image token, received {list(image_lengths)}")
     text, image = Segments(tuple(text_lengths), device), Segments(tuple(image_lengths), device)
     joint = Segments(tuple(map(add, text.lengths, image.lengths)), device)

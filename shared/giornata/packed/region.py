@@ -21,9 +21,9 @@ class Region:
     """A partition of a picture's tokens, and of what lies behind them. Indices are int64, ascending, row-major."""
 
     computed: Tensor
-    """(computed,): the compute set; at least one."""
+    """(computed,): the compute set; at least one, but for a share of a picture."""
     outside: Tensor
-    """(outside,): all others; at least one."""
+    """(outside,): all others; as above."""
     digest: bytes
     """Equal for equal partitions: rows that share one share what they take from a recording."""
     _twins: dict[torch.device, Region] = field(default_factory=dict, init=False, repr=False)
@@ -33,9 +33,9 @@ class Region:
         if self.computed.device == device:
             return self
         if device not in self._twins:
-            self._twins[device] = Region(
-                moved(self.computed, device), moved(self.outside, device), self.digest
-            )
+            twin = Region(moved(self.computed, device), moved(self.outside, device), self.digest)
+            twin._twins[self.computed.device] = self  # nothing is copied back
+            self._twins[device] = twin
         return self._twins[device]
 
 
@@ -166,7 +166,7 @@ class Sequences:
                 for (start, _), length in zip(full.text.bounds, lengths, strict=True)
             ]
         ).to(device)
-        made = layout(lengths, full.image.lengths, device)
+        made = layout(lengths, full.image.lengths, device, empty=True)
         joint = made.join(full.text_positions.index_select(0, text), full.image_positions)
         return Unpadded(Sequences(made, self._rotary_at(joint), self.regions), text)
 
@@ -180,7 +180,7 @@ class Sequences:
             part if every or region is None else part.index_select(0, region.computed)
             for part, every, region in zip(tokens, whole, self.regions, strict=True)
         ]
-        made = layout(full.text.lengths, [len(picked) for picked in chosen], device)
+        made = layout(full.text.lengths, [len(picked) for picked in chosen], device, empty=True)
         image = torch.cat(chosen)
         joint = made.join(full.text_positions, full.image_positions.index_select(0, image))
         return Live(whole, made, image, self._rotary_at(joint))

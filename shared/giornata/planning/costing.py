@@ -8,18 +8,19 @@ worker follows its own costs, the router those of all workers of a kind.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 import numpy as np
 from scipy.optimize import nnls
 
 from giornata.planning.costs import StepCosts, completed
+from giornata.planning.degrees import ALONE, Way, Ways, ways_of
 from giornata.planning.operations import NETWORK, Work
 from giornata.planning.profiles import Profile
-from giornata.planning.regression import Array, determination
+from giornata.planning.regression import Array, Fit, determination
 from giornata.wire.queues import CostFit
-from giornata.wire.workers import WorkerCosts
+from giornata.wire.workers import DegreeCosts, WorkerCosts
 
 FORGETTING: Final = 0.99
 """Weight of the past at each sample."""
@@ -91,37 +92,71 @@ class CostModel:
     """Follows one machine.
 
     Samples enter relative to the prediction, so that short steps count as much as long ones, as in the profile's own
-    fit, and an outlier is one by its factor.
+    fit, and an outlier is one by its factor. Each way to spread a step over devices has a regression of its own, which
+    steps of that way alone teach.
 
     Steps are observed and costs are asked for in one thread, the engine's. Loads may be observed in any: they wait in a
-    queue for the next step. Each refit replaces `costs`, and `state` for telemetry, as a whole; any thread may read.
+    queue for the next step. Each refit replaces `costs`, `ways`, and `state` for telemetry, as a whole; any thread may
+    read.
     """
 
-    def __init__(self, compute: CostFit, load: CostFit) -> None:
-        self._compute, self._load = _FollowedFit(told_compute(compute)), _FollowedFit(load)
+    def __init__(self, compute: CostFit, load: CostFit, degrees: Iterable[DegreeCosts] = ()) -> None:
+        self._computing = {ALONE: _FollowedFit(told_compute(compute))}
+        """By way."""
+        self._load = _FollowedFit(load)
         self._loads: deque[tuple[int, float]] = deque(maxlen=QUEUED)
-        self.costs = StepCosts(self._compute.weights, load.weights)
-        self.state = WorkerCosts(compute=self._compute.state, load=load)
+        self.costs: StepCosts
+        """On one device."""
+        self.ways: Ways
+        """On several, of each way that is known."""
+        self.state: WorkerCosts
+        self._publish()
+        self.learn_of(degrees)
 
     @classmethod
     def of(cls, profile: Profile) -> CostModel:
         """A model that begins with what was measured offline."""
-        compute, load = (
-            CostFit(weights=fit.weights, r2=fit.r2, residual_ms=fit.residual_ms_p50, samples=0, outliers=0)
-            for fit in (profile.compute, profile.load)
-        )
-        return cls(compute, load)
+        degrees = [
+            DegreeCosts(degree=fit.degree, halves=fit.halves, compute=_begun(fit.compute))
+            for fit in profile.degrees
+        ]
+        return cls(_begun(profile.compute), _begun(profile.load), degrees)
 
-    def observe_step(self, work: Work, step_ms: float) -> bool:
-        """Take in a step that computed `work` and did not wait for loads; False for an outlier."""
-        taken = self._compute.take(work.features, step_ms)
+    def learn_of(self, degrees: Iterable[DegreeCosts]) -> None:
+        """Begin to follow those of these ways that are not known yet, from what is told of them."""
+        told = {Way(one.degree, one.halves): one.compute for one in degrees}
+        unknown = told.keys() - self._computing.keys()
+        if unknown:
+            self._computing |= {way: _FollowedFit(told_compute(told[way])) for way in unknown}
+            self._publish()
+
+    def observe_step(self, work: Work, step_ms: float, *, degree: int = 1, halves: bool = False) -> bool:
+        """Take in a step that computed `work` and did not wait for loads.
+
+        False for an outlier, and for a step of a way that is not known.
+        """
+        followed = self._computing.get(Way(degree, halves))
+        taken = followed is not None and followed.take(work.features, step_ms)
         while self._loads:
             size_bytes, load_ms = self._loads.popleft()
             self._load.take((1.0, float(size_bytes)), load_ms)
-        if self._compute.due or self._load.due:
-            state = WorkerCosts(compute=self._compute.refreshed(), load=self._load.refreshed())
-            self.costs, self.state = StepCosts(self._compute.weights, self._load.weights), state
+        due = [each for each in (*self._computing.values(), self._load) if each.due]
+        for each in due:
+            each.refresh()
+        if due:
+            self._publish()
         return taken
+
+    def _publish(self) -> None:
+        alone, load = self._computing[ALONE], self._load
+        others = {way: followed for way, followed in self._computing.items() if way != ALONE}
+        degrees = tuple(
+            DegreeCosts(degree=way.degree, halves=way.halves, compute=others[way].state)
+            for way in sorted(others)
+        )
+        self.costs = StepCosts(alone.weights, load.weights)
+        self.ways = ways_of({way: followed.weights for way, followed in others.items()}, load.weights)
+        self.state = WorkerCosts(compute=alone.state, load=load.state, degrees=degrees)
 
     def observe_load(self, size_bytes: int, load_ms: float) -> None:
         """Take in one slab's load with the next step; callable in any thread."""
@@ -133,6 +168,11 @@ def told_compute(fit: CostFit) -> CostFit:
     weights = completed((*fit.weights, *fit.adapting))
     own = len(NETWORK)
     return fit.model_copy(update={"weights": weights[:own], "adapting": weights[own:]})
+
+
+def _begun(fit: Fit) -> CostFit:
+    """What telemetry tells of a fit to a profile's measurements."""
+    return CostFit(weights=fit.weights, r2=fit.r2, residual_ms=fit.residual_ms_p50, samples=0, outliers=0)
 
 
 class _FollowedFit:
@@ -150,7 +190,7 @@ class _FollowedFit:
 
     @property
     def due(self) -> bool:
-        """Whether there is enough news for :meth:`refreshed`."""
+        """Whether there is enough news for :meth:`refresh`."""
         return self._unseen >= EVERY
 
     def take(self, features: Sequence[float], ms: float) -> bool:
@@ -162,8 +202,8 @@ class _FollowedFit:
             self._recent[(self._online.samples - 1) % WINDOW] = ms, expected
         return taken
 
-    def refreshed(self) -> CostFit:
-        """The state, after a refit."""
+    def refresh(self) -> None:
+        """Fit again."""
         self._unseen = 0
         if self._online.samples:
             self._online.refit()
@@ -181,4 +221,3 @@ class _FollowedFit:
             samples=self._online.samples,
             outliers=self._online.outliers,
         )
-        return self.state

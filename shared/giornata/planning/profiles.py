@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any, Final
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import BaseModel, ConfigDict, field_validator, model_validator
 
 from giornata.planning.costs import StepCosts, completed
+from giornata.planning.degrees import DegreeFit, Ways, ways_of
 from giornata.planning.operations import ADAPTING, COMPUTE
 from giornata.planning.regression import Fit
 from giornata.wire.blocks import BlockSpec
@@ -44,10 +46,15 @@ class Profile(BaseModel):
     blocks: tuple[BlockSpec, ...]
     """Equal ones counted, in the order of the first of each."""
     compute: Fit
+    """Of steps on one device."""
+    degrees: tuple[DegreeFit, ...] = ()
+    """Of steps on several. A degree that is not here is not used."""
     load: Fit
     activation_bytes: float
     """Peak memory of a step per token that it computes, weights and templates not counted."""
     caps: tuple[BatchCap, ...] = ()
+    derived: str = ""
+    """What it was derived from, where nothing was measured: for simulations alone, no denoiser takes it."""
 
     @model_validator(mode="before")
     @classmethod
@@ -62,10 +69,24 @@ class Profile(BaseModel):
             )
         return given
 
+    @field_validator("degrees")
+    @classmethod
+    def _each_once(cls, given: tuple[DegreeFit, ...]) -> tuple[DegreeFit, ...]:
+        names = [f"{fit.degree}{' in halves' if fit.halves else ''}" for fit in given]
+        more = [name for name, count in Counter(names).items() if count > 1]
+        if more:
+            raise ValueError(f"received degree {', '.join(more)} more than once; accepted is one fit of each")
+        return given
+
     @property
     def costs(self) -> StepCosts:
         """The weights, for planner and admission."""
         return StepCosts(self.compute.weights, self.load.weights)
+
+    @property
+    def ways(self) -> Ways:
+        """The weights of steps on several devices."""
+        return ways_of({fit.way: fit.compute.weights for fit in self.degrees}, self.load.weights)
 
 
 def _completed(compute: dict[str, Any]) -> dict[str, Any]:

@@ -126,6 +126,9 @@ class Effect(NamedTuple):
     """How much later the other rows leave, summed over them."""
     begin_ms: float = 0.0
     """From now until the first of the job's rows has a place."""
+    gained: int | None = None
+    """In a pool: by how many more rows deadlines are kept with the job than without it, 0 where its own is not kept.
+    None of a worker with one device, and of a job without a deadline."""
 
     def ready_after(self, ms: float) -> Effect:
         """The same where the rows can begin only so long from now: only what waiting for a place does not hide counts.

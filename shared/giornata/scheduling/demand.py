@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from operator import mul
@@ -11,6 +11,7 @@ from typing import Final
 
 from giornata.planning.controls import control_work
 from giornata.planning.costs import StepCosts, renewed_every
+from giornata.planning.degrees import Way, Ways
 from giornata.planning.operations import Operations, Shape
 from giornata.scheduling.adapters import NeededControl, NeededLora
 from giornata.scheduling.backlog import RowLoad
@@ -43,6 +44,13 @@ class Pace:
     """How many times longer than their least computing rows that reuse take, as the worker's planner expects."""
     controls: tuple[tuple[str, ControlWork], ...] = ()
     """Digests and work of the ControlNets that its process computes; others cost it nothing."""
+    ways: Ways = ()
+    """What steps cost that several of its devices compute together; empty of a worker with one device."""
+
+    @cached_property
+    def spread(self) -> Mapping[Way, Pace]:
+        """The same worker's pace in steps of each of these ways."""
+        return {way: replace(self, costs=costs, ways=()) for way, costs in self.ways}
 
     @property
     def base_ms(self) -> float:

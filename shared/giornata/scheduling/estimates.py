@@ -1,7 +1,8 @@
 """How long steps, loads and the other stages take, learnt from telemetry and from the jobs that went by. Pure.
 
-Every model and device has one regression (FlashPS, EuroSys '26, section 4.4), begun from the profile of the worker that
-is heard first and refitted with forgetting. Every worker has a slowness, so that a host that is throttled or shared is
+Every model and device has one regression (FlashPS, EuroSys '26, section 4.4), and one more for each way in which a pool
+spreads a step over devices: each is begun from the profile of the worker that tells it first, and refitted with
+forgetting to the steps of its own way. Every worker has a slowness, so that a host that is throttled or shared is
 known for it. A worker of a known kind is predicted from its first moment. With every step a worker tells how much
 longer its planner expected loads to make it; its next steps are expected to be as much longer. A regression takes every
 step in while its kind has few workers, and an even share of the steps where it has many.
@@ -16,6 +17,8 @@ from typing import Final
 
 from giornata.planning.controls import work_of as control_work_of
 from giornata.planning.costing import CostModel
+from giornata.planning.costs import StepCosts
+from giornata.planning.degrees import ALONE, Way
 from giornata.planning.operations import Operations, Work
 from giornata.scheduling.adapters import Arrivals
 from giornata.scheduling.demand import Pace
@@ -47,6 +50,8 @@ class _Worker:
     reused: Mode
     renewed_every: int
     keeps_padding: bool
+    ways: frozenset[Way] = frozenset()
+    """In which it spreads steps over several devices."""
     controls: tuple[tuple[str, ControlWork], ...] = ()
     """Digests and work of ControlNets in its process."""
     slowness: float = 1.0
@@ -95,6 +100,7 @@ class Estimates:
             worker = _Worker(kind, operations, costs.reused, costs.renewed_every, costs.keeps_padding)
             self._workers[instance] = worker
             kind.workers += 1
+        worker.ways = kind.ways_of(costs)
         worker.controls = tuple(
             (card.digest, control_work_of(card)) for card in sorted(controlnets, key=lambda card: card.digest)
         )
@@ -143,32 +149,50 @@ class Estimates:
 
 _Lasting = tuple[Operations, Mode, int, bool, float, float, tuple[tuple[str, ControlWork], ...]]
 """The fields of a pace beside its costs."""
+_ANEW: Final = {"samples": 0, "outliers": 0}
+"""Of a regression that begins: its samples are those of the router."""
 
 
 class _Kind:
     """The regressions of one model on one device."""
 
     def __init__(self, costs: WorkerCosts) -> None:
-        begun = {"samples": 0, "outliers": 0}
-        self.steps = CostModel(costs.compute.model_copy(update=begun), costs.load.model_copy(update=begun))
+        self.steps = CostModel(costs.compute.model_copy(update=_ANEW), costs.load.model_copy(update=_ANEW))
         self.disk = UnitTime()
         self.arrivals = Arrivals()
         self.workers = 0
         """How many there are of the kind."""
         self._untaught = 0
         """Steps since the regression took one in."""
-        self._paces: dict[_Lasting, Pace] = {}
+        self._paces: dict[tuple[_Lasting, frozenset[Way]], Pace] = {}
         """With the present costs."""
+        self._fitted: StepCosts | None = None
+        """The present costs, of which the paces are."""
+
+    def ways_of(self, told: WorkerCosts) -> frozenset[Way]:
+        """The ways that a worker tells; those that are new to the kind are followed from now on."""
+        if not told.degrees:
+            return frozenset()
+        ways = frozenset(Way(one.degree, one.halves) for one in told.degrees)
+        if not ways <= {way for way, _ in self.steps.ways}:
+            begun = (
+                one.model_copy(update={"compute": one.compute.model_copy(update=_ANEW)})
+                for one in told.degrees
+            )
+            self.steps.learn_of(begun)
+        return ways
 
     def pace(self, worker: _Worker, loading: float) -> Pace:
         """The same object for the same values, until costs are refitted."""
         costs = self.steps.costs
+        if costs is not self._fitted:
+            self._paces, self._fitted = {}, costs
         lasting = worker.operations, worker.reused, worker.renewed_every, worker.keeps_padding
         key = *lasting, worker.told, loading, worker.controls
-        pace = self._paces.get(key)
-        if pace is None or pace.costs is not costs:
-            self._paces = {of: other for of, other in self._paces.items() if other.costs is costs}
-            pace = self._paces[key] = Pace(costs, *key)
+        pace = self._paces.get((key, worker.ways))
+        if pace is None:
+            ways = tuple((way, of_way) for way, of_way in self.steps.ways if way in worker.ways)
+            pace = self._paces[key, worker.ways] = Pace(costs, *key, ways)
         return pace
 
     def loaded(self, shown: WorkerState) -> None:
@@ -183,12 +207,17 @@ class _Kind:
 
     def step(self, sample: StepSample, slowness: float) -> float:
         """Take in a step; return how slow its worker is after it."""
-        work = work_of(sample)
-        ratio = sample.step_ms / max(1e-6, self.steps.costs.step_ms(work))
+        work, way = work_of(sample), Way(sample.degree, sample.halves)
+        costs = self.steps.costs if way == ALONE else dict(self.steps.ways).get(way)
+        if (
+            costs is None
+        ):  # the worker's profile lacks the way: it was fitted to nothing that could be followed
+            return slowness
+        ratio = sample.step_ms / max(1e-6, costs.step_ms(work))
         self._untaught += 1
         if self._untaught * TEACHERS >= self.workers:
             self._untaught = 0
-            self.steps.observe_step(work, sample.step_ms)
+            self.steps.observe_step(work, sample.step_ms, degree=way.degree, halves=way.halves)
         bounded = min(SLOWEST, max(1 / SLOWEST, ratio))
         return slowness + SMOOTHING * (bounded - slowness)
 

@@ -176,7 +176,7 @@ class Line:
             passed = self._waiting[passes]
             self._waiting[passes] = replace(passed, passed=passed.passed + len(rows))
         shapes = (shape for row, shape in zip(entry.rows, entry.demand.shapes, strict=True) if row in rows)
-        served = replace(entry.demand, shapes=tuple(shapes))
+        served = replace(entry.asked(now), shapes=tuple(shapes))
         self._shares.charge(entry.claim.tenant, max(1, served.steps))
         if len(rows) == len(entry.rows):
             self._favoured = self._favoured + 1 if self._due_s(entry, now) < math.inf else 0

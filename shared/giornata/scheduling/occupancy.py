@@ -9,9 +9,13 @@ from typing import Final
 
 from giornata.scheduling.adapters import Arrivals, by_tier
 from giornata.scheduling.backlog import Backlog, Outlook, RowLoad
-from giornata.scheduling.demand import UNIT, Demand, Pace, RowShape
+from giornata.scheduling.degrees.pool import PoolRow
+from giornata.scheduling.demand import UNIT, Demand, Pace
 from giornata.scheduling.estimates import UNTOLD
 from giornata.scheduling.incoming import Incoming
+from giornata.scheduling.pool_outlook import PoolOutlook
+from giornata.scheduling.pool_rows import PoolRows, pool_of
+from giornata.scheduling.progress import computed_of, left_of, reuses, shape_of
 from giornata.wire.workers import RowProgress, ServiceName, ServiceState, Tier, WorkerState
 
 Attempt = tuple[str, int]
@@ -44,6 +48,10 @@ class Totals:
     """Sum over all rows, without the base of steps."""
     places: int
     """Most rows that it gets; more would make it hardly faster."""
+    pool: tuple[PoolRow, ...] | None = None
+    """The same rows as those of a pool; None of a worker with one device."""
+    devices: int = 1
+    """That compute."""
 
     @property
     def rows(self) -> int:
@@ -51,9 +59,11 @@ class Totals:
         return len(self.owners)
 
     @cached_property
-    def outlook(self) -> Outlook:
+    def outlook(self) -> Outlook | PoolOutlook:
         """The backlog, prepared to be asked; made for the few workers of many that are asked."""
-        return Outlook(self.backlog)
+        if self.pool is None:
+            return Outlook(self.backlog)
+        return PoolOutlook(self.devices, self.pool, self.backlog)
 
 
 @dataclass(slots=True)
@@ -90,6 +100,8 @@ class Occupancy:
     """Costs of what is listed and unseen, at the present pace; a new message empties it."""
     rates: dict[tuple[float, ...], RowLoad] = field(default_factory=dict)
     """Costs of rows like the listed ones, at the present pace: most are listed many times, with fewer steps left."""
+    pool: PoolRows | None = None
+    """What rows are in steps of several devices, at the present pace; None of a worker with one."""
 
     @classmethod
     def of(cls, state: ServiceState, shown: WorkerState, pace: Pace, before: Occupancy | None) -> Occupancy:
@@ -100,9 +112,10 @@ class Occupancy:
         if before is not None:
             made.ended, made.unseen = before.ended, before.unseen
             if before.pace is pace:
-                made.rates = before.rates
+                made.rates, made.pool = before.rates, before.pool
             made.places, made.on_disk, made.loras = before.places, before.on_disk, before.loras
             made.incoming = before.incoming
+        made.pool = pool_of(pace, shown, made.pool)
         if shown.adapters_resident is not None:
             loras = by_tier(shown.adapters_resident)
             if loras != made.loras:
@@ -178,22 +191,30 @@ class Occupancy:
             self.pace = pace
             self._loads.clear()
             self.rates = {}
-        counted = [
-            (attempt, self._costs(attempt, rows, demanded.get(attempt)), sum(map(_computed, rows)))
+            self.pool = pool_of(pace, self.shown)
+        entries = [
+            (attempt, rows, demanded.get(attempt), sum(map(computed_of, rows)))
             for attempt, rows in self.listed.items()
             if attempt not in self.ended
         ]
-        counted += [(attempt, self._costs(attempt, (), d), d.computed) for attempt, d in self.unseen.items()]
-        loads, owners, tokens = list[RowLoad](), list[str](), 0
-        for (job_id, _), costs, own_tokens in counted:
+        entries += [(attempt, [], demand, demand.computed) for attempt, demand in self.unseen.items()]
+        loads, owners, pool, tokens = list[RowLoad](), list[str](), list[PoolRow](), 0
+        for attempt, rows, demand, own_tokens in entries:
+            costs = self._costs(attempt, rows, demand)
             loads += costs
-            owners += [job_id] * len(costs)
+            owners += [attempt[0]] * len(costs)
             tokens += own_tokens
+            if self.pool is not None:
+                pool += self.pool.of(rows, demand, self.places, len(pool))
         empty = Backlog(self.shown.capacity_rows, pace.base_ms, tokens=self.shown.capacity_tokens)
         work_ms = sum(load.work_ms for load in loads)
         backlog = empty.running_what_fits(loads)
-        self.totals = Totals(backlog, tuple(owners), tokens, work_ms, self._worth(backlog, slack))
-        return self.totals
+        made = Totals(backlog, tuple(owners), tokens, work_ms, self._worth(backlog, slack))
+        if self.pool is not None:
+            devices = self.pool.devices
+            made = replace(made, work_ms=work_ms / devices, pool=tuple(pool), devices=devices)
+        self.totals = made
+        return made
 
     def limit(self, slack: float) -> None:
         """Let it have as many rows as are worth it by another `slack`."""
@@ -201,7 +222,8 @@ class Occupancy:
             self.totals = replace(self.totals, places=self._worth(self.totals.backlog, slack))
 
     def _worth(self, backlog: Backlog, slack: float) -> int:
-        return backlog.places if self.pace.costs is UNIT else backlog.worth(slack)
+        known = self.pool is None and self.pace.costs is not UNIT
+        return backlog.worth(slack) if known else backlog.places
 
     def _costs(
         self, attempt: Attempt, rows: Iterable[RowProgress], demand: Demand | None
@@ -217,39 +239,18 @@ class Occupancy:
         return known
 
     def _load(self, row: RowProgress) -> RowLoad:
-        computed = _computed(row)
-        steps, every = max(1, row.steps - row.step), row.renewed_every
+        computed = computed_of(row)
+        steps, every = left_of(row), row.renewed_every
         spread = steps if every and not row.begun else 0  # over which steps in full are spread
-        text, padding, image = row.text_tokens, row.padding_tokens, row.tokens + row.companion_tokens
-        prefix = row.prefix_tokens
         key = (
-            *(prefix, text, padding, image, computed, row.sequences, row.begun, every, spread),
-            *(row.low_rank, row.control),
+            *(row.prefix_tokens, row.text_tokens, row.padding_tokens, row.tokens + row.companion_tokens),
+            *(computed, row.sequences, row.begun, every, spread, row.low_rank, row.control),
         )
         alike = self.rates.get(key)
         if alike is not None:
             return RowLoad(steps, alike.step_ms, alike.first_ms, alike.tokens, alike.first_tokens)
-        shape = RowShape(
-            text,
-            image,
-            computed,
-            steps,
-            row.sequences,
-            row.begun,
-            padding=padding,
-            prefix=prefix,
-            low_rank=row.low_rank,
-            segments=1 / row.sequences if row.low_rank else 0.0,
-            control=row.control,
-        )
-        load = shape.load(self.pace, reuses=computed < image and not every, renewed_every=every)
+        load = shape_of(row).load(self.pace, reuses=reuses(row), renewed_every=every)
         if len(self.rates) >= REMEMBERED:
             self.rates.clear()
         self.rates[key] = load
         return load
-
-
-def _computed(row: RowProgress) -> int:
-    if row.computed_tokens is None:
-        return row.tokens + row.companion_tokens
-    return row.computed_tokens

@@ -167,9 +167,7 @@ class Placement:
         """Workers that serve `demand` at a known speed; of many, some stand for others with as much to compute."""
         weigh = Weighing(demand)
         return [
-            Prospect(
-                worker.totals.outlook.drained_ms, weigh.ms(worker, 1 / worker.shown.capacity_rows), number
-            )
+            Prospect(worker.totals.outlook.drained_ms, weigh.among_ms(worker), number)
             for worker, number in self._sampled(demand)
             if worker.totals is not None and worker.pace is not UNKNOWN
         ]
@@ -178,7 +176,7 @@ class Placement:
         """Time that `demand` takes alone on the fastest of the workers in a sample; 0 while no speed is known."""
         weigh = Weighing(demand)
         known = (worker for worker, _ in self._sampled(demand) if worker.pace is not UNKNOWN)
-        return min((weigh.ms(worker, 1.0) for worker in known), default=0.0)
+        return min(map(weigh.alone_ms, known), default=0.0)
 
     def assigned(self, job_id: str) -> list[Booking]:
         """The bookings of a job."""
@@ -274,18 +272,20 @@ class Placement:
         return closed.union(excluded) if closed else excluded
 
     def _lacking(self, demand: Demand) -> set[str]:
-        """Workers that lack ControlNets of `demand`, and cannot have an instance of the service compute them.
+        """Workers that cannot have what `demand` needs.
 
-        None where all do: it is refused there, and does not wait.
+        Pools have no adapters. Others lack ControlNets that no instance of the service computes for them. None where
+        all do: it is refused there, and does not wait.
         """
-        if not demand.controls:
+        if not (demand.controls or demand.loras):
             return set()
         needed = {net.digest for net in demand.controls}
         serving, offered = self._serving(demand).all(()), self._control_offers.has(needed)
         lacking = {
             worker.name
             for worker in serving
-            if not (needed <= worker.controlnets or (offered and worker.shown.controlled is not None))
+            if worker.shown.ranks
+            or not (needed <= worker.controlnets or (offered and worker.shown.controlled is not None))
         }
         return lacking if len(lacking) < len(serving) else set()
 

@@ -9,7 +9,9 @@ from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from giornata.scheduling.backlog import Effect, Outlook, RowLoad
+from giornata.scheduling.degrees.pool import PoolRow
 from giornata.scheduling.demand import Demand
+from giornata.scheduling.pool_outlook import PoolOutlook
 from giornata.wire.workers import Tier
 
 
@@ -22,9 +24,9 @@ class Candidate(NamedTuple):
     """Running, waiting and just assigned."""
     tokens: int
     """Image tokens that these rows compute: those of their masks, where they reuse."""
-    outlook: Outlook
+    outlook: Outlook | PoolOutlook
     loads: tuple[RowLoad, ...]
-    """What the job's rows would add to steps here."""
+    """What the job's rows would add to steps of one device here."""
     template: Tier | None = None
     hit_saves_ms: float = 0.0
     """Time that later jobs like this one are expected to save if the template is recorded once and found again."""
@@ -37,11 +39,15 @@ class Candidate(NamedTuple):
     absent: tuple[tuple[str, float], ...] = ()
     """The job's LoRAs that are in none of this worker's tiers, each with the time that later jobs are expected to save
     if it comes to a worker once and is found there again."""
+    joining: tuple[PoolRow, ...] = ()
+    """The job's rows as those of this pool; empty for a worker with one device."""
 
     def prediction(self) -> Effect:
         """What would become of this worker if it got the job; templates and LoRAs are loaded side by side."""
-        predicted = self.outlook.predict(self.loads)
-        return predicted.ready_after(max(self.fetch_ms, self.arrive_ms if self.exact else 0.0))
+        ready_ms = max(self.fetch_ms, self.arrive_ms if self.exact else 0.0)
+        if isinstance(self.outlook, PoolOutlook):
+            return self.outlook.predict(self.joining, ready_ms)
+        return self.outlook.predict(self.loads).ready_after(ready_ms)
 
 
 Policy = Callable[[Sequence[Candidate], Demand], Candidate | None]
@@ -104,14 +110,26 @@ def finish_time(candidates: Sequence[Candidate], demand: Demand) -> Candidate | 
 
 
 def deadline_aware(candidates: Sequence[Candidate], demand: Demand) -> Candidate | None:
-    """Among workers that finish in time, the one on which others are delayed least; `finish_time` where none does."""
+    """Among workers that finish in time, the one where most deadlines are kept, then where others are delayed least.
+
+    A pool finishes in time where its rule keeps more deadlines with the job than without it: it breaks no promise for
+    another one. `finish_time` where no worker does.
+    """
     if demand.within_ms is None:
         return finish_time(candidates, demand)
     able = [(c, c.prediction()) for c in with_room(candidates, demand)]
-    timely = [(c, p) for c, p in able if p.finish_ms <= demand.within_ms]
+    timely = [(_gained(p, demand), c, p) for c, p in able if _gained(p, demand) > 0]
     if not timely:
         return finish_time(candidates, demand)
-    return min(timely, key=lambda pair: (pair[1].delay_ms, pair[1].finish_ms, pair[0].instance))[0]
+    _, best, _ = min(timely, key=lambda of: (-of[0], of[2].delay_ms, of[2].finish_ms, of[1].instance))
+    return best
+
+
+def _gained(predicted: Effect, demand: Demand) -> int:
+    """How many more rows are in time with a job that has a deadline than without it."""
+    if predicted.gained is not None:
+        return predicted.gained
+    return demand.rows if predicted.finish_ms <= (demand.within_ms or 0.0) else 0
 
 
 class PolicyName(StrEnum):

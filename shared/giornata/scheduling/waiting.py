@@ -14,6 +14,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from heapq import heappop, heappush
+from itertools import count
 from typing import NamedTuple
 
 from giornata.scheduling.line import AGEING_S
@@ -124,26 +125,27 @@ class _Flows:
 
 
 class _Alarms:
-    """Times of jobs, the earliest first."""
+    """Times of jobs, the earliest first; of equal ones that which was set first."""
 
     def __init__(self) -> None:
-        self._times: dict[str, float] = {}
-        self._heap: list[tuple[float, str]] = []
+        self._times: dict[str, tuple[float, int]] = {}
+        self._heap: list[tuple[float, int, str]] = []
+        self._numbers = count()
 
     def set(self, job_id: str, time_s: float) -> None:
-        self._times[job_id] = time_s
-        heappush(self._heap, (time_s, job_id))
+        self._times[job_id] = time_s, next(self._numbers)
+        heappush(self._heap, (*self._times[job_id], job_id))
 
     def drop(self, job_id: str) -> None:
         self._times.pop(job_id, None)
         if len(self._heap) > 2 * len(self._times) + VOID:
-            self._heap = sorted((time_s, job_id) for job_id, time_s in self._times.items())
+            self._heap = sorted((*turn, job_id) for job_id, turn in self._times.items())
 
     def due(self, now: float) -> Iterator[str]:
         """Jobs with a time that has come, once each."""
         while self._heap and self._heap[0][0] <= now:
-            time_s, job_id = heappop(self._heap)
-            if self._times.get(job_id) == time_s:
+            time_s, number, job_id = heappop(self._heap)
+            if self._times.get(job_id) == (time_s, number):
                 del self._times[job_id]
                 yield job_id
 

@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from giornata.scheduling.backlog import RowLoad
+from giornata.scheduling.degrees.pool import PoolRow
 from giornata.scheduling.demand import Demand, Pace
 from giornata.scheduling.occupancy import Occupancy
 from giornata.scheduling.policies import Candidate
+from giornata.scheduling.pool_outlook import alone_ms, share_ms
 from giornata.wire.workers import Tier
 
 
@@ -38,11 +40,28 @@ class Weighing:
         self._costs: dict[int, tuple[_Cost, _Cost]] = {}
         self._arriving: dict[int, list[_Arriving]] = {}
 
-    def ms(self, worker: Occupancy, share: float) -> float:
-        """Time of all rows of the job there, with its `share` of the base of steps: 1 where no other row is there."""
+    def alone_ms(self, worker: Occupancy) -> float:
+        """Time of all rows of the job there, where no other row is."""
+        if worker.pool is not None:
+            devices = worker.pool.devices
+            return max(alone_ms(self._joining(worker)[0], devices), self.among_ms(worker))
+        return self._ms(worker, 1.0)
+
+    def among_ms(self, worker: Occupancy) -> float:
+        """Time that the job's rows take of a worker that always has others to compute."""
+        if worker.pool is not None:
+            return sum(share_ms(row, worker.pool.devices) for row in self._joining(worker))
+        return self._ms(worker, 1 / worker.shown.capacity_rows)
+
+    def _ms(self, worker: Occupancy, share: float) -> float:
+        """Time of all rows of the job, with its `share` of the base of steps."""
         hit, miss = self._at(worker.pace)
         cost = hit if self._demand.template in worker.places else miss
         return share * worker.pace.base_ms * max(load.steps for load in cost.loads) + cost.work_ms
+
+    def _joining(self, worker: Occupancy) -> tuple[PoolRow, ...]:
+        """The job's rows as those of a pool; none for a worker with one device."""
+        return () if worker.pool is None else worker.pool.asked(self._demand, worker.places)
 
     def candidate(self, worker: Occupancy, now: float, *, fetching: bool = False) -> Candidate:
         """The worker, which is summed up, as policies see it at `now`, in seconds.
@@ -68,6 +87,7 @@ class Weighing:
             arrive_ms=arrive_ms,
             exact=demand.exact,
             absent=absent,
+            joining=self._joining(worker),
         )
 
     def _loras(

@@ -9,7 +9,7 @@ from giornata.wire.cells import MAIN
 from giornata.wire.models import ModelCard
 from giornata.wire.queues import StoreRoom
 from giornata.wire.values import Wire
-from giornata.wire.workers import ServiceName, ServiceState, TemplateCounters
+from giornata.wire.workers import RankState, ServiceName, ServiceState, TemplateCounters
 
 
 class FleetSummary(Wire):
@@ -83,6 +83,8 @@ class WorkerView(Wire):
     """Row steps per second over the last seconds; null while it is unknown."""
     step_ms: float | None = None
     """Median time of its recent steps, each of which advances every running row by one; null without any."""
+    ranks: tuple[RankState, ...] = ()
+    """Its devices, where it has several: a pool."""
 
 
 class ControlView(Wire):

@@ -139,7 +139,7 @@ class Batches:
         for row, correction in zip(rows, corrections, strict=True):
             slabs = self._slabs(row, device, trace, correction)
             if kind is StepKind.FIRST and row.region is not None and bits is not None:
-                uses.append(Use(recorder=CorrectionRecorder(slabs, row.region, bits)))
+                uses.append(Use(recorder=CorrectionRecorder(slabs, bits)))
             else:
                 uses.append(Use(Taken(self._entry.modes, slabs)))
         return tuple(uses)

@@ -69,7 +69,7 @@ def bookkeeping_times(checkpoint: Checkpoint, seed: int) -> dict[str, Measured]:
 
 def _bookkeeping_ms(engine: Engine) -> float:
     """Of one step, which is computed too."""
-    sources = engine._sources
+    sources = engine.computing.sources
     decide = sources.step
     took_s = 0.0
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from giornata import unnamed
 from giornata.control.link import slabs
 from giornata.wire.control_steps import OpenLink
 from giornata.wire.controlnets import DataPath
@@ -22,7 +23,7 @@ from tests.contract.control_link.strangers import (
 
 @pytest.mark.parametrize("sealed", [True, False], ids=["a memory file", "a temporary file"])
 def test_a_slab_is_memory_that_two_see(sealed: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(slabs, "_SEALED", sealed)
+    monkeypatch.setattr(unnamed, "_SEALABLE", sealed)
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     slab = slabs.make(DataPath.UNIX, SLAB_BYTES, CPU)
     assert list(tmp_path.iterdir()) == [], "it has no name"

@@ -38,6 +38,7 @@ def test_the_checkpoint_shows_latents_by_its_own_autoencoder(inpaint: Models) ->
     with torch.inference_mode():
         latents = vae.encode(2 * board() - 1).latent_dist.mode()
         latents = (latents - vae.config.shift_factor) * vae.config.scaling_factor
+        assert seen is not None
         shown = seen(latents[0]).permute(2, 0, 1) / 255
     truth = torch.nn.functional.adaptive_avg_pool2d(board(), (64, 64))[0]
     constant = truth.mean((1, 2), keepdim=True)
@@ -59,6 +60,7 @@ def test_previews_see_through_other_kinds_of_autoencoders(
     how = normalisation_of(vae)
     with torch.inference_mode():
         latents = how.normalised(vae, how.posterior(vae, 2 * small - 1).latent_dist.mode())
+        assert seen is not None
         shown = seen(latents[0]).permute(2, 0, 1) / 255
     truth = torch.nn.functional.adaptive_avg_pool2d(small, (16, 16))[0]
     constant = truth.mean((1, 2), keepdim=True)

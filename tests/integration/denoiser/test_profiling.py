@@ -8,15 +8,17 @@ import pytest
 import torch
 
 from giornata.families import Family
-from giornata.planning.operations import Shape, Work, step_work
+from giornata.planning.degrees import ALONE, Way
+from giornata.planning.operations import ADAPTING, Shape, Work, step_work
 from giornata.planning.profiles import Profile
 from giornata.wire.errors import Failed
 from giornata.wire.values import Mode
-from giornata_denoiser.__main__ import profile_of
-from giornata_denoiser.checkpoint import Checkpoint, load
+from giornata_denoiser.checkpoint import Checkpoint, load, open_checkpoint
 from giornata_denoiser.config import DenoiserConfig
 from giornata_denoiser.profiling.__main__ import ProfilerConfig, run
+from giornata_denoiser.profiling.calibration import profile_of
 from giornata_denoiser.profiling.measuring import Meter
+from giornata_denoiser.profiling.members import Members
 from giornata_denoiser.profiling.mixtures import Mixture, RowSize
 from giornata_tools.model.random.build import build
 
@@ -98,3 +100,36 @@ def test_without_one_it_measures_a_few_steps(checkpoint: Checkpoint) -> None:
     small, large = (profile.costs.step_ms(whole(checkpoint, tokens)) for tokens in (100, 2000))
     assert 0 < small <= large
     assert profile.costs.load_ms(10**6) > 0
+
+
+@pytest.mark.slow
+def test_steps_of_several_devices_are_measured_by_degree_and_by_halves(tmp_path: Path) -> None:
+    folder = tmp_path / "tiny"
+    build(Family.FLUX_INPAINT, folder, seed=0)
+    settings = ProfilerConfig(
+        model=str(folder),
+        device="cpu",
+        devices="cpu,cpu",
+        out=tmp_path / "p.json",
+        quick=True,
+        capacity_rows=2,
+    )
+    opened = open_checkpoint(settings)
+    small = opened.card.model_copy(update={"native_size": 128})
+    run(settings, Checkpoint(small, opened.family, opened.preview_map))
+    profile = Profile.model_validate_json(settings.out.read_bytes())
+    assert [way for way, _ in profile.ways] == [Way(2), Way(2, halves=True)]
+    costs = {ALONE: profile.costs, **dict(profile.ways)}
+    assert all(of.step_ms(whole(opened, 500)) > 0 for of in costs.values())
+    assert all(fit.compute.derived == ADAPTING for fit in profile.degrees), "pools compute no adapters"
+    assert {path.name for path in tmp_path.glob("*.svg")} == {"p.svg", "p-2.svg", "p-2-halves.svg"}
+
+
+@pytest.mark.slow
+def test_a_member_that_cannot_load_the_model_ends_the_profiler_with_its_reason(
+    config: ProfilerConfig, checkpoint: Checkpoint
+) -> None:
+    nowhere = config.model_copy(update={"model": "/nowhere", "devices": "cpu,cpu"})
+    members = Members(nowhere, checkpoint, Meter(checkpoint, 8))
+    with pytest.raises(Failed, match="/nowhere"), members:
+        pass

@@ -39,6 +39,11 @@ class Counter:
             await self._bench.submit(job)
             await self._news.until(lambda before=before: self._waiting == before + 1)  # type: ignore[misc]  # bound per turn
 
+    def within_ms(self, job: Job) -> float | None:
+        """How much time the worker was told that the rows of a job have."""
+        (told,) = (r.denoise_within_ms for r in self._worker.requests if r.job.job_id == job.job_id)
+        return told
+
     async def served(self, *jobs: Job) -> tuple[list[Job], list[DoneEvent]]:
         """Let the worker go on: `jobs` in the order in which they got their place, and how they ended."""
         self._worker.going.set()
@@ -123,7 +128,14 @@ async def test_the_earliest_deadline_comes_first_and_one_that_cannot_be_met_take
     async with counter(bench, private_nats.url, policy=PolicyName.DEADLINE_AWARE) as line:
         await line.join(missed, whenever, later, sooner)
         order, ended = await line.served(missed, whenever, later, sooner)
+        told = [line.within_ms(one) for one in (missed, whenever, later, sooner)]
     assert order == [sooner, later, missed, whenever]
+    assert told[1] is None
+    assert told[0] is not None
+    assert told[0] < 0, "its time has passed"
+    for one, limit_ms in zip(told[2:], (500_000, 300_000), strict=True):
+        assert one is not None
+        assert 0 < one < limit_ms, "what was spent before is off"
     assert [event.slo_met for event in ended] == [False, None, True, True]
     records = [await bench.records.get(one.job_id) for one in (missed, whenever, later, sooner)]
     assert [record.slo_met for record in records] == [False, None, True, True]

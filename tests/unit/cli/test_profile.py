@@ -39,6 +39,11 @@ def test_options_and_threads_reach_the_profiler(ran: list[list[str]]) -> None:
     assert [os.environ[name] for name in THREADS] == ["3"] * 3
 
 
+def test_devices_of_a_pool_reach_the_profiler(ran: list[list[str]]) -> None:
+    CliRunner().invoke(profile, ["--model", "m", "--devices", "cpu,cpu", "-o", "p.json"])
+    assert ran[0][ran[0].index("--devices") + 1] == "cpu,cpu"
+
+
 def test_in_a_checkout_model_and_file_are_its_own(ran: list[list[str]]) -> None:
     CliRunner().invoke(profile, [])
     root = Path(__file__).parents[3]

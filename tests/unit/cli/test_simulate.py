@@ -124,7 +124,10 @@ def test_a_cluster_of_several_kinds(tmp_path: Path) -> None:
         (["--find-workers"], "--find-workers needs --slo"),
         (["--policy", "best"], "no policy is called best; there are round_robin"),
         (["--rate", "0"], "no rate above 0"),
-        (["--machine", "none.json"], "h800-flux, flashps-flux or a file of `giornata profile`"),
+        (
+            ["--machine", "none.json"],
+            "h800-flux, flashps-flux, h100, h100-eager or a file of `giornata profile`",
+        ),
         (["--warmup", "0", "--duration", "0.001"], "no job arrives"),
     ],
 )

@@ -8,7 +8,15 @@ from giornata.wire.adapters import ControlCard, ControlKind
 from giornata.wire.controlnets import ControlState
 from giornata.wire.fleet import FleetView
 from giornata.wire.queues import QueueState, StoreRoom
-from giornata.wire.workers import RowProgress, ServiceName, ServiceState, TemplateCounters, WorkerState
+from giornata.wire.workers import (
+    RankPhase,
+    RankState,
+    RowProgress,
+    ServiceName,
+    ServiceState,
+    TemplateCounters,
+    WorkerState,
+)
 from giornata_gateway.views.fleet import fleet_view
 from giornata_router.rules.reports import StepRates, report
 from giornata_tools.cli.status import fleet_table, sums
@@ -91,6 +99,18 @@ def test_templates_of_all_workers_are_summed_up() -> None:
         "templates: 6 MiB in memory, 0 MiB on disk"
     )
     assert "templates:" not in sums(told(STATES))
+
+
+def test_a_pool_has_a_line_with_its_devices() -> None:
+    ranks = (
+        RankState(device="cuda:0", phase=RankPhase.READY, busy=True),
+        RankState(device="cuda:1", phase=RankPhase.READY),
+        RankState(device="cuda:2", phase=RankPhase.LOADING, starts=2),
+    )
+    pool = state(ServiceName.DENOISER, "d1", worker=BUSY.model_copy(update={"ranks": ranks}))
+    assert sums(told([pool])).splitlines()[2:] == [
+        "pool d1: cuda:0 busy, cuda:1 ready, cuda:2 loading (started 2 times)"
+    ]
 
 
 def test_a_stream_that_is_nearly_full_is_named() -> None:

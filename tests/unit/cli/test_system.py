@@ -65,6 +65,8 @@ def test_up_takes_its_flags_and_ends_with_the_stacks_status(ran: list[tuple[str,
         "flux-fill",
         "--port",
         "0",
+        "--devices",
+        "cpu,cpu",
     ]
     assert CliRunner().invoke(cli, arguments).exit_code == 7
     options = UpOptions(
@@ -77,6 +79,7 @@ def test_up_takes_its_flags_and_ends_with_the_stacks_status(ran: list[tuple[str,
         nats_servers=3,
         torch_threads=1,
         family=Family.FLUX_FILL,
+        devices="cpu,cpu",
     )
     assert ran == [("up", options)]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from giornata.wire.fleet import InstanceReport
 from giornata.wire.queues import CostFit, KindCosts, QueueState, StoreRoom
-from giornata.wire.workers import ServiceName, ServiceState, WorkerCosts, WorkerState
+from giornata.wire.workers import RankPhase, RankState, ServiceName, ServiceState, WorkerCosts, WorkerState
 from giornata_gateway.metrics import Metrics
 
 
@@ -30,6 +30,20 @@ def test_every_worker_with_a_cost_model_tells_how_good_it_is() -> None:
     ):
         assert line in text, line
     assert 'cost_r2{of="compute",worker="d2"}' not in text
+
+
+def test_a_pool_tells_of_its_devices() -> None:
+    ranks = tuple(
+        RankState(device="cpu", phase=phase, starts=starts)
+        for phase, starts in ((RankPhase.READY, 1), (RankPhase.LOADING, 3))
+    )
+    pool = state("d1", None)
+    assert pool.worker is not None
+    pool = pool.model_copy(update={"worker": pool.worker.model_copy(update={"ranks": ranks})})
+    text = Metrics(waiting=lambda: 0).exposition([InstanceReport(state=pool)]).decode()
+    assert 'giornata_pool_ranks{phase="ready",worker="d1"} 1.0' in text
+    assert 'giornata_pool_ranks{phase="loading",worker="d1"} 1.0' in text
+    assert 'giornata_pool_rank_starts_total{device="1 cpu",worker="d1"} 3.0' in text
 
 
 def test_what_the_active_router_has_learnt_is_shown() -> None:

@@ -239,6 +239,12 @@ def up_options(*argv: str) -> UpOptions:
     return UpOptions(**up.make_context("up", list(argv)).params)
 
 
+def test_denoisers_of_several_devices_are_told_which() -> None:
+    several = plan(up_options("--devices", "cpu,cpu"), (Model("/m", "tiny"),))
+    assert several.env_of[ServiceName.DENOISER] == {"GIORNATA_DEVICES": "cpu,cpu"}
+    assert plan(up_options(), (Model("/m", "tiny"),)).env_of[ServiceName.DENOISER] == {}
+
+
 def test_the_users_environment_is_not_overruled_by_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"DRAIN_S": "45", "HOST": "0.0.0.0", "PORT": "9000", "NATS_URL": ""}.items():  # noqa: S104
         monkeypatch.setenv(f"GIORNATA_{name}", value)

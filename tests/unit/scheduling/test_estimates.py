@@ -9,12 +9,13 @@ from random import Random
 import pytest
 
 from giornata.planning.costs import StepCosts
+from giornata.planning.degrees import ALONE, Way
 from giornata.planning.operations import Work
 from giornata.scheduling.demand import UNIT, RowShape
 from giornata.scheduling.estimates import TEACHERS, Estimates, work_of
 from giornata.wire.queues import CostFit
 from giornata.wire.values import Mode
-from giornata.wire.workers import LoadSample, StepSample, Tier, WorkerCosts, WorkerState
+from giornata.wire.workers import DegreeCosts, LoadSample, StepSample, Tier, WorkerCosts, WorkerState
 from tests.fakes.networks import plain
 
 BLOCKS = 10
@@ -195,7 +196,8 @@ def test_many_workers_teach_a_regression_as_many_steps_as_a_few() -> None:
 def learnt(estimates: Estimates) -> int:
     """Steps that the only regression has taken in until its last refit."""
     [kind] = estimates._kinds.values()
-    return kind.steps._compute._online.samples + kind.steps._compute._online.outliers
+    online = kind.steps._computing[ALONE]._online
+    return online.samples + online.outliers
 
 
 def test_a_worker_is_known_by_the_blocks_that_another_one_of_its_model_has_told() -> None:
@@ -220,3 +222,43 @@ def test_what_a_network_computes_follows_from_the_blocks_that_are_told() -> None
     once, twice = (estimates.pace(name).row_ms(shape, Mode.KV) for name in ("a", "b"))
     assert once == pytest.approx(BLOCKS * (264 * TRUE[2] + 264 * 1064 * TRUE[3]))
     assert twice == pytest.approx(2 * once)
+
+
+WIDE = tuple(0.6 * weight for weight in TRUE)
+
+
+def pool_costs(*degrees: int) -> WorkerCosts:
+    """What a pool tells that does not know yet how slow its wide steps are."""
+    told = costs()
+    wide = tuple(DegreeCosts(degree=degree, compute=costs(WIDE).compute) for degree in degrees)
+    return told.model_copy(update={"degrees": wide})
+
+
+def test_steps_of_one_degree_never_enter_the_fit_of_another() -> None:
+    rng, estimates = seeded(7), Estimates()
+    for _ in range(60):
+        slow = [sample(rng, WIDE, slowness=2.0).model_copy(update={"degree": 2}) for _ in range(8)]
+        estimates.observe("d1", "m", shown(pool_costs(2, 4), slow))
+    pace, one = estimates.pace("d1"), work_of(sample(rng, TRUE))
+    assert pace.costs == StepCosts(TRUE, (0.1, 1e-6))
+    by_way = dict(pace.ways)
+    assert by_way[Way(2)].step_ms(one) == pytest.approx(2 * StepCosts(WIDE).step_ms(one), rel=0.05)
+    assert by_way[Way(4)] == StepCosts(WIDE, (0.1, 1e-6))
+    assert pace.slowness == pytest.approx(1.0, abs=0.1), "its regression has followed, so that it is not slow"
+
+
+def test_a_pool_has_the_degrees_that_it_tells_and_an_older_worker_none() -> None:
+    estimates = Estimates()
+    estimates.observe("old", "m", shown(costs()))
+    estimates.observe("two", "m", shown(pool_costs(2)))
+    estimates.observe("eight", "m", shown(pool_costs(2, 4, 8)))
+    found = {name: [way for way, _ in estimates.pace(name).ways] for name in ("old", "two", "eight")}
+    assert found == {"old": [], "two": [Way(2)], "eight": [Way(2), Way(4), Way(8)]}
+    assert estimates.pace("old").costs is estimates.pace("eight").costs
+
+
+def test_a_step_of_a_degree_that_the_profile_lacks_says_nothing_of_a_worker() -> None:
+    rng, estimates = seeded(8), Estimates()
+    strange = [sample(rng, TRUE, slowness=9.0).model_copy(update={"degree": 3}) for _ in range(8)]
+    estimates.observe("d1", "m", shown(pool_costs(2), strange))
+    assert estimates.pace("d1").slowness == 1.0

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from giornata.scheduling.line import AGEING_S
-from giornata.scheduling.waiting import QueuedJob, Waiting
+from giornata.scheduling.waiting import QueuedJob, Turn, Waiting
 from giornata.scheduling.window import Window
 from giornata.wire.jobs import Priority
 
@@ -123,6 +123,13 @@ Steps = st.lists(
     ),
     max_size=60,
 )
+
+
+def test_batch_jobs_that_age_together_keep_their_order() -> None:
+    waiting = Waiting()
+    for name in ("j9", "j10"):
+        waiting.join(job(name, priority=BATCH, since_s=0.0))
+    assert waiting.next(AGEING_S) == Turn(job("j9", priority=BATCH, since_s=0.0), yields=False)
 
 
 @given(Steps)

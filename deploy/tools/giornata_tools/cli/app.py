@@ -27,9 +27,10 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     "quality": ("system", "Measure what the model's edits are worth."),
     "bench": ("bench.command", "Measure a server under load."),
     "simulate": ("simulate.command", "Simulate a cluster: policies, capacity, bounds."),
+    "simulate-pool": ("simulate_pool.command", "Simulate a pool: deadlines kept, rules, a bound."),
     "doctor": ("doctor.command", "Find what is missing for an edit on this machine, and say what to do."),
 }
-"""Name → the module of this package that defines it under the same name, and its line in the list."""
+"""Name → the module of this package that defines it under the same name (`-` as `_`), and its line in the list."""
 
 
 class Commands(click.Group):
@@ -44,7 +45,7 @@ class Commands(click.Group):
         if cmd_name not in COMMANDS:
             return None
         module = importlib.import_module(f"giornata_tools.cli.{COMMANDS[cmd_name][0]}")
-        command: click.Command = getattr(module, cmd_name)
+        command: click.Command = getattr(module, cmd_name.replace("-", "_"))
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - click's signature

@@ -21,6 +21,11 @@ THREADS: Final = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 @model_option("Checkpoint to measure; default the one that the checkout carries.")
 @device_option
 @dtype_option
+@click.option(
+    "--devices",
+    metavar="LIST",
+    help="Devices of a pool, as of `giornata up` (cuda:0,cuda:1 or cpu,cpu): steps of several are timed, too.",
+)
 @torch_threads_option("Threads that compute, as the denoiser will have.")
 @click.option(
     "-o",
@@ -59,6 +64,7 @@ def profile(ctx: click.Context, /, *, torch_threads: int, quick: bool, **given: 
         "--dtype",
         given["dtype"],
     ]
+    flags += ["--devices", given["devices"]] if given["devices"] else []
     try:
         ctx.exit(main([*flags, "--out", str(out or checkout.PROFILE), *(["--quick"] if quick else [])]))
     except KeyboardInterrupt:

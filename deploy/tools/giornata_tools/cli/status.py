@@ -15,7 +15,7 @@ from rich.text import Text
 
 from giornata.wire.errors import ErrorBody
 from giornata.wire.fleet import FleetView, InstanceView
-from giornata.wire.workers import ServiceName, TemplateCounters
+from giornata.wire.workers import RankState, ServiceName, TemplateCounters
 from giornata_tools import interrupts
 from giornata_tools.cli.options import api_key_option, gateway_of, url_option
 from giornata_tools.doors.edits import Refused
@@ -109,7 +109,7 @@ def fleet_table(fleet: FleetView) -> RenderableType:
 
 
 def sums(fleet: FleetView) -> str:
-    """The whole fleet in two lines; more for models that are not served, for templates, and for nearly full streams."""
+    """The whole fleet in two lines; more for models that are not served, templates, pools and nearly full streams."""
     if not fleet.router_active:
         return "No router is active; nothing is known of the fleet."
     if not fleet.instances:
@@ -126,10 +126,18 @@ def sums(fleet: FleetView) -> str:
         told += f"\nnot served: {model}, no {lacking} with it takes work"
     if fleet.templates:
         told += f"\n{_templates_line(fleet.templates)}"
+    for one in fleet.instances:
+        if one.worker and one.worker.ranks:
+            told += f"\npool {one.instance}: {', '.join(map(_rank, one.worker.ranks))}"
     for room in fleet.stores or ():
         if room.nearly_full:
             told += f"\nnearly full: {room.store}, {room.used_bytes >> 20} of {room.limit_bytes >> 20} MiB"
     return told
+
+
+def _rank(rank: RankState) -> str:
+    doing = "busy" if rank.busy else str(rank.phase)
+    return f"{rank.device} {doing}" + (f" (started {rank.starts} times)" if rank.starts > 1 else "")
 
 
 def _templates_line(told: TemplateCounters) -> str:

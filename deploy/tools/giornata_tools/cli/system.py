@@ -77,6 +77,14 @@ family_option: Final = click.option(
     help="Port of the REST API; 0 takes any free one.",
 )
 @click.option("--denoisers", type=COUNT, default=1, metavar="N", help="How many to start.")
+@click.option(
+    "--devices",
+    default="",
+    envvar="GIORNATA_DEVICES",
+    show_envvar=True,
+    metavar="LIST",
+    help="Devices of each denoiser that compute steps together, as a pool: cuda:0,cuda:1, or cpu,cpu.",
+)
 @click.option("--routers", type=COUNT, default=1, metavar="N", help="One is active, others stand by.")
 @click.option("--prepost", type=COUNT, default=1, metavar="N", help="How many to start.")
 @click.option(

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Final
 
 from giornata.families import Family
 from giornata.model_cards import digest as digest_of
@@ -20,6 +21,7 @@ from giornata_tools.launcher.plan import ONE_EACH, StackPlan, cell_names, planne
 from giornata_tools.launcher.process import LaunchError
 from giornata_tools.launcher.stack import Stack, running
 
+DEVICES: Final = "GIORNATA_DEVICES"
 Say = Callable[[str], None]
 Beside = Callable[[Stack, Say], Awaitable[None]]
 """What is done while a stack runs; it ends when it is cancelled."""
@@ -42,6 +44,8 @@ class UpOptions:
     """Each computes the ControlNets that GIORNATA_CONTROLNETS names, by default those that ship with the model."""
     profile_loras: bool = False
     """Whether LoRAs are profiled beside the stack; the caller of :func:`up` knows how."""
+    devices: str = ""
+    """Of each denoiser, separated by commas; empty for the one of GIORNATA_DEVICE."""
     models: tuple[str, ...] = ()
     """Folders or hub ids, each with NAME= before it or not; none: see :func:`model.choose`."""
 
@@ -105,6 +109,7 @@ def plan(options: UpOptions, chosen: tuple[model.Model, ...]) -> StackPlan:
         port=options.port,
         nats_servers=options.nats_servers,
         env_of={
+            ServiceName.DENOISER: {DEVICES: options.devices} if options.devices else {},
             ServiceName.LORA_STORE: adapters.shared_loras(models, os.environ),
             ServiceName.CONTROLNET: {adapters.NETS: nets} if nets else {},
         },

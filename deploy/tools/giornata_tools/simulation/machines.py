@@ -21,6 +21,7 @@ import math
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -38,6 +39,7 @@ from giornata.wire.blocks import BlockSpec
 from giornata.wire.queues import CostFit
 from giornata.wire.values import Mode
 from giornata.wire.workers import WorkerCosts
+from giornata_tools.simulation import h100
 from giornata_tools.simulation.jobs import MODEL, PictureSetting
 
 FIGURES: Final[Mapping[str, Any]] = json.loads(
@@ -155,7 +157,20 @@ def flashps_flux(rows: int = 8) -> Machine:
     return Machine(StepCosts(weights), TOKEN_BLOCKS, "NVIDIA H800, FlashPS", rows)
 
 
-PUBLISHED: Final[dict[str, Callable[[], Machine]]] = {"h800-flux": h800_flux, "flashps-flux": flashps_flux}
+def of_profile(profile: Profile) -> Machine:
+    """One device, as a profile has it measured or derived."""
+    return Machine(profile.costs, Operations(profile.blocks), profile.device)
+
+
+def _shipped(name: str) -> Machine:
+    return of_profile(h100.shipped(name))
+
+
+PUBLISHED: Final[dict[str, Callable[[], Machine]]] = {
+    "h800-flux": h800_flux,
+    "flashps-flux": flashps_flux,
+    **{name: partial(_shipped, name) for name in h100.MACHINES},
+}
 
 
 PLAIN: Final = BlockSpec(linear=1.0, text=1.0, pair=1.0, text_pair=1.0)
@@ -219,8 +234,7 @@ class Group(BaseModel):
 
     def _source(self, read: Callable[[str], str]) -> Machine:
         if self.profile is not None:
-            profile = Profile.model_validate_json(read(self.profile))
-            return Machine(profile.costs, Operations(profile.blocks), profile.device)
+            return of_profile(Profile.model_validate_json(read(self.profile)))
         if self.costs is not None:
             compute = (*self.costs.compute, *(0.0,) * (len(COMPUTE) - len(self.costs.compute)))
             return Machine(StepCosts(compute, self.costs.load), Operations(self.costs.blocks))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator
+from dataclasses import replace
 from typing import Any
 
 from giornata.scheduling.batch import RowKey
@@ -33,6 +35,9 @@ class Attempt:
         self.compute_ms = 0.0
         """Sum of the steps that the rows took part in."""
         self._accepted_s = self._ended_s = accepted_s
+        within_ms = request.denoise_within_ms
+        self.due_s = math.inf if within_ms is None else accepted_s + within_ms / 1e3
+        """When the last of its rows is to have ended; infinite without a wish."""
         self._began_s: float | None = None
 
     @property
@@ -77,9 +82,15 @@ class Attempt:
         """End all unfinished rows with `error`."""
         self.errors |= dict.fromkeys(self.unfinished, error)
 
-    def progress(self) -> Iterator[RowProgress]:
+    def promised(self, row: Row) -> Row:
+        """`row` with what an engine may have to know of its job."""
+        job = self.request.job
+        return replace(row, due_s=self.due_s, priority=job.priority, weight=job.weight)
+
+    def progress(self, now_s: float) -> Iterator[RowProgress]:
         """Rows for the telemetry: the unfinished ones, or all while the report is being written."""
         listed = self.unfinished or self.indices
+        due_ms = None if math.isinf(self.due_s) else (self.due_s - now_s) * 1e3
         for asked in self.request.rows:
             if asked.index not in listed:
                 continue
@@ -99,6 +110,7 @@ class Attempt:
                     "sequences": len(row.prompts),
                     "begun": row.settled,
                     "renewed_every": row.renewed_every,
+                    "degree": row.degree,
                 }
             yield RowProgress(
                 job_id=self.request.job.job_id,
@@ -107,6 +119,7 @@ class Attempt:
                 step=row.step if row else resumed,
                 steps=row.steps if row else self.request.job.denoising_steps,
                 tokens=self.request.inspection.tokens,
+                due_ms=due_ms,
                 **shape,
             )
 

@@ -180,8 +180,9 @@ class Carrier:
         job_id = attempt.request.job.job_id
         try:
             async with self._fetch(attempt.request) as fetched:
-                attempt.rows = {row.key.index: row for row in fetched.rows}
-                if self._engine.submit(fetched.rows):
+                rows = tuple(map(attempt.promised, fetched.rows))
+                attempt.rows = {row.key.index: row for row in rows}
+                if self._engine.submit(rows):
                     await self._released(attempt, fetched)
         except Overloaded as error:
             log.warning("inputs_unreachable", job=job_id, error=str(error))

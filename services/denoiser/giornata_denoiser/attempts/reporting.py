@@ -15,6 +15,7 @@ from giornata.wire.workers import (
     AdapterCounters,
     AdapterLoad,
     LoadSample,
+    RankState,
     RowProgress,
     StepSample,
     TemplateCounters,
@@ -81,6 +82,7 @@ class Reporter:
         adapters: AdapterCounters,
         adapters_resident: dict[Tier, tuple[str, ...]],
         controlled: ControlBase | None = None,
+        ranks: tuple[RankState, ...] = (),
     ) -> WorkerState:
         """The next message; samples are told once.
 
@@ -106,6 +108,7 @@ class Reporter:
             adapter_loads=_taken(self._adapter_loads),
             blocks=self._blocks,
             controlled=controlled,
+            ranks=ranks,
             cost_model=self._costs.state.model_copy(update=self._told_of_costs),
         )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 import torch
@@ -38,14 +38,14 @@ Slab = Outside | Tensor | tuple[Brought, ...]
 class Gathering:
     """Makes the slabs of one entry for sequences of one region.
 
-    `index` are the region's outside tokens, (outside,) int64 on the family's device; `own` are the tokens for which
+    `index` are the outside tokens of each form, (outside,) int64 on the family's device; `own` are the tokens for which
     keys and values have room in front. What a `correction` knows is added.
     """
 
     def __init__(
         self,
         entry: Entry,
-        index: Tensor,
+        index: Mapping[Mode, Tensor],
         own: int,
         family: ModelFamily,
         *,
@@ -68,7 +68,7 @@ class Gathering:
             raise LookupError("the template's entry does not hold what the plan takes from it")
         if not self._device.keeps:
             return brought
-        return self.by_head(block, brought, self._own) if len(brought) > 1 else self.written(brought[0], 0)
+        return self.by_head(block, brought, self._own) if len(brought) > 1 else self.written(brought[0], mode)
 
     def _brought(self, block: int, part: str, stored: Stored) -> Brought:
         """A part on the device, and what is added to it."""
@@ -77,16 +77,16 @@ class Gathering:
 
     def by_head(self, block: int, brought: tuple[Brought, ...], room: int) -> Outside:
         """Key and value, (room + outside, heads, head_dim) each, the first `room` rows free."""
-        tokens, heads = room + len(self._index), self._family.specs[block].heads
-        key, value = (self.written(part, room).view(tokens, heads, -1) for part in brought)
+        tokens, heads = room + len(self._index[Mode.KV]), self._family.heads(block)
+        key, value = (self.written(part, Mode.KV, room).view(tokens, heads, -1) for part in brought)
         return Outside(key, value, room)
 
-    def written(self, brought: Brought, room: int) -> Tensor:
+    def written(self, brought: Brought, mode: Mode, room: int = 0) -> Tensor:
         """(room + outside, channels): the outside tokens of a part, corrected, behind room for others."""
-        family, stored = self._family, brought.stored
+        family, stored, index = self._family, brought.stored, self._index[mode]
         dtype = stored.data.dtype if stored.scale is None else family.dtype
-        slab = torch.empty(room + len(self._index), stored.shape[1], dtype=dtype, device=family.device)
-        brought.stored.gather(self._index, slab[room:])
+        slab = torch.empty(room + len(index), stored.shape[1], dtype=dtype, device=family.device)
+        brought.stored.gather(index, slab[room:])
         if brought.delta is not None:
             brought.delta.add_to(slab[room:])
         return slab
@@ -100,11 +100,9 @@ class Gathering:
     def moved_bytes(self, block: int, mode: Mode) -> int:
         """Bytes that have to move for a slab that is not here."""
         parts = self._entry.blocks[block].taken(mode)
-        moved = sum(self._device.moved_bytes(part, self._gathered_bytes(part)) for part in parts)
+        tokens = self._family.dtype.itemsize * len(self._index[mode])
+        moved = sum(self._device.moved_bytes(part, tokens * part.shape[1]) for part in parts)
         return moved + sum(self._device.moved_bytes(delta, 0) for delta in self.deltas(block, mode))
-
-    def _gathered_bytes(self, part: Stored) -> int:
-        return self._family.dtype.itemsize * len(self._index) * part.shape[1]
 
 
 def tensors(slab: Slab) -> tuple[Tensor, ...]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from giornata.packed.region import Region
 from giornata.packed.uses import ActivationRecorder
 from giornata_denoiser.blocks.slabs import Slabs
 from giornata_denoiser.rows.correction import Correction
@@ -83,8 +82,8 @@ class CorrectionRecorder:
     are kept in `bits`; see :mod:`giornata_denoiser.rows.stored`.
     """
 
-    def __init__(self, slabs: Slabs, region: Region, bits: int) -> None:
-        self._slabs, self._region, self._bits = slabs, region, bits
+    def __init__(self, slabs: Slabs, bits: int) -> None:
+        self._slabs, self._bits = slabs, bits
         self._deltas: dict[tuple[int, str], Stored] = {}
 
     def hidden(self, block: int, hidden: Tensor) -> None:
@@ -106,10 +105,11 @@ class CorrectionRecorder:
 
     def correction(self) -> Correction:
         """What was learned, once the forward is over."""
-        return Correction(self._deltas)
+        return Correction(self._deltas, self._slabs.group)
 
     def _take(self, block: int, part: str, own: Tensor, template: Tensor) -> None:
         """Keep own - template; `template` (outside, channels) becomes the own one."""
-        own = own.index_select(0, self._region.on(own.device).outside)
+        region = self._slabs.shown if part == "hidden" else self._slabs.region
+        own = own.index_select(0, region.outside)
         self._deltas[block, part] = store(own - template, bits_of(part, self._bits))
         template.copy_(own)

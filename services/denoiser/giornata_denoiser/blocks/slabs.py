@@ -47,7 +47,8 @@ class Slabs:
     thread.
 
     `own` are the tokens that a sequence computes where it takes keys and values: text, and the region's. What a
-    `correction` knows is added.
+    `correction` knows is added. Where the family's batches are shared, entry and correction hold keys and values of the
+    heads of this process alone; see :mod:`giornata_denoiser.blocks.narrowing`.
 
     On a device that keeps no slabs, what is kept is the entry as it is stored, and blocks gather it where they ask.
     """
@@ -64,8 +65,14 @@ class Slabs:
         trace: Tracing = UNTRACED,
         correction: Correction | None = None,
     ) -> None:
-        self.entry = entry
-        self._index = region.on(family.device).outside
+        self.entry, self.group = entry, family.group
+        self.region = self.shown = region.on(family.device)
+        """Of the picture's tokens, and of those whose hidden states recorders are shown: all, or a share."""
+        hidden = self.region.outside
+        if family.share is not None:
+            _, hidden, self.shown = family.share.portion(self.region)
+        self._index = {Mode.KV: self.region.outside, Mode.HIDDEN: hidden}
+        """(outside,) int64 of each form."""
         self._own, self._family, self._device = own, family, device or Device()
         self._gathering = Gathering(
             entry, self._index, own, family, device=self._device, correction=correction
@@ -78,8 +85,10 @@ class Slabs:
         self._met: set[Place] = set()
         """Slabs that the computing stream has waited for: its order holds from then on."""
         self._expected: tuple[Expected, ...] = ()
-        outside_bytes = family.dtype.itemsize * self._index.shape[0]
-        self._left = {mode: outside_bytes * channels for mode, channels in entry.channels.items()}
+        self._left = {
+            mode: family.dtype.itemsize * len(self._index[mode]) * channels
+            for mode, channels in entry.channels.items()
+        }
         """Bytes that are still to be gathered, by form."""
         self._sizes: dict[Mode, Sizes] = {}
 
@@ -101,7 +110,7 @@ class Slabs:
             raise TypeError("keys and values were loaded as something else")
         (key, key_delta), (value, value_delta) = slab
         return Pages(
-            self._index,
+            self._index[Mode.KV],
             key.levels,
             value.levels,
             None if key_delta is None else key_delta.levels,
@@ -205,7 +214,7 @@ class Slabs:
         """(outside, channels): the only part that a block in `mode` takes."""
         slab = self._slab(block, mode)
         if isinstance(slab, tuple):
-            return self._gathering.written(slab[0], 0)
+            return self._gathering.written(slab[0], mode)
         if not isinstance(slab, Tensor):
             raise TypeError("a block's only part was loaded as something else")
         return slab
@@ -230,7 +239,7 @@ class Slabs:
         """:meth:`sizes`: of slabs with room for the sequence's own, or of the entry as it is stored."""
         if self.keeps:
             attends = np.array([mode is Mode.KV and kept.key is not None for kept in self.entry.blocks])
-            tokens = self._own * attends + self._index.shape[0]
+            tokens = self._own * attends + len(self._index[mode])
             return self._family.dtype.itemsize * tokens * self.entry.channels[mode]
         return np.array(
             [

@@ -45,8 +45,10 @@ def place(row: Row, family: ModelFamily, low_rank: LowRank | None = None) -> Dev
     )
     return DeviceInputs(
         tuple(
-            SequenceInputs(prompt, row.grid, region, row.companions, made, row.beside)
-            for prompt, made in zip(prompts, prepared, strict=True)
+            SequenceInputs(
+                prompt, row.grid, region, row.companions, made, row.beside, half if len(prompts) > 1 else None
+            )
+            for half, (prompt, made) in enumerate(zip(prompts, prepared, strict=True))
         ),
         conditioning,
         row.conditioning,

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from giornata.packed.uses import Use
 from giornata.wire.values import Mode
+from giornata_denoiser.blocks.narrowing import Narrowing
 from giornata_denoiser.blocks.own import OwnKeysValues
 from giornata_denoiser.blocks.recording import CorrectionRecorder, EntryRecorder, Recorders
 from giornata_denoiser.blocks.slabs import Slabs
@@ -30,6 +31,8 @@ class Makers(NamedTuple):
     """What a sequence keeps of its prompt's padding."""
     entry: Callable[[Row], EntryRecorder]
     """What records a row's present step for later edits."""
+    narrowing: Narrowing
+    """To what this process takes."""
 
 
 class Running:
@@ -53,7 +56,7 @@ class Running:
         self._complete: tuple[Slabs, ...] | None = None
         """Slabs of which everything that the row takes has been found to be here."""
         self._make, self._correction_bits, self._together = make, correction_bits, together
-        self._entries = _entries(row)
+        self._entries = tuple(map(make.narrowing.entry, _entries(row)))
         self._renewing = Renewing([make.own(row, own) for own in row.own_tokens]) if row.renews else None
         padding = [make.padding() if tokens else None for tokens in row.padding]
         self._padding = Padding(padding) if any(row.padding) else None
@@ -145,7 +148,9 @@ class Running:
         """What serves the row from `entry`, nothing of it loaded."""
         row = self.row
         known = None if self._correction_bits is None else row.corrections
-        corrections: Sequence[Correction | None] = known or (None,) * len(row.prompts)
+        corrections: Sequence[Correction | None] = (None,) * len(row.prompts)
+        if known is not None and row.region is not None:
+            corrections = [self._make.narrowing.correction(each, row.region) for each in known]
         slabs = tuple(
             self._make.slabs(row, entry, own, correction)
             for own, correction in zip(row.own_tokens, corrections, strict=True)
@@ -180,7 +185,7 @@ class Running:
             return None
         return replace(
             served,
-            learning=tuple(CorrectionRecorder(slabs, region, bits) for slabs in served.slabs),
+            learning=tuple(CorrectionRecorder(slabs, bits) for slabs in served.slabs),
             step=self.row.step,
         )
 

@@ -19,6 +19,7 @@ from giornata.scheduling.batch import RowKey
 from giornata.wire.values import Mode
 from giornata.wire.workers import StepSample
 from giornata_denoiser.blocks.device import Device
+from giornata_denoiser.blocks.narrowing import Narrowing
 from giornata_denoiser.blocks.own import OwnKeysValues, own_bits
 from giornata_denoiser.blocks.recording import CorrectionRecorder, EntryRecorder
 from giornata_denoiser.blocks.slabs import Slabs
@@ -92,7 +93,8 @@ class Sources:
 
     def __init__(self, family: ModelFamily, options: ReuseOptions, waits: Waits, trace: Tracing) -> None:
         self._family, self._options, self._waits, self._trace = family, options, waits, trace
-        self._make = Makers(self._slabs, self._own, self._padding, self._entry)
+        self._narrowing = Narrowing(family)
+        self._make = Makers(self._slabs, self._own, self._padding, self._entry, self._narrowing)
         self._running: dict[RowKey, Running] = {}
         self._scheduled: list[tuple[object, ...]] = []
         """What the loader's queue follows from, by row."""
@@ -134,10 +136,12 @@ class Sources:
     def _advanced(self, row: Row) -> Running:
         if row.joins_loras:  # what was learned without them corrects nothing any more
             row = replace(row, corrections=None)
+        row = self._narrowing.fitting(row)
         running = self._running.get(row.key)
         if running is None or not running.is_of(row):
-            bits, whole = self._options.correction_bits, together(self._family.specs)
-            running = Running(row, self._make, bits, together=whole)
+            # Members of a group plan alike: none looks at what happens to be loaded at it.
+            fixed = together(self._family.specs) or bool(self._family.group)
+            running = Running(row, self._make, self._options.correction_bits, together=fixed)
             self._running[row.key] = running
         running.advance(row)
         return running
@@ -239,8 +243,8 @@ class Sources:
         return OwnKeysValues(row.region.on(self._family.device).outside, own, self._own_bits)
 
     def _entry(self, row: Row) -> EntryRecorder:
-        if row.records is None:
-            raise ValueError(f"row {row.key} records nothing")
+        if row.records is None or self._family.group:
+            raise ValueError(f"row {row.key} records nothing, or in a group: one device records alone")
         return EntryRecorder(row.level, self._family.depth, row.records)
 
     def _padding(self) -> OwnKeysValues:

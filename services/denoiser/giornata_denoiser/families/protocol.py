@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, Self, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
 from giornata.packed.low_rank import LowRank
 from giornata.packed.region import Region
+from giornata.packed.shares import Share
 from giornata.packed.tracing import UNTRACED, Tracing
+from giornata.packed.ulysses import Exchange
 from giornata.packed.uses import Use
 from giornata.planning.operations import Operations
 from giornata.planning.specs import each
@@ -77,6 +79,8 @@ class SequenceInputs(NamedTuple):
     """What :meth:`Network.prepare` made of the prompt."""
     beside: tuple[Grid, ...] = ()
     """Heights and widths of the clean pictures behind its row's, in tokens."""
+    half: int | None = None
+    """Of a row under guidance, 0 for its sequence with the prompt and 1 for the negative one; None for no guidance."""
 
 
 class Network(Protocol):
@@ -186,6 +190,22 @@ class Network(Protocol):
         """The inverse of :meth:`unpacked`: (tokens, channels) of latent pixels."""
 
 
+@runtime_checkable
+class SharedByTokens(Protocol):
+    """Of a network of which several processes may compute one batch, each a share of every sequence's tokens."""
+
+    def shared(self, exchange: Exchange) -> Self:
+        """The same network, whose :meth:`Network.predict` the group computes: every member calls it alike.
+
+        Each has the whole batch and all latents, and gets the whole output. What sequences take and record of keys and
+        values are those of the member's heads of each block, hidden states those of its tokens: see
+        :class:`giornata.packed.shares.Share`.
+        """
+
+    def sites(self, block: int) -> int:
+        """Attentions of a block, whose heads lie side by side in what it keeps."""
+
+
 @dataclass(frozen=True, eq=False)
 class ModelFamily:
     """One kind of checkpoint and the diffusers pipeline that it equals."""
@@ -193,6 +213,10 @@ class ModelFamily:
     text: Text
     schedule: Schedule
     network: Network
+    share: Share | None = None
+    """Which share of every sequence this process computes; None for all of it, or nothing of it."""
+    group: str = ""
+    """The name of the processes that compute batches together; empty where this one computes them alone."""
 
     @property
     def device(self) -> torch.device:
@@ -213,6 +237,20 @@ class ModelFamily:
     def operations(self) -> Operations:
         """What the blocks compute, by kind."""
         return Operations(self.network.blocks)
+
+    def sites(self, block: int) -> int:
+        """Attentions of a block, whose heads lie side by side in what it keeps."""
+        network = self.network
+        return int(network.sites(block)) if isinstance(network, SharedByTokens) else 1
+
+    def heads(self, block: int) -> int:
+        """Heads of which this process takes and keeps a block's keys and values."""
+        heads, sites = self.specs[block].heads, self.sites(block)
+        if self.share is None:
+            return heads
+        own = self.share.heads(heads // sites)
+        count: int = own.stop - own.start
+        return sites * count
 
     @property
     def depth(self) -> int:

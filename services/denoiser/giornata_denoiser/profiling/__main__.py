@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,18 +14,21 @@ from rich.progress import Progress
 
 from giornata.config import load
 from giornata.planning.costs import LOAD
+from giornata.planning.degrees import ALONE, DegreeFit, Way
 from giornata.planning.operations import COMPUTE
 from giornata.planning.profiles import Profile
 from giornata.planning.specs import taking_modes
 from giornata.wire.errors import Failed
 from giornata_denoiser.checkpoint import Checkpoint, open_checkpoint
 from giornata_denoiser.config import DenoiserConfig
+from giornata_denoiser.devices import check_present
 from giornata_denoiser.engine.rehearsal import rehearse
 from giornata_denoiser.profiling import making
 from giornata_denoiser.profiling.measuring import Meter
+from giornata_denoiser.profiling.members import Members
 from giornata_denoiser.profiling.mixtures import Extent
 from giornata_denoiser.profiling.profiles import write_profile
-from giornata_denoiser.profiling.report import report
+from giornata_denoiser.profiling.report import named, report
 
 
 class ProfilerConfig(DenoiserConfig):
@@ -40,7 +43,10 @@ class ProfilerConfig(DenoiserConfig):
 def main(flags: Sequence[str] | None = None) -> int:
     """Exit status of the profiler with `flags`, by default those of the process."""
     config = load(ProfilerConfig, "profile", flags)
+    if config.device_names:
+        config = config.model_copy(update={"device": config.device_names[0]})
     try:
+        check_present(config.device_names)
         checkpoint = open_checkpoint(config)
         rehearse(checkpoint)
         run(config, checkpoint)
@@ -64,31 +70,51 @@ def run(config: ProfilerConfig, checkpoint: Checkpoint) -> None:
         controls=meter.control_work is not None,
     )
     # Drawn between measurements, by no thread of its own: nothing else runs while a step is measured.
-    with Progress(console=Console(stderr=True), auto_refresh=False, transient=True) as progress:
-        measured = making.measure(meter, extent, partial(progress.track, description="Measuring"))
+    with (
+        Progress(console=Console(stderr=True), auto_refresh=False, transient=True) as progress,
+        Members(config, checkpoint, meter) as members,
+    ):
+        bar = partial(progress.track, description="Measuring")
+        measured = making.measure(meter, extent, bar)
+        spread = making.measure_spread(members, meter, extent, bar)
     profile = making.profile(
         checkpoint,
         compute=making.fitted(COMPUTE, measured.step_samples),
         load=making.fitted(LOAD, measured.load_samples),
         activation=measured.activation_bytes,
         caps=making.batch_caps(measured.steps),
+        degrees=tuple(
+            DegreeFit(
+                degree=way.degree, halves=way.halves, compute=making.fitted(COMPUTE, found.step_samples)
+            )
+            for way, found in spread.items()
+        ),
     )
     write_profile(config.out, profile)
-    sys.stdout.write(
-        f"{report(profile, measured)}Written: {config.out}{_plotted(config.out, profile, measured)}\n"
-    )
+    plotted = _plotted(config.out, profile, measured, spread)
+    sys.stdout.write(f"{report(profile, measured, spread)}Written: {config.out}{plotted}\n")
 
 
-def _plotted(out: Path, profile: Profile, measured: making.Measurements) -> str:
-    """Draw the fit beside `out`, if that is possible; what to tell of it."""
+def _plotted(
+    out: Path, profile: Profile, measured: making.Measurements, spread: Mapping[Way, making.Measurements]
+) -> str:
+    """Draw the fits beside `out`, if that is possible; what to tell of it."""
     if find_spec("matplotlib") is None:
         return ", without a plot: the extra giornata-denoiser[bench] is not installed"
     from giornata_denoiser.profiling.scatter import scatter  # noqa: PLC0415 - matplotlib is an extra
 
-    plot = out.with_suffix(".svg")
-    points = making.predictions(profile.compute, measured.step_samples)
-    scatter(plot, f"Steps of {profile.model}, R² {profile.compute.r2:.4f}", points)
-    return f" and {plot}"
+    fits = {
+        ALONE: (profile.compute, measured),
+        **{fit.way: (fit.compute, spread[fit.way]) for fit in profile.degrees},
+    }
+    plots = []
+    for way, (fit, found) in fits.items():
+        more = "" if way == ALONE else f"-{way.degree}{'-halves' if way.halves else ''}"
+        title = "" if way == ALONE else f", {named(way)}"
+        plots.append(out.with_name(f"{out.stem}{more}.svg"))
+        points = making.predictions(fit, found.step_samples)
+        scatter(plots[-1], f"Steps of {profile.model}{title}, R² {fit.r2:.4f}", points)
+    return f" and {', '.join(map(str, plots))}"
 
 
 if __name__ == "__main__":

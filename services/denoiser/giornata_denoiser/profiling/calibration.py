@@ -19,9 +19,11 @@ from giornata.planning.regression import Fit, fit, graded
 from giornata.planning.specs import taking_modes
 from giornata.wire.values import Mode
 from giornata_denoiser.checkpoint import Checkpoint
+from giornata_denoiser.config import DenoiserConfig
 from giornata_denoiser.profiling.making import Sample, activation_bytes, fitted, profile
 from giornata_denoiser.profiling.measuring import Meter
 from giornata_denoiser.profiling.mixtures import Mixture, RowSize
+from giornata_denoiser.profiling.profiles import read_profile
 
 LIMIT_S: Final = 1.0
 """No step begins later than this after the first one; a slow model is calibrated on fewer."""
@@ -98,3 +100,14 @@ def _steps(blocks: int, text: int, modes: Sequence[Mode]) -> tuple[Mixture, ...]
         Mixture((whole, whole)),
         Mixture((whole, masked, whole, masked)),
     )
+
+
+def profile_of(config: DenoiserConfig, checkpoint: Checkpoint) -> Profile:
+    """What steps cost: as the configured file says, else as a few steps show now.
+
+    Raises:
+        Failed: the file is missing, or of another model, device or dtype.
+    """
+    if config.profile is not None:
+        return read_profile(config.profile, checkpoint)
+    return calibrate(checkpoint, config.template_bits)

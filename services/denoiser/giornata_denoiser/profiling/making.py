@@ -10,18 +10,29 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from typing import Final, NamedTuple
 
 import numpy as np
 
 from giornata.planning.costs import completed
+from giornata.planning.degrees import DegreeFit, Way
 from giornata.planning.operations import ADAPTING, NETWORK, Operations
 from giornata.planning.profiles import BatchCap, Profile
 from giornata.planning.regression import Array, Fit, fit, graded
 from giornata.wire.values import Mode
 from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.profiling.measuring import Meter, ProgressBar, medians
-from giornata_denoiser.profiling.mixtures import Extent, Mixture, RowSize, masked_sizes, mixtures, unlike
+from giornata_denoiser.profiling.members import Members
+from giornata_denoiser.profiling.mixtures import (
+    Extent,
+    Mixture,
+    RowSize,
+    masked_sizes,
+    mixtures,
+    plain,
+    unlike,
+)
 from giornata_denoiser.profiling.profiles import device_name, dtype_name, versions
 
 QUICK_ROUNDS: Final = 2
@@ -96,6 +107,19 @@ def measure(meter: Meter, extent: Extent, bar: ProgressBar = iter) -> Measuremen
         tuple(map(Sample.of_load, map(meter.load_bytes, loads), load_ms)),
         activation_bytes(meter, steps),
     )
+
+
+def measure_spread(
+    members: Members, meter: Meter, extent: Extent, bar: ProgressBar = iter
+) -> dict[Way, Measurements]:
+    """Steps within `extent` that several devices compute, in every way that they can; loads are one device's."""
+    rounds = QUICK_ROUNDS if extent.quick else ROUNDS
+    found: dict[Way, Measurements] = {}
+    for way in members.ways:
+        steps = [one.beside(meter.companions, meter.prefix) for one in plain(extent, SEED, guided=way.halves)]
+        step_ms = medians(steps, partial(members.step_ms, way), rounds=rounds, seed=SEED, bar=bar)
+        found[way] = Measurements(tuple(map(StepTime, steps, step_ms)), meter.operations, (), 0.0)
+    return found
 
 
 def activation_bytes(meter: Meter, steps: Iterable[Mixture]) -> float:
@@ -176,7 +200,13 @@ def batch_caps(steps: Sequence[StepTime]) -> tuple[BatchCap, ...]:
 
 
 def profile(
-    checkpoint: Checkpoint, *, compute: Fit, load: Fit, activation: float, caps: tuple[BatchCap, ...]
+    checkpoint: Checkpoint,
+    *,
+    compute: Fit,
+    load: Fit,
+    activation: float,
+    caps: tuple[BatchCap, ...],
+    degrees: tuple[DegreeFit, ...] = (),
 ) -> Profile:
     """What was fitted, with today's date, where and of what; `activation` is in bytes per computed token."""
     return Profile(
@@ -188,6 +218,7 @@ def profile(
         measured_on=datetime.now(UTC).date().isoformat(),
         blocks=checkpoint.family.operations.specs,
         compute=compute,
+        degrees=degrees,
         load=load,
         activation_bytes=activation,
         caps=caps,

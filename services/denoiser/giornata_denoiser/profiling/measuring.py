@@ -7,6 +7,7 @@ import statistics
 import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import copy
 from functools import cached_property, partial
 from typing import Any, TypeVar
 
@@ -22,6 +23,7 @@ from giornata.scheduling.batch import RowKey
 from giornata.wire.adapters import ControlWork
 from giornata.wire.values import Mode
 from giornata_denoiser.blocks.device import Device
+from giornata_denoiser.blocks.narrowing import Narrowing
 from giornata_denoiser.blocks.recording import EntryRecorder
 from giornata_denoiser.blocks.slabs import Slabs
 from giornata_denoiser.checkpoint import Checkpoint
@@ -31,6 +33,7 @@ from giornata_denoiser.engine.loading import device_for
 from giornata_denoiser.engine.low_ranks import adapted
 from giornata_denoiser.engine.rehearsal import practice_row
 from giornata_denoiser.engine.stepping import denoise_step
+from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.profiling.controls import RandomControl, random_control
 from giornata_denoiser.profiling.loras import RandomLoras
 from giornata_denoiser.profiling.mixtures import LEAST_SIDE, Mixture, RowSize, TokensBeside
@@ -72,12 +75,19 @@ class Meter:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._checkpoint, self._family = checkpoint, checkpoint.family
+        self._narrowing = Narrowing(checkpoint.family)
         self._recording = RecordingSpec(frozenset(Form), bits)
         self._device = device or device_for(checkpoint.family.device, budget_bytes=0)
         self._clock = clock
         self._entries: dict[tuple[int, int], Entry] = {}
         self._random = torch.Generator().manual_seed(0)
         self._loras = RandomLoras(checkpoint.family.network.layers)
+
+    def computing(self, family: ModelFamily) -> Meter:
+        """A meter of the same rows and templates, whose steps `family` computes, over a group or not."""
+        made = copy(self)
+        made._family, made._narrowing = family, Narrowing(family)  # noqa: SLF001 - of its own class
+        return made
 
     @cached_property
     def _control(self) -> RandomControl | None:
@@ -187,11 +197,12 @@ class Meter:
         where = self._region(size)
         if where is None:
             raise ValueError(f"received {size}, which loads nothing")
-        return Slabs(self._entry(size), where, own, self._family, device=self._device)
+        entry = self._narrowing.entry(self._entry(size)) or self._entry(size)
+        return Slabs(entry, where, own, self._family, device=self._device)
 
     def _entry(self, size: RowSize) -> Entry:
         """What a template run over such a picture leaves, in both forms, in the host's memory."""
-        grid, family = (size.height, size.width), self._family
+        grid, family = (size.height, size.width), self._checkpoint.family
         if grid not in self._entries:
             row = self._row(RowSize(*grid, size.text, (Mode.FULL,) * family.depth), 0)
             recorder = EntryRecorder(row.level, family.depth, self._recording)

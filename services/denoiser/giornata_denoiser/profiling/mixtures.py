@@ -229,6 +229,18 @@ def mixtures(extent: Extent, seed: int) -> tuple[Mixture, ...]:
     return tuple(one for one in every if len(one.rows) == 1 or one.length <= extent.most_tokens)
 
 
+def plain(extent: Extent, seed: int, *, guided: bool = False) -> tuple[Mixture, ...]:
+    """Those of :func:`mixtures` without adapters, which pools compute; all rows are `guided` where that is asked."""
+    found = [
+        Mixture(tuple(replace(row, guided=True) for row in mixture.rows)) if guided else mixture
+        for mixture in mixtures(extent, seed)
+        if not any(row.lora or row.controlled for row in mixture.rows)
+    ]
+    return tuple(
+        one for one in dict.fromkeys(found) if len(one.rows) == 1 or one.length <= extent.most_tokens
+    )
+
+
 def _spread(rows: int) -> tuple[int, ...]:
     """Sets of LoRAs of so many rows: as many sets as may be, rows of one set side by side."""
     sets = min(SETS, rows)

@@ -23,7 +23,8 @@ def read_profile(path: Path, checkpoint: Checkpoint) -> Profile:
     """The profile in `path`, which is one of `checkpoint` where it is now.
 
     Raises:
-        Failed: there is none, or it is of another model, device or dtype; the error says which.
+        Failed: there is none, it is derived and not measured, or of another model, device or dtype; the error says
+            which.
     """
     try:
         profile = Profile.model_validate_json(path.read_bytes())
@@ -31,6 +32,11 @@ def read_profile(path: Path, checkpoint: Checkpoint) -> Profile:
         raise Failed(f"The profile {path} cannot be read: {error.strerror}; {AGAIN}.") from error
     except ValidationError as error:
         raise Failed(f"{path} is not a profile; {AGAIN}. {error}") from error
+    if profile.derived:
+        raise Failed(
+            f"The profile {path} was not measured, but derived from {profile.derived}; it is for simulations alone: "
+            f"{AGAIN}."
+        )
     for what, received, accepted in _facts(profile, checkpoint):
         if str(received) != accepted:
             raise Failed(

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import Final
 
 from giornata.planning.costs import LOAD
+from giornata.planning.degrees import Way
 from giornata.planning.operations import COMPUTE
 from giornata.planning.profiles import Profile
 from giornata.planning.regression import Fit
@@ -28,22 +30,28 @@ UNITS: Final = {
 }
 
 
-def report(profile: Profile, measured: making.Measurements) -> str:
-    """Lines for a terminal."""
-    return "\n".join(_lines(profile, measured)) + "\n"
+def report(
+    profile: Profile,
+    measured: making.Measurements,
+    spread: Mapping[Way, making.Measurements] = MappingProxyType({}),
+) -> str:
+    """Lines for a terminal; `spread` is what several devices computed."""
+    return "\n".join(_lines(profile, measured, spread)) + "\n"
 
 
-def _lines(profile: Profile, measured: making.Measurements) -> Iterator[str]:
+def named(way: Way) -> str:
+    """What a way is called."""
+    return f"degree {way.degree}{', guidance halves' if way.halves else ''}"
+
+
+def _lines(
+    profile: Profile, measured: making.Measurements, spread: Mapping[Way, making.Measurements]
+) -> Iterator[str]:
     yield f"{profile.model} ({profile.model_digest[:12]}, {profile.dtype}) on {profile.device}"
     yield ""
-    yield from _table("Computing", profile.compute, making.unseen(COMPUTE, measured.step_samples))
-    worst = max(
-        zip(measured.steps, making.predictions(profile.compute, measured.step_samples), strict=True),
-        key=lambda pair: abs(pair[1].error),
-    )
-    counted = Counter(map(_row_text, worst[0].mixture.rows))
-    yield f"  worst: {_told(worst[1])} for {'; '.join(f'{count} x {text}' for text, count in counted.items())}"
-    yield ""
+    yield from _computing("Computing", profile.compute, measured)
+    for degree in profile.degrees:
+        yield from _computing(f"Computing, {named(degree.way)}", degree.compute, spread[degree.way])
     yield from _table("Loading", profile.load, making.unseen(LOAD, measured.load_samples))
     off = max(making.predictions(profile.load, measured.load_samples), key=lambda one: abs(one.error))
     yield f"  worst: {_told(off)}"
@@ -52,6 +60,17 @@ def _lines(profile: Profile, measured: making.Measurements) -> Iterator[str]:
     yield "Batch caps, tokens that a row computes to rows: " + (
         ", ".join(f"{cap.tokens}: {cap.rows}" for cap in profile.caps) or "none measured"
     )
+
+
+def _computing(title: str, fit: Fit, measured: making.Measurements) -> Iterator[str]:
+    yield from _table(title, fit, making.unseen(COMPUTE, measured.step_samples))
+    worst = max(
+        zip(measured.steps, making.predictions(fit, measured.step_samples), strict=True),
+        key=lambda pair: abs(pair[1].error),
+    )
+    counted = Counter(map(_row_text, worst[0].mixture.rows))
+    yield f"  worst: {_told(worst[1])} for {'; '.join(f'{count} x {text}' for text, count in counted.items())}"
+    yield ""
 
 
 def _table(title: str, fit: Fit, unseen: Fit) -> Iterator[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from torch import Tensor
@@ -23,6 +23,8 @@ class Correction:
 
     deltas: Mapping[tuple[int, str], Stored]
     """(outside, channels) each: what is added to a part of a block."""
+    group: str = ""
+    """The processes of which this one has learned a part of it, and none the rest; empty where it is whole."""
 
     def of(self, block: int, part: str) -> Stored | None:
         """What is added to this part of a block; None where it kept no such part."""
@@ -35,8 +37,8 @@ class Correction:
 
     def narrowed(self, index: Tensor) -> Correction:
         """That of the outside tokens `index` (n,), int64, alone."""
-        return Correction({place: delta.rows(index) for place, delta in self.deltas.items()})
+        return replace(self, deltas={place: delta.rows(index) for place, delta in self.deltas.items()})
 
     def pinned(self) -> Correction:
         """The same in pinned host memory."""
-        return Correction({place: delta.pinned() for place, delta in self.deltas.items()})
+        return replace(self, deltas={place: delta.pinned() for place, delta in self.deltas.items()})

@@ -13,6 +13,7 @@ from torch import Tensor
 from giornata.packed.region import Region
 from giornata.planning.operations import Shape
 from giornata.scheduling.batch import RowKey
+from giornata.wire.jobs import Priority
 from giornata_denoiser.rows.adapters import NONE, Adapters
 from giornata_denoiser.rows.correction import Correction
 from giornata_denoiser.rows.previews import preview_steps
@@ -122,6 +123,14 @@ class Row:
     """What they have left so far."""
     skipped: bool = False
     """Whether its template was here and not worth taking from."""
+    due_s: float = math.inf
+    """When its last step is to have ended, by this machine's monotonic clock; only engines of several devices ask."""
+    priority: Priority = Priority.INTERACTIVE
+    """Of its job; likewise."""
+    weight: float = 1.0
+    """Of its job's tenant; likewise."""
+    degree: int = 0
+    """Devices that made its last step here together; 0 before the first one."""
 
     @property
     def steps(self) -> int:
@@ -286,8 +295,9 @@ class Row:
         *,
         entry: Entry | None = None,
         corrections: tuple[Correction, ...] | None = None,
+        degree: int = 1,
     ) -> Row:
-        """The row after one more step, which may have left an entry behind, or taught its corrections."""
+        """The row after one more step by so many devices, which may have left an entry, or taught its corrections."""
         return replace(
             self,
             latent=latent,
@@ -295,6 +305,7 @@ class Row:
             generator=generator,
             step=self.step + 1,
             begun=True,
+            degree=degree,
             entries=self.entries if entry is None else (*self.entries, entry),
             corrections=self.corrections if corrections is None else corrections,
             taught=corrections is not None,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -83,6 +83,30 @@ class Stored:
         """The tokens `index` (n,), int64, alone."""
         return Stored(self.data.index_select(0, index), self.scale, self.low)
 
+    def narrowed(self, channels: Sequence[slice]) -> Stored:
+        """These ranges of channels alone, one behind the other: views where there is one and it is not in 4 bits.
+
+        In 4 bits they are packed again: their first half in the low nibbles.
+
+        Raises:
+            ValueError: these are an odd number of channels in 4 bits.
+        """
+        scale, low = (None if part is None else _ranges(part, channels) for part in (self.scale, self.low))
+        if self.bits != 4:
+            return Stored(_ranges(self.data, channels), scale, low)
+        levels = torch.cat([self._unpacked(span) for span in channels], dim=1)
+        if levels.shape[1] % 2:
+            raise ValueError(f"received {levels.shape[1]} channels in 4 bits; accepted are even numbers")
+        first, second = levels.chunk(2, dim=1)
+        return Stored(first | (second << 4), scale, low)
+
+    def _unpacked(self, channels: slice) -> Tensor:
+        """(tokens, channels) uint8: the levels in 4 bits of a range of channels."""
+        half = self.data.shape[1]
+        low = self.data[:, channels.start : min(channels.stop, half)] & 15
+        high = self.data[:, max(channels.start - half, 0) : max(channels.stop - half, 0)] >> 4
+        return torch.cat((low, high), dim=1)
+
     def each(self, change: Callable[[Tensor], Tensor]) -> Stored:
         """The same with every tensor changed."""
         scale, low = (None if part is None else change(part) for part in (self.scale, self.low))
@@ -114,6 +138,12 @@ class Stored:
             yield part, levels.to(dtype), scale[part], low[part]
 
 
+def _ranges(tensor: Tensor, channels: Sequence[slice]) -> Tensor:
+    """Ranges of a tensor's last dimension, one behind the other."""
+    parts = [tensor[..., span] for span in channels]
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
+
+
 def bits_of(part: str, bits: int) -> int:
     """The bits in which a part is kept where a recording has so many: a picture's statistics stay exact."""
     return EXACT if part == MOMENTS else bits
@@ -139,7 +169,8 @@ def store(tensor: Tensor, bits: int) -> Stored:
     if bits == EXACT:
         return Stored(tensor.detach().clone(memory_format=torch.contiguous_format))
     values = tensor.detach().float()
-    low, high = values.amin(dim=0), values.amax(dim=0)
+    shown = values if len(values) else values.new_zeros(1, values.shape[1])  # a share may have no token
+    low, high = shown.amin(dim=0), shown.amax(dim=0)
     scale = ((high - low) / (2**bits - 1)).clamp_min(torch.finfo(torch.float32).tiny)
     levels = ((values - low) / scale).round_().clamp_(0, 2**bits - 1).to(torch.uint8)
     if bits == 4:

@@ -12,6 +12,7 @@ from giornata.packed.region import Region, united
 from giornata.tiers.ledger import TierLedger
 from giornata_denoiser.rows.correction import Correction
 from giornata_denoiser.rows.row import Row
+from giornata_denoiser.templates.host import ORDINARY, HostMemory
 
 Corrections = tuple[Correction, ...]
 """One of each sequence of a row."""
@@ -31,16 +32,16 @@ class KeptCorrections:
     They are in host memory; the least recently used go first. `under` is what
     :meth:`giornata_denoiser.rows.adapters.Adapters.learned_under` tells.
 
-    The first edit's stay: those of other seeds and prompts are hardly better for the next one. With `pin` they are kept
-    in pinned memory, from which a CUDA device reads asynchronously.
+    The first edit's stay: those of other seeds and prompts are hardly better for the next one. They lie where
+    `host` puts them.
     """
 
-    def __init__(self, budget_bytes: int, *, pin: bool = False) -> None:
+    def __init__(self, budget_bytes: int, *, host: HostMemory = ORDINARY) -> None:
         self._lock = threading.Lock()
         self._ledger = TierLedger(budget_bytes)
         self._kept: dict[str, _Kept] = {}
         self._claimed: set[str] = set()
-        self._pin = pin
+        self._host = host
         self.served = 0
         """How many rows were given what an earlier one learned."""
 
@@ -87,7 +88,7 @@ class KeptCorrections:
             if int(inside.sum()) < len(region.outside):
                 continue
             index = inside.nonzero().squeeze(1)
-            made = self._pinned(tuple(each.narrowed(index) for each in kept.corrections))
+            made = self._placed(tuple(each.narrowed(index) for each in kept.corrections))
             with self._lock:
                 self.served += 1
                 if source in self._kept:  # else its template was removed meanwhile
@@ -119,8 +120,8 @@ class KeptCorrections:
         if name is None or corrections is None or row.region is None:
             raise ValueError(f"row {row.key} has no corrections")
         try:
-            corrections = self._pinned(corrections)
-        except Exception:  # such as no memory to pin: another row may claim it
+            corrections = self._placed(corrections)
+        except Exception:  # such as no memory there: another row may claim it
             with self._lock:
                 self._claimed.discard(name)
             raise
@@ -129,8 +130,8 @@ class KeptCorrections:
                 self._claimed.discard(name)
                 self._enter(name, _Kept(row.region, corrections))
 
-    def _pinned(self, corrections: Corrections) -> Corrections:
-        return tuple(each.pinned() for each in corrections) if self._pin else corrections
+    def _placed(self, corrections: Corrections) -> Corrections:
+        return tuple(map(self._host.correction, corrections))
 
     def _enter(self, name: str, kept: _Kept) -> None:
         """Keep it, within the budget; the caller holds the lock."""
@@ -153,6 +154,8 @@ def _name(recording_id: str, region: Region, sequences: int, under: str) -> str:
 
 def _name_of(row: Row) -> str | None:
     if row.template is None or row.region is None or row.corrections is None:
+        return None
+    if any(each.group for each in row.corrections):  # it is a part of what they are
         return None
     under = row.adapters.learned_under(row.step - 1)  # in the step behind it
     return None if under is None else _name(row.template.id, row.region, len(row.prompts), under)

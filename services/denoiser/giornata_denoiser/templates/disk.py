@@ -30,6 +30,7 @@ from giornata.tiers.ledger import TierLedger
 from giornata.wire.workers import LoadSample, Tier
 from giornata_denoiser.rows.stored import Stored
 from giornata_denoiser.rows.template import Entry, Kept, Recording
+from giornata_denoiser.templates.host import HostMemory
 
 FORMAT: Final = 1
 """Version of the files; a file of another version is not read."""
@@ -54,7 +55,7 @@ class Disk:
         folder: its files are taken over, oldest use first; None for a tier that holds nothing.
         budget_bytes: most bytes of all files.
         lock: held while the ledger is used, never while a file is read or written. The caller of `forget` holds it.
-        pin: keep what is read in pinned memory, not mapped: a CUDA device reads it asynchronously.
+        host: where what is read is to lie; where that is ordinary memory, it stays mapped.
         told: told how long each read took, in the reading thread.
     """
 
@@ -64,12 +65,12 @@ class Disk:
         budget_bytes: int,
         lock: AbstractContextManager[object],
         *,
-        pin: bool,
+        host: HostMemory,
         told: Callable[[LoadSample], object],
     ) -> None:
         self.ledger = TierLedger(budget_bytes)
         """Sizes of the files, by recording."""
-        self._folder, self._lock, self._pin, self._told = folder, lock, pin, told
+        self._folder, self._lock, self._host, self._told = folder, lock, host, told
         self._checked: dict[str, tuple[int, int, int]] = {}
         """The file of each recording that was found to be whole: inode, bytes, last change in nanoseconds."""
         if folder is not None:
@@ -124,8 +125,7 @@ class Disk:
         stamp = found.st_ino, found.st_size, found.st_mtime_ns
         recording = read(path, recording_id, checked=self._checked.get(recording_id) == stamp)
         self._checked[recording_id] = stamp
-        if self._pin:
-            recording = recording.pinned()
+        recording = self._host.recording(recording)
         load_ms = (time.perf_counter() - began_s) * 1e3
         self._told(LoadSample(tier=Tier.DISK, size_bytes=recording.size_bytes, load_ms=load_ms))
         return recording

@@ -10,6 +10,7 @@ from typing import Final
 from giornata.tiers.ledger import TierLedger
 from giornata_denoiser.rows.row import Row
 from giornata_denoiser.rows.template import Recording
+from giornata_denoiser.templates.host import ORDINARY, HostMemory
 
 EXPECTED: Final = 4096
 """Most edits under way that are expected to leave something. Those that never end are forgotten in their order."""
@@ -19,15 +20,15 @@ class FirstTemplates:
     """Recordings that edits have left, by name; the least recently used go first.
 
     One shows the picture outside of what its edit repainted (:attr:`Recording.edited`), at the noise levels of that
-    edit's steps in full. With `pin` they are kept in pinned memory, from which a CUDA device reads asynchronously.
+    edit's steps in full. They lie where `host` puts them.
     """
 
-    def __init__(self, budget_bytes: int, *, pin: bool = False) -> None:
+    def __init__(self, budget_bytes: int, *, host: HostMemory = ORDINARY) -> None:
         self._lock = threading.Lock()
         self._ledger = TierLedger(budget_bytes)
         self._kept: dict[str, Recording] = {}
         self._expected: OrderedDict[str, None] = OrderedDict()
-        self._pin = pin
+        self._host = host
         self.left = 0
         """How many were kept so far."""
 
@@ -80,7 +81,7 @@ class FirstTemplates:
         left = Recording(f"{name}-{row.key.job_id}", row.grid, row.entries, edited=row.region)
         if len(left.entries) < row.steps_in_full or not left.finite:
             return
-        left = left.pinned() if self._pin else left
+        left = self._host.recording(left)
         with self._lock:
             if name not in self._expected:
                 return

@@ -209,8 +209,8 @@ class Runs:
         if not self._counts(row.key):
             return
         try:
-            if self._checkpoint.family.device.type == "cuda":
-                recording = await asyncio.to_thread(recording.pinned)  # what a step leaves is not
+            # What a step leaves is not where it is to lie.
+            recording = await asyncio.to_thread(self._store.host.recording, recording)
             await self._put(recording)
             # A removal meanwhile holds; the recording of another run that began since may stay.
             if not self._counts(row.key) and recording.id not in self._runs:

@@ -15,6 +15,7 @@ from giornata_denoiser.rows.template import Recording
 from giornata_denoiser.templates.corrections import KeptCorrections
 from giornata_denoiser.templates.disk import Disk
 from giornata_denoiser.templates.first import FirstTemplates
+from giornata_denoiser.templates.host import ORDINARY, HostMemory
 from giornata_denoiser.templates.identity import picture_of
 
 MEMORY: Final = "hits_memory"
@@ -32,7 +33,7 @@ class RecordingStore:
     itself, so that no eviction changes a result; pins keep recordings from being thrown out and loaded again. What
     comes from disk stays mapped and counts as memory. Beside them are the corrections that edits have learned, within
     `corrections_bytes`, and what edits have left of pictures without a recording, within `first_bytes`. `folder`,
-    `disk_bytes`, `pin` and `told` are those of :class:`giornata_denoiser.templates.disk.Disk`.
+    `disk_bytes`, `host` and `told` are those of :class:`giornata_denoiser.templates.disk.Disk`.
     """
 
     def __init__(
@@ -43,14 +44,16 @@ class RecordingStore:
         *,
         corrections_bytes: int = 0,
         first_bytes: int = 0,
-        pin: bool = False,
+        host: HostMemory = ORDINARY,
         told: Callable[[LoadSample], object] = lambda _: None,
     ) -> None:
         self._memory: LoadedTier[Recording] = LoadedTier(memory_bytes, lambda recording: recording.size_bytes)
         self._lock = self._memory.lock
-        self._disk = Disk(folder, disk_bytes, self._lock, pin=pin, told=told)
-        self.corrections = KeptCorrections(corrections_bytes, pin=pin)
-        self.first = FirstTemplates(first_bytes, pin=pin)
+        self.host: Final = host
+        """Where recordings are to lie."""
+        self._disk = Disk(folder, disk_bytes, self._lock, host=host, told=told)
+        self.corrections = KeptCorrections(corrections_bytes, host=host)
+        self.first = FirstTemplates(first_bytes, host=host)
         self.counters: Counter[str] = Counter()
         """Lookups, prefetches and what left the disk, by field of :class:`giornata.wire.workers.TemplateCounters`."""
 

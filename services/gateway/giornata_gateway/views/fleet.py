@@ -66,5 +66,6 @@ def _instance(report: InstanceReport) -> InstanceView:
             capacity_rows=worker.capacity_rows,
             steps_per_s=report.steps_per_s,
             step_ms=report.step_ms,
+            ranks=worker.ranks,
         )
     return InstanceView.model_validate(told)

@@ -6,10 +6,7 @@ opens it. Its memory goes with the last view of it, in each process.
 
 from __future__ import annotations
 
-import fcntl
-import mmap
 import os
-import tempfile
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,15 +15,13 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from giornata import unnamed
 from giornata.control.link.frames import Malformed
 from giornata.wire.control_steps import DeviceMemory, Dtype, OpenLink
 from giornata.wire.controlnets import DataPath
 
 DTYPES: Final = {dtype: getattr(torch, dtype.value) for dtype in Dtype}
 NAMES: Final = {dtype: name for name, dtype in DTYPES.items()}
-_SEALED: Final = hasattr(os, "memfd_create")
-"""Whether the memory can be kept from shrinking under whoever has mapped it."""
-_SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL if _SEALED else 0
 
 
 @dataclass(eq=False)
@@ -109,38 +104,18 @@ def bytes_of(tensor: Tensor) -> memoryview:
 
 
 def _shared_memory(size_bytes: int, _device: torch.device) -> Slab:
-    descriptor = _unnamed_file()
+    descriptor = unnamed.allocated("giornata-control", size_bytes)
     try:
-        _allocate(descriptor, size_bytes)
-        if _SEALED:
-            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
         return Slab(_map(descriptor, size_bytes).zero_(), descriptor)
     except BaseException:
         os.close(descriptor)
         raise
 
 
-def _allocate(descriptor: int, size_bytes: int) -> None:
-    """Raises OSError where there is not so much memory, as far as the platform can tell."""
-    if hasattr(os, "posix_fallocate"):
-        os.posix_fallocate(descriptor, 0, size_bytes)
-    else:
-        os.ftruncate(descriptor, size_bytes)
-
-
-def _unnamed_file() -> int:
-    if _SEALED:
-        return os.memfd_create("giornata-control", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    descriptor, name = tempfile.mkstemp()
-    os.unlink(name)  # noqa: PTH108 - a descriptor, not a path, is what stays
-    return descriptor
-
-
 def _mapped(descriptor: int, size_bytes: int) -> Tensor:
     """Raises Malformed where the file could shrink, which would end a process that writes to it, or is too short."""
     try:
-        sealed = not _SEALED or fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & _SEALS == _SEALS
-        found = os.fstat(descriptor).st_size
+        sealed, found = unnamed.sealed(descriptor), os.fstat(descriptor).st_size
         if not sealed or found != size_bytes:
             raise Malformed(
                 f"a slab of {size_bytes} bytes in {'a' if sealed else 'an unsealed'} file of {found}"
@@ -151,8 +126,7 @@ def _mapped(descriptor: int, size_bytes: int) -> Tensor:
 
 
 def _map(descriptor: int, size_bytes: int) -> Tensor:
-    flags = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
-    return torch.frombuffer(mmap.mmap(descriptor, size_bytes, flags), dtype=torch.uint8)
+    return torch.frombuffer(unnamed.mapped(descriptor, size_bytes), dtype=torch.uint8)
 
 
 def _own_memory(size_bytes: int, device: torch.device) -> Slab:

@@ -23,6 +23,7 @@ from giornata.packed.low_rank_hooks import LowRankHooks, of_text
 from giornata.packed.packing import Segments
 from giornata.packed.region import Beyond, Sequences
 from giornata.packed.tracing import Lane, Tracing
+from giornata.packed.ulysses import Ulysses
 from giornata.packed.uses import Use
 from giornata.wire.values import Mode
 
@@ -36,6 +37,8 @@ class Parts(NamedTuple):
     elementwise: Elementwise
     low_ranks: LowRankHooks
     """Of the transformer."""
+    ulysses: Ulysses | None = None
+    """Of the processes that compute a batch together; None computes it alone."""
 
 
 class FluxForward:
@@ -64,8 +67,11 @@ class FluxForward:
         }
         unpadded = sequences.without_padding(tuple(self._padding)) if self._padding else None
         self._sequences = sequences if unpadded is None else unpadded.sequences
+        """Of all tokens but padding that is taken, whoever computes them."""
         self._live_text = None if unpadded is None else unpadded.text
-        self._tokens = LiveTokens(self._sequences, uses)
+        self._shared = None if parts.ulysses is None else parts.ulysses.part(self._sequences)
+        self._own = self._sequences if self._shared is None else self._shared.sequences
+        self._tokens = LiveTokens(self._own, uses if self._shared is None else self._shared.uses(uses))
         self._owners = Owners([use.low_rank for use in uses])
         self._beyond: tuple[Beyond, tuple[int, ...]] | None = None
         """The outside tokens, and of which sequences, that layers see instead of a stream's."""
@@ -76,14 +82,19 @@ class FluxForward:
         `text` is the text stream, (text_tokens, joint_dim), `image` the image stream of all tokens,
         (image_tokens, in_channels).
         """
+        shared = self._shared
+        if self._live_text is not None:
+            text = text.index_select(0, self._live_text)
+        if shared is not None:
+            text, image = (text.index_select(0, shared.own.text), image.index_select(0, shared.own.image))
         with self._parts.low_ranks.acting(self._spans if self._owners else None):
             velocity = self._run(text, image)
+        if shared is not None:
+            velocity = shared.gathered(shared.shares.live(self._tokens.now.whole, text=False), velocity)
         return velocity if answered is None else velocity.index_select(0, answered)
 
     def _run(self, text: Tensor, image: Tensor) -> Tensor:
         model = self._transformer
-        if self._live_text is not None:
-            text = text.index_select(0, self._live_text)
         if not all(self._tokens.now.whole):
             image = image.index_select(0, self._tokens.now.image)
         image = model.x_embedder(image)
@@ -201,9 +212,20 @@ class FluxForward:
 
         The one place where a token meets others.
         """
-        live = self._tokens.now
+        live, shared = self._tokens.now, self._shared
         segments = live.layout.joint
         query, key, value = self._parts.elementwise.attended(streams, live.layout, live.rotary)
+        heads = query.shape[1]
+        if shared is not None:
+            order = shared.shares.live(live.whole)
+            segments = order.segments
+            query, key, value = shared.to_heads(order, (query, key, value))
+        self._record(block, segments, key, value)
+        attended = self._parts.attend(query, key, value, segments, outside)
+        return (attended if shared is None else shared.to_tokens(order, attended, heads)).flatten(1)
+
+    def _record(self, block: int, segments: Segments, key: Tensor, value: Tensor) -> None:
+        """Show recorders what they keep of all of a block's keys and values, (tokens, heads, head_dim) each."""
         lengths = self._sequences.layout.text.lengths
         for sequence, recorder in self._tokens.recorders.items():
             start, end = segments.bounds[sequence]
@@ -213,7 +235,6 @@ class FluxForward:
             end = segments.bounds[sequence][0] + lengths[sequence]
             padding = slice(end - tokens, end)
             keeping.keys_values(block, key[padding], value[padding])
-        return self._parts.attend(query, key, value, segments, outside).flatten(1)
 
     def _outside(self, block: int, attn: Any, eps: float, shift_scale: Vectors) -> dict[int, Beside]:
         """Keys and values of tokens that are not live, by sequence: of the picture, and of padding.
@@ -228,7 +249,7 @@ class FluxForward:
         }
         if self._tokens.hidden:
             sequences = tuple(self._tokens.hidden)
-            beyond = self._sequences.beyond(sequences)
+            beyond = self._own.beyond(sequences)
             each = self._parts.elementwise
             vectors = [vector.index_select(0, beyond.sequences) for vector in shift_scale]
             normed = each.modulated(
@@ -239,9 +260,14 @@ class FluxForward:
             self._beyond = None
             key = each.rotated(_heads(projected[0], attn), _head_norm(attn.norm_k), beyond.rotary)
             value = _heads(projected[1], attn)
+            bounds = beyond.segments.bounds
+            if self._shared is not None:
+                order = self._shared.shares.beyond(sequences)
+                bounds = order.segments.bounds
+                key, value = self._shared.to_heads(order, (key, value))
             outside |= {
                 sequence: Outside(key[start:end], value[start:end])
-                for sequence, (start, end) in zip(sequences, beyond.segments.bounds, strict=True)
+                for sequence, (start, end) in zip(sequences, bounds, strict=True)
             }
         padding = {sequence: of.keys_values(block) for sequence, of in self._padding.items()}
         both = {s: (outside[s], kept) if s in outside else kept for s, kept in padding.items()}
@@ -260,4 +286,5 @@ def _head_norm(norm: Any) -> HeadNorm:
 
 def _heads(projected: Tensor, attn: Any) -> Tensor:
     """(tokens, inner_dim) → (tokens, heads, head_dim)."""
-    return projected.view(len(projected), -1, attn.head_dim)
+    tokens, width = projected.shape
+    return projected.view(tokens, width // attn.head_dim, attn.head_dim)

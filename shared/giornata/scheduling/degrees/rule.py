@@ -22,7 +22,7 @@ from giornata.scheduling.degrees.candidates import Candidate, candidate
 from giornata.scheduling.degrees.choosing import Choice
 from giornata.scheduling.degrees.claims import Claims
 from giornata.scheduling.degrees.packing import pack
-from giornata.scheduling.degrees.pool import DEGREES, Decision, PoolRow, Together
+from giornata.scheduling.degrees.pool import DEGREES, Decision, Devices, PoolRow, Together
 from giornata.scheduling.degrees.sharing import Step, alone, share
 from giornata.scheduling.degrees.spans import Spans
 from giornata.scheduling.degrees.subsets import Seat, Subsets, family
@@ -62,17 +62,23 @@ class Replanning:
         devices: that the pool has when none is lost.
         switches: which of its parts are on.
         together: how long rows take that share a step; without it none do.
+        groups: subsets of the devices that may compute a step together; default the family of so many.
 
     Raises:
         ValueError: there is no family of groups for so many devices.
     """
 
     def __init__(
-        self, devices: int, switches: Switches | None = None, *, together: Together | None = None
+        self,
+        devices: int,
+        switches: Switches | None = None,
+        *,
+        together: Together | None = None,
+        groups: Sequence[Devices] | None = None,
     ) -> None:
         self._switches = switches or Switches()
         self._together = together if self._switches.shares else None
-        used = [group for group in family(devices) if len(group) in self._switches.degrees]
+        used = [group for group in groups or family(devices) if len(group) in self._switches.degrees]
         if not used:
             raise ValueError(f"{devices} devices need one of the degrees 1 to {devices}; received {switches}")
         self._subsets = Subsets(used)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -58,6 +59,19 @@ def request(job_id: str = "job", attempt: int = 1, rows: tuple[RowRecord, ...] |
     )
 
 
+def test_rows_and_telemetry_are_told_when_the_last_step_is_to_end() -> None:
+    row = tiny_flux.row(tiny_flux.family(), Spec(steps=2))
+    asked = request().model_copy(update={"denoise_within_ms": 1500.0})
+    heavy = asked.model_copy(update={"job": asked.job.model_copy(update={"weight": 2.0})})
+    made = Attempt(heavy, accepted_s=1.0)
+    promised = made.promised(row)
+    assert (promised.due_s, promised.priority, promised.weight) == (2.5, Priority.BATCH, 2.0)
+    assert [each.due_ms for each in made.progress(2.75)] == [-250.0, -250.0]
+    free = Attempt(request(), accepted_s=1.0)
+    assert math.isinf(free.promised(row).due_s)
+    assert [each.due_ms for each in free.progress(2.0)] == [None, None]
+
+
 def test_an_attempt_follows_its_rows_and_no_others() -> None:
     of = tiny_flux.family()
     first, second = (tiny_flux.row(of, Spec(index=i, steps=2)) for i in range(2))
@@ -81,7 +95,7 @@ def test_progress_lists_the_unfinished_and_all_while_the_report_is_written() -> 
     of = tiny_flux.family()
     resumed = RowRecord(index=1, seed=1, resume=RowState(step=2, latents=REF))
     made = Attempt(request(rows=(RowRecord(index=0, seed=0), resumed)), accepted_s=0.0)
-    assert [(row.index, row.step, row.steps, row.tokens) for row in made.progress()] == [
+    assert [(row.index, row.step, row.steps, row.tokens) for row in made.progress(0.0)] == [
         (0, 0, 4, 12),
         (1, 2, 4, 12),
     ]
@@ -89,19 +103,19 @@ def test_progress_lists_the_unfinished_and_all_while_the_report_is_written() -> 
     made.rows = dict(enumerate(rows))
     done = replace(rows[0], step=4)
     made.advance(StepReport(0.0, 1.0, advanced=(done,)))
-    assert [row.index for row in made.progress()] == [1]
+    assert [row.index for row in made.progress(0.0)] == [1]
     made.fail(RowPoisoned())
-    assert [(row.index, row.step) for row in made.progress()] == [(0, 4), (1, 0)]
+    assert [(row.index, row.step) for row in made.progress(0.0)] == [(0, 4), (1, 0)]
 
 
 @pytest.mark.parametrize("keeps", [False, True])
 def test_telemetry_tells_the_padding_that_a_row_keeps(keeps: bool) -> None:
     made = Attempt(request(rows=(RowRecord(index=0, seed=0),)), accepted_s=0.0)
-    assert not next(made.progress()).shape_known
+    assert not next(made.progress(0.0)).shape_known
     built = tiny_flux.row(tiny_flux.family(), Spec(text_tokens=6, padding_tokens=4))
     cells = torch.eye(3, 4).bool()
     made.rows = {0: replace(built, region=region(cells), renewed_every=3, keeps_padding=keeps)}
-    (told,) = made.progress()
+    (told,) = made.progress(0.0)
     assert (told.text_tokens, told.padding_tokens) == (6, 4 if keeps else 0)
     assert told.shape_known
 

@@ -106,6 +106,8 @@ def test_every_step_is_reported_with_its_sample() -> None:
     assert first.sample is not None
     assert first.sample.model_dump(exclude={"assemble_ms", "step_ms", "predicted_ms"}) == {
         "rows": 2,
+        "degree": 1,
+        "halves": False,
         "sequences": 3,
         "image_tokens": 36,
         "text_tokens": 5 + 5 + 7,

@@ -127,7 +127,7 @@ def test_an_engine_reports_a_run_once_all_of_it_has_arrived() -> None:
     of = tiny_flux.family()
     wanted = template(of, steps=3)
     made = engine(of)
-    made._hosting = copies(Device())
+    made.computing.hosting = copies(Device())
     spec = RecordingSpec(FORMS[0], EXACT)
     made.batch.submit([replace(tiny_flux.row(of, Spec("run", grid=GRID, steps=3)), records=spec)])
     for found, entry in zip(finished(made)["run"].entries, wanted.entries, strict=True):
@@ -138,7 +138,7 @@ def test_a_run_whose_entries_are_lost_fails_and_its_neighbours_do_not() -> None:
     of, device = tiny_flux.family(), Slow(MemoryError("no buffers"))
     device.gate.set()
     made = engine(of)
-    made._hosting = copies(device)
+    made.computing.hosting = copies(device)
     run, beside = (tiny_flux.row(of, Spec(name, grid=GRID, steps=3)) for name in ("run", "beside"))
     made.batch.submit([replace(run, records=RecordingSpec(FORMS[0], EXACT)), beside])
     reports = list(iter(made.step, None))
@@ -155,7 +155,7 @@ def test_an_edit_ends_even_if_what_it_leaves_is_lost(lost: bool) -> None:
     spec = RecordingSpec(FORMS[0], EXACT, name="left")
     row = replace(edit(of, None, Spec("edit", grid=GRID, steps=5)), renewed_every=3, records=spec)
     here, far = engine(of), engine(of)
-    far._hosting = copies(device)
+    far.computing.hosting = copies(device)
     for made in (here, far):
         made.batch.submit([row])
     wanted, found = finished(here)["edit"], finished(far)["edit"]

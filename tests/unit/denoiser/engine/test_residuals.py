@@ -34,9 +34,9 @@ class Given:
         return self.samples[block]
 
 
-def drawn(tokens: int, seed: int = 0) -> list[Tensor]:
+def drawn(tokens: int, seed: int = 0, *, width: int = WIDTH) -> list[Tensor]:
     generator = torch.Generator().manual_seed(seed)
-    return [0.5 * torch.randn(tokens, WIDTH, generator=generator) for _ in range(BLOCKS)]
+    return [0.5 * torch.randn(tokens, width, generator=generator) for _ in range(BLOCKS)]
 
 
 def output(of: ModelFamily, rows: Sequence[Row], uses: Sequence[Use]) -> list[Tensor]:

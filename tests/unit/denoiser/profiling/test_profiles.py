@@ -14,6 +14,7 @@ from giornata.wire.errors import Failed
 from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.families.preview_map import PreviewMap
 from giornata_denoiser.profiling.profiles import device_name, read_profile, write_profile
+from giornata_tools.simulation.h100 import MACHINES, shipped
 from tests.fakes import tiny_flux
 from tests.fakes.networks import plain
 from tests.fakes.profiles import PROFILE
@@ -59,6 +60,27 @@ def test_a_profile_of_something_else_is_refused(
     with pytest.raises(Failed, match=rf"of another {what}") as caught:
         read_profile(path, checkpoint)
     assert "giornata profile" in str(caught.value)
+
+
+def test_a_derived_profile_is_refused_though_all_else_fits(
+    tmp_path: Path, checkpoint: Checkpoint, profile: Profile
+) -> None:
+    path = tmp_path / "profile.json"
+    write_profile(path, profile.model_copy(update={"derived": "a formula"}))
+    with pytest.raises(
+        Failed, match=r"not measured, but derived from a formula.*measure it again with `giornata"
+    ):
+        read_profile(path, checkpoint)
+
+
+@pytest.mark.parametrize("name", MACHINES)
+def test_the_derived_profiles_that_ship_are_refused(
+    tmp_path: Path, checkpoint: Checkpoint, name: str
+) -> None:
+    path = tmp_path / f"{name}.json"
+    write_profile(path, shipped(name))
+    with pytest.raises(Failed, match="not measured"):
+        read_profile(path, checkpoint)
 
 
 @pytest.mark.parametrize("content", [None, b"", b"{}", b"[1, 2"])

@@ -11,6 +11,7 @@ from giornata_denoiser.rows.correction import Correction
 from giornata_denoiser.rows.row import Row
 from giornata_denoiser.rows.stored import store
 from giornata_denoiser.templates.corrections import KeptCorrections
+from giornata_denoiser.templates.host import PINNED
 from tests.fakes import tiny_flux
 from tests.fakes.tiny_flux import Spec
 from tests.unit.denoiser.engine.edits import edit, where
@@ -121,7 +122,7 @@ def test_masks_that_cover_the_picture_together_have_nothing_in_common() -> None:
 
 
 def test_what_could_not_be_pinned_may_be_claimed_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    one, made = taught("one"), KeptCorrections(10 * SIZE, pin=True)
+    one, made = taught("one"), KeptCorrections(10 * SIZE, host=PINNED)
 
     def no_memory(_: Correction) -> Correction:
         raise RuntimeError("no memory to pin")

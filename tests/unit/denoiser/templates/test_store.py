@@ -10,6 +10,7 @@ import pytest
 from giornata.wire.workers import LoadSample, Tier
 from giornata_denoiser.rows.template import Recording
 from giornata_denoiser.templates import disk
+from giornata_denoiser.templates.host import PINNED
 from giornata_denoiser.templates.store import RecordingStore
 from tests.patience import HUNG_S
 from tests.unit.denoiser.templates.recordings import same, template
@@ -65,7 +66,7 @@ def test_a_file_that_cannot_be_read_into_memory_is_a_miss_and_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     RecordingStore(0, tmp_path, 10**6).put(template("one"))
-    tiers = RecordingStore(10**6, tmp_path, 10**6, pin=True)
+    tiers = RecordingStore(10**6, tmp_path, 10**6, host=PINNED)
 
     def no_memory(self: Recording) -> Recording:
         raise RuntimeError("CUDA error: out of memory")

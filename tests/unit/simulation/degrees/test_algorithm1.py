@@ -133,8 +133,8 @@ def test_late_rows_come_last_on_one_device_each() -> None:
     assert degrees_of(rounds().decide(0.0, late, only).begins) == {1: (1, 1)}
     slow = {2: 0.6, 4: 0.4}
     wide = [replace(late[0], step_s=slow, moved_s=slow)]
-    assert degrees_of(rounds(scale_up=False).decide(0.0, wide, ALL).begins) == {}
-    assert degrees_of(rounds(0.7).decide(0.0, wide, ALL).begins) == {0: (2, 1)}
+    assert degrees_of(rounds(0.7, scale_up=False).decide(0.0, wide, ALL).begins) == {0: (2, 1)}
+    assert degrees_of(rounds(1.3).decide(0.0, wide, ALL).begins) == {0: (4, 3)}
 
 
 def test_a_round_reckons_with_what_whole_steps_leave_unused() -> None:

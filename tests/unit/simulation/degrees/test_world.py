@@ -138,3 +138,9 @@ def test_more_rows_than_share_a_step_are_refused() -> None:
     rows = [request(number) for number in range(costs.MOST_ROWS + 1)]
     with pytest.raises(WrongDecision, match="received 9 rows in a step"):
         PoolWorld(rows, Script(begin(*range(9))), DEGREES).run()
+
+
+def test_a_rule_that_wakes_for_ever_and_begins_nothing_is_refused() -> None:
+    rule = Saying(lambda now_s, *_: Decision(wake_s=now_s + 1.0))
+    with pytest.raises(WrongDecision, match="1 rows wait, and none begins in 1000 decisions"):
+        PoolWorld([request()], rule, DEGREES).run()

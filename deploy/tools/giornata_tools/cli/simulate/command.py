@@ -27,7 +27,8 @@ def _policies(text: str) -> list[str]:
     "--machine",
     default="h800-flux",
     metavar="NAME|FILE",
-    help="What a worker is: h800-flux (published), flashps-flux (FlashPS's own), or a file of `giornata profile`.",
+    help="What a worker is: h800-flux (published), flashps-flux (FlashPS's own), h100 and h100-eager (derived), or a "
+    "file of `giornata profile`.",
 )
 @click.option("--rows", type=COUNT, default=8, help="Rows that share a step, at most.")
 @click.option("--noise", type=AT_LEAST_0, default=0.0, help="Coefficient of variation of equal steps' times.")

@@ -95,10 +95,10 @@ Bounds = Mapping[PoolWorkload, float]
 
 
 def charts(runs: Sequence[PoolRun], bounds: Bounds) -> dict[str, Chart]:
-    """Charts by file name: attainment over what varies, latencies and resolutions of each mix."""
+    """Charts by file name: attainment over what varies, latencies and resolutions of each mix or trace."""
     found: dict[str, Chart] = {}
-    for mix in dict.fromkeys(run.workload.mix for run in runs):
-        mine = [run for run in runs if run.workload.mix is mix]
+    for mix in dict.fromkeys(run.workload.name for run in runs):
+        mine = [run for run in runs if run.workload.name == mix]
         for name, title, over in (
             ("scale", "SLO scale", lambda load: load.scale),
             ("rate", "pictures a minute", lambda load: load.per_minute),

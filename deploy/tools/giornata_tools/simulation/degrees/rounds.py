@@ -43,7 +43,7 @@ class RoundSwitches:
     placement: bool = True
     """A row of as many devices as before keeps them."""
     scale_up: bool = True
-    """Idle devices widen rows that have some, and late rows may have more than one."""
+    """Idle devices widen rows that have some."""
     fill: bool = True
     """Idle devices go first to rows in time that were not chosen, by deadline."""
     idle_start: bool = True
@@ -141,10 +141,9 @@ class Rounds:
                 degrees[row.key] = able[0]
 
     def _serve_late(self, rows: Sequence[PoolRow], degrees: Degrees, free: int) -> None:
-        """One device for each row that cannot be in time, as long as there are some; more only with scale-up."""
+        """The narrowest degree that computes a step, for each row that cannot be in time, as long as it is free."""
         for row in rows:
-            able = [k for k in sorted(row.step_s) if self._steps(row, k)]
-            narrow = able[:1] if self._switches.scale_up else [k for k in able[:1] if k == 1]
+            narrow = [k for k in sorted(row.step_s) if self._steps(row, k)][:1]
             if narrow and narrow[0] + sum(degrees.values()) <= free:
                 degrees[row.key] = narrow[0]
 

@@ -87,6 +87,11 @@ class PoolWorkload:
         if self.cv < 1:
             raise ValueError(f"received a coefficient of variation of {self.cv:g}; accepted are 1 and more")
 
+    @property
+    def name(self) -> str:
+        """Of its sizes or masks."""
+        return self.masks or str(self.mix)
+
     def draw(self) -> list[PoolRequest]:
         """The requests in the order of their arrival."""
         chance = random.Random(self.seed)  # noqa: S311 - a workload, no secret

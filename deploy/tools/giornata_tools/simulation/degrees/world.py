@@ -19,6 +19,10 @@ SAME_S: Final = 1e-12
 """Events so close are at one moment, and the rule is asked once."""
 
 
+MOST_IDLE: Final = 1000
+"""Decisions, after the last arrival, for which a rule may let a pool with rows idle."""
+
+
 class WrongDecision(ValueError):
     """A rule began what cannot begin: its text tells what it was, and why."""
 
@@ -109,7 +113,7 @@ class PoolWorld:
         self._arriving = sorted(requests, key=lambda request: (request.at_s, request.number), reverse=True)
         self._ends: list[tuple[float, int, Begin]] = []
         self._wake_s: float | None = None
-        self._begun = 0
+        self._begun = self._idle = 0
         self._ended: list[Outcome] = []
         self.decisions = 0
         """That the rule has made."""
@@ -154,6 +158,9 @@ class PoolWorld:
             self._listener(now, rows, free, decision)
         for begin in decision.begins:
             self._begin(now, begin)
+        self._idle = 0 if self._ends or self._arriving else self._idle + 1
+        if self._idle > MOST_IDLE:
+            raise WrongDecision(f"{len(rows)} rows wait, and none begins in {MOST_IDLE} decisions")
         if decision.wake_s is not None:
             if decision.wake_s <= now + SAME_S:
                 raise WrongDecision(f"asked to be woken at {decision.wake_s:g} s; it is {now:g} s")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -102,7 +103,8 @@ def projected(attn: Any, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 def by_head(attn: Any, projection: Tensor, norm: Any = None) -> Tensor:
     """(items, tokens of each, channels) → (tokens, heads, head_dim), normed if there is a norm."""
-    heads = projection.view(-1, attn.heads, projection.shape[-1] // attn.heads)
+    *items, channels = projection.shape
+    heads = projection.view(math.prod(items), attn.heads, channels // attn.heads)
     return heads if norm is None else norm(heads)
 
 

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor
 
+from giornata.packed.attention import Outside
+from giornata.packed.moving import moved
 from giornata.packed.packing import Segments, layout
 from giornata.packed.region import Live, Rotary, Sequences
+from giornata.packed.shares import Order, Share
+from giornata.packed.ulysses import SharedBatch, Ulysses
 from giornata_denoiser.families.driven.forward import Prefilled
 from giornata_denoiser.families.driven.prompts import DrivenPrompt
 from giornata_denoiser.families.protocol import SequenceInputs
@@ -53,11 +57,19 @@ class DrivenBatch:
     """Of each sequence."""
     output: Segments
     """The tokens that are answered for."""
+    shared: SharedBatch | None = None
+    """What this process has of a batch that several compute: of it alone all other fields tell. None for all of it."""
+    answered: Order | None = None
+    """The tokens of all processes that are answered for."""
+    of_companions: tuple[Tensor, ...] = ()
+    """Which of all companions of each sequence these are, (companions,) int64; empty where it has all of them."""
+    all_companions: tuple[int, ...] = ()
+    """Of each sequence, whoever computes them; empty as above."""
     _rows: dict[tuple[bool, ...], tuple[Tensor, Tensor]] = field(default_factory=dict, init=False)
 
     def rows(self, live: Live) -> tuple[Tensor, Tensor]:
         """Of the pictures' live tokens, int64 each: their rows of the latents, and their places in the image stream."""
-        if not any(self.companions):
+        if self.shared is None and not any(self.companions):
             return live.image, torch.arange(len(live.image), device=live.image.device)
         if live.whole not in self._rows:
             found = self.latent_rows.index_select(0, live.image)
@@ -95,6 +107,46 @@ def assembled(sequences: Sequence[SequenceInputs], at: Places, device: torch.dev
         _packed([at.positions(sequence.grid) for sequence in sequences]),
         tuple(companions),
         Segments(tuple(output), device),
+    )
+
+
+def share(batch: DrivenBatch, ulysses: Ulysses) -> DrivenBatch:
+    """What this process has of a batch that a group computes."""
+    part = ulysses.part(batch.sequences)
+    own, regions = part.own, batch.sequences.regions
+    cells = [
+        length - count
+        for length, count in zip(batch.sequences.layout.image.lengths, batch.companions, strict=True)
+    ]
+    of_companions = [
+        picture.places[picture.places >= first] - first
+        for picture, first in zip(own.pictures, cells, strict=True)
+    ]
+    output = tuple(
+        len(picture.places) - len(behind) if picture.region is None else len(picture.region.computed)
+        for picture, behind in zip(own.pictures, of_companions, strict=True)
+    )
+    device = batch.text.device
+    return replace(
+        batch,
+        sequences=own.sequences,
+        prepared=tuple(each._replace(prefix=_by_head(each.prefix, ulysses.share)) for each in batch.prepared),
+        text=batch.text.index_select(0, own.text),
+        latent_rows=batch.latent_rows.index_select(0, own.image),
+        companions=tuple(map(len, of_companions)),
+        output=Segments(output, device),
+        shared=part,
+        answered=part.shares.answered(tuple(region is None for region in regions), batch.companions),
+        all_companions=batch.companions,
+        of_companions=tuple(moved(behind, device) for behind in of_companions),
+    )
+
+
+def _by_head(prefix: Prefilled, own: Share) -> Prefilled:
+    """Keys and values of the heads of this process."""
+    spans = [own.heads(each.key.shape[1]) for each in prefix]
+    return tuple(
+        Outside(each.key[:, span], each.value[:, span]) for each, span in zip(prefix, spans, strict=True)
     )
 
 

@@ -14,6 +14,7 @@ from diffusers.models.transformers.transformer_qwenimage21 import QwenImage21Tra
 from diffusers.models.transformers.transformer_sd3 import SD3Transformer2DModel
 from diffusers.models.transformers.transformer_z_image import ZImageTransformer2DModel
 
+from giornata_denoiser.families import weights
 from giornata_denoiser.families.driven.chroma import Chroma
 from giornata_denoiser.families.driven.flux2 import Flux2Klein
 from giornata_denoiser.families.driven.flux2_kv import Flux2KleinKV
@@ -49,10 +50,7 @@ def load(
         ValueError: a scheduler, or a variant of the transformer, that is not served.
         OSError: weights are missing.
     """
-    transformer = kind.from_pretrained(
-        folder, subfolder="transformer", torch_dtype=dtype, use_safetensors=True, local_files_only=True
-    )
-    driven = network(transformer.to(device).eval().requires_grad_(requires_grad=False))
+    driven = network(weights.loaded(kind, folder, "transformer", dtype=dtype, device=device))
     return ModelFamily(driven.text, FlowMatching(scheduler_config(folder), spacing), driven)
 
 

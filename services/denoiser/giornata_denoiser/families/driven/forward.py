@@ -16,6 +16,7 @@ from giornata.packed.low_rank import Owners, Spans
 from giornata.packed.packing import Segments
 from giornata.packed.pages import Pages
 from giornata.packed.region import Beyond, Rotary, Sequences
+from giornata.packed.ulysses import SharedBatch
 from giornata.packed.uses import Use
 from giornata.wire.values import Mode
 
@@ -48,7 +49,8 @@ class Forward:
     """One forward over `sequences`.
 
     `vectors` are (sequences, width): the modulation of each sequence's step. `uses` are by sequence, and empty where no
-    sequence uses anything. `output` are the segments of :attr:`Stream.OUTPUT`. `prefixes` are by sequence.
+    sequence uses anything. `output` are the segments of :attr:`Stream.OUTPUT`. `prefixes` are by sequence. Where it is
+    `shared`, `sequences` are this process's share.
     """
 
     def __init__(  # noqa: PLR0917 - all that a forward is
@@ -59,10 +61,12 @@ class Forward:
         attend: Attention,
         output: Segments,
         prefixes: Sequence[Prefilled] = (),
+        shared: SharedBatch | None = None,
     ) -> None:
         self._sequences, self._vectors, self._attend, self._output = sequences, vectors, attend, output
         self._prefixes = {sequence: prefix for sequence, prefix in enumerate(prefixes) if prefix}
-        self.tokens = LiveTokens(sequences, uses)
+        self._shared = shared
+        self.tokens = LiveTokens(sequences, uses if shared is None else shared.uses(uses))
         self.owners = Owners([use.low_rank for use in uses])
         self._beyond: Beyond | None = None
         """The outside tokens that modules see instead of a stream's."""
@@ -125,9 +129,14 @@ class Forward:
 
     def keep(self, sites: Sequence[tuple[Tensor, Tensor]]) -> None:
         """Have the present block attend to keys and values that it projected :meth:`beyond`, one pair of each site."""
-        keys, values = (_side_by_side(parts) for parts in zip(*sites, strict=True))
         of = tuple(self.tokens.hidden)
-        for sequence, (start, end) in zip(of, self._sequences.beyond(of).segments.bounds, strict=True):
+        parts = [part for site in sites for part in site]
+        segments = self._sequences.beyond(of).segments
+        if self._shared is not None:
+            order = self._shared.shares.beyond(of)
+            segments, parts = order.segments, list(self._shared.to_heads(order, parts))
+        keys, values = _side_by_side(parts[::2]), _side_by_side(parts[1::2])
+        for sequence, (start, end) in zip(of, segments.bounds, strict=True):
             self._kept[sequence] = Outside(keys[start:end], values[start:end])
 
     def attended(self, site: Site, stream: Stream, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -135,17 +144,23 @@ class Forward:
 
         `stream` is the joint order, or the image stream where no text is attended to.
         """
+        shared, heads = self._shared, query.shape[1]
         segments = self.segments(stream)
+        if shared is not None:
+            order = shared.shares.live(self.tokens.now.whole, text=stream is Stream.JOINT)
+            segments = order.segments
+            query, key, value = shared.to_heads(order, (query, key, value))
         if self.tokens.recorders:
-            self._show(site, stream, key, value)
+            self._show(site, stream, segments, key, value)
         outside = self._outside(site, segments, key)
-        return self._attend(query, key, value, segments, outside).flatten(1)
+        found = self._attend(query, key, value, segments, outside)
+        return (found if shared is None else shared.to_tokens(order, found, heads)).flatten(1)
 
-    def _show(self, site: Site, stream: Stream, key: Tensor, value: Tensor) -> None:
+    def _show(self, site: Site, stream: Stream, segments: Segments, key: Tensor, value: Tensor) -> None:
         """Show the recorders keys and values of the image tokens, those of all sites of a block together."""
-        layout = self.tokens.now.layout
+        layout = self.tokens.now.layout if self._shared is None else self._shared.layout
         text = layout.text.lengths if stream is Stream.JOINT else (0,) * len(layout.text.lengths)
-        bounds = self.segments(stream).bounds
+        bounds = segments.bounds
         for sequence, recorder in self.tokens.recorders.items():
             start, end = bounds[sequence]
             picture = slice(start + text[sequence], end)

@@ -65,7 +65,7 @@ class Hooks:
 
         def given(_: object, args: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
             vectors = self.forward.vectors(start, parts * width, stream)
-            return args, named | {"emb": vectors.view(-1, parts, width)}
+            return args, named | {"emb": vectors.view(len(vectors), parts, width)}
 
         norm.register_forward_pre_hook(given, with_kwargs=True)
 

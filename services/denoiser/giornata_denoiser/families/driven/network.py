@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from copy import copy
 from functools import lru_cache
-from typing import Any, Final, cast
+from typing import Any, Final, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -15,12 +16,13 @@ from giornata.packed.low_rank import LowRank
 from giornata.packed.low_rank_hooks import LowRankHooks
 from giornata.packed.region import Rotary
 from giornata.packed.tracing import UNTRACED, Lane, Tracing
+from giornata.packed.ulysses import Exchange, Ulysses
 from giornata.packed.uses import Use
 from giornata.planning.specs import grouped
 from giornata.wire.blocks import BlockSpec
 from giornata_denoiser.families import guidance, patches
 from giornata_denoiser.families.driven.attention import by_head
-from giornata_denoiser.families.driven.batch import DrivenBatch, Prepared, assembled
+from giornata_denoiser.families.driven.batch import DrivenBatch, Prepared, assembled, share
 from giornata_denoiser.families.driven.forward import Forward, Prefilled, Stream
 from giornata_denoiser.families.driven.hooks import Hooks
 from giornata_denoiser.families.driven.low_ranks import Streams
@@ -54,6 +56,7 @@ class DrivenNetwork(ABC):
         self.low_ranks = LowRankHooks(transformer)  # before others stand in place of layers
         gather = elementwise.choose(self.device, self.dtype).gather
         self._attend = attention.choose(self.device, self.dtype, gather)
+        self._ulysses: Ulysses | None = None
         self._rotary = lru_cache(maxsize=64)(self.rotated)
         self.hook()
         self._streams = Streams(self.low_ranks, self.pairs, self.singles)
@@ -197,7 +200,18 @@ class DrivenNetwork(ABC):
 
     def assemble(self, sequences: Sequence[SequenceInputs]) -> DrivenBatch:
         """See :meth:`giornata_denoiser.families.protocol.Network.assemble`."""
-        return assembled(sequences, self, self.device)
+        batch = assembled(sequences, self, self.device)
+        return batch if self._ulysses is None else share(batch, self._ulysses)
+
+    def shared(self, exchange: Exchange) -> Self:
+        """See :class:`giornata_denoiser.families.protocol.SharedByTokens`."""
+        member = copy(self)
+        member._ulysses = Ulysses(exchange)  # noqa: SLF001 - its own class
+        return member
+
+    def sites(self, block: int) -> int:
+        """See :class:`giornata_denoiser.families.protocol.SharedByTokens`."""
+        return len(self.attentions((*self.pairs, *self.singles)[block]))
 
     def predict(
         self,
@@ -214,13 +228,19 @@ class DrivenNetwork(ABC):
             raise TypeError(f"expected a batch of {type(self).__name__}, received {type(batch).__name__}")
         made = [each.vectors[step : step + 1] for each, step in zip(batch.prepared, steps, strict=True)]
         prefixes = [each.prefix for each in batch.prepared]
-        forward = Forward(batch.sequences, torch.cat(made), uses, self._attend, batch.output, prefixes)
+        shared = batch.shared
+        forward = Forward(
+            batch.sequences, torch.cat(made), uses, self._attend, batch.output, prefixes, shared
+        )
         with self.hooks.running(forward), self.low_ranks.acting(self._streams.where(forward)):
             image = self._entering(forward, batch, latents, conditioning)
             image = forward.tokens.leave(self._run(forward, batch.text, image, trace))
             _, places = batch.rows(forward.tokens.now)
             image = image if len(places) == len(image) else image.index_select(0, places)
-            return self.answer(forward.batched(image, Stream.OUTPUT))
+            output = self.answer(forward.batched(image, Stream.OUTPUT))
+        if shared is None or batch.answered is None:
+            return output
+        return shared.gathered(batch.answered, output)
 
     def guided(self, positive: Tensor, negative: Tensor, scale: Tensor) -> Tensor:
         """Classifier-free guidance: negative + scale * (positive - negative)."""
@@ -258,8 +278,15 @@ class DrivenNetwork(ABC):
             if count and live.whole[sequence]:
                 _, end = live.layout.image.bounds[sequence]
                 with self.low_ranks.alone(forward.owners.of(sequence)):
-                    image[end - count : end] = self.companion_stream(count, conditioning[sequence])
+                    image[end - count : end] = self._companions(batch, sequence, conditioning[sequence])
         return image
+
+    def _companions(self, batch: DrivenBatch, sequence: int, conditioning: Mapping[str, Tensor]) -> Tensor:
+        """(companions, channels): those of a sequence that this process computes."""
+        if not batch.of_companions:
+            return self.companion_stream(batch.companions[sequence], conditioning)
+        chosen = batch.of_companions[sequence]
+        return self.companion_stream(batch.all_companions[sequence], conditioning).index_select(0, chosen)
 
     def _prefilled(self, prompt: DrivenPrompt, prefix: Prefix) -> Prefilled:
         """Keys and values of a sequence's prefix, by block."""

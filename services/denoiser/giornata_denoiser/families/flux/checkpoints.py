@@ -10,6 +10,7 @@ import torch
 from diffusers.models.transformers.transformer_flux import FluxTransformer2DModel
 from torch import Tensor
 
+from giornata_denoiser.families import weights
 from giornata_denoiser.families.flux.transformer import PackedFlux
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.families.references import References
@@ -79,8 +80,7 @@ def load(
     network: type[FluxInpaint | FluxFill], folder: Path, dtype: torch.dtype, device: torch.device
 ) -> ModelFamily:
     """The family of a checkpoint; raises as :func:`giornata_denoiser.checkpoint.load`."""
-    transformer = FluxTransformer2DModel.from_pretrained(
-        folder, subfolder="transformer", torch_dtype=dtype, use_safetensors=True, local_files_only=True
+    loaded = network(
+        weights.loaded(FluxTransformer2DModel, folder, "transformer", dtype=dtype, device=device)
     )
-    loaded = network(transformer.to(device).eval().requires_grad_(requires_grad=False))
     return ModelFamily(loaded.text, FlowMatching(scheduler_config(folder), shifted_by_size), loaded)

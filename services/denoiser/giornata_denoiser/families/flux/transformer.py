@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from typing import Any, Final, cast
+from typing import Any, Final, Self, cast
 
 import torch
 from diffusers.models.transformers.transformer_flux import FluxTransformer2DModel
@@ -26,6 +27,7 @@ from giornata.packed.moving import moved
 from giornata.packed.packing import layout
 from giornata.packed.region import Rotary, Sequences
 from giornata.packed.tracing import UNTRACED, Tracing
+from giornata.packed.ulysses import Exchange, Ulysses
 from giornata.packed.uses import Use
 from giornata.tensors import PROMPT_MASK, padding_tokens
 from giornata.wire.blocks import BlockSpec
@@ -126,6 +128,16 @@ class PackedFlux(ABC):
         self._parts = Parts(transformer, Projections(transformer), attend, each, self._low_ranks)
         # One per picture size and text length: 4.7 MB for 1024x1024 pixels.
         self._rotary = lru_cache(maxsize=64)(self._made_rotary)
+
+    def shared(self, exchange: Exchange) -> Self:
+        """See :class:`giornata_denoiser.families.protocol.SharedByTokens`."""
+        member = copy(self)
+        member._parts = self._parts._replace(ulysses=Ulysses(exchange))  # noqa: SLF001 - its own class
+        return member
+
+    def sites(self, block: int) -> int:  # noqa: ARG002 - protocol
+        """See :class:`giornata_denoiser.families.protocol.SharedByTokens`."""
+        return 1
 
     @property
     def text(self) -> FluxText:

@@ -10,6 +10,7 @@ import torch
 from diffusers import UNet2DConditionModel
 from torch import Tensor
 
+from giornata_denoiser.families import weights
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.families.sampling.discrete_time import DiscreteTime, scheduler_config
 from giornata_denoiser.families.unet.network import TiledUnet
@@ -83,8 +84,5 @@ def network_of(unet: Any) -> UnetInpaint | UnetFill:
 
 def load(folder: Path, dtype: torch.dtype, device: torch.device) -> ModelFamily:
     """The family of a checkpoint; raises as :func:`giornata_denoiser.checkpoint.load`."""
-    unet = UNet2DConditionModel.from_pretrained(
-        folder, subfolder="unet", torch_dtype=dtype, use_safetensors=True, local_files_only=True
-    )
-    network = network_of(unet.to(device).eval().requires_grad_(requires_grad=False))
+    network = network_of(weights.loaded(UNet2DConditionModel, folder, "unet", dtype=dtype, device=device))
     return ModelFamily(network.text, DiscreteTime(scheduler_config(folder)), network)

@@ -1,0 +1,1 @@
+"""``giornata simulate-pool``: a pool of devices on a virtual clock."""

@@ -1,0 +1,32 @@
+"""Networks of diffusers from a checkpoint's folder: with their weights, or their outline alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+OUTLINE: Final = torch.device("meta")
+"""Where a network has shapes and no weights: for processes that describe a model and compute nothing."""
+
+
+def loaded(kind: Any, folder: Path, subfolder: str, *, dtype: torch.dtype, device: torch.device) -> Any:
+    """The network of the class `kind` in a diffusers folder, for inference on `device`.
+
+    On :data:`OUTLINE` no file but its configuration is read.
+
+    Raises:
+        ValueError: it cannot be made of this configuration.
+        OSError: weights are missing.
+    """
+    if device == OUTLINE:
+        with device:
+            network = kind.from_config(
+                kind.load_config(folder, subfolder=subfolder, local_files_only=True)
+            ).to(dtype)
+    else:
+        network = kind.from_pretrained(
+            folder, subfolder=subfolder, torch_dtype=dtype, use_safetensors=True, local_files_only=True
+        ).to(device)
+    return network.eval().requires_grad_(requires_grad=False)

@@ -1,0 +1,146 @@
+"""Guidance halves: of two processes one computes what has the prompt, the other what has the negative prompt.
+
+Source: latent parallelism of classifier-free guidance, Katz (section 7). Outputs are exchanged once a step; nothing
+else is, so that it serves every network.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from giornata.packed.tracing import UNTRACED, Tracing
+from giornata.packed.ulysses import Exchange
+from giornata.packed.uses import Use
+from giornata_denoiser.families.protocol import ModelFamily, Network, SequenceInputs
+from giornata_denoiser.parallel.family import alone
+
+SIZE: Final = 2
+
+
+def halved(family: ModelFamily, group: Exchange) -> ModelFamily:
+    """The same family, its network's `predict` computed by two processes, each some of the sequences.
+
+    Every member calls it alike, with the whole batch and all latents, and gets the whole output. What a sequence takes
+    is read, and what it shows is shown, only where it is computed: see :func:`members`.
+
+    Raises:
+        ValueError: the group is not one of two, or another computes the family already.
+    """
+    alone(family)
+    if group.size != SIZE:
+        raise ValueError(
+            f"received {group.size} devices, accepted are {SIZE}: one for each half of the guidance"
+        )
+    network: Any = Halved(family.network, group)
+    return replace(family, network=network, group=f"{group.name} by halves")
+
+
+def members(sequences: Sequence[SequenceInputs]) -> tuple[int, ...]:
+    """Which of the two members computes each of a batch's sequences.
+
+    Both sequences of a row under guidance are computed at once. A row without guidance that has a region always has
+    the same member, where it keeps what it takes later. Others go to the member with fewer tokens by then.
+    """
+    place: dict[int, int] = {}
+    loads = [0] * SIZE
+    for index, sequence in enumerate(sequences):
+        settled = sequence.half
+        if settled is None and sequence.region is not None:
+            settled = sequence.region.digest[0] % SIZE
+        if settled is not None:
+            place[index] = settled
+            loads[settled] += _computed(sequence)
+    free = [index for index in range(len(sequences)) if index not in place]
+    for index in sorted(free, key=lambda one: -_computed(sequences[one])):
+        place[index] = loads.index(min(loads))
+        loads[place[index]] += _computed(sequences[index])
+    return tuple(place[index] for index in range(len(sequences)))
+
+
+@dataclass(frozen=True, eq=False)
+class HalvedBatch:
+    """A batch, of which this member computes some sequences."""
+
+    own: object
+    """The batch of these alone; None where there are none."""
+    member: tuple[int, ...]
+    """Of each sequence."""
+    tokens: list[int]
+    """Of each sequence's picture."""
+    computed: list[int]
+    """Tokens that are answered for, of each sequence."""
+
+
+class Halved:
+    """A network of two processes; all but :meth:`assemble` and :meth:`predict` is as the `network` has it."""
+
+    def __init__(self, network: Network, group: Exchange) -> None:
+        self._network, self._group = network, group
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._network, name)
+
+    def assemble(self, sequences: Sequence[SequenceInputs]) -> HalvedBatch:
+        """See :meth:`giornata_denoiser.families.protocol.Network.assemble`."""
+        member = members(sequences)
+        own = self._own(member, sequences)
+        return HalvedBatch(
+            self._network.assemble(own) if own else None,
+            member,
+            [height * width for height, width in (sequence.grid for sequence in sequences)],
+            [_computed(sequence) for sequence in sequences],
+        )
+
+    def predict(
+        self,
+        batch: object,
+        latents: Tensor,
+        conditioning: Sequence[Mapping[str, Tensor]],
+        steps: Sequence[int],
+        *,
+        uses: Sequence[Use] = (),
+        trace: Tracing = UNTRACED,
+    ) -> Tensor:
+        """See :meth:`giornata_denoiser.families.protocol.Network.predict`; the output is all sequences'."""
+        if not isinstance(batch, HalvedBatch):
+            raise TypeError(f"expected a batch of two members, received {type(batch).__name__}")
+        output = latents.new_empty(0, latents.shape[1])
+        if batch.own is not None:
+            output = self._network.predict(
+                batch.own,
+                torch.cat(self._own(batch.member, torch.split(latents, batch.tokens))),
+                self._own(batch.member, conditioning),
+                self._own(batch.member, steps),
+                uses=self._own(batch.member, uses) if uses else (),
+                trace=trace,
+            )
+        return self._exchanged(batch, output)
+
+    def _exchanged(self, batch: HalvedBatch, output: Tensor) -> Tensor:
+        """(computed_tokens, channels) of all sequences, from those of this member's."""
+        channels, flat = output.shape[1], output.flatten()
+        order = sorted(range(len(batch.member)), key=batch.member.__getitem__)
+        lengths = [batch.computed[index] for index in order]
+        received = [0] * SIZE
+        for member, length in zip(batch.member, batch.computed, strict=True):
+            received[member] += length * channels
+        got = self._group.trade(flat.repeat(SIZE), [len(flat)] * SIZE, received).view(sum(lengths), channels)
+        parts = dict(zip(order, torch.split(got, lengths), strict=True))
+        return torch.cat([parts[index] for index in range(len(order))])
+
+    def _own(self, member: Sequence[int], of: Sequence[Any]) -> list[Any]:
+        """This member's, of what is by sequence."""
+        return [each for place, each in zip(member, of, strict=True) if place == self._group.rank]
+
+
+def _computed(sequence: SequenceInputs) -> int:
+    """Tokens of its picture that are answered for."""
+    if sequence.region is not None:
+        return len(sequence.region.computed)
+    height, width = sequence.grid
+    return height * width

@@ -1,0 +1,236 @@
+"""The rows and steps of a pool, as its leader knows them: what a rule is shown, and what ends and losses do to them.
+
+A plain object: it sends nothing and reads no clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field, replace
+from itertools import count
+from typing import Final, NamedTuple
+
+from giornata.scheduling.batch import RowKey
+from giornata.scheduling.degrees.pool import Begin, Devices, PoolRow, Times
+from giornata_denoiser.pool.shelf import Shared
+from giornata_denoiser.rows.row import Row
+
+LOSSES: Final = 3
+"""A row with so many lost steps behind it, the last one alone on its device, is what ends its ranks."""
+
+
+class RowSteps(NamedTuple):
+    """What a row's steps take."""
+
+    step_s: Times
+    """By degree, on the devices of the one before."""
+    moved_s: Times
+    """On others."""
+    size: Hashable
+    """See :attr:`giornata.scheduling.degrees.pool.PoolRow.size`."""
+
+
+TimesOf = Callable[[Row], RowSteps]
+
+
+@dataclass(eq=False)
+class Flight:
+    """A step that ranks have been ordered to compute."""
+
+    number: int
+    keys: tuple[RowKey, ...]
+    devices: Devices
+    epoch: int
+    halves: bool
+    """Whether one of two devices computes the unconditional sequences."""
+    seconds: float
+    """As predicted."""
+    began_s: float | None
+    """None while it is behind another one on some device."""
+    unanswered: set[int]
+    """Devices whose ranks have not told of its end."""
+    settled: bool = False
+    """Whether it is known what it did to its rows."""
+    asked: int = 0
+    """How often its ranks have been asked whether they run."""
+    next_asked: bool = False
+    """Whether what follows it has been decided ahead."""
+
+    def until_s(self, now_s: float) -> float:
+        """When it is predicted to end; one that is behind another begins now at the earliest."""
+        return (now_s if self.began_s is None else self.began_s) + self.seconds
+
+
+@dataclass(eq=False)
+class Held:
+    """A row of the pool."""
+
+    row: Row
+    """As of its last step."""
+    shared: Shared
+    arrived_s: float
+    place: int
+    devices: Devices = ()
+    """Of its last step or that in flight; empty before the first one here."""
+    epoch: int = 0
+    """Of their group."""
+    halves: bool = False
+    """How they compute its steps."""
+    flights: list[Flight] = field(default_factory=list)
+    """Its steps in flight, the one that runs first."""
+    alone: bool = False
+    """Whether a step with others, or of several devices, has failed: it is to be computed by itself."""
+    losses: int = 0
+    """Steps that were lost with a rank."""
+    plain: bool = False
+    """Whether it has to do without its template."""
+    fresh: bool = True
+    """Whether its next step begins from what is in its slab alone."""
+
+    def stays(self, devices: Devices, epoch: int, *, halves: bool) -> bool:
+        """Whether these devices, computing in this way, have all that its latest step has left."""
+        return not self.fresh and (self.devices, self.epoch, self.halves) == (devices, epoch, halves)
+
+
+class Entered(NamedTuple):
+    """How a row enters a step."""
+
+    held: Held
+    step: int
+    """Its steps before."""
+    fresh: bool
+    """Whether it begins from the state in its slab."""
+    left: frozenset[int]
+    """Devices of its last step that have no part in this one."""
+
+
+class Book:
+    """The rows and steps of a pool.
+
+    Args:
+        times: predicts the steps of a row.
+    """
+
+    def __init__(self, times: TimesOf) -> None:
+        self._times = times
+        self.rows: dict[RowKey, Held] = {}
+        self.flights: dict[int, Flight] = {}
+        """By number, those that some rank has not answered."""
+        self._numbers, self._places = count(1), count(1)
+
+    def add(self, row: Row, shared: Shared, now_s: float) -> None:
+        """A row has arrived."""
+        self.rows[row.key] = Held(row, shared, now_s, next(self._places))
+
+    def remove(self, keys: Iterable[RowKey]) -> list[Held]:
+        """Rows have left; steps of theirs that run go on for the others, or for nothing."""
+        return [self.rows.pop(key) for key in keys]
+
+    def busy(self) -> frozenset[int]:
+        """Devices that a step holds."""
+        return frozenset(device for flight in self.flights.values() for device in flight.unanswered)
+
+    def shown(self, now_s: float, ended: AbstractSet[int] = frozenset()) -> list[PoolRow]:
+        """The rows as a rule sees them, if the flights `ended` had ended."""
+        return [each for held in self.rows.values() if (each := self._shown(held, now_s, ended)) is not None]
+
+    def begin(
+        self, begin: Begin, now_s: float, *, epoch: int, halves: bool, seconds: float
+    ) -> tuple[Flight, list[Entered]]:
+        """A step is ordered; returns it and how its rows enter it."""
+        busy = self.busy()
+        keys = tuple(key for key in begin.rows if isinstance(key, RowKey))
+        flight = Flight(
+            next(self._numbers),
+            keys,
+            begin.devices,
+            epoch,
+            halves,
+            seconds,
+            None if busy.intersection(begin.devices) else now_s,
+            set(begin.devices),
+        )
+        rows: list[Entered] = []
+        for key in keys:
+            held = self.rows[key]
+            fresh = not held.stays(begin.devices, epoch, halves=halves)
+            if fresh:
+                held.row = replace(held.row, begun=False)
+            if (
+                len(begin.devices) > 1 and held.row.records is not None
+            ):  # each of them would leave its share alone
+                held.row = replace(held.row, records=None, entries=())
+            left = frozenset(held.devices).difference(begin.devices)
+            held.devices, held.epoch, held.halves, held.fresh = begin.devices, epoch, halves, False
+            rows.append(Entered(held, held.row.step + len(held.flights), fresh, left))
+            held.flights.append(flight)
+        self.flights[flight.number] = flight
+        return flight, rows
+
+    def answered(self, flight: Flight, device: int, now_s: float) -> None:
+        """A rank has told of a step's end, or is lost: what is behind it on all its devices begins."""
+        flight.unanswered.discard(device)
+        if not flight.unanswered:
+            self.flights.pop(flight.number, None)
+        for other in self.flights.values():
+            if other.began_s is None and self._first(other):
+                other.began_s = now_s
+
+    def settle(self, flight: Flight) -> Iterator[Held]:
+        """It is known what a step did: the rows of it that are here, which it holds no more."""
+        flight.settled = True
+        for key in flight.keys:
+            held = self.rows.get(key)
+            if held is not None and flight in held.flights:
+                held.flights.remove(flight)
+                yield held
+
+    def undo(self, flight: Flight) -> list[Held]:
+        """A step came to nothing; what was ordered behind it for the same rows will be refused, and is void, too."""
+        found = list(self.settle(flight))
+        for held in found:
+            held.fresh = True
+            held.flights.clear()
+        return found
+
+    def behind(self, device: int) -> list[Flight]:
+        """The steps of a device that it has not answered, in order."""
+        return [flight for flight in self.flights.values() if device in flight.unanswered]
+
+    def _first(self, flight: Flight) -> bool:
+        return all(self.behind(device)[0] is flight for device in flight.unanswered)
+
+    def _shown(self, held: Held, now_s: float, ended: AbstractSet[int]) -> PoolRow | None:
+        row = held.row
+        flights = [flight for flight in held.flights if flight.number not in ended]
+        left = row.steps - row.step - len(held.flights)
+        if not flights and not left:
+            return None
+        step_s, moved_s, size = self._times(row)
+        if held.alone:
+            step_s, moved_s = ({1: times[1]} for times in (step_s, moved_s))
+        until_s = max(now_s, flights[-1].until_s(now_s)) if flights else None
+        return PoolRow(
+            row.key,
+            held.arrived_s,
+            row.due_s,
+            left,
+            step_s,
+            moved_s,
+            held.devices,
+            until_s,
+            row.priority,
+            row.weight,
+            place=float(held.place),
+            background=row.background,
+            size=size,
+        )
+
+
+def failed(held: Held) -> bool:
+    """A step with the row has been lost with its rank: whether it is the row that ends ranks. Counts the loss."""
+    was_alone = held.alone
+    held.losses += 1
+    held.alone = True
+    return was_alone and held.losses >= LOSSES

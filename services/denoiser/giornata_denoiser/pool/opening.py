@@ -1,0 +1,176 @@
+"""Starting a pool as a denoiser is configured."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Final
+
+import structlog
+from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch exports no type
+
+from giornata.planning.costing import CostModel
+from giornata.planning.profiles import Profile
+from giornata.scheduling.degrees.pool import Devices
+from giornata.scheduling.degrees.recording import RecordedRule, Recording, as_json
+from giornata.scheduling.degrees.rule import Replanning
+from giornata.scheduling.degrees.subsets import family
+from giornata.wire.errors import NotSupported
+from giornata.wire.jobs import Job
+from giornata.wire.values import Mode
+from giornata_denoiser.checkpoint import Checkpoint, outline
+from giornata_denoiser.config import DenoiserConfig
+from giornata_denoiser.devices import check_present
+from giornata_denoiser.engine.protocol import StepReport
+from giornata_denoiser.parallel.family import possible
+from giornata_denoiser.pool.leader import Pool
+from giornata_denoiser.pool.memory import Arena
+from giornata_denoiser.pool.messages import Opening
+from giornata_denoiser.pool.patience import Patience
+from giornata_denoiser.pool.processes import Process, RankProcess
+from giornata_denoiser.pool.ranks import Ranks
+from giornata_denoiser.pool.times import PoolTimes
+from giornata_denoiser.templates.identity import form_of
+
+log = structlog.get_logger(__name__)
+
+LOOPBACK: Final = "127.0.0.1"
+GROUP_S: Final = 30.0
+"""How long members of a group wait for each other; a stalled one is ended long before."""
+LEFT_OUT: Final = ("nats_url", "nats_password_file", "blobs_url", "handover_folder", "devices")
+"""Of the service's configuration, what a rank has no use for."""
+
+
+def start_ranks(config: DenoiserConfig, patience: Patience | None = None) -> Ranks:
+    """Start a rank for each device. They load the model; :meth:`Ranks.loaded` waits for that.
+
+    The calling thread has to outlive them: the kernel ends them with it.
+
+    Raises:
+        Failed: this machine lacks a device.
+    """
+    devices = config.device_names
+    check_present(devices)
+    store = TCPStore(LOOPBACK, 0, is_master=True, wait_for_workers=False)
+
+    def start(me: int) -> RankProcess:
+        return Process(opening_of(config, me, store.port))
+
+    return Ranks(devices, start, patience, keeps=store)
+
+
+def opening_of(config: DenoiserConfig, me: int, port: int) -> Opening:
+    """What the rank of a place is told first; `port` is that of the store which the leader hosts."""
+    devices = config.device_names
+    fields = DenoiserConfig.model_fields
+    without = {name: fields[name].get_default(call_default_factory=True) for name in LEFT_OUT}
+    own = config.model_copy(update={**without, "device": devices[me]})
+    threads = None
+    if devices[me] == "cpu" and "OMP_NUM_THREADS" not in os.environ:
+        threads = max(1, (os.cpu_count() or 1) // len(devices))
+    groups = sum(me in group for group in groups_of(len(devices)))
+    return Opening(own, me, (LOOPBACK, port), groups, GROUP_S, threads)
+
+
+def loaded(config: DenoiserConfig, ranks: Ranks) -> tuple[Checkpoint, Profile]:
+    """The checkpoint's outline, and what steps cost on the first device, once all ranks have loaded the model.
+
+    Of several devices, only in ways in which they can compute the checkpoint.
+
+    Raises:
+        Failed: the model cannot be loaded, or computes nothing finite, or the profile is of something else.
+    """
+    try:
+        described = outline(config.model_copy(update={"device": config.device_names[0]}))
+    except BaseException:
+        ranks.close(within_s=0.0)
+        raise
+    profile = ranks.loaded()
+    degrees = tuple(fit for fit in profile.degrees if possible(described.family, fit.way))
+    return described, profile.model_copy(update={"degrees": degrees})
+
+
+def pool_of(  # noqa: PLR0917 - the parts of an engine
+    config: DenoiserConfig,
+    ranks: Ranks,
+    arena: Arena,
+    checkpoint: Checkpoint,
+    costs: CostModel,
+    record: Callable[[Recording], None] | None,
+    on_report: Callable[[StepReport], object],
+    on_crash: Callable[[Exception], object],
+) -> Pool:
+    """The engine of a denoiser with `ranks`; every decision is told to `record`, if there is one."""
+    reused = Mode(form_of(config, checkpoint.family))
+    times = PoolTimes(
+        costs, checkpoint.family.operations, reused, config.capacity_rows, config.capacity_tokens
+    )
+    devices = len(config.device_names)
+    known = {way.degree for way, _ in costs.ways}
+    groups = groups_of(devices)
+    if unknown := sorted({len(group) for group in groups} - known):
+        log.warning("degrees_unused", degrees=unknown, remedy="measure them: giornata profile --devices")
+    return Pool(
+        ranks,
+        arena,
+        rule=Replanning(devices, together=times.together)
+        if record is None
+        else RecordedRule(record, devices, together=times.together),
+        groups=[group for group in groups if len(group) in known],
+        times=times.of,
+        together=times.together,
+        halves=times.halves,
+        observe=times.observe,
+        on_report=on_report,
+        on_crash=on_crash,
+    )
+
+
+@contextmanager
+def decisions(path: Path | None) -> Iterator[Callable[[Recording], None] | None]:
+    """What writes recordings of decisions to the file at `path`, a line each; None without one. One thread calls it."""
+    if path is None:
+        yield None
+        return
+    with path.open("ab") as file:
+
+        def record(recording: Recording) -> None:
+            file.write(as_json(recording) + b"\n")
+
+        yield record
+
+
+@asynccontextmanager
+async def in_thread(pool: Pool) -> AsyncIterator[Pool]:
+    """`pool`, entered and left; leaving waits for the running steps and the ranks' ends, and not on the event loop."""
+    pool.__enter__()
+    try:
+        yield pool
+    finally:
+        await asyncio.shield(asyncio.create_task(asyncio.to_thread(pool.__exit__), name="pool ends"))
+
+
+def check_adapters(job: Job) -> None:
+    """Have a job refused whose rows have adapters: ranks hold none.
+
+    Raises:
+        NotSupported: it has some.
+    """
+    received = [
+        *(f"LoRA {lora.sha256[:12]}" for lora in job.loras),
+        *(f"ControlNet {net.model}" for net in job.controls),
+    ]
+    if received:
+        raise NotSupported(
+            "A denoiser of several devices computes neither LoRAs nor ControlNets.",
+            received=", ".join(received),
+            accepted="none",
+        )
+
+
+def groups_of(devices: int) -> tuple[Devices, ...]:
+    """The groups that steps of a pool may have, small ones first."""
+    return tuple(sorted((group for group in family(devices) if len(group) > 1), key=len))

@@ -1,0 +1,242 @@
+"""Which tokens and heads each process of a group has where a batch is shared by sequence parallelism. Pure.
+
+A process has a share of every sequence's text, of the tokens that its region computes, and of those outside; a share
+may be empty. In attention it has all tokens and a share of the heads instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import Final, NamedTuple
+
+import torch
+from torch import Tensor
+
+from giornata.packed.moving import moved
+from giornata.packed.packing import Segments, layout
+from giornata.packed.region import Region, Sequences
+
+TEXT: Final = 0
+COMPUTED: Final = 1
+OUTSIDE: Final = 2
+
+
+def spread(count: int, order: Sequence[int]) -> tuple[slice, ...]:
+    """`count` neighbours over ranks, by rank: equally many each, and one more to the first ranks of `order`."""
+    each, more = divmod(count, len(order))
+    first = set(order[:more])
+    ends = accumulate((each + (rank in first) for rank in range(len(order))), initial=0)
+    return tuple(slice(start, end) for start, end in pairwise(ends))
+
+
+def turned(size: int, turn: int) -> tuple[int, ...]:
+    """All ranks in order, beginning with that of `turn`."""
+    return tuple((turn + rank) % size for rank in range(size))
+
+
+@dataclass(frozen=True)
+class Share:
+    """What one process of a group has of anything: the share of `rank` of `size`."""
+
+    rank: int
+    size: int
+
+    def heads(self, count: int) -> slice:
+        """Its heads of so many."""
+        return spread(count, turned(self.size, 0))[self.rank]
+
+    def channels(self, channels: int, heads: int, sites: int = 1) -> tuple[slice, ...]:
+        """Those of its heads among (tokens, channels) of so many `heads`, the same ones at each of `sites`."""
+        width, own = channels // heads, self.heads(heads // sites)
+        starts = range(0, heads, heads // sites)
+        return tuple(slice((start + own.start) * width, (start + own.stop) * width) for start in starts)
+
+    def portion(self, region: Region) -> Portion:
+        """Its tokens of a picture with this region."""
+        computed, outside = (part[self.rank] for part in _of_region(region, self.size))
+        own, beyond = region.computed[computed], region.outside[outside]
+        tokens = torch.cat((own, beyond)).sort().values
+        places = [torch.searchsorted(tokens, part) for part in (own, beyond)]
+        return Portion(tokens, beyond, Region(places[0], places[1], region.digest))
+
+
+class Portion(NamedTuple):
+    """What one process has of a picture; int64, ascending, on the region's device."""
+
+    tokens: Tensor
+    """(portion,): which of the picture's tokens, and of its companions."""
+    outside: Tensor
+    """Those of them that lie outside of the region."""
+    region: Region
+    """The region among the portion's tokens; either part may be empty."""
+
+
+def _of_region(region: Region, size: int) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
+    """The shares of what is computed and of what is not, by rank.
+
+    They follow from the region alone: what is kept of one step fits the next, beside any other sequences.
+    """
+    turn = int.from_bytes(region.digest[:4], "little")
+    return spread(len(region.computed), turned(size, turn)), spread(len(region.outside), turned(size, ~turn))
+
+
+class Order(NamedTuple):
+    """Tokens of a batch, in the order in which one process has all of them, and in that of the ranks."""
+
+    counts: tuple[int, ...]
+    """Tokens of each rank."""
+    segments: Segments
+    """By sequence, in the order of one process."""
+    by_rank: Tensor
+    """(tokens,) int64 gathers the ranks' order: all of rank 0, all of rank 1."""
+    by_sequence: Tensor
+    """(tokens,) int64: the inverse, gathers the order of one process."""
+
+
+class OwnPicture(NamedTuple):
+    """One process's share of a picture and its companions; int64."""
+
+    places: Tensor
+    """(own_tokens,): which of its tokens these are, on the CPU."""
+    tokens: Tensor
+    """The same on the batch's device."""
+    region: Region | None
+    """The picture's region among them."""
+    computed: Tensor | None
+    """(own_computed,): which of the region's tokens are among them, on the batch's device."""
+
+
+class OwnTokens(NamedTuple):
+    """One process's share of a batch."""
+
+    sequences: Sequences
+    text: Tensor
+    """(own_text_tokens,) int64: positions in the text stream of all tokens."""
+    image: Tensor
+    """(own_image_tokens,) int64: positions in the image stream of all tokens."""
+    pictures: tuple[OwnPicture, ...]
+    """Of each sequence."""
+
+
+class Shares:
+    """The shares of all of `size` ranks of a batch. Work on a device waits for nothing here: indices are made once.
+
+    Each rank has as many tokens of a sequence's text, region and outside as any other, or one less. Text makes up for
+    what ranks have less of the picture, so that over a batch they have equally many, too.
+    """
+
+    def __init__(self, sequences: Sequences, size: int) -> None:
+        self._layout, self._device, self._size = sequences.layout, sequences.layout.joint.device, size
+        self._regions = tuple(
+            None if region is None else region.on(torch.device("cpu")) for region in sequences.regions
+        )
+        self._orders: dict[tuple[object, ...], Order] = {}
+        lengths = torch.tensor(self._layout.joint.lengths)
+        self._sequence = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
+        self._kind, self._rank = self._assigned()
+
+    def of(self, sequences: Sequences, rank: int) -> OwnTokens:
+        """What `rank` has of the batch that these are the shares of."""
+        mine = self._rank == rank
+        streams = self._kind == TEXT, self._kind != TEXT
+        texts, images = (self._counted(mine & stream) for stream in streams)
+        text, image = (mine[stream].nonzero().squeeze(1) for stream in streams)
+        joint = moved(mine.nonzero().squeeze(1), self._device)
+        cosine, sine = sequences.rotary
+        pictures = tuple(self._pictures(rank, torch.split(image, list(images))))
+        own = Sequences(
+            layout(texts, images, self._device, empty=True),
+            (cosine.index_select(0, joint), sine.index_select(0, joint)),
+            tuple(picture.region for picture in pictures),
+        )
+        return OwnTokens(own, moved(text, self._device), moved(image, self._device), pictures)
+
+    def live(self, whole: tuple[bool, ...], *, text: bool = True) -> Order:
+        """Tokens that a block computes: see :meth:`Sequences.live`; with text in joint order, or images alone."""
+        key = whole, text
+        if key not in self._orders:
+            chosen = (self._kind != OUTSIDE) | torch.tensor(whole)[self._sequence]
+            self._orders[key] = self._order(chosen if text else chosen & (self._kind != TEXT))
+        return self._orders[key]
+
+    def answered(self, whole: tuple[bool, ...], companions: tuple[int, ...]) -> Order:
+        """Images alone, as :meth:`live`, without so many of the last tokens of each sequence that is in `whole`."""
+        key = "answered", whole, companions
+        if key not in self._orders:
+            chosen = ((self._kind != OUTSIDE) | torch.tensor(whole)[self._sequence]) & (self._kind != TEXT)
+            for (_, end), every, count in zip(self._layout.joint.bounds, whole, companions, strict=True):
+                if every and count:
+                    chosen[end - count : end] = False
+            self._orders[key] = self._order(chosen)
+        return self._orders[key]
+
+    def beyond(self, of: tuple[int, ...]) -> Order:
+        """The outside tokens of the sequences `of`, ascending: see :meth:`Sequences.beyond`."""
+        if of not in self._orders:
+            chosen = (self._kind == OUTSIDE) & torch.isin(self._sequence, torch.tensor(of))
+            order = self._order(chosen)
+            lengths = tuple(order.segments.lengths[sequence] for sequence in of)
+            self._orders[of] = order._replace(segments=Segments(lengths, self._device))
+        return self._orders[of]
+
+    def _assigned(self) -> tuple[Tensor, Tensor]:
+        """Kind and rank of every token in joint order, (tokens,) int64 each."""
+        kind, rank = (torch.full_like(self._sequence, TEXT) for _ in range(2))
+        loads = [0] * self._size
+
+        def assign(of: int, tokens: Tensor, parts: Sequence[slice]) -> None:
+            kind[tokens] = of
+            for index, part in enumerate(parts):
+                rank[tokens[part]] = index
+                loads[index] += 0 if of == OUTSIDE else part.stop - part.start
+
+        shapes = zip(self._layout.joint.bounds, self._layout.text.lengths, self._regions, strict=True)
+        for (start, end), text, region in shapes:
+            picture = torch.arange(start + text, end)
+            if region is None:
+                assign(COMPUTED, picture, spread(len(picture), _lightest(loads)))
+            else:
+                computed, outside = _of_region(region, self._size)
+                assign(COMPUTED, picture[region.computed], computed)
+                assign(OUTSIDE, picture[region.outside], outside)
+            assign(TEXT, torch.arange(start, start + text), spread(text, _lightest(loads)))
+        return kind, rank
+
+    def _pictures(self, rank: int, tokens: Sequence[Tensor]) -> Iterator[OwnPicture]:
+        """What `rank` has of each picture, of which these are the positions in the image stream."""
+        share, device = Share(rank, self._size), torch.device(self._device)
+        for own, region, (start, _) in zip(tokens, self._regions, self._layout.image.bounds, strict=True):
+            places = own - start
+            if region is None:
+                yield OwnPicture(places, moved(places, device), None, None)
+                continue
+            portion = share.portion(region)
+            computed = torch.searchsorted(region.computed, places[portion.region.computed])
+            yield OwnPicture(
+                places, moved(places, device), portion.region.on(device), moved(computed, device)
+            )
+
+    def _counted(self, chosen: Tensor) -> tuple[int, ...]:
+        """How many of the chosen tokens each sequence has."""
+        counted: list[int] = torch.bincount(
+            self._sequence[chosen], minlength=len(self._layout.joint.lengths)
+        ).tolist()
+        return tuple(counted)
+
+    def _order(self, chosen: Tensor) -> Order:
+        ranks = self._rank[chosen]
+        by_rank = ranks.argsort(stable=True)
+        counts: list[int] = torch.bincount(ranks, minlength=self._size).tolist()
+        return Order(
+            tuple(counts),
+            Segments(self._counted(chosen), self._device),
+            moved(by_rank, self._device),
+            moved(by_rank.argsort(), self._device),
+        )
+
+
+def _lightest(loads: Sequence[int]) -> list[int]:
+    """Ranks in the order of their loads."""
+    return sorted(range(len(loads)), key=loads.__getitem__)

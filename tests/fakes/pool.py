@@ -1,0 +1,120 @@
+"""A pool whose ranks are threads of the test: everything between leader and rank is real but the process."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from giornata.planning.costing import CostModel
+from giornata.planning.profiles import Profile
+from giornata.scheduling.degrees.pool import Devices
+from giornata.scheduling.degrees.rule import Replanning, Switches
+from giornata.wire.values import Mode
+from giornata_denoiser.engine.checks import Verdict
+from giornata_denoiser.engine.computing import Computing
+from giornata_denoiser.engine.protocol import StepReport
+from giornata_denoiser.families.protocol import ModelFamily
+from giornata_denoiser.pool.channel import Channel, Ended, pair
+from giornata_denoiser.pool.leader import Pool
+from giornata_denoiser.pool.memory import Arena
+from giornata_denoiser.pool.messages import Ready
+from giornata_denoiser.pool.patience import Patience
+from giornata_denoiser.pool.rank import Loaded, Rank
+from giornata_denoiser.pool.ranks import Ranks
+from giornata_denoiser.pool.steps import RankSteps
+from giornata_denoiser.pool.times import PoolTimes
+from tests.fakes.profiles import PROFILE
+from tests.patience import HUNG_S
+
+
+class OneDevice:
+    """Families of a rank that shares no step."""
+
+    def __init__(self, family: ModelFamily) -> None:
+        self.family = family
+
+    def meet(self, devices: Devices, epoch: int) -> None:
+        assert len(devices) == 1, epoch
+
+    def of(self, devices: Devices, epoch: int, *, halves: bool) -> ModelFamily:
+        assert not halves
+        assert len(devices) == 1, epoch
+        return self.family
+
+    def check(self, devices: Devices, epoch: int) -> None:
+        assert len(devices) == 1, epoch
+
+    def abort(self, devices: Devices, epoch: int) -> None:
+        raise AssertionError(f"{devices} of epoch {epoch} is no group")
+
+    def close(self, devices: Devices) -> None:
+        pass
+
+
+class ThreadRank:
+    """Satisfies :class:`giornata_denoiser.pool.processes.RankProcess`."""
+
+    def __init__(self, me: int, family: ModelFamily, profile: Profile = PROFILE) -> None:
+        self.channel, there = pair(HUNG_S)
+        self._there = Channel(there)
+        self._me, self._family, self._profile = me, family, profile
+        self._thread = threading.Thread(target=self._run, name=f"rank {me}")
+        self._thread.start()
+
+    def kill(self) -> None:
+        """Its thread ends with its step, of which nobody hears."""
+        self._there.end()
+        self.channel.close()
+
+    def join(self, within_s: float) -> None:
+        self._thread.join(HUNG_S)
+        assert within_s >= 0.0
+        self.kill()
+
+    @contextmanager
+    def _loaded(self) -> Iterator[Loaded]:
+        def make(family: ModelFamily) -> Computing:
+            return Computing(family, time.perf_counter, judge=Verdict)
+
+        yield RankSteps(self._me, OneDevice(self._family), make), Ready(profile=self._profile)
+
+    def _run(self) -> None:
+        rank = Rank(self._there, on_end=lambda: None)
+        try:
+            rank.run(self._loaded())
+        except Ended:
+            pass
+        finally:
+            rank.close()
+
+
+def pool(
+    families: Sequence[ModelFamily],
+    on_report: Callable[[StepReport], object],
+    on_crash: Callable[[Exception], object],
+    *,
+    rows: int = 8,
+    tokens: int = 10_000,
+    switches: Switches | None = None,
+    patience: Patience | None = None,
+    profile: Profile = PROFILE,
+) -> Pool:
+    """A pool with a rank for each of `families`, all of them of one network."""
+    ranks = Ranks(
+        ["cpu"] * len(families), lambda me: ThreadRank(me, families[me], profile), patience or Patience()
+    )
+    times = PoolTimes(CostModel.of(ranks.loaded()), families[0].operations, Mode.KV, rows, tokens)
+    return Pool(
+        ranks,
+        Arena(),
+        rule=Replanning(len(families), switches, together=times.together),
+        groups=(),
+        times=times.of,
+        together=times.together,
+        halves=times.halves,
+        observe=times.observe,
+        on_report=on_report,
+        on_crash=on_crash,
+    )

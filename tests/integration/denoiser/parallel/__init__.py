@@ -1,0 +1,1 @@
+"""A batch that several processes compute."""

@@ -1,0 +1,121 @@
+"""Ranks and leaders that are killed or stopped under load: every row ends once, and nothing stays behind."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from giornata.scheduling.degrees.pool import Devices
+from giornata.wire.workers import RankPhase
+from giornata_denoiser.pool.leader import Pool
+from giornata_denoiser.pool.patience import Patience
+from tests.integration.denoiser.pool.bench import After, Model, Walk, equal, running, send
+from tests.patience import HUNG_S
+
+BRISK = Patience(late=(3.0, 0.5))
+STEPS = 40
+
+
+def rows_end_well(model: Model, plan: list[Devices] | None, do: Callable[[Pool], object]) -> list[int]:
+    """Have something done in the middle of four rows of a pool of two. Returns how often its ranks were started."""
+    rows = [model.row(f"row {index}", steps=STEPS, seed=index) for index in range(4)]
+    rule = None if plan is None else Walk(plan)
+    with running(model.config(2), rule, BRISK, After(8, do)) as bench:
+        assert bench.pool.submit(rows)
+        bench.until_ended([row.key.job_id for row in rows])
+        starts = [rank.starts for rank in bench.pool.ranks()]
+    equal(bench.latents(), model.alone(rows))
+    return starts
+
+
+@pytest.mark.parametrize(
+    ("plan", "device"),
+    [(None, 0), ([(0, 1)] * STEPS, 0), ([(0, 1)] * STEPS, 1)],
+    ids=["by the rule", "first of a pair", "second of a pair"],
+)
+def test_rows_of_a_killed_rank_go_on_and_it_comes_back(
+    model: Model, plan: list[Devices] | None, device: int
+) -> None:
+    """In pairs no step can be made before the rank is back."""
+    starts = rows_end_well(model, plan, send(signal.SIGKILL, device))
+    assert starts[device] >= 2
+
+
+def test_a_stopped_rank_is_killed_and_its_rows_go_on(model: Model) -> None:
+    starts = rows_end_well(model, None, send(signal.SIGSTOP, 1))
+    assert starts[1] >= 2
+
+
+def test_a_pool_without_ranks_ends(model: Model) -> None:
+    """What can be taken, can be taken."""
+    never = Patience(again_s=())
+    with running(model.config(2), None, never, After(2, send(signal.SIGKILL, 0, 1))) as bench:
+        bench.pool.submit([model.row("lost", steps=STEPS)])
+        with pytest.raises(AssertionError, match="All ranks of the pool have ended"):
+            bench.until_ended(["lost"])
+        assert [each.phase for each in bench.pool.ranks()] == [RankPhase.LOST] * 2
+        assert not bench.pool.submit([model.row("late")])
+        (taken,) = bench.pool.take_all()
+        assert 1 <= taken.step < STEPS
+        assert taken.export().step == taken.step
+
+
+LEADER = """
+import signal, sys
+from pathlib import Path
+from tests.integration.denoiser.pool.bench import After, open_model, pid, running
+
+def tell(pool):
+    print(pid(pool, 0), pid(pool, 1), flush=True)
+    signal.pause()
+
+model = open_model(Path(sys.argv[1]))
+with running(model.config(2), after=After(6, tell)) as bench:
+    bench.pool.submit([model.row("long", steps=40), model.row("other", steps=40, seed=1)])
+    bench.until_ended(["long"])
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_nothing_is_left_of_a_pool_whose_leader_is_killed(model: Model) -> None:
+    """Ranks end with it. What they share has no name, so that it goes with them."""
+    leader = subprocess.Popen(
+        [sys.executable, "-c", LEADER, str(model.folder.parent)],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=Path(__file__).parents[4],
+    )
+    with leader:
+        try:
+            assert leader.stdout is not None
+            ranks = [int(number) for number in leader.stdout.readline().split()]
+            assert len(ranks) == 2
+            descriptors = [os.pidfd_open(number) for number in ranks]
+            for number in (leader.pid, *ranks):
+                assert (shared := shared_files(number))
+                assert all(name.endswith(" (deleted)") for name in shared), shared
+        finally:
+            leader.kill()
+        for descriptor in descriptors:
+            ended(descriptor)
+
+
+def shared_files(process: int) -> list[str]:
+    """Files by which a process shares memory that it may write to, as its maps name them."""
+    lines = Path(f"/proc/{process}/maps").read_text(encoding="utf-8").splitlines()
+    parts = [line.split(maxsplit=5) for line in lines]
+    return [part[5] for part in parts if part[1] == "rw-s" and part[5].startswith("/")]
+
+
+def ended(descriptor: int) -> None:
+    """Wait for the end of a process that is nobody's child here."""
+    ready, _, _ = select.select([descriptor], [], [], HUNG_S)
+    assert ready
+    os.close(descriptor)

@@ -1,0 +1,119 @@
+"""A denoiser of two devices behind real NATS, as it is started: its rows equal one device's, and it drains."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from giornata.planning.degrees import Way
+from giornata.scheduling.degrees.recording import from_json
+from giornata.wire import subjects
+from giornata.wire.messages import RunAnswer
+from giornata.wire.workers import RankPhase, ServiceName, ServiceState
+from giornata_denoiser.__main__ import serve
+from giornata_denoiser.checkpoint import Checkpoint
+from giornata_denoiser.config import DenoiserConfig
+from tests.integration.denoiser.bench import STEPS, WAIT_S, Bench, Worker, taken
+from tests.integration.denoiser.pool.bench import TOLERANCE, Model
+
+
+@pytest.fixture
+def checkpoint(model: Model) -> Checkpoint:
+    return model.checkpoint
+
+
+@asynccontextmanager
+async def pooled(bench: Bench, model: Model, **options: Any) -> AsyncIterator[Worker]:
+    """The service itself, on two devices."""
+    config = DenoiserConfig(
+        **{
+            **model.config(2).model_dump(exclude_unset=True),
+            "nats_url": bench.urls[0],
+            "blobs_url": bench.urls[1],
+            "instance": f"denoiser-{secrets.token_hex(3)}",
+            "served_name": "tiny",
+            "telemetry_hz": 20,
+            **options,
+        }
+    )
+    stop = asyncio.Event()
+    subject = subjects.telemetry(ServiceName.DENOISER, config.instance)
+    async with bench.bus.listen(subject, ServiceState, bench.states.put_nowait):
+        task = asyncio.create_task(serve(config, stop))
+        try:
+            state = await asyncio.wait_for(bench.states.get(), WAIT_S)
+            assert state.worker is not None
+            assert [rank.phase for rank in state.worker.ranks] == [RankPhase.READY] * 2
+            assert state.worker.cost_model is not None
+            assert {Way(told.degree, told.halves) for told in state.worker.cost_model.degrees} == {
+                Way(2), Way(3), Way(4),
+            }  # fmt: skip
+            yield Worker(config.instance, None, stop, task)  # type: ignore[arg-type]  # its network is elsewhere
+        finally:
+            stop.set()
+            await asyncio.wait([task])
+        task.result()
+
+
+async def test_edits_are_served_as_one_device_serves_them_and_decisions_replay(
+    bench: Bench, model: Model, tmp_path: Path
+) -> None:
+    decisions = tmp_path / "decisions.jsonl"
+    asked: list[dict[str, Any]] = [{"n": 2, "reuse": "off"}, {"painted": [0], "reuse": "off", "seed": 3}]
+    latents = []
+    async with pooled(bench, model, decisions_file=decisions, template_policy="inline") as worker:
+        requests = [await bench.job(worker, **each) for each in asked]
+        for request in requests:
+            assert await bench.run(worker, request) is RunAnswer.ACCEPTED
+        events = [await bench.report() for _ in requests]
+        assert {event.job_id for event in events} == {request.job.job_id for request in requests}
+        assert not any(event.handed_back for event in events)
+        latents += [await bench.latents(request) for request in requests]
+        assert await bench.edited(worker, reuse="strict") == 1, (
+            "from a template, which one device records first"
+        )
+    recordings = [from_json(line) for line in decisions.read_bytes().splitlines()]
+    assert sum(len(recording.decision.begins) for recording in recordings) >= STEPS
+    assert {len(begin.devices) for each in recordings for begin in each.decision.begins} == {1, 2}
+    for recording in recordings:
+        assert recording.replayed() == recording.decision
+    async with bench.worker() as one:
+        for each, found in zip(asked, latents, strict=True):
+            request = await bench.job(one, **each)
+            await bench.run(one, request)
+            await bench.report()
+            for latent, wanted in zip(found, await bench.latents(request), strict=True):
+                torch.testing.assert_close(latent, wanted, atol=TOLERANCE, rtol=0)
+
+
+async def test_a_drained_pools_row_goes_on_elsewhere_as_if_nothing_had_happened(
+    bench: Bench, model: Model
+) -> None:
+    steps = 200
+    async with pooled(bench, model, drain_s=0) as first:
+        request = await bench.job(first, steps=steps)
+        await bench.run(first, request)
+        assert (await bench.step()).step == 1
+        first.stop.set()
+        assert (await bench.report()).handed_back
+    record = await bench.records.get(request.job.job_id)
+    (row,) = record.rows
+    assert row.resume is not None
+    assert 1 <= row.resume.step < steps
+    async with bench.worker() as second:
+        await bench.records.change(record.job.job_id, lambda r: taken(r, 2, second.instance))
+        await bench.run(second, request.model_copy(update={"attempt": 2, "rows": record.pending_rows}))
+        assert not (await bench.report()).handed_back
+        (resumed,) = await bench.latents(request)
+        whole = await bench.job(second, steps=steps)
+        await bench.run(second, whole)
+        await bench.report()
+        (uninterrupted,) = await bench.latents(whole)
+    torch.testing.assert_close(resumed, uninterrupted, atol=TOLERANCE, rtol=0)

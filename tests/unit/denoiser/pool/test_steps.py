@@ -1,0 +1,108 @@
+"""What a rank keeps of rows from step to step, and when it lets go of it."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import time
+from dataclasses import replace
+
+import pytest
+import torch
+
+from giornata.scheduling.degrees.pool import Devices
+from giornata_denoiser.engine.checks import Verdict
+from giornata_denoiser.engine.computing import Computing
+from giornata_denoiser.families.protocol import ModelFamily
+from giornata_denoiser.parallel.groups import GroupLost
+from giornata_denoiser.pool.memory import Arena
+from giornata_denoiser.pool.messages import Forget, Leave, StepEnded, StepFailed, StepOrder
+from giornata_denoiser.pool.shelf import Shared, Shelf, Told
+from giornata_denoiser.pool.steps import Families, RankSteps
+from giornata_denoiser.rows.row import Row
+from tests.fakes import tiny_flux
+from tests.fakes.pool import OneDevice
+from tests.fakes.tiny_flux import Spec
+from tests.unit.denoiser.engine.edits import GRID, where
+
+FAMILY = tiny_flux.family()
+
+
+class Bench:
+    """A rank's steps, and a leader's shelf before it."""
+
+    def __init__(self, families: Families | None = None) -> None:
+        self.computing: list[Computing] = []
+        self.steps = RankSteps(0, families or OneDevice(FAMILY), self._made)
+        self._shelf, self._told = Shelf(Arena()), Told()
+
+    def _made(self, family: ModelFamily) -> Computing:
+        self.computing.append(Computing(family, time.perf_counter, judge=Verdict))
+        return self.computing[-1]
+
+    def put(self, row: Row) -> tuple[Shared, Row]:
+        return self._shelf.put(row)
+
+    def compute(self, shared: Shared, row: Row, step: int, *, fresh: bool) -> StepEnded | StepFailed:
+        ordered = self._shelf.ordered(row, shared, step, fresh=fresh, plain=False)
+        for parcel in self._shelf.parcels(self._told, [(shared, ordered)]):
+            self.steps.take(pickle.loads(parcel.data), [os.dup(file) for file in parcel.files])  # noqa: S301 - its own
+        answer, left = self.steps.compute(StepOrder(1, (0,), 1, (ordered,)))
+        assert left is None
+        return answer
+
+
+@pytest.mark.parametrize("gone", [Leave, Forget])
+def test_what_is_kept_of_a_row_goes_when_the_row_does(gone: type[Leave | Forget]) -> None:
+    """It renews its own values: what it kept is of no use any more, and it may come back, but for a forgotten one."""
+    bench = Bench()
+    row = replace(tiny_flux.row(FAMILY, Spec(grid=GRID, steps=6)), region=where(), renewed_every=3)
+    shared, held = bench.put(row)
+    for step, fresh in enumerate((True, False)):
+        assert isinstance(bench.compute(shared, held, step, fresh=fresh), StepEnded)
+    (computing,) = bench.computing
+    assert computing.sources._running.keys() == {row.key}
+    bench.steps.take(gone((shared.number,)), ())
+    assert not computing.sources._running
+    refused = bench.compute(shared, held, 2, fresh=False)
+    assert isinstance(refused, StepFailed)
+    assert refused.reason == "stale"
+    again = bench.compute(shared, held, 2, fresh=True)
+    assert isinstance(again, StepEnded if gone is Leave else StepFailed)
+
+
+def test_an_order_of_a_row_at_another_step_is_refused() -> None:
+    bench = Bench()
+    shared, held = bench.put(tiny_flux.row(FAMILY, Spec(grid=GRID, steps=6)))
+    assert isinstance(bench.compute(shared, held, 0, fresh=True), StepEnded)
+    refused = bench.compute(shared, held, 2, fresh=False)
+    assert isinstance(refused, StepFailed)
+    assert refused.reason == "stale"
+    assert isinstance(bench.compute(shared, held, 1, fresh=False), StepEnded)
+
+
+class Aborted(OneDevice):
+    """A group of which a member was lost while it computed, as the leader has said."""
+
+    def __init__(self) -> None:
+        super().__init__(FAMILY)
+        self.aborted: set[tuple[Devices, int]] = set()
+
+    def check(self, devices: Devices, epoch: int) -> None:
+        if (devices, epoch) in self.aborted:
+            raise GroupLost(devices, "a member is lost")
+
+    def abort(self, devices: Devices, epoch: int) -> None:
+        self.aborted.add((devices, epoch))
+
+
+def test_what_an_aborted_group_has_computed_is_nothing() -> None:
+    bench = Bench(Aborted())
+    shared, held = bench.put(tiny_flux.row(FAMILY, Spec(grid=GRID, steps=6)))
+    assert isinstance(bench.compute(shared, held, 0, fresh=True), StepEnded)
+    written = shared.ring.read(shared.memory, held, 1).latent.clone()
+    bench.steps.abort((0,), 1)
+    lost = bench.compute(shared, held, 1, fresh=False)
+    assert isinstance(lost, StepFailed)
+    assert lost.reason == "group"
+    assert torch.equal(shared.ring.read(shared.memory, held, 1).latent, written)
