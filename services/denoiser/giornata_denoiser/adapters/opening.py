@@ -44,7 +44,14 @@ def tiers_of(
         budgets = Budgets(config.lora_disk_mb << 20, config.lora_memory_mb << 20, config.lora_device_mb << 20)
         fetch = _Fetching(bus, config.lora_file_bytes, config.lora_folder)
         tiers: LoraTiers[LowRank] = LoraTiers(
-            fetch, low_rank, network.layers, folder, budgets, loads=config.lora_loads, told=told
+            fetch,
+            low_rank,
+            network.layers,
+            folder,
+            budgets,
+            loads=config.lora_loads,
+            told=told,
+            eviction=config.lora_eviction,
         )
         stack.enter_context(tiers)
         stack.callback(fetch.close)  # first, or the threads would wait for this loop while it waits for them

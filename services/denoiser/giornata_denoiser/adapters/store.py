@@ -20,8 +20,10 @@ import structlog
 import torch
 from torch import Tensor, nn
 
-from giornata.tiers.ledger import TierLedger
-from giornata.tiers.loaded import LoadedTier
+from giornata.residency.ledger import Ledger
+from giornata.residency.loaded import LoadedTier
+from giornata.residency.rules import RuleName, rule_of
+from giornata.scheduling.adapters import Arrivals
 from giornata.wire.workers import AdapterCounters, AdapterLoad, Tier
 from giornata_denoiser.adapters.files import LoraFile, open_lora
 from giornata_denoiser.rows.adapters import RowLora
@@ -69,6 +71,7 @@ class LoraTiers(Generic[S]):
         folder: its files are taken over, oldest use first.
         loads: how many loads run at a time.
         told: is called, in any thread, with each hop of a LoRA that has ended.
+        eviction: what each tier lets go of first.
     """
 
     def __init__(
@@ -81,18 +84,29 @@ class LoraTiers(Generic[S]):
         *,
         loads: int = 2,
         told: Callable[[AdapterLoad], None] = lambda _: None,
+        eviction: RuleName = RuleName.GDSF,
     ) -> None:
-        self._told = told
+        self._told, self._arrivals = told, Arrivals()
         self._fetch, self._make, self._layers, self._folder = fetch, make, layers, folder
         some = next(parameter for layer in layers.values() for parameter in layer.parameters())
         self._device, self._dtype = some.device, some.dtype
         self._stream: Any = None
         if self._device.type == "cuda":
             self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]  # torch's is not typed
-        self._files: LoadedTier[LoraFile] = LoadedTier(budgets.memory, lambda file: file.size_bytes)
-        self._sets: LoadedTier[S] = LoadedTier(budgets.device, lambda made: made.size_bytes)
+        self._files: LoadedTier[LoraFile] = LoadedTier(
+            budgets.memory,
+            lambda file: file.size_bytes,
+            rule_of(eviction),
+            reload_ms=lambda size_bytes: self._arrivals.memory_ms(size_bytes, Tier.DISK),
+        )
+        self._sets: LoadedTier[S] = LoadedTier(
+            budgets.device,
+            lambda made: made.size_bytes,
+            rule_of(eviction),
+            reload_ms=lambda size_bytes: self._arrivals.ms(size_bytes, Tier.MEMORY),
+        )
         self._lock = threading.Lock()
-        self._disk = TierLedger(budgets.disk)
+        self._disk = Ledger(budgets.disk, rule_of(eviction))
         self._members: dict[str, tuple[RowLora, ...]] = {}
         """The LoRAs of every set that was asked for."""
         self._counters: Counter[str] = Counter()
@@ -180,7 +194,10 @@ class LoraTiers(Generic[S]):
 
     def _tell(self, source: Tier | None, size_bytes: int, begun: float) -> None:
         load_ms = (time.perf_counter() - begun) * 1e3
-        self._told(AdapterLoad(source=source, size_bytes=size_bytes, load_ms=load_ms))
+        load = AdapterLoad(source=source, size_bytes=size_bytes, load_ms=load_ms)
+        with self._lock:
+            self._arrivals.observe(load)
+        self._told(load)
 
     def _moved(self, file: LoraFile) -> dict[str, Tensor]:
         """The factors on the device, from pinned pages where that is another one."""
@@ -193,7 +210,7 @@ class LoraTiers(Generic[S]):
 
     def _prefetched(self, lora: RowLora) -> None:
         try:
-            if self._files.get(lora.digest) is None:
+            if lora.digest not in self._files:
                 self._file(lora, counted=False)
                 self._count("prefetched")
         except Exception:  # a load's edge: the row that needs it tries again, and is told
@@ -214,7 +231,7 @@ class LoraTiers(Generic[S]):
                     raise
 
         begun = time.perf_counter()
-        found = self._files.load(lora.digest, read)
+        found = self._files.load(lora.digest, read, ahead=not counted)
         if found.loaded:
             self._tell(None if fetched else Tier.DISK, lora.size_bytes, begun)
         if counted:
@@ -227,8 +244,7 @@ class LoraTiers(Generic[S]):
         """Have the file in the folder; whether it had to be fetched. One thread asks for a file at a time."""
         path = self._path(lora.digest)
         with self._lock:
-            if lora.digest in self._disk:
-                self._disk.use(lora.digest)
+            if self._disk.use(lora.digest, time.monotonic()):
                 return False
         part = path.with_suffix(PART)
         try:
@@ -237,7 +253,7 @@ class LoraTiers(Generic[S]):
         finally:
             part.unlink(missing_ok=True)
         with self._lock:
-            gone = self._disk.add(lora.digest, path.stat().st_size)
+            gone = self._enter(lora.digest, path.stat().st_size)
         self._unlink(gone)
         return True
 
@@ -259,6 +275,11 @@ class LoraTiers(Generic[S]):
         for name in gone:
             self._path(name).unlink(missing_ok=True)
 
+    def _enter(self, digest: str, size_bytes: int) -> tuple[str, ...]:
+        """Enter a file of the folder; those that have to go for it."""
+        reload_ms = self._arrivals.memory_ms(size_bytes, None)
+        return self._disk.add(digest, size_bytes, reload_ms=reload_ms, now=time.monotonic())
+
     def _forget(self, digest: str) -> None:
         with self._lock:
             self._disk.remove(digest)
@@ -278,7 +299,7 @@ class LoraTiers(Generic[S]):
             path.unlink(missing_ok=True)
         found = [(path, path.stat()) for path in self._folder.glob(f"*{SUFFIX}")]
         for path, stat in sorted(found, key=lambda item: item[1].st_mtime):
-            for name in self._disk.add(path.name.removesuffix(SUFFIX), stat.st_size):
+            for name in self._enter(path.name.removesuffix(SUFFIX), stat.st_size):
                 self._path(name).unlink(missing_ok=True)
 
 

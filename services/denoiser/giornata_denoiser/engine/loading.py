@@ -15,7 +15,7 @@ import structlog
 import torch
 from torch import Tensor
 
-from giornata.tiers.ledger import TierLedger
+from giornata.residency.ledger import Ledger
 from giornata.wire.values import Mode
 from giornata_denoiser.blocks.device import Arrival, Device
 from giornata_denoiser.blocks.slabs import Expected, Slabs
@@ -193,7 +193,7 @@ class Accelerator(Device):
         self._device = device
         self._stream: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch's is not typed
         self._lock = threading.Lock()
-        self._ledger = TierLedger(budget_bytes)
+        self._ledger = Ledger(budget_bytes)
         self._produced: Any = None
         """The last point of the computing stream that loading comes after."""
         self._here: dict[str, tuple[Stored, Stored]] = {}

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 import torch
 
 from giornata.packed.region import Region, united
-from giornata.tiers.ledger import TierLedger
+from giornata.residency.ledger import Ledger
 from giornata_denoiser.rows.correction import Correction
 from giornata_denoiser.rows.row import Row
 from giornata_denoiser.templates.host import ORDINARY, HostMemory
@@ -38,7 +38,7 @@ class KeptCorrections:
 
     def __init__(self, budget_bytes: int, *, host: HostMemory = ORDINARY) -> None:
         self._lock = threading.Lock()
-        self._ledger = TierLedger(budget_bytes)
+        self._ledger = Ledger(budget_bytes)
         self._kept: dict[str, _Kept] = {}
         self._claimed: set[str] = set()
         self._host = host

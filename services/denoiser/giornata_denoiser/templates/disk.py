@@ -26,7 +26,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from giornata.tiers.ledger import TierLedger
+from giornata.residency.ledger import Ledger
 from giornata.wire.workers import LoadSample, Tier
 from giornata_denoiser.rows.stored import Stored
 from giornata_denoiser.rows.template import Entry, Kept, Recording
@@ -68,7 +68,7 @@ class Disk:
         host: HostMemory,
         told: Callable[[LoadSample], object],
     ) -> None:
-        self.ledger = TierLedger(budget_bytes)
+        self.ledger = Ledger(budget_bytes)
         """Sizes of the files, by recording."""
         self._folder, self._lock, self._host, self._told = folder, lock, host, told
         self._checked: dict[str, tuple[int, int, int]] = {}

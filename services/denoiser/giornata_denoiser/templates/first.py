@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Final
 
-from giornata.tiers.ledger import TierLedger
+from giornata.residency.ledger import Ledger
 from giornata_denoiser.rows.row import Row
 from giornata_denoiser.rows.template import Recording
 from giornata_denoiser.templates.host import ORDINARY, HostMemory
@@ -25,7 +25,7 @@ class FirstTemplates:
 
     def __init__(self, budget_bytes: int, *, host: HostMemory = ORDINARY) -> None:
         self._lock = threading.Lock()
-        self._ledger = TierLedger(budget_bytes)
+        self._ledger = Ledger(budget_bytes)
         self._kept: dict[str, Recording] = {}
         self._expected: OrderedDict[str, None] = OrderedDict()
         self._host = host

@@ -9,7 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Final
 
-from giornata.tiers.loaded import LoadedTier
+from giornata.residency.loaded import LoadedTier
 from giornata.wire.workers import LoadSample, TemplateCounters, Tier
 from giornata_denoiser.rows.template import Recording
 from giornata_denoiser.templates.corrections import KeptCorrections

@@ -1,36 +1,42 @@
-"""What stays in a tier of limited size: the least recently used, or least popular, goes first; what is pinned never.
-
-Pure.
-"""
+"""What a tier of limited size holds: bytes, pins, and what has to go when more comes. Pure."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from heapq import heapify, heappop
+
+from giornata.residency.rules import Lru, Rule
 
 
-class TierLedger:
+class Ledger:
     """Names and their sizes, in the order of last use.
 
     Unpinned names may fill `budget_bytes`; pinned ones may exceed it, since they cannot go.
 
     Args:
         budget_bytes: see above.
-        worth: the name that is worth least goes first, of equals the least recently used; default: all are equal.
+        rule: which name goes first; by default the least recently used. It belongs to this ledger alone.
     """
 
-    def __init__(self, budget_bytes: int, worth: Callable[[str], float] | None = None) -> None:
+    def __init__(self, budget_bytes: int, rule: Rule | None = None) -> None:
         self.budget_bytes = budget_bytes
-        self._worth = worth
+        self._rule: Rule = rule or Lru()
         self._sizes: dict[str, int] = {}
         """Sizes in order of use, the oldest first."""
         self._total_bytes = 0
         self._pins: Counter[str] = Counter()
+        self._pinned_bytes = 0
 
     @property
     def size_bytes(self) -> int:
         """Bytes of all names."""
         return self._total_bytes
+
+    @property
+    def room_bytes(self) -> int:
+        """Most bytes that could be added without a pinned name going; negative where pins exceed the budget."""
+        return self.budget_bytes - self._pinned_bytes
 
     def __contains__(self, name: object) -> bool:
         return name in self._sizes
@@ -38,28 +44,44 @@ class TierLedger:
     def __iter__(self) -> Iterator[str]:
         return iter(self._sizes)
 
+    def __len__(self) -> int:
+        return len(self._sizes)
+
     def size_of(self, name: str) -> int | None:
         """Bytes of a name; None where it is not here."""
         return self._sizes.get(name)
 
-    def add(self, name: str, size_bytes: int) -> tuple[str, ...]:
+    def is_pinned(self, name: str) -> bool:
+        """Whether it stays, once it is here."""
+        return self._pins[name] > 0
+
+    def add(self, name: str, size_bytes: int, *, reload_ms: float = 1.0, now: float = 0.0) -> tuple[str, ...]:
         """Enter `name` as the last used; returns the names that have to go for it, the first to go first.
 
-        It is `name` alone where that is larger than the whole budget and not pinned.
+        It is `name` alone where that is larger than the whole budget and not pinned. `reload_ms` is what another load
+        of it would take, `now` a time in seconds: rules may weigh both.
         """
         self.remove(name)
         if size_bytes > self.budget_bytes and not self._pins[name]:
             return (name,)
         self._sizes[name] = size_bytes
         self._total_bytes += size_bytes
+        self._pinned_bytes += size_bytes if self._pins[name] else 0
+        self._rule.entered(name, size_bytes, reload_ms, now)
         return self._evicted(keep=name)
 
-    def use(self, name: str) -> None:
-        """Note that `name`, which is here, is used now."""
+    def use(self, name: str, now: float = 0.0) -> bool:
+        """A user needs `name` now; whether it is here, the last used then."""
+        self._rule.used(name, now)
+        if name not in self._sizes:
+            return False
         self._sizes[name] = self._sizes.pop(name)
+        return True
 
     def pin(self, name: str) -> None:
         """`name` stays until it is unpinned as often."""
+        if not self._pins[name]:
+            self._pinned_bytes += self._sizes.get(name, 0)
         self._pins[name] += 1
 
     def unpin(self, name: str) -> tuple[str, ...]:
@@ -71,27 +93,30 @@ class TierLedger:
         if self._pins[name] < 1:
             raise ValueError(f"{name} is not pinned")
         self._pins[name] -= 1
-        self._pins += Counter()  # drops zeros
+        if not self._pins[name]:
+            del self._pins[name]
+            self._pinned_bytes -= self._sizes.get(name, 0)
         return self._evicted(keep=None)
 
     def remove(self, name: str) -> bool:
         """Forget `name`, pinned or not; whether it was here."""
         size_bytes = self._sizes.pop(name, None)
         self._total_bytes -= size_bytes or 0
+        self._pinned_bytes -= (size_bytes or 0) if self._pins[name] else 0
         return size_bytes is not None
 
     def _evicted(self, keep: str | None) -> tuple[str, ...]:
         gone, excess = list[str](), self._total_bytes - self.budget_bytes
         if excess <= 0:
             return ()
-        names = self._sizes if self._worth is None else sorted(self._sizes, key=self._worth)
-        for name in names:
-            size = self._sizes[name]
-            if excess <= 0:
-                break
+        order = [(self._rule.worth(name), place, name) for place, name in enumerate(self._sizes)]
+        heapify(order)
+        while order and excess > 0:
+            _, _, name = heappop(order)
             if name != keep and not self._pins[name]:
                 gone.append(name)
-                excess -= size
+                excess -= self._sizes[name]
         for name in gone:
             self.remove(name)
+            self._rule.evicted(name)
         return tuple(gone)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from giornata.tiers.loaded import Found, LoadedTier
+from giornata.residency.loaded import Found, LoadedTier
 from tests.patience import HUNG_S
 
 NAMES = "abcd"

@@ -6,12 +6,14 @@ Recordings, adapters and ControlNets use the same. Synchronous, and safe to use 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Generic, NamedTuple, TypeVar
 
-from giornata.tiers.ledger import TierLedger
+from giornata.residency.ledger import Ledger
+from giornata.residency.rules import Rule
 
 V = TypeVar("V")
 
@@ -31,20 +33,32 @@ class LoadedTier(Generic[V]):
     Args:
         budget_bytes: most bytes of values that are not pinned.
         size_of: bytes of a value.
-        worth: of a name, see :class:`giornata.tiers.ledger.TierLedger`; asked under the lock.
+        rule: which value goes first, see :class:`giornata.residency.ledger.Ledger`; asked under the lock.
+        reload_ms: what another load of a value of so many bytes would take.
+        clock: tells the time in seconds.
     """
 
     def __init__(
-        self, budget_bytes: int, size_of: Callable[[V], int], worth: Callable[[str], float] | None = None
+        self,
+        budget_bytes: int,
+        size_of: Callable[[V], int],
+        rule: Rule | None = None,
+        *,
+        reload_ms: Callable[[int], float] = float,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.lock = threading.RLock()
         """Held while names are changed, never while a value is loaded."""
         self.evicted = 0
         """Values that had to go since the start."""
-        self._ledger = TierLedger(budget_bytes, worth)
-        self._size_of = size_of
+        self._ledger = Ledger(budget_bytes, rule)
+        self._size_of, self._reload_ms, self._clock = size_of, reload_ms, clock
         self._values: dict[str, V] = {}
         self._loading: dict[str, Future[V | None]] = {}
+
+    def __contains__(self, name: object) -> bool:
+        with self.lock:
+            return name in self._values
 
     def __iter__(self) -> Iterator[str]:
         """Names in the order of last use, the oldest first."""
@@ -57,6 +71,12 @@ class LoadedTier(Generic[V]):
         with self.lock:
             return self._ledger.size_bytes
 
+    @property
+    def room_bytes(self) -> int:
+        """Most bytes that could come without a pinned value going."""
+        with self.lock:
+            return self._ledger.room_bytes
+
     def size_of(self, name: str) -> int | None:
         """Bytes of the value of this name; None where it is not here."""
         with self.lock:
@@ -65,21 +85,24 @@ class LoadedTier(Generic[V]):
     def get(self, name: str) -> V | None:
         """The value, used now; None where it is not here. Does not wait."""
         with self.lock:
-            found = self._values.get(name)
-            if found is not None:
-                self._ledger.use(name)
-            return found
+            self._ledger.use(name, self._clock())
+            return self._values.get(name)
 
     def load(
-        self, name: str, read: Callable[[], V | None], stays: Callable[[], bool] = lambda: True
+        self,
+        name: str,
+        read: Callable[[], V | None],
+        stays: Callable[[], bool] = lambda: True,
+        *,
+        ahead: bool = False,
     ) -> Found[V]:
         """The value from here, else what `read` makes of the tier below. One thread reads; others wait for it.
 
         It is kept if it `stays`, which is asked under the lock: a removal meanwhile holds. What `read` raises is
-        raised in all threads that wait.
+        raised in all threads that wait. A load `ahead` of its use does not count as a use.
         """
         with self.lock:
-            if (found := self.get(name)) is not None:
+            if (found := self._values.get(name) if ahead else self.get(name)) is not None:
                 return Found(found, loaded=False)
             others = self._loading.get(name)
             if others is None:
@@ -103,7 +126,11 @@ class LoadedTier(Generic[V]):
         """Enter a value as the last used; it is let go of at once where it alone exceeds the budget, unpinned."""
         with self.lock:
             self._values[name] = value
-            self._drop(self._ledger.add(name, self._size_of(value)))
+            size_bytes = self._size_of(value)
+            gone = self._ledger.add(
+                name, size_bytes, reload_ms=self._reload_ms(size_bytes), now=self._clock()
+            )
+            self._drop(gone)
 
     def remove(self, name: str) -> bool:
         """Forget a value, pinned or not; whether it was here."""
