@@ -11,7 +11,7 @@ from giornata.scheduling.degrees.pool import DEGREES
 from giornata.scheduling.degrees.rule import Switches
 from giornata_tools.simulation.degrees.rounds import RoundSwitches, Ties
 from giornata_tools.simulation.degrees.rules import POWERS, RuleName, RuleSetting
-from giornata_tools.simulation.degrees.workloads import Mix, PoolWorkload
+from giornata_tools.simulation.degrees.workloads import NIRVANA, Mix, PoolWorkload
 
 SCALES: Final = (1.0, 1.1, 1.2, 1.3, 1.4, 1.5)
 RATES: Final = (6.0, 9.0, 12.0, 15.0, 18.0)
@@ -107,6 +107,13 @@ def tables() -> Iterator[Table]:
     yield Table("steps between decisions", chosen, _entries(between), bound=False)
     groups = {"six groups a rank": OURS, "all 85 subsets": replace(OURS, every_subset=True)}
     yield Table("groups", chosen, _entries(groups), bound=False)
+    saving = {
+        f"{mix} 1.0, {saved:.0%} saved": PoolWorkload(mix=mix, saved=saved)
+        for mix in Mix
+        for saved in (0.0, NIRVANA, 0.35, 0.5)
+    }
+    rules = {"Algorithm 1 as written": AS_WRITTEN, "Algorithm 1, rounds of 2": BY_LENGTH[1], "ours": OURS}
+    yield Table("prompt cache", saving, _entries(rules))
     short = {f"{mix} {s:.1f}": PoolWorkload(mix=mix, scale=s, steps=28) for mix in Mix for s in (1.0, 1.5)}
     yield Table("28 steps", short, _entries(RULES))
 

@@ -69,3 +69,16 @@ def test_masks_are_those_of_the_trace_and_in_full_draws_the_same_pictures() -> N
     full = PoolWorkload(masks="production", requests=500, in_full=True).draw()
     assert [(r.at_s, r.size.side) for r in full] == [(r.at_s, r.size.side) for r in masked]
     assert all(request.size.computed == tokens_of(request.size.side) for request in full)
+
+
+@pytest.mark.parametrize("saved", [0.0, 0.1, 0.21, 0.24, 0.4, 0.5])
+def test_a_prompt_cache_saves_the_share_of_steps_that_is_asked_for(saved: float) -> None:
+    plain, helped = MANY.draw(), replace(MANY, saved=saved).draw()
+    assert [(r.at_s, r.due_s, r.size) for r in helped] == [(r.at_s, r.due_s, r.size) for r in plain]
+    assert 1 - statistics.fmean(r.steps for r in helped) / 50 == pytest.approx(saved, abs=0.01)
+    assert {r.steps for r in helped} <= {50, 45, 40, 35, 30, 25}
+
+
+def test_more_than_half_of_the_steps_cannot_be_saved() -> None:
+    with pytest.raises(ValueError, match=r"received 0\.6 of the steps saved; accepted are 0 to 0\.5"):
+        PoolWorkload(saved=0.6)

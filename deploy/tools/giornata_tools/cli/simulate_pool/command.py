@@ -111,6 +111,12 @@ def _masks(text: str) -> str | None:
     help=f"Edits of 512, 1024 and 2048 with masks of {', '.join(facts.MASK_RATIOS)}, or none: whole pictures.",
 )
 @click.option("--in-full", is_flag=True, help="Compute all tokens of edits in every step.")
+@click.option(
+    "--saved",
+    type=click.FloatRange(0, 0.5),
+    default=0.0,
+    help="Share of all steps that a cache of similar prompts' latents saves; 0.21 is Nirvana's.",
+)
 @click.option("--seeds", type=click.IntRange(1, 100), default=1, help="Runs of each kind.")
 @workload.read_option(
     "--without",

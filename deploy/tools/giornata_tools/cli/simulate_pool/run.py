@@ -79,6 +79,7 @@ def _workloads(given: Mapping[str, Any]) -> Iterator[PoolWorkload]:
                         requests=given["requests"],
                         masks=given["masks"],
                         in_full=given["in_full"],
+                        saved=given["saved"],
                         seed=seed,
                     )
 
