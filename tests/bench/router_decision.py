@@ -119,7 +119,7 @@ def _demand(ticket: int, loras: int, within_ms: float | None = None) -> Demand:
     shape = RowShape(text=512, image=4096, computed=600, steps=30)
     template, chance = f"t{ticket % TEMPLATES}", random.Random(ticket)  # noqa: S311 - a workload
     needed = tuple(NeededLora(f"l{number}", 341_000_000) for number in chance.sample(range(LORAS), loras))
-    return Demand(CARD.name, CARD.digest, (shape,), template, ticket, within_ms=within_ms, loras=needed)
+    return Demand(CARD.name, CARD.digest, (shape,), template, ticket, within_ms=within_ms, adapters=needed)
 
 
 def decisions(

@@ -199,7 +199,7 @@ class Walk:
 
     async def _prefetch(self, inspection: Inspection, demand: Demand) -> str | None:
         """Tell the worker that probably gets a row to load its template and LoRAs while the rows are encoded."""
-        if demand.template is None and not demand.loras:
+        if demand.template is None and not demand.adapters:
             return None
         worker = self._tools.dispatch.likely(demand)
         if worker is not None:

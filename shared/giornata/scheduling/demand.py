@@ -168,9 +168,9 @@ class Demand:
     """Its rows go to one worker; otherwise they may be computed by several."""
     alone: bool = False
     """It goes to an empty worker: it is suspected of having brought others down."""
-    loras: tuple[NeededLora, ...] = ()
+    adapters: tuple[NeededLora, ...] = ()
     exact: bool = True
-    """Its rows wait until their LoRAs are there; else they begin without them."""
+    """Its rows wait until their adapters are there; else they begin without them."""
     controls: tuple[NeededControl, ...] = ()
 
     def piece(self) -> Demand:

@@ -173,8 +173,8 @@ class Occupancy:
 
     def bring(self, demand: Demand, now: float) -> None:
         """The worker is told to load what `demand` needs."""
-        if demand.loras:
-            self.incoming.bring(demand.loras, self.loras, self.arrivals, now)
+        if demand.adapters:
+            self.incoming.bring(demand.adapters, self.loras, self.arrivals, now)
 
     def forget(self, attempt: Attempt, totals: Totals | None, incoming: Incoming) -> None:
         """Take `attempt` back as if it had never been given, with the `totals` and the loads of before."""

@@ -264,7 +264,7 @@ class Placement:
     def _see(self, demand: Demand) -> None:
         if demand.template is not None:
             self._repeats.see(demand.template)
-        for lora in demand.loras:
+        for lora in demand.adapters:
             self._lora_repeats.see(lora.digest)
 
     def _closed(self, demand: Demand, excluded: Collection[str]) -> Collection[str]:
@@ -277,7 +277,7 @@ class Placement:
         Pools have no adapters. Others lack ControlNets that no instance of the service computes for them. None where
         all do: it is refused there, and does not wait.
         """
-        if not (demand.controls or demand.loras):
+        if not (demand.controls or demand.adapters):
             return set()
         needed = {net.digest for net in demand.controls}
         serving, offered = self._serving(demand).all(()), self._control_offers.has(needed)

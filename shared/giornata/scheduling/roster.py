@@ -146,8 +146,8 @@ class Roster:
         found = dict.fromkeys(islice(self._ordered(excluded), count))
         if demand.template is not None:
             found |= dict.fromkeys(self._least_of(self._templates.of(demand.template), count, excluded))
-        if demand.loras:
-            digests = (lora.digest for lora in sorted(demand.loras, key=lambda lora: -lora.size_bytes))
+        if demand.adapters:
+            digests = (lora.digest for lora in sorted(demand.adapters, key=lambda lora: -lora.size_bytes))
             found |= dict.fromkeys(self._least_of(self._loras.of_most(digests), count, excluded))
         return [self._members[name] for name in found]
 

@@ -71,7 +71,7 @@ class Weighing:
         demand = self._demand
         hit, miss = self._at(worker.pace)
         template = worker.places.get(demand.template) if demand.template is not None else None
-        arrive_ms, absent = self._loras(worker, now, fetching=fetching) if demand.loras else (0.0, ())
+        arrive_ms, absent = self._loras(worker, now, fetching=fetching) if demand.adapters else (0.0, ())
         if worker.totals is None:
             raise ValueError(f"worker {worker.name} was not summed up")
         return Candidate(
@@ -105,7 +105,7 @@ class Weighing:
                     {tier: worker.arrivals.ms(lora.size_bytes, tier) for tier in (None, *Tier)},
                     self._lora_repeats * worker.arrivals.repeated_ms(lora),
                 )
-                for lora in self._demand.loras
+                for lora in self._demand.adapters
             ]
             self._arriving[id(worker.arrivals)] = known
         coming_ms = new_ms = device_ms = 0.0

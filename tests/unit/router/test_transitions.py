@@ -243,7 +243,7 @@ def test_adapters_that_act_are_part_of_what_a_job_asks_for() -> None:
     )
     job = JOB.model_copy(update={"loras": loras, "controls": nets})
     demand = demand_of(transitions.accepted(job))
-    assert demand.loras == (NeededLora("a", 600),), "one has no scale, one changes text encoders alone"
+    assert demand.adapters == (NeededLora("a", 600),), "one has no scale, one changes text encoders alone"
     assert demand.exact
     late = [lora.model_copy(update={"joins_within": 0.25}) for lora in loras[:1]]
     assert not demand_of(transitions.accepted(job.model_copy(update={"loras": (*late, *loras[1:])}))).exact

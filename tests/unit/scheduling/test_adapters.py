@@ -73,7 +73,7 @@ def test_a_lora_takes_every_hop_from_where_it_is() -> None:
 
 def test_a_set_arrives_lora_by_lora_from_where_each_is() -> None:
     known = placement(having("a", Tier.DISK, LORA))
-    demand, arrivals = replace(DEMAND, loras=(LORA, OTHER)), Arrivals()
+    demand, arrivals = replace(DEMAND, adapters=(LORA, OTHER)), Arrivals()
     (here,) = known.candidates(demand, 8)
     each = arrivals.ms(LORA.size_bytes, Tier.DISK), arrivals.ms(OTHER.size_bytes, None)
     assert here.arrive_ms == pytest.approx(sum(each))
@@ -142,21 +142,21 @@ def test_only_what_waiting_for_a_place_does_not_hide_is_exposed(
 def test_the_worker_that_has_the_lora_is_chosen_though_it_is_busier(tier: Tier) -> None:
     known = placement(having("a", None), having("b", tier, LORA, running=2), having("c", Tier.DISK, OTHER))
     assert choose(known, DEMAND) == "a"
-    assert choose(known, replace(DEMAND, loras=(LORA,))) == "b"
+    assert choose(known, replace(DEMAND, adapters=(LORA,))) == "b"
 
 
 def test_an_idle_worker_loads_the_lora_where_that_is_sooner_than_waiting() -> None:
     known = placement(having("a", None), having("b", Tier.DEVICE, LORA, running=4))
     small = NeededLora(LORA.digest, 1000)
-    assert choose(known, replace(DEMAND, loras=(small,))) == "a"
-    assert choose(known, replace(DEMAND, loras=(LORA,))) is None, "it waits for the worker that has it"
+    assert choose(known, replace(DEMAND, adapters=(small,))) == "a"
+    assert choose(known, replace(DEMAND, adapters=(LORA,))) is None, "it waits for the worker that has it"
 
 
 def test_a_load_that_waiting_for_a_place_hides_is_no_reason() -> None:
     """Both are full; where the place is free sooner, the LoRA is loaded by then."""
     known = placement(having("a", None, running=4), having("b", Tier.DEVICE, LORA, running=4))
     held = {
-        c.instance: c for c in known.candidates(replace(DEMAND, loras=(NeededLora(LORA.digest, 1000),)), 8)
+        c.instance: c for c in known.candidates(replace(DEMAND, adapters=(NeededLora(LORA.digest, 1000),)), 8)
     }
     assert held["a"].arrive_ms > 0
     assert held["a"].prediction() == held["b"].prediction()
@@ -166,7 +166,7 @@ def test_rows_that_begin_without_their_loras_choose_by_them_among_equals_alone()
     known = placement(
         having("a", None), having("b", Tier.MEMORY, LORA), having("c", Tier.MEMORY, LORA, running=1)
     )
-    late = replace(DEMAND, loras=(LORA,), exact=False)
+    late = replace(DEMAND, adapters=(LORA,), exact=False)
     found = {c.instance: c.prediction().finish_ms for c in known.candidates(late, 8)}
     assert found["a"] == found["b"] < found["c"]
     assert choose(known, late) == "b"
@@ -174,7 +174,7 @@ def test_rows_that_begin_without_their_loras_choose_by_them_among_equals_alone()
 
 def test_the_worker_that_was_told_to_load_has_a_lead() -> None:
     known = placement(having("a", None), having("b", None))
-    demand = replace(DEMAND, loras=(LORA, OTHER))
+    demand = replace(DEMAND, adapters=(LORA, OTHER))
     known.fetch("b", demand, 0.0)
     later_s = (Arrivals().ms(OTHER.size_bytes, None) + 1) / 1e3
     for name in ("a", "b"):
@@ -193,14 +193,14 @@ def test_a_new_load_waits_for_those_that_are_under_way() -> None:
     hop_ms = Arrivals().memory_ms(OTHER.size_bytes, None)
     for number in range(2 * LANES):
         lora = NeededLora(f"{number:064x}", OTHER.size_bytes)
-        known.assign(f"j{number}", 1, "a", replace(DEMAND, loras=(lora,)), now=0.0)
-    found = {c.instance: c.arrive_ms for c in known.candidates(replace(DEMAND, loras=(LORA,)), 8)}
+        known.assign(f"j{number}", 1, "a", replace(DEMAND, adapters=(lora,)), now=0.0)
+    found = {c.instance: c.arrive_ms for c in known.candidates(replace(DEMAND, adapters=(LORA,)), 8)}
     assert found["a"] - found["b"] == pytest.approx(2 * hop_ms)
 
 
 def test_a_trial_leaves_no_loads_behind() -> None:
     known = placement(having("a", None))
-    demand = replace(DEMAND, loras=(LORA,))
+    demand = replace(DEMAND, adapters=(LORA,))
     before = known.candidates(demand, 8)[0].arrive_ms
     with known.trial() as count:
         count("j", "a", demand)
@@ -215,7 +215,7 @@ def test_a_lora_that_no_worker_has_goes_to_one_worker_again_and_again() -> None:
     homes = set()
     for number in range(12):
         lora = NeededLora(f"{number:064x}", 341 * MB)
-        chosen = {choose(known, replace(DEMAND, loras=(lora,), ticket=ticket)) for ticket in range(3)}
+        chosen = {choose(known, replace(DEMAND, adapters=(lora,), ticket=ticket)) for ticket in range(3)}
         assert len(chosen) == 1
         homes |= chosen
     assert len(homes) > 2
@@ -224,10 +224,10 @@ def test_a_lora_that_no_worker_has_goes_to_one_worker_again_and_again() -> None:
 def test_a_rare_lora_does_not_keep_jobs_from_idle_workers() -> None:
     known = placement(*(having(f"d{number}", None) for number in range(3)))
     for number in range(300):  # no LoRA comes twice
-        once = replace(DEMAND, loras=(NeededLora(f"{number:064x}", LORA.size_bytes),))
+        once = replace(DEMAND, adapters=(NeededLora(f"{number:064x}", LORA.size_bytes),))
         known.assign(f"j{number}", 1, "elsewhere", once, now=0)
         known.release(f"j{number}", 1)
-    absent = [c.absent for c in known.candidates(replace(DEMAND, loras=(LORA,)), 8)]
+    absent = [c.absent for c in known.candidates(replace(DEMAND, adapters=(LORA,)), 8)]
     saved = Arrivals().repeated_ms(LORA)
     assert all(0 <= ms < 0.01 * saved for each in absent for _, ms in each)
 
@@ -235,7 +235,7 @@ def test_a_rare_lora_does_not_keep_jobs_from_idle_workers() -> None:
 def test_workers_of_versions_that_tell_nothing_of_loras_are_candidates_that_have_none() -> None:
     old = worker("old")
     known = placement(old, having("new", Tier.DEVICE, LORA))
-    demand = replace(DEMAND, loras=(LORA,))
+    demand = replace(DEMAND, adapters=(LORA,))
     by_name: dict[str, Candidate] = {c.instance: c for c in known.candidates(demand, 8)}
     assert by_name["old"].arrive_ms == pytest.approx(Arrivals().ms(LORA.size_bytes, None))
     assert by_name["new"].arrive_ms == 0
@@ -248,7 +248,7 @@ def test_telemetry_without_residency_keeps_what_was_told_before() -> None:
     assert again.worker is not None
     silent = again.worker.model_copy(update={"adapters_resident": None})
     known.observe(again.model_copy(update={"worker": silent}), 1)
-    assert known.candidates(replace(DEMAND, loras=(LORA,)), 8)[0].arrive_ms == 0
+    assert known.candidates(replace(DEMAND, adapters=(LORA,)), 8)[0].arrive_ms == 0
 
 
 def test_loads_that_are_told_change_how_long_others_take() -> None:
@@ -257,7 +257,7 @@ def test_loads_that_are_told_change_how_long_others_take() -> None:
     assert state.worker is not None
     slow = state.worker.model_copy(update={"adapter_loads": (arrived(None, 50.0),) * 3})
     known.observe(state.model_copy(update={"worker": slow}), 0)
-    candidate = known.candidates(replace(DEMAND, loras=(LORA,)), 8)[0]
+    candidate = known.candidates(replace(DEMAND, adapters=(LORA,)), 8)[0]
     assert candidate.arrive_ms == pytest.approx(50 * LORA.size_bytes / MB, rel=0.05)
 
 

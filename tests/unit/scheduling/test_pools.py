@@ -128,7 +128,7 @@ def test_a_large_job_goes_to_the_pool_that_keeps_its_deadline_and_breaks_none() 
 
 
 def test_a_job_with_adapters_goes_to_a_pool_only_where_there_is_nothing_else() -> None:
-    asked = replace(demand(SMALL), loras=(NeededLora("a" * 64, 1),))
+    asked = replace(demand(SMALL), adapters=(NeededLora("a" * 64, 1),))
     busy = [row("busy", LARGE)]
     placement = fleet(worker("alone", busy), worker("pool", ready=8))
     assert chosen(placement, demand(SMALL)) == "pool"

@@ -107,7 +107,7 @@ def test_those_with_least_to_compute_among_all_and_among_holders(
         found = [one.name for one in roster.fitting(replace(DEMAND, template=template), KEPT, excluded)]
         assert found == list(dict.fromkeys(near + having))
     for first, second in (("l", "m"), ("m", "n"), ("l", "z"), ("z", "n")):
-        asked = replace(DEMAND, loras=(NeededLora(second, 1), NeededLora(first, 2)))
+        asked = replace(DEMAND, adapters=(NeededLora(second, 1), NeededLora(first, 2)))
         with_first = [one for one in members.values() if first in one.loras] or list(members.values())
         both = [one for one in with_first if second in one.loras]
         most = both or (with_first if any(first in one.loras for one in with_first) else [])

@@ -46,7 +46,7 @@ SETTING = AdapterSetting(
 
 def asking(number: int, at_s: float, *loras: NeededLora) -> SimulatedJob:
     made = job(number, at_s, template=None)
-    return replace(made, demand=replace(made.demand, loras=loras))
+    return replace(made, demand=replace(made.demand, adapters=loras))
 
 
 def simulated(
@@ -153,20 +153,20 @@ def test_jobs_have_as_many_adapters_as_the_published_services() -> None:
     shares = {
         kind: {number: count / len(made) for number, count in Counter(counts).items()}
         for kind, counts in (
-            ("loras", [len(one.demand.loras) for one in made]),
+            ("loras", [len(one.demand.adapters) for one in made]),
             ("controlnets", [len(one.demand.controls) for one in made]),
         )
     }
     for kind, told in shares.items():
         assert told == pytest.approx(facts.ADAPTERS["katz-a"][kind], abs=0.03)
-    used = Counter(lora.digest for one in made for lora in one.demand.loras)
+    used = Counter(lora.digest for one in made for lora in one.demand.adapters)
     most = sum(count for _, count in used.most_common(round(0.2 * facts.LORAS)))
     assert most / used.total() == pytest.approx(0.79, abs=0.04), "GenTD26: the top fifth serve 79 %"
     for one in made:
-        digests = [lora.digest for lora in one.demand.loras]
+        digests = [lora.digest for lora in one.demand.adapters]
         assert len(set(digests)) == len(digests)
         (shape,) = one.demand.shapes
-        assert shape.low_rank == sum(low_rank_weights(0, lora.size_bytes) for lora in one.demand.loras)
+        assert shape.low_rank == sum(low_rank_weights(0, lora.size_bytes) for lora in one.demand.adapters)
     assert with_adapters(jobs, AdapterWorkload(), seed=1) == jobs
 
 

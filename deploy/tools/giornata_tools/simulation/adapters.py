@@ -97,7 +97,7 @@ def _with(job: SimulatedJob, loras: Sequence[NeededLora], controls: Iterable[int
         for shape in job.demand.shapes
     )
     needed = tuple(NeededControl(control_name(number), 1.0) for number in controls)
-    return replace(job, demand=replace(job.demand, shapes=shapes, loras=tuple(loras), controls=needed))
+    return replace(job, demand=replace(job.demand, shapes=shapes, adapters=tuple(loras), controls=needed))
 
 
 def _distinct(count: int, weights: Mix, chance: random.Random) -> list[int]:

@@ -141,18 +141,18 @@ class Simulation:
 
     def _prefetch(self, job: SimulatedJob, now: float) -> str | None:
         """Tell the worker that probably gets a row to load its LoRAs while it is encoded."""
-        if not job.demand.loras or not self._options.adapters or not self._stages.encode_ms:
+        if not job.demand.adapters or not self._options.adapters or not self._stages.encode_ms:
             return None
         name = likely(self._scheduler, self._placement, job.demand, now)
         if name is not None:
-            self._workers[name].loras.prefetch(job.demand.loras, now)
+            self._workers[name].loras.prefetch(job.demand.adapters, now)
             self._placement.fetch(name, job.demand, now)
         return name
 
     def _join(self, piece: Piece, fetching: str | None, now: float) -> None:
         job, demand = piece.job, piece.demand
         if not self._options.adapters:
-            demand = replace(demand, loras=(), controls=())
+            demand = replace(demand, adapters=(), controls=())
         claim = Claim(takes_s=self._placement.least_ms(demand.piece()) / 1e3)
         if job.slo_s is not None:
             finish_by_s = job.at_s + job.slo_s - job.demand.rows * self._stages.finish_ms / 1e3

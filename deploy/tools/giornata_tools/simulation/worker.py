@@ -89,10 +89,10 @@ class SimWorker:
         self._changed = True
         self._unfinished[piece.key] = piece, len(piece.rows)
         demand = piece.job.demand
-        loras_s = self.loras.ready_s(demand.loras, now)
+        loras_s = self.loras.ready_s(demand.adapters, now)
         tier, ready_s = self._look_up(demand, now)
         template = demand.template if tier else None
-        if demand.loras:
+        if demand.adapters:
             self.counted.adapted += 1
             self.counted.exposed_s += max(0.0, loras_s - ready_s)
         ready_s = max(loras_s, ready_s)

@@ -175,7 +175,7 @@ def demand(
         renews=asked.reuse is Reuse.AUTO,
         together=failures > 0,
         alone=0 < failures == max_failures - 1,
-        loras=tuple(NeededLora(lora.sha256, lora.size_bytes) for lora in _acting(job)),
+        adapters=tuple(NeededLora(lora.sha256, lora.size_bytes) for lora in _acting(job)),
         exact=not all(lora.joins_within for lora in _acting(job)),
         controls=tuple(NeededControl(net.digest, net.end - net.start) for net in job.controls if net.scale),
     )

@@ -1,0 +1,178 @@
+"""Without adapters every decision is as it was before routing knew what loads of adapters cost.
+
+The digests are of the code before that. They tell which rows go to which worker, in which order, and no times.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from random import Random
+from typing import Final
+
+import pytest
+
+from giornata.planning.costs import StepCosts
+from giornata.scheduling.demand import Demand, RowShape
+from giornata.scheduling.line import Claim, Line
+from giornata.scheduling.placement import Placement
+from giornata.scheduling.policies import POLICIES, PolicyName
+from giornata.scheduling.scheduler import Decision, InTurn, Scheduler
+from giornata.wire.jobs import Priority
+from giornata.wire.workers import LoadSample, RowProgress, ServiceState, Tier
+from giornata_tools.simulation.jobs import DIGEST, MODEL, SimulatedJob
+from giornata_tools.simulation.machines import Machine
+from giornata_tools.simulation.options import RunOptions
+from giornata_tools.simulation.simulator import Simulation
+from tests.fakes.fleet import CARD
+from tests.fakes.networks import PLAIN
+from tests.unit.scheduling.test_placement import worker
+
+ROUTED: Final = {
+    "round_robin": "829f3211eeb18d68",
+    "request_level": "077c2202afe39367",
+    "token_level": "a52aa2cb4e68673a",
+    "mask_aware": "c208749232c874e8",
+    "finish_time": "4009b720a5a1a204",
+    "deadline_aware": "bbec45eebed5db46",
+}
+SIMULATED: Final = {
+    "round_robin": "81ec96d374534cdc",
+    "request_level": "8bb05b9793ae0476",
+    "token_level": "69d3c02322427b77",
+    "mask_aware": "8bb05b9793ae0476",
+    "finish_time": "29f82e1bc2dce353",
+    "deadline_aware": "2f337b16c1ecff49",
+}
+WORKERS: Final = 7
+TICK_S: Final = 0.25
+
+
+@dataclass
+class Fleet:
+    """Workers around the scheduler, whose rows advance by a step each time that they are heard."""
+
+    placement: Placement = field(default_factory=Placement)
+    rows: dict[str, dict[tuple[str, int, int], int]] = field(default_factory=dict)
+    """Steps left of the rows of each worker, by job, attempt and index."""
+
+    def hear(self, name: str, now: float) -> None:
+        """Advance the rows of a worker, and tell of it."""
+        own = self.rows.setdefault(name, {})
+        for key in list(own):
+            own[key] -= 2
+            if own[key] <= 0:
+                del own[key]
+                if not any(other[:2] == key[:2] for other in own):
+                    self.placement.release(*key[:2])
+        self.placement.observe(self._state(name, own), now)
+
+    def _state(self, name: str, own: dict[tuple[str, int, int], int]) -> ServiceState:
+        told = [
+            RowProgress(job_id=job, attempt=attempt, index=index, step=0, steps=left, tokens=16, begun=True)
+            for (job, attempt, index), left in own.items()
+        ]
+        state = worker(name, *told, capacity=3)
+        assert state.worker is not None
+        number = int(name[1:])
+        news = {
+            "resident": {
+                Tier.MEMORY: tuple(f"t{template}" for template in range(number, 12, 5)),
+                Tier.DISK: tuple(f"t{template}" for template in range(number, 18, 3)),
+            },
+            "loads": (LoadSample(tier=Tier.DISK, size_bytes=10, load_ms=40.0),),
+        }
+        return state.model_copy(update={"worker": state.worker.model_copy(update=news)})
+
+
+def asked(chance: Random, now: float) -> tuple[Demand, Claim]:
+    """Rows of a random job, and what decides its turn."""
+    steps = chance.choice((4, 10, 20))
+    shape = RowShape(text=0, image=16, computed=chance.choice((2, 6, 16)), steps=steps)
+    template = f"t{chance.randrange(20)}" if chance.random() < 0.7 else None
+    demand = Demand(
+        CARD.name,
+        CARD.digest,
+        (shape,) * chance.choice((1, 1, 2, 4)),
+        template,
+        together=chance.random() < 0.2,
+        alone=chance.random() < 0.05,
+    )
+    claim = Claim(
+        chance.choice((Priority.INTERACTIVE, Priority.INTERACTIVE, Priority.BATCH)),
+        tenant=chance.choice("abc"),
+        weight=chance.choice((1.0, 2.0)),
+        finish_by_s=now + chance.uniform(0.1, 3.0) if chance.random() < 0.5 else None,
+        takes_s=steps * 0.016,
+    )
+    return demand, claim
+
+
+def routed(policy: PolicyName, seed: int) -> Iterator[object]:
+    """Which rows go where, of jobs with priorities, tenants, deadlines and templates in memory and on disk."""
+    chance, fleet = Random(seed), Fleet()  # noqa: S311 - a workload
+    line = Line(by_deadline=policy is PolicyName.DEADLINE_AWARE)
+    scheduler, attempts, number = InTurn(POLICIES[policy], looked_at=2), 0, 0
+    for tick in range(160):
+        now = tick * TICK_S
+        for name in (f"d{index}" for index in range(WORKERS)):
+            fleet.hear(name, now)
+        for _ in range(chance.choice((0, 0, 1, 2, 5))):
+            line.join(f"j{number}", *asked(chance, now), now)
+            number += 1
+        decision = scheduler.decide(line, fleet.placement, now)
+        for key, name, rows, passes in decision.placements:
+            attempts += 1
+            given = line.serve(key, rows, now, passes)
+            fleet.placement.assign(key[0], attempts, name, given, now)
+            fleet.rows[name] |= {
+                (key[0], attempts, row): shape.steps for row, shape in zip(rows, given.shapes, strict=True)
+            }
+            yield tick, key, name, rows, passes
+
+
+@dataclass
+class Noting:
+    """Decides as `serves`, and notes what it decides."""
+
+    serves: Scheduler
+    noted: list[object] = field(default_factory=list)
+
+    def decide(self, line: Line, placement: Placement, now: float) -> Decision:
+        """See :class:`Scheduler`."""
+        decision = self.serves.decide(line, placement, now)
+        self.noted += map(tuple, decision.placements)
+        return decision
+
+
+def simulated(policy: PolicyName) -> list[object]:
+    """The same of simulated workers of two speeds."""
+    chance, at_s = Random(11), 0.0  # noqa: S311 - a workload
+    jobs = list[SimulatedJob]()
+    costs = StepCosts((10.0, 0.0, 1.0, 0.0, 0.0, 0.0))
+    for number in range(150):
+        at_s += chance.expovariate(14.0)
+        steps, computed = chance.choice((10, 20, 30)), chance.choice((4, 9, 20))
+        shape = RowShape(text=2, image=20, computed=computed, steps=steps)
+        demand = Demand(MODEL, DIGEST, (shape,) * chance.choice((1, 1, 3)), f"t{chance.randrange(30)}")
+        jobs.append(SimulatedJob(f"j{number}", at_s, demand, chance.uniform(0.5, 4.0)))
+    machines = [Machine(costs, PLAIN, rows=4, slowness=1.0 + number % 2) for number in range(5)]
+    options = RunOptions.of(policy)
+    noting = Noting(options.scheduler())
+    Simulation(machines, jobs, options, scheduler=noting).run()
+    return noting.noted
+
+
+def digest(noted: object) -> str:
+    return hashlib.sha256(repr(noted).encode()).hexdigest()[:16]
+
+
+@pytest.mark.parametrize("policy", list(ROUTED))
+def test_routed_rows_go_where_they_went(policy: str) -> None:
+    assert digest(list(routed(PolicyName(policy), seed=5))) == ROUTED[policy]
+
+
+@pytest.mark.parametrize("policy", list(SIMULATED))
+def test_simulated_rows_go_where_they_went(policy: str) -> None:
+    assert digest(simulated(PolicyName(policy))) == SIMULATED[policy]
