@@ -21,7 +21,8 @@ from giornata.scheduling.adapters import NeededLora
 from giornata.scheduling.backlog import computed
 from giornata.scheduling.degrees.pool import DEGREES
 from giornata.scheduling.demand import Demand, RowShape
-from giornata.scheduling.line import Claim, Line
+from giornata.scheduling.fair_line import FairLine
+from giornata.scheduling.line import Claim
 from giornata.scheduling.placement import Placement
 from giornata.scheduling.policies import POLICIES, PolicyName
 from giornata.scheduling.scheduler import LOOKED_AT, InTurn
@@ -153,7 +154,7 @@ def whole_decisions(
     policy: PolicyName, states: Sequence[ServiceState], looked_at: int, loras: int
 ) -> Measured:
     """Milliseconds until a job that joins an empty line counts on its worker."""
-    placement, line, scheduler = Placement(), Line(), InTurn(POLICIES[policy], looked_at)
+    placement, line, scheduler = Placement(), FairLine(), InTurn(POLICIES[policy], looked_at)
     within_ms = _within_ms(states)
     claim = Claim(finish_by_s=None if within_ms is None else within_ms / 1e3)
     for state in states:

@@ -22,7 +22,7 @@ from typing import Any, Final
 
 from scipy import stats
 
-from giornata.scheduling.line import Turn
+from giornata.scheduling.fair_line import Turn
 from giornata.scheduling.policies import PolicyName
 from giornata.scheduling.scheduler import InTurn
 from giornata_tools.simulation.options import RunOptions

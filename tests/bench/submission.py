@@ -12,7 +12,8 @@ import tracemalloc
 from typing import Any, Final
 
 from giornata.scheduling.demand import Demand, RowShape
-from giornata.scheduling.line import Claim, Line
+from giornata.scheduling.fair_line import FairLine
+from giornata.scheduling.line import Claim
 from giornata.scheduling.placement import Placement
 from giornata.scheduling.waiting import QueuedJob, Waiting
 from giornata.scheduling.window import Window
@@ -43,7 +44,7 @@ def queued_job(number: int, chance: random.Random) -> QueuedJob:
 def submissions(queued: int, workers: int) -> dict[str, Any]:
     """One row of the table: `queued` jobs before a fleet of `workers`."""
     chance = random.Random(SEED)  # noqa: S311 - a workload
-    placement, line, waiting, window = Placement(), Line(), Waiting(), Window(64)
+    placement, line, waiting, window = Placement(), FairLine(), Waiting(), Window(64)
     for state in fleet(workers, chance):
         placement.observe(state, 0)
     window.resize(8 * workers)

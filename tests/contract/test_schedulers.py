@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from giornata.scheduling.demand import Demand, RowShape
+from giornata.scheduling.fair_line import FairLine
 from giornata.scheduling.line import Claim, Line
 from giornata.scheduling.occupancy import Attempt
 from giornata.scheduling.patience import Patience
@@ -137,7 +138,7 @@ class Cell:
 
 
 def cell(fleet: list[FakeWorker], jobs: list[Wanted], *, by_deadline: bool) -> Cell:
-    made = Cell({f"d{i}": one for i, one in enumerate(fleet)}, Line(by_deadline=by_deadline))
+    made = Cell({f"d{i}": one for i, one in enumerate(fleet)}, FairLine(by_deadline=by_deadline))
     for name, one in made.fleet.items():
         made.hear(name, one.running)
     for number, job in enumerate(jobs):

@@ -23,7 +23,7 @@ from giornata.bus.telemetry import state_of, telemetry
 from giornata.fleet import ListeningClock
 from giornata.records import Quarantine, Records
 from giornata.retries import just_made
-from giornata.scheduling.line import Line
+from giornata.scheduling.fair_line import FairLine
 from giornata.scheduling.patience import Patience
 from giornata.scheduling.placement import Placement
 from giornata.scheduling.policies import PolicyName
@@ -63,7 +63,7 @@ class Router:
     ) -> None:
         self._bus, self._config = bus, config
         placement = Placement(Patience(config.stall_factor, config.stall_s * 1e3))
-        line = Line(by_deadline=config.policy is PolicyName.DEADLINE_AWARE, ageing_s=config.ageing_s)
+        line = FairLine(by_deadline=config.policy is PolicyName.DEADLINE_AWARE, ageing_s=config.ageing_s)
         self._leadership, self._clock = Leadership(), ListeningClock()
 
         def connected() -> bool:

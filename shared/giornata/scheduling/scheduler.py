@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Final, NamedTuple, Protocol
 
 from giornata.scheduling.demand import Demand, RowShape
+from giornata.scheduling.fair_line import FairLine
 from giornata.scheduling.line import Claim, Key, Line, QueuedRows
 from giornata.scheduling.occupancy import Attempt
 from giornata.scheduling.placement import Placement
@@ -62,7 +63,7 @@ def likely(scheduler: Scheduler, placement: Placement, demand: Demand, now: floa
 
     Where none has room, the one that will be empty first.
     """
-    alone = Line()
+    alone = FairLine()
     alone.join("", demand.piece(), Claim(), now)
     placements = scheduler.decide(alone, placement, now).placements
     return placements[0].worker if placements else placement.soonest(demand)

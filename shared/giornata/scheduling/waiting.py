@@ -1,7 +1,7 @@
 """Accepted jobs that nothing was done for yet, and whose turn is next: all that is queued, in memory. Pure.
 
 Within a class tenants take turns by their shares (:mod:`giornata.scheduling.shares`), as prepared rows do
-(:mod:`giornata.scheduling.line`), and a tenant's jobs come in the order of their arrival.
+(:mod:`giornata.scheduling.fair_line`), and a tenant's jobs come in the order of their arrival.
 
 Batch jobs come after interactive ones. A batch job that has waited for a while joins the interactive class, in a flow
 of its tenant's aged batch jobs. It does not starve, and a flood of batch jobs, however old, delays its tenant's next

@@ -8,7 +8,8 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from giornata.scheduling.line import AGEING_S, FAVOURED
+from giornata.scheduling.fair_line import FAVOURED
+from giornata.scheduling.line import AGEING_S
 from giornata.scheduling.policies import PolicyName
 from giornata.wire import subjects
 from giornata.wire.events import DoneEvent

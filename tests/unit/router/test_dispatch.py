@@ -13,7 +13,8 @@ import pytest
 
 from giornata.fleet import SILENCE_S
 from giornata.scheduling.demand import Demand
-from giornata.scheduling.line import Claim, Line
+from giornata.scheduling.fair_line import FairLine
+from giornata.scheduling.line import Claim
 from giornata.scheduling.placement import Placement
 from giornata.scheduling.policies import Candidate, Policy, finish_time
 from giornata.scheduling.scheduler import MAX_PASSED, InTurn
@@ -34,7 +35,7 @@ FIRST = Assignment(1, "d1", (0,))
 
 
 def dispatching(policy: Policy = finish_time, *, connected: bool = True) -> Dispatch:
-    return Dispatch(InTurn(policy), Placement(), Line(), lambda: connected)
+    return Dispatch(InTurn(policy), Placement(), FairLine(), lambda: connected)
 
 
 def denoised(job_id: str, attempt: int) -> DenoisedEvent:

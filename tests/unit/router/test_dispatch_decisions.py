@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from giornata.scheduling.fair_line import FairLine
 from giornata.scheduling.line import Line
 from giornata.scheduling.placement import Placement
 from giornata.scheduling.scheduler import Decision, Scheduler
@@ -29,7 +30,7 @@ class Scripted:
 
 
 def scripted(scheduler: Scheduler) -> Dispatch:
-    return Dispatch(scheduler, Placement(), Line())
+    return Dispatch(scheduler, Placement(), FairLine())
 
 
 async def test_the_scheduler_is_asked_again_when_it_wants_to_be_and_at_no_older_time() -> None:

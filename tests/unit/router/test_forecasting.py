@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from giornata.scheduling.fair_line import FairLine
 from giornata.scheduling.line import Claim, Line
 from giornata.scheduling.placement import Placement
 from giornata.scheduling.waiting import QueuedJob, Waiting
@@ -59,7 +60,7 @@ def known(state: ServiceState) -> ServiceState:
 
 
 def forecasting(*states: ServiceState, max_wait_s: float = 1e9) -> tuple[Forecasting, Placement, Line]:
-    placement, line = Placement(), Line()
+    placement, line = Placement(), FairLine()
     for state in states:
         placement.observe(state, 0)
     made = Forecasting(placement, line, max_wait_s)
@@ -247,7 +248,7 @@ def test_a_wait_that_is_unknown_is_not_told() -> None:
     other = CARD.model_copy(update={"digest": "other"})
     two = forecasting(known(worker("d1")), known(worker("d2", models=(other,))))[0]
     assert two.queue(Waiting(), full=False).wait_ms is None, "it is another for each model"
-    fresh = Forecasting(placement, Line())
+    fresh = Forecasting(placement, FairLine())
     placement.observe(known(worker("d1", capacity=1)), 0)
     assert fresh.queue(Waiting(), full=False).wait_ms == pytest.approx(STEPS * STEP_MS, rel=0.01), (
         "no job was inspected"
@@ -258,7 +259,7 @@ def test_nothing_is_promised_or_refused_before_anything_is_known() -> None:
     made, _, _ = forecasting(worker("d1"), max_wait_s=0.001)
     made.admit(job("a"), 0)  # no worker has told what its steps cost
     assert made.of(job("a"), 0, 0) is None
-    fresh = Forecasting(Placement(), Line(), 0.001)
+    fresh = Forecasting(Placement(), FairLine(), 0.001)
     fresh.admit(job("a"), 0)
     nobody, _, _ = forecasting(max_wait_s=0.001)
     nobody.admit(job("a"), 0)  # an absent fleet may come back

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from giornata.fleet import SILENCE_S, Fleet
 from giornata.scheduling.demand import Demand
 from giornata.scheduling.estimates import SLOWEST, Estimates
-from giornata.scheduling.line import Claim, Line
+from giornata.scheduling.fair_line import FairLine
+from giornata.scheduling.line import Claim
 from giornata.scheduling.occupancy import Attempt, Totals
 from giornata.scheduling.placement import Placement
 from giornata.wire.jobs import Priority
@@ -254,7 +255,7 @@ def test_what_steps_cost_is_learnt_again_from_fresh_steps(
 def test_everybody_in_the_line_comes_once_however_often_it_is_said_that_they_left(
     happening: list[tuple[str, int, Priority, float | None]], by_deadline: bool
 ) -> None:
-    line, waiting = Line(by_deadline=by_deadline), set[str]()
+    line, waiting = FairLine(by_deadline=by_deadline), set[str]()
     for now, (what, number, priority, finish_by_s) in enumerate(happening):
         name = f"j{number}"
         if what == "join" and name not in waiting:

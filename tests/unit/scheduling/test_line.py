@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from giornata.scheduling.demand import Demand, RowShape
-from giornata.scheduling.line import AGEING_S, DEFERRED, FAVOURED, Claim, Line, QueuedRows, Turn
+from giornata.scheduling.fair_line import DEFERRED, FAVOURED, FairLine, Turn
+from giornata.scheduling.line import AGEING_S, Claim, Line, QueuedRows
 from giornata.wire.jobs import Priority
 
 
@@ -28,14 +29,14 @@ def order(line: Line, now: float = 0.0) -> list[str]:
 
 @pytest.mark.parametrize(("turn", "expected"), [(Turn.LEAST_WORK, "43210"), (Turn.ARRIVAL, "01234")])
 def test_of_one_tenants_jobs_the_least_comes_first_or_the_earliest(turn: Turn, expected: str) -> None:
-    line = Line(turn=turn)
+    line = FairLine(turn=turn)
     for i in range(5):
         line.join(f"j{i}", demand(5 - i), Claim(tenant="a", takes_s=5.0 - i), i)
     assert order(line) == [f"j{i}" for i in expected]
 
 
 def test_work_that_workers_have_counts_no_more() -> None:
-    line, shape = Line(), RowShape(0, 16, 16, 10)
+    line, shape = FairLine(), RowShape(0, 16, 16, 10)
     line.join("large", Demand("m", "d", (shape,) * 4), Claim(takes_s=1.0), 0)
     line.join("small", Demand("m", "d", (shape,) * 2), Claim(takes_s=1.0), 0)
     assert order(line) == ["small", "large"]
@@ -44,7 +45,7 @@ def test_work_that_workers_have_counts_no_more() -> None:
 
 
 def test_small_jobs_without_end_do_not_starve_a_large_one_of_their_tenant() -> None:
-    line, served = Line(), list[str]()
+    line, served = FairLine(), list[str]()
     line.join("large", demand(1000), Claim(takes_s=4.0), 0)
     for i in range(40):
         line.join(f"small{i}", demand(1), Claim(takes_s=0.1), i)
@@ -56,7 +57,7 @@ def test_small_jobs_without_end_do_not_starve_a_large_one_of_their_tenant() -> N
 
 
 def test_the_scheduler_is_told_when_a_batch_job_has_aged_and_that_nothing_else_changes() -> None:
-    line = Line()
+    line = FairLine()
     line.join("j", demand(), Claim(takes_s=1.0), 1)
     assert line.changes_at(2) is None
     line.join("batch", demand(), Claim(Priority.BATCH), 3)
@@ -65,7 +66,7 @@ def test_the_scheduler_is_told_when_a_batch_job_has_aged_and_that_nothing_else_c
 
 
 def test_rows_that_stay_together_are_not_passed_by_smaller_jobs() -> None:
-    line, shape = Line(), RowShape(0, 16, 16, 10)
+    line, shape = FairLine(), RowShape(0, 16, 16, 10)
     line.join("small", demand(1), Claim(takes_s=0.1), 0)
     line.join("lost", Demand("m", "d", (shape,) * 4, together=True), Claim(takes_s=4.0), 1)
     assert order(line, 2) == ["lost", "small"]
@@ -82,7 +83,7 @@ def test_tenants_that_wait_get_their_shares_but_for_one_job_each(
     turn: Turn, works: list[list[int]], weights: list[float]
 ) -> None:
     """Theorem 1 of Goyal, Vin and Cheng, in whichever order a tenant's own jobs come."""
-    line, got = Line(turn=turn), [0.0] * len(works)
+    line, got = FairLine(turn=turn), [0.0] * len(works)
     for tenant, own in enumerate(works):
         for number, steps in enumerate(own):
             line.join(
@@ -100,7 +101,7 @@ def test_tenants_that_wait_get_their_shares_but_for_one_job_each(
 
 
 def test_a_tenant_with_many_jobs_does_not_hold_up_one_with_few() -> None:
-    line = Line()
+    line = FairLine()
     for i in range(100):
         line.join(f"many{i}", demand(), Claim(tenant="many"), 0)
     for i in range(3):
@@ -110,7 +111,7 @@ def test_a_tenant_with_many_jobs_does_not_hold_up_one_with_few() -> None:
 
 
 def test_twice_the_weight_is_twice_the_share() -> None:
-    line = Line()
+    line = FairLine()
     for i in range(60):
         line.join(f"a{i}", demand(), Claim(tenant="a", weight=2.0), 0)
         line.join(f"b{i}", demand(), Claim(tenant="b"), 0)
@@ -119,7 +120,7 @@ def test_twice_the_weight_is_twice_the_share() -> None:
 
 
 def test_interactive_comes_first_and_batch_never_starves() -> None:
-    line = Line()
+    line = FairLine()
     line.join("batch", demand(), Claim(Priority.BATCH), 0)
     line.join("now", demand(), Claim(), 1)
     assert order(line, 2) == ["now", "batch"]
@@ -127,19 +128,19 @@ def test_interactive_comes_first_and_batch_never_starves() -> None:
 
 
 def test_the_earliest_deadline_comes_first_while_it_can_be_met() -> None:
-    line = Line(by_deadline=True)
+    line = FairLine(by_deadline=True)
     line.join("whenever", demand(), Claim(), 0)
     line.join("later", demand(), Claim(finish_by_s=20), 0)
     line.join("soon", demand(), Claim(finish_by_s=10), 0)
     assert order(line, 5) == ["soon", "later", "whenever"]
     assert order(line, 15) == ["later", "whenever", "soon"], "who is late takes its turn"
-    assert order(Line(), 5) == []
+    assert order(FairLine(), 5) == []
     [soon] = [entry for entry in line if entry.job_id == "soon"]
     assert soon.asked(4).within_ms == pytest.approx(6000)
 
 
 def test_a_deadline_that_cannot_be_met_any_more_is_no_claim() -> None:
-    line = Line(by_deadline=True)
+    line = FairLine(by_deadline=True)
     line.join("whenever", demand(), Claim(), 0)
     line.join("tight", demand(), Claim(finish_by_s=10, takes_s=4), 0)
     assert order(line, 5.9) == ["tight", "whenever"]
@@ -147,7 +148,7 @@ def test_a_deadline_that_cannot_be_met_any_more_is_no_claim() -> None:
 
 
 def test_urgent_jobs_without_end_do_not_starve_one_that_takes_its_turn() -> None:
-    line, served = Line(by_deadline=True), list[str]()
+    line, served = FairLine(by_deadline=True), list[str]()
     line.join("whenever", demand(), Claim(), 0)
     line.join("batch", demand(), Claim(Priority.BATCH), 0)
     for i in range(10 * FAVOURED):
@@ -170,7 +171,7 @@ joins = st.lists(
 def test_everybody_is_in_the_line_once_until_they_leave(
     jobs: list[tuple[str, int, Priority, float]], served: list[int]
 ) -> None:
-    line = Line()
+    line = FairLine()
     for i, (tenant, steps, priority, weight) in enumerate(jobs):
         line.join(f"j{i}", demand(steps), Claim(priority, tenant, weight), i)
     for i in {i for i in served if i < len(jobs)}:
@@ -183,7 +184,7 @@ def test_everybody_is_in_the_line_once_until_they_leave(
 
 @given(backlog=st.integers(1, 200))
 def test_a_new_tenant_is_served_after_at_most_one_job_of_each_other(backlog: int) -> None:
-    line = Line()
+    line = FairLine()
     for i in range(backlog):
         line.join(f"a{i}", demand(), Claim(tenant="a"), 0)
         line.join(f"b{i}", demand(), Claim(tenant="b"), 0)
@@ -194,7 +195,7 @@ def test_a_new_tenant_is_served_after_at_most_one_job_of_each_other(backlog: int
 
 
 def test_a_job_leaves_in_pieces_and_what_comes_back_waits_beside_the_rest() -> None:
-    line, shape = Line(), RowShape(0, 16, 16, 10)
+    line, shape = FairLine(), RowShape(0, 16, 16, 10)
     line.join("j", Demand("m", "d", (shape,) * 3), Claim(), 0)
     rest = serve(line, "j", 2)
     assert rest is not None

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 from giornata.scheduling.adapters import NeededControl
 from giornata.scheduling.demand import Demand, RowShape
-from giornata.scheduling.line import AGEING_S, Claim, Line
+from giornata.scheduling.fair_line import FairLine
+from giornata.scheduling.line import AGEING_S, Claim
 from giornata.scheduling.placement import Placement
 from giornata.scheduling.policies import Candidate, Policy, request_level, with_room
 from giornata.scheduling.scheduler import MAX_CHOOSY, MAX_PASSED, Decision, InTurn, Placed
@@ -25,7 +26,7 @@ class Cell:
 
     def __init__(self, policy: Policy, rows: Sequence[int], *, spreads: bool = True) -> None:
         self.scheduler = InTurn(policy, spreads=spreads)
-        self.placement, self.line = Placement(), Line()
+        self.placement, self.line = Placement(), FairLine()
         for number, count in enumerate(rows):
             self.tell(number, count)
 

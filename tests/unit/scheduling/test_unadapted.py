@@ -15,6 +15,7 @@ import pytest
 
 from giornata.planning.costs import StepCosts
 from giornata.scheduling.demand import Demand, RowShape
+from giornata.scheduling.fair_line import FairLine
 from giornata.scheduling.line import Claim, Line
 from giornata.scheduling.placement import Placement
 from giornata.scheduling.policies import POLICIES, PolicyName
@@ -112,7 +113,7 @@ def asked(chance: Random, now: float) -> tuple[Demand, Claim]:
 def routed(policy: PolicyName, seed: int) -> Iterator[object]:
     """Which rows go where, of jobs with priorities, tenants, deadlines and templates in memory and on disk."""
     chance, fleet = Random(seed), Fleet()  # noqa: S311 - a workload
-    line = Line(by_deadline=policy is PolicyName.DEADLINE_AWARE)
+    line = FairLine(by_deadline=policy is PolicyName.DEADLINE_AWARE)
     scheduler, attempts, number = InTurn(POLICIES[policy], looked_at=2), 0, 0
     for tick in range(160):
         now = tick * TICK_S

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from giornata.scheduling.line import AGEING_S, Line, Turn
+from giornata.scheduling.fair_line import Turn
+from giornata.scheduling.line import AGEING_S, Line
 from giornata.scheduling.placement import Placement
 from giornata.scheduling.policies import POLICIES, Policy, PolicyName
 from giornata.scheduling.scheduler import LOOKED_AT, Decision, InTurn, Placed, Scheduler

@@ -9,7 +9,8 @@ from functools import partial
 from typing import Final
 
 from giornata.families import Family
-from giornata.scheduling.line import Claim, Line
+from giornata.scheduling.fair_line import FairLine
+from giornata.scheduling.line import Claim
 from giornata.scheduling.occupancy import Attempt
 from giornata.scheduling.placement import Placement
 from giornata.scheduling.scheduler import Scheduler, likely
@@ -80,7 +81,7 @@ class Simulation:
         self._host = Processors(self._clock, cores)
         self._scheduler, self._wakes_at = scheduler or options.scheduler(), math.inf
         self._placement = Placement(slack=options.slack)
-        self._line = Line(by_deadline=options.by_deadline, ageing_s=options.ageing_s, turn=options.turn)
+        self._line = FairLine(by_deadline=options.by_deadline, ageing_s=options.ageing_s, turn=options.turn)
         servers = self._stages.servers
         self._relay, self._encoders, self._finishers = (Servers(n, self._host) for n in (1, servers, servers))
         self._workers = {

@@ -1,0 +1,117 @@
+"""The books that every line keeps: what waits, of which jobs and models. Pure."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import TypeVar
+
+from giornata.scheduling.demand import Demand
+from giornata.scheduling.line import Claim, Key, QueuedRows
+from giornata.scheduling.totals import LineTotals
+
+H = TypeVar("H", bound=Hashable)
+
+
+class WaitingRows:
+    """Rows by entry. Lines add the order: they are told of each entry that joins, is served and leaves."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[Key, QueuedRows] = {}
+        self._jobs: Counter[str] = Counter()
+        self._models: Counter[tuple[str, str]] = Counter()
+        self._totals = LineTotals()
+        self._tickets = itertools.count()
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def __contains__(self, job_id: object) -> bool:
+        return job_id in self._jobs
+
+    def __iter__(self) -> Iterator[QueuedRows]:
+        return iter(self._waiting.values())
+
+    @property
+    def totals(self) -> LineTotals:
+        """See :class:`giornata.scheduling.line.Line`."""
+        return self._totals
+
+    @property
+    def models(self) -> Mapping[tuple[str, str], int]:
+        """See :class:`giornata.scheduling.line.Line`."""
+        return self._models
+
+    def join(
+        self,
+        job_id: str,
+        demand: Demand,
+        claim: Claim,
+        now: float,
+        *,
+        rows: Sequence[int] | None = None,
+        fetching: str | None = None,
+    ) -> QueuedRows:
+        """See :class:`giornata.scheduling.line.Line`."""
+        ticket = next(self._tickets)
+        indices = tuple(range(demand.rows) if rows is None else rows)
+        demand = replace(demand, ticket=ticket)
+        joined = QueuedRows((job_id, ticket), indices, demand, claim, now, fetching=fetching)
+        self._waiting[joined.key] = joined
+        self._jobs[job_id] += 1
+        self._models[joined.model] += len(joined.rows)
+        self._totals.count(claim.priority, demand, 1)
+        self._joined(joined, now)
+        return joined
+
+    def serve(self, key: Key, rows: Collection[int], now: float, passes: Key | None = None) -> Demand:
+        """See :class:`giornata.scheduling.line.Line`."""
+        entry = self._waiting[key]
+        if passes is not None:
+            passed = self._waiting[passes]
+            self._waiting[passes] = replace(passed, passed=passed.passed + len(rows))
+        shapes = (shape for row, shape in zip(entry.rows, entry.demand.shapes, strict=True) if row in rows)
+        served = replace(entry.asked(now), shapes=tuple(shapes))
+        self._served(entry, served, now, whole=len(rows) == len(entry.rows))
+        if len(rows) == len(entry.rows):
+            self.leave(key)
+        else:
+            left = self._waiting[key] = entry.without(rows)
+            self._models[entry.model] -= len(rows)
+            self._totals.count(entry.claim.priority, entry.demand, -1)
+            self._totals.count(entry.claim.priority, left.demand, 1)
+        return served
+
+    def tell(self, key: Key, worker: str) -> None:
+        """See :class:`giornata.scheduling.line.Line`."""
+        self._waiting[key] = replace(self._waiting[key], fetching=worker)
+
+    def leave(self, key: Key) -> None:
+        """See :class:`giornata.scheduling.line.Line`."""
+        entry = self._waiting.pop(key, None)
+        if entry is None:
+            return
+        _count_off(self._jobs, entry.job_id)
+        _count_off(self._models, entry.model, len(entry.rows))
+        self._totals.count(entry.claim.priority, entry.demand, -1)
+        self._left(entry)
+
+    def _joined(self, entry: QueuedRows, now: float) -> None:
+        """An entry waits from now on."""
+        raise NotImplementedError
+
+    def _served(self, entry: QueuedRows, served: Demand, now: float, *, whole: bool) -> None:
+        """Rows of an entry have got a worker, or all of them: the entry leaves next."""
+        raise NotImplementedError
+
+    def _left(self, entry: QueuedRows) -> None:
+        """An entry waits no more."""
+        raise NotImplementedError
+
+
+def _count_off(counted: Counter[H], one: H, times: int = 1) -> None:
+    counted[one] -= times
+    if not counted[one]:
+        del counted[one]
