@@ -14,6 +14,9 @@ from giornata.scheduling.demand import Demand
 from giornata.scheduling.pool_outlook import PoolOutlook
 from giornata.wire.workers import Tier
 
+QUEUED: Final = 4
+"""Rows with which a worker's queue is as long as :func:`lrums` counts."""
+
 
 class Candidate(NamedTuple):
     """A worker that serves the job's model: what it has already, and where it has the job's template."""
@@ -36,6 +39,8 @@ class Candidate(NamedTuple):
     """Time until the job's LoRAs are usable here."""
     exact: bool = True
     """The job's rows wait for them."""
+    held: float = 0.0
+    """Share of the job's LoRAs that are on the device here."""
     absent: tuple[tuple[str, float], ...] = ()
     """The job's LoRAs that are in none of this worker's tiers, each with the time that later jobs are expected to save
     if it comes to a worker once and is found there again."""
@@ -132,6 +137,24 @@ def _gained(predicted: Effect, demand: Demand) -> int:
     return demand.rows if predicted.finish_ms <= (demand.within_ms or 0.0) else 0
 
 
+def rrod(candidates: Sequence[Candidate], demand: Demand) -> Candidate | None:
+    """Round robin, adapters on demand: the first baseline of ROCK, section 6.1. Simulated workers keep no adapter."""
+    return round_robin(candidates, demand)
+
+
+def lrums(candidates: Sequence[Candidate], demand: Demand) -> Candidate | None:
+    """Matching score, with adapters that go by last use: the second baseline of ROCK, section 6.1.
+
+    Half the share of the job's adapters on the device, half how short the worker's queue is.
+    """
+
+    def score(candidate: Candidate) -> tuple[float, int, str]:
+        free = 1 - min(1.0, candidate.rows / QUEUED)
+        return 0.5 * candidate.held + 0.5 * free, -candidate.rows, candidate.instance
+
+    return max(with_room(candidates, demand), key=score, default=None)
+
+
 class PolicyName(StrEnum):
     """What a policy is called in configurations, simulations and benchmarks."""
 
@@ -141,12 +164,19 @@ class PolicyName(StrEnum):
     MASK_AWARE = "mask_aware"
     FINISH_TIME = "finish_time"
     DEADLINE_AWARE = "deadline_aware"
+    RROD = "rrod"
+    LRUMS = "lrums"
+    ROCK = "rock"
+    """No policy of single jobs: :class:`giornata.scheduling.rock.Rock`."""
 
 
 POLICIES: Final[Mapping[PolicyName, Policy]] = MappingProxyType(
     {
         PolicyName(policy.__name__): policy
-        for policy in (round_robin, request_level, token_level, mask_aware, finish_time, deadline_aware)
+        for policy in (
+            *(round_robin, request_level, token_level, mask_aware, finish_time, deadline_aware),
+            *(rrod, lrums),
+        )
     }
 )
 

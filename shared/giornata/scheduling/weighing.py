@@ -86,9 +86,17 @@ class Weighing:
             fetch_ms=worker.fetch_ms if template is Tier.DISK and not fetching else 0.0,
             arrive_ms=arrive_ms,
             exact=demand.exact,
+            held=self._held(worker),
             absent=absent,
             joining=self._joining(worker),
         )
+
+    def _held(self, worker: Occupancy) -> float:
+        """Share of the job's LoRAs on the device there."""
+        needed = self._demand.adapters
+        if not needed:
+            return 0.0
+        return sum(worker.loras.get(lora.digest) is Tier.DEVICE for lora in needed) / len(needed)
 
     def _loras(
         self, worker: Occupancy, now: float, *, fetching: bool
