@@ -17,6 +17,8 @@ from giornata.wire.workers import Tier
 
 LOAD_WEIGHT: Final = 0.5
 """What a millisecond of loading counts, in milliseconds of finishing later."""
+QUEUED: Final = 4
+"""Rows with which a worker's queue is as long as :func:`lrums` counts."""
 
 
 class Candidate(NamedTuple):
@@ -42,6 +44,8 @@ class Candidate(NamedTuple):
     """Time that new loads for the job take, each hop of each adapter, even where waiting for a place hides them."""
     needing_ms: float = 0.0
     """Time that the job's own steps that need its adapters take alone; told where they have to be waited for."""
+    held: float = 0.0
+    """Share of the job's LoRAs that are on the device here."""
     absent: tuple[tuple[str, float], ...] = ()
     """The job's LoRAs that are in none of this worker's tiers, each with the time that later jobs are expected to save
     if it comes to a worker once and is found there again."""
@@ -146,6 +150,24 @@ def _gained(predicted: Effect, demand: Demand) -> int:
     return demand.rows if predicted.finish_ms <= (demand.within_ms or 0.0) else 0
 
 
+def rrod(candidates: Sequence[Candidate], demand: Demand) -> Candidate | None:
+    """Round robin, adapters on demand: the first baseline of ROCK, section 6.1. Simulated workers keep no adapter."""
+    return round_robin(candidates, demand)
+
+
+def lrums(candidates: Sequence[Candidate], demand: Demand) -> Candidate | None:
+    """Matching score, with adapters that go by last use: the second baseline of ROCK, section 6.1.
+
+    Half the share of the job's adapters on the device, half how short the worker's queue is.
+    """
+
+    def score(candidate: Candidate) -> tuple[float, int, str]:
+        free = 1 - min(1.0, candidate.rows / QUEUED)
+        return 0.5 * candidate.held + 0.5 * free, -candidate.rows, candidate.instance
+
+    return max(with_room(candidates, demand), key=score, default=None)
+
+
 class PolicyName(StrEnum):
     """What a policy is called in configurations, simulations and benchmarks."""
 
@@ -155,12 +177,19 @@ class PolicyName(StrEnum):
     MASK_AWARE = "mask_aware"
     FINISH_TIME = "finish_time"
     DEADLINE_AWARE = "deadline_aware"
+    RROD = "rrod"
+    LRUMS = "lrums"
+    ROCK = "rock"
+    """No policy of single jobs: :class:`giornata.scheduling.rock.Rock`."""
 
 
 POLICIES: Final[Mapping[PolicyName, Policy]] = MappingProxyType(
     {
         PolicyName(policy.__name__): policy
-        for policy in (round_robin, request_level, token_level, mask_aware, finish_time, deadline_aware)
+        for policy in (
+            *(round_robin, request_level, token_level, mask_aware, finish_time, deadline_aware),
+            *(rrod, lrums),
+        )
     }
 )
 

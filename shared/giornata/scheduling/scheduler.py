@@ -6,9 +6,8 @@ Rows are placed one by one, so that the pictures of one job are computed side by
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Final, NamedTuple, Protocol
 
 from giornata.scheduling.demand import Demand, RowShape
@@ -16,7 +15,7 @@ from giornata.scheduling.fair_line import FairLine
 from giornata.scheduling.line import Claim, Key, Line, QueuedRows
 from giornata.scheduling.occupancy import Attempt
 from giornata.scheduling.placement import Placement
-from giornata.scheduling.policies import POLICIES, Policy, PolicyName
+from giornata.scheduling.policies import Policy
 
 LOOKED_AT: Final = 16
 """How many of many workers a policy is asked about: so many with least to compute, and as many with the template."""
@@ -160,8 +159,3 @@ class _Deciding:
 def _kind(demand: Demand) -> tuple[str, frozenset[str]]:
     """What tells the workers that can compute `demand`: its model and its ControlNets."""
     return demand.model_digest, frozenset(net.digest for net in demand.controls)
-
-
-SCHEDULERS: Final[Mapping[PolicyName, Scheduler]] = MappingProxyType(
-    {name: InTurn(policy) for name, policy in POLICIES.items()}
-)

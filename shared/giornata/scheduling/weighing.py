@@ -87,9 +87,17 @@ class Weighing:
             wait_ms=wait_ms,
             load_ms=load_ms,
             needing_ms=demand.needing * self.alone_ms(worker) if wait_ms else 0.0,
+            held=self._held(worker),
             absent=absent,
             joining=self._joining(worker),
         )
+
+    def _held(self, worker: Occupancy) -> float:
+        """Share of the job's LoRAs on the device there."""
+        needed = self._demand.adapters
+        if not needed:
+            return 0.0
+        return sum(worker.loras.get(lora.digest) is Tier.DEVICE for lora in needed) / len(needed)
 
     def _adapters(self, worker: Occupancy, now: float) -> tuple[float, float, tuple[tuple[str, float], ...]]:
         """When the job's adapters are usable there, how long new loads would take, and what it lacks.
