@@ -149,8 +149,8 @@ class Placement:
     ) -> list[Candidate]:
         """Workers for `demand`, busy or not.
 
-        Of many, about `most` with least to compute, as many with its template and as many with its LoRAs. These are
-        not waited for on the worker that is `fetching` them.
+        Of many, about `most` with least to compute, as many with its template and as many with its adapters. The
+        template is not waited for on the worker that is `fetching` it.
         """
         serving, closed = self._serving(demand), self._closed(demand, excluded)
         many = len(serving) - len(closed) > 2 * most
