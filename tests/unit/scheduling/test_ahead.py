@@ -173,7 +173,6 @@ def test_a_job_that_is_being_encoded_loads_where_it_should_begin() -> None:
     assert likely(OURS, known, ADAPTED, 0.0) is None, "a likely worker has it: nothing is to load"
     known.observe(busy("b", 5), 0.0)
     assert likely(OURS, known, replace(DEMAND, adapters=(OTHER,)), 0.0) == "b"
-    assert likely(OURS, known, DEMAND, 0.0) == "b"
     known.observe(busy("b"), 1.0)
     assert likely(OURS, known, replace(DEMAND, adapters=(OTHER,)), 1.0) == "b"
 
