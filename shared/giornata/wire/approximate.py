@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from typing import Final
 
 from giornata.wire.jobs import BlobRef
@@ -11,16 +10,8 @@ from giornata.wire.values import Recorded
 SHARES: Final = (0.1, 0.2, 0.3, 0.4, 0.5)
 """After so much of its steps an edit's latent is kept."""
 
-
-class Approximate(StrEnum):
-    """Whether an edit may begin with the latent of another one whose prompt is alike."""
-
-    OFF = "off"
-    """It begins with noise: the seed decides."""
-    AUTO = "auto"
-    """It begins with a latent wherever one is close enough."""
-    DEADLINE = "deadline"
-    """Only where `slo_ms` would be missed otherwise."""
+KEPT_S: Final = 24 * 3600
+"""How long a kept latent lasts."""
 
 
 class KeptLatent(Recorded):
