@@ -134,9 +134,9 @@ class SimLoras:
         return ready
 
     def prefetch(self, loras: Iterable[NeededLora], now: float) -> None:
-        """Load into memory what rows will need."""
+        """Load what rows will need."""
         for lora in loras:
-            self._bring(lora, Tier.MEMORY, now)
+            self._bring(lora, Tier.DEVICE, now)
 
     def resident(self) -> dict[Tier, tuple[str, ...]]:
         """LoRAs by tier, lately used first, as telemetry tells them."""

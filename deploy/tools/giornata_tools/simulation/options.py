@@ -9,8 +9,9 @@ from typing import Final
 from giornata.scheduling.fair_line import Turn
 from giornata.scheduling.line import AGEING_S, Line
 from giornata.scheduling.placement import Placement
-from giornata.scheduling.policies import POLICIES, Policy, PolicyName
+from giornata.scheduling.policies import LOAD_WEIGHT, Policy, PolicyName, policy_of
 from giornata.scheduling.scheduler import LOOKED_AT, Decision, InTurn, Placed, Scheduler
+from giornata.scheduling.schedulers import LOADING_AHEAD
 from giornata.scheduling.slack import SLACK
 
 BASELINES: Final = frozenset(
@@ -83,6 +84,8 @@ class RunOptions:
     places."""
     adapters: bool = True
     """Whether the router knows the jobs' LoRAs and ControlNets: it tells workers to load them, and chooses by them."""
+    load_weight: float = LOAD_WEIGHT
+    """See :func:`giornata.scheduling.policies.finish_time`."""
     seed: int = 0
     """Seed of noise."""
 
@@ -99,7 +102,7 @@ class RunOptions:
 
     def scheduler(self) -> Scheduler:
         """The scheduler that these options name."""
-        policy = POLICIES[self.policy]
+        policy = policy_of(self.policy, self.load_weight)
         if self.binding is Binding.ARRIVAL:
             return AtArrival(policy, self.looked_at)
-        return InTurn(policy, self.looked_at, self.spreads)
+        return InTurn(policy, self.looked_at, self.spreads, loads_ahead=self.policy in LOADING_AHEAD)

@@ -173,6 +173,10 @@ class Simulation:
             demand = self._line.serve(key, rows, now, passes)
             self._placement.assign(key[0], carried.attempts, name, demand, now)
             self._workers[name].take(Piece(carried.job, carried.attempts, rows), now)
+        for load in decision.loads:
+            self._line.tell(load.key, load.worker)
+            self._workers[load.worker].loras.prefetch(load.demand.adapters, now)
+            self._placement.fetch(load.worker, load.demand, now)
         for attempt in decision.preemptions:
             self._preempt(attempt, now)
         if decision.wake_at is not None and not now < self._wakes_at <= decision.wake_at:
