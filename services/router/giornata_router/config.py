@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from giornata.bus.streams import LINGER_S
 from giornata.config import CellConfig
 from giornata.scheduling.line import AGEING_S, LineName
-from giornata.scheduling.policies import PolicyName
+from giornata.scheduling.policies import LOAD_WEIGHT, PolicyName
 
 
 def require_rock(asked: str) -> None:
@@ -34,6 +34,13 @@ class RouterConfig(CellConfig):
         None,
         description="Whose turn comes next: `fair`, tenants take turns; `kinds`, ROCK's queues of alike jobs, which "
         "needs the extra `rock`. Default `fair`; `kinds` for the policy `rock`.",
+    )
+    load_weight: float = Field(
+        LOAD_WEIGHT,
+        ge=0,
+        le=100,
+        description="What a second of loading adapters counts, in seconds of a job's finish, where the policy predicts "
+        "finishes: with more, fewer loads and later finishes.",
     )
     max_wait_s: float | None = Field(
         None,

@@ -26,7 +26,7 @@ from giornata.retries import just_made
 from giornata.scheduling.kinds_line import KindsLine
 from giornata.scheduling.patience import Patience
 from giornata.scheduling.placement import Placement
-from giornata.scheduling.schedulers import SCHEDULERS
+from giornata.scheduling.schedulers import scheduler_of
 from giornata.tenant_records import TemplateRecords
 from giornata.wire import subjects
 from giornata.wire.cells import MAIN, in_cell
@@ -74,7 +74,8 @@ class Router:
             return self._clock.listened_s
 
         self._questions = Questions(placement.fleet, connected, listened_s)
-        self._dispatch = Dispatch(SCHEDULERS[config.policy], placement, line, connected, listened_s)
+        scheduler = scheduler_of(config.policy, config.load_weight)
+        self._dispatch = Dispatch(scheduler, placement, line, connected, listened_s)
         prepost = PrepostClient(bus, self._questions, config)
         forecasting = Forecasting(placement, line, config.max_wait_s or math.inf)
         self._room = Room(bus.jetstream, config.cell)
