@@ -56,10 +56,9 @@ class Room:
 
 def machine(speed: float, rows: int = 1) -> Machine:
     """A device that computes `rows` at a time; a step takes :data:`STEP_S` for a picture of :data:`TOKENS`."""
-    token_ms = STEP_S * 1e3 / TOKENS
-    return Machine(
-        StepCosts((0.0, 0.0, token_ms, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)), PLAIN, rows=rows, slowness=1 / speed
-    )
+    token_ms = STEP_S * 1e3 / TOKENS / speed
+    costs = StepCosts((0.0, 0.0, token_ms, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0))
+    return Machine(costs, PLAIN, rows=rows, device=f"of speed {speed:g}")
 
 
 def testbed(device_bytes: float, workers: int = 16, *, mixed: bool = True) -> Room:
