@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import Final
 
 from giornata.wire.jobs import BlobRef
@@ -10,8 +11,16 @@ from giornata.wire.values import Recorded
 SHARES: Final = (0.1, 0.2, 0.3, 0.4, 0.5)
 """After so much of its steps an edit's latent is kept."""
 
-KEPT_S: Final = 24 * 3600
-"""How long a kept latent lasts."""
+
+class Approximate(StrEnum):
+    """Whether an edit may begin with the latent of another one whose prompt is alike."""
+
+    OFF = "off"
+    """It begins with noise: the seed decides."""
+    AUTO = "auto"
+    """It begins with a latent wherever one is close enough."""
+    DEADLINE = "deadline"
+    """Only where `slo_ms` would be missed otherwise."""
 
 
 class KeptLatent(Recorded):

@@ -213,8 +213,5 @@ class Encoding(Recorded):
     the job's `controls`. Of UNets (3, height, width) pixels in 0 to 1; else (tokens, channels), packed as latents."""
     empty_text: BlobRef | None = None
     """The empty prompt's conditioning, for template runs; only where the job may reuse."""
-    embedding: bytes | None = None
-    """Of the whole prompt, by the checkpoint's own text encoder: float16, little endian, of length 1. None unless the
-    job asks for `approximate`."""
     compute_ms: float = 0.0
     """Time in the model's thread."""
