@@ -164,8 +164,6 @@ class Inspection(Recorded):
     compute_set: dict[Grain, CellMap] | None = None
     """The cells that an edit computes where it reuses the others, by grain: every cell that the model's mask touches,
     grown by the job's halo. None where reuse gains nothing: the set holds every token, or the mask touches none."""
-    covered: bool = False
-    """Whether the model's mask covers every pixel; False from versions that do not tell."""
     template_key: str
     """Digest of model, family and the pixels that enter the autoencoder; empty of a generation."""
     prepared: BlobRef | None = None
