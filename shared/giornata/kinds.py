@@ -18,6 +18,7 @@ from giornata.wire.samplers import DISCRETE_TIME
 
 _FLUX_INPAINT: Final = Kind(
     Family.FLUX_INPAINT,
+    pools_text=True,
     takes_true_cfg=True,
     steps=28,
     guidance_scale=7.0,
@@ -28,6 +29,7 @@ _FLUX_INPAINT: Final = Kind(
 )
 _SD: Final = Kind(
     Family.SD,
+    pools_text=True,
     takes_true_cfg=False,
     steps=50,
     guidance_scale=7.5,
@@ -57,6 +59,7 @@ _SDXL: Final = replace(
 )
 _SD3: Final = Kind(
     Family.SD3,
+    pools_text=True,
     takes_true_cfg=False,
     steps=50,
     guidance_scale=7.0,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -14,7 +15,7 @@ from giornata.wire.errors import InputLost, NotSupported, TaskNotSupported
 from giornata.wire.jobs import Job
 from giornata.wire.models import Task
 from giornata.wire.references import REFERENCE
-from giornata.wire.requests import Reuse
+from giornata.wire.requests import Approximate, Reuse
 from giornata.wire.resolution import guided_by
 from giornata_prepost.families.protocol import (
     Condition,
@@ -83,6 +84,24 @@ def encoded(model: ImageModel, job: Job, inputs: Inputs, size: Size) -> Encoded:
         )
     names = [control_name(index) for index in range(len(job.controls))]
     return Encoded(text, *_packed(rows, names, shared=controls.shared), references)
+
+
+def pooled(model: ImageModel, job: Job, text: Tensors) -> bytes | None:
+    """A prompt's embedding, see :attr:`giornata.wire.jobs.Encoding.pooled`; None unless the job asks for it.
+
+    None, too, of one without a direction.
+    """
+    if job.parameters.approximate is Approximate.OFF:
+        return None
+    found = model.pooled(job.parameters.prompt, text)
+    if found is None:
+        return None
+    wide = found.double().flatten()
+    length = float(wide.norm())
+    if not 0 < length < math.inf:
+        return None
+    numbers: npt.NDArray[np.float16] = (wide / length).numpy().astype("<f2")
+    return numbers.tobytes()
 
 
 def seen_by(model: ImageModel, prepared: bytes | None) -> Pixels | None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import nats.errors
 import structlog
+from torch import Tensor
 
 from giornata import retries, tensors
 from giornata.blobs import BlobStore
@@ -16,10 +17,14 @@ from giornata.records import Records
 from giornata.wire.errors import GiornataError, Overloaded, RowPoisoned
 from giornata.wire.jobs import BlobRef, Job
 from giornata.wire.messages import RunRequest
-from giornata.wire.progress import JobRecord, RowRecord, RowState, TemplateUse
+from giornata.wire.progress import JobRecord, KeptLatent, RowRecord, RowState, TemplateUse
 from giornata.wire.requests import Reuse
 from giornata_denoiser.attempts.attempt import Attempt
 from giornata_denoiser.rows.row import Row
+from giornata_denoiser.rows.snapshot import LATENT
+
+KEPT: Final = "prompts"
+"""Begins the keys of latents that outlive their job."""
 
 log = structlog.get_logger(__name__)
 
@@ -45,7 +50,8 @@ class Outcomes:
         Until the caller's time is over it tries again while NATS or the blob store does not answer.
         """
         job = attempt.request.job
-        stored = [row.resume.latents for row in attempt.request.rows if row.resume is not None]
+        stored = [row.resume.latents for row in attempt.request.rows if row.resume and not row.resume.another]
+        alone = [row.index for row in attempt.request.rows if row.resume and row.resume.another]
         changes: dict[int, Mapping[str, Any]] = {
             index: {"error": error.body()} for index, error in attempt.errors.items()
         }
@@ -59,7 +65,10 @@ class Outcomes:
                 continue
             stored.append(latents)
             if row.done:
+                kept = await self._keep(job, row)
+                stored += [each.latents for each in kept]
                 changes[index] = {
+                    "kept": kept,
                     "latents": latents,
                     "resume": None,
                     "computed_tokens": row.computed_tokens,
@@ -68,6 +77,8 @@ class Outcomes:
                 }
             else:
                 changes[index] = {"resume": _state(row, latents)}
+            if index in alone and not row.another:  # the other row's latent was gone
+                changes[index] = {**changes[index], "approximate": None}
         record = await self._change(attempt.request, changes)
         held = {ref.key for row in record.rows for ref in _latents(row)}
         return Written(record, tuple(ref for ref in stored if ref.key not in held))
@@ -87,6 +98,24 @@ class Outcomes:
         keep = self._blobs.hand_over if row.done else self._blobs.put
         return await keep(key, data, job.intermediate_ttl_s)
 
+    async def _keep(self, job: Job, row: Row) -> tuple[KeptLatent, ...]:
+        """Keep what rows with similar prompts may begin with; nothing where the store does not take it at once."""
+        try:
+            data = await asyncio.to_thread(_packed, row.kept)
+            keys = [
+                f"{KEPT}/{job.tenant}/{job.job_id}-{row.key.index}-{step}-{secrets.token_hex(4)}"
+                for step in data
+            ]
+            puts = (
+                self._blobs.put(key, each, job.intermediate_ttl_s)
+                for key, each in zip(keys, data.values(), strict=True)
+            )
+            refs = await asyncio.gather(*puts)
+        except GiornataError as error:
+            log.warning("latents_not_kept", job=job.job_id, index=row.key.index, error=str(error))
+            return ()
+        return tuple(KeptLatent(step=step, latents=ref) for step, ref in zip(data, refs, strict=True))
+
     @retries.patiently(nats.errors.Error).wraps
     async def _change(self, request: RunRequest, changes: Mapping[int, Mapping[str, Any]]) -> JobRecord:
         def freed(record: JobRecord) -> JobRecord | None:
@@ -95,7 +124,13 @@ class Outcomes:
         return await self._records.change(request.job.job_id, freed)
 
 
+def _packed(kept: Sequence[tuple[int, Tensor]]) -> dict[int, bytes]:
+    """Latents by step as they travel; those that 16 bits do not hold are left out."""
+    return {step: tensors.pack({LATENT: latent}) for step, latent in kept if bool(latent.isfinite().all())}
+
+
 def _latents(row: RowRecord) -> Iterator[BlobRef]:
+    yield from (each.latents for each in row.kept)
     if row.latents is not None:
         yield row.latents
     if row.resume is not None:
