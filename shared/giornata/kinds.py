@@ -18,8 +18,8 @@ from giornata.wire.samplers import DISCRETE_TIME
 
 _FLUX_INPAINT: Final = Kind(
     Family.FLUX_INPAINT,
-    pools_text=True,
     takes_true_cfg=True,
+    pools_text=True,
     steps=28,
     guidance_scale=7.0,
     strength=0.6,
@@ -181,7 +181,12 @@ KINDS: Final[dict[str, Kind]] = {
     "FluxKontextPipeline": _FLUX_KONTEXT,
     "FluxKontextInpaintPipeline": _FLUX_KONTEXT,
     "FluxFillPipeline": Kind(
-        Family.FLUX_FILL, takes_true_cfg=False, steps=50, guidance_scale=30.0, strength=1.0
+        Family.FLUX_FILL,
+        takes_true_cfg=False,
+        pools_text=True,
+        steps=50,
+        guidance_scale=30.0,
+        strength=1.0,
     ),
     "StableDiffusionPipeline": _SD,
     "StableDiffusionInpaintPipeline": _SD,

@@ -135,3 +135,12 @@ def test_recorded_decisions_are_decided_again_and_compared(
     assert "line 2 is no decision of a pool: devices" in run("simulate-pool", "--replay", path, status=1)
     path.write_bytes(b"")
     assert "holds no decision" in run("simulate-pool", "--replay", path, status=1)
+
+
+def test_hits_are_simulated_beside_none(tmp_path: Path) -> None:
+    told = run(*QUICK, "--rule", "deadline", "--scale", "1", "--no-bound", "--hits", "0,1", "-o", tmp_path)
+    assert "uniform, 100% hits" in told
+    by_hits = {each["hits"]: float(str(each["mean_s"])) for each in runs(tmp_path)}
+    assert by_hits.keys() == {0.0, 1.0}
+    assert by_hits[1.0] < by_hits[0.0]
+    assert "accepted are 0 to 1" in run(*QUICK, "--hits", "2", status=2)

@@ -69,3 +69,19 @@ def test_masks_are_those_of_the_trace_and_in_full_draws_the_same_pictures() -> N
     full = PoolWorkload(masks="production", requests=500, in_full=True).draw()
     assert [(r.at_s, r.size.side) for r in full] == [(r.at_s, r.size.side) for r in masked]
     assert all(request.size.computed == tokens_of(request.size.side) for request in full)
+
+
+def test_hits_take_tenths_of_the_steps_and_change_nothing_else() -> None:
+    without, hits = MANY.draw(), replace(MANY, hits=0.8).draw()
+    bare = [(each.at_s, each.due_s, each.size) for each in hits]
+    assert bare == [(each.at_s, each.due_s, each.size) for each in without]
+    saved = Counter(MANY.steps - each.steps for each in hits)
+    assert saved.keys() == {0, 5, 10, 15, 20, 25}
+    assert saved[0] / len(hits) == pytest.approx(0.2, abs=0.05)
+    assert len({each.steps for each in replace(MANY, hits=1.0).draw()}) == 5
+
+
+@pytest.mark.parametrize("hits", [-0.1, 1.1])
+def test_a_share_of_hits_beyond_all_is_refused(hits: float) -> None:
+    with pytest.raises(ValueError, match="accepted are 0 to 1"):
+        PoolWorkload(hits=hits)

@@ -58,6 +58,14 @@ def _counts(least: int, known: tuple[int, ...] = ()) -> Callable[[str], list[int
     return read
 
 
+def _share(text: str) -> float:
+    """Reads a number from 0 to 1."""
+    share = float(text)
+    if not 0 <= share <= 1:
+        raise ValueError(f"received {text}; accepted are 0 to 1")
+    return share
+
+
 def _masks(text: str) -> str | None:
     if text != NONE and text not in facts.MASK_RATIOS:
         raise ValueError(f"no trace is called {text}; there are {', '.join(facts.MASK_RATIOS)}, and none")
@@ -103,6 +111,13 @@ def _masks(text: str) -> str | None:
 )
 @click.option("--requests", type=COUNT, default=300, help="Pictures of a run.")
 @click.option("--steps", type=COUNT, default=50, help="Of a picture.")
+@workload.read_option(
+    "--hits",
+    parse=lambda text: list(dict.fromkeys(_share(part) for part in text.split(","))),
+    default="0",
+    metavar="P[,P...]",
+    help="Shares of the pictures that begin with a similar prompt's latent, after 10, 20, 30, 40 or 50 % of the steps.",
+)
 @workload.read_option(
     "--masks",
     parse=_masks,
@@ -170,6 +185,7 @@ def simulate_pool(ctx: click.Context, /, **given: Any) -> None:
       giornata simulate-pool --mix all --seeds 5 -o out/pool
       giornata simulate-pool --rule replanning,rounds --round-steps 1,2,5 --rate 6,12,18
       giornata simulate-pool --masks production --steps 30 --scale 1.5 --rate 144
+      giornata simulate-pool --mix all --hits 0,0.8
       giornata simulate-pool --rule replanning --without all --steps-between 1,2,5,10
     """  # noqa: D301 - click's mark of lines that are not wrapped
     if given["out"] is not None:

@@ -69,8 +69,8 @@ def _workloads(given: Mapping[str, Any]) -> Iterator[PoolWorkload]:
     for mix in given["mixes"]:
         for scale in given["scales"]:
             for rate in given["rate"]:
-                for seed in range(given["seeds"]):
-                    yield PoolWorkload(
+                for hits in given["hits"]:
+                    load = PoolWorkload(
                         mix=Mix(mix),
                         scale=scale,
                         per_minute=rate,
@@ -79,8 +79,9 @@ def _workloads(given: Mapping[str, Any]) -> Iterator[PoolWorkload]:
                         requests=given["requests"],
                         masks=given["masks"],
                         in_full=given["in_full"],
-                        seed=seed,
+                        hits=hits,
                     )
+                    yield from (replace(load, seed=seed) for seed in range(given["seeds"]))
 
 
 def _widest(given: Mapping[str, Any]) -> tuple[int, ...]:
@@ -195,6 +196,7 @@ def _rows(run: PoolRun) -> Iterator[dict[str, object]]:
             "mix": load.mix,
             "scale": load.scale,
             "per_minute": load.per_minute,
+            "hits": load.hits,
             "seed": load.seed,
             "row": request.number,
             "side": request.size.side,

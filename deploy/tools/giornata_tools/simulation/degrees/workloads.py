@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
+from giornata.approximate.steps import SHARES, step_of
 from giornata_tools.loadgen import facts
 
 SLO_S: Final[Mapping[int, float]] = {256: 1.5, 512: 2.0, 1024: 3.0, 2048: 5.0}
@@ -81,27 +82,40 @@ class PoolWorkload:
     """A trace of :data:`giornata_tools.loadgen.facts.MASK_RATIOS` that the masks come from; None: whole pictures."""
     in_full: bool = False
     """Whether masks are drawn and not used: every step computes all tokens."""
+    hits: float = 0.0
+    """Share of the pictures that begin with a similar prompt's latent, after each of :data:`SHARES` of the steps
+    equally often (Nirvana, NSDI '24: 5 to 25 of 50)."""
     seed: int = 0
 
     def __post_init__(self) -> None:
         if self.cv < 1:
             raise ValueError(f"received a coefficient of variation of {self.cv:g}; accepted are 1 and more")
+        if not 0 <= self.hits <= 1:
+            raise ValueError(f"received hits of {self.hits:g}; accepted are 0 to 1")
 
     @property
     def name(self) -> str:
-        """Of its sizes or masks."""
-        return self.masks or str(self.mix)
+        """Of its sizes or masks, and of its hits."""
+        name = self.masks or str(self.mix)
+        return f"{name}, {self.hits:.0%} hits" if self.hits else name
 
     def draw(self) -> list[PoolRequest]:
         """The requests in the order of their arrival."""
         chance = random.Random(self.seed)  # noqa: S311 - a workload, no secret
+        similar = random.Random(f"hits {self.seed}")  # noqa: S311 - apart: the other draws are those without hits
         draw_size = self._masked if self.masks else self._whole
         now, made = 0.0, []
         for number in range(self.requests):
             now += self._gap_s(chance)
             size = draw_size(chance)
-            made.append(PoolRequest(number, now, now + SLO_S[size.side] * self.scale, size, self.steps))
+            due_s = now + SLO_S[size.side] * self.scale
+            made.append(PoolRequest(number, now, due_s, size, self.steps - self._saved(similar)))
         return made
+
+    def _saved(self, chance: random.Random) -> int:
+        """Steps that one picture does not compute; as many draws for a hit as for a miss."""
+        drawn, share = chance.random(), chance.choice(SHARES)
+        return step_of(share, self.steps) if drawn < self.hits else 0
 
     def _gap_s(self, chance: random.Random) -> float:
         mean = 60 / self.per_minute
