@@ -21,9 +21,15 @@ from diffusers.models.autoencoders.vae import DiagonalGaussianDistribution
 from numpy.typing import NDArray
 from PIL import Image
 
+from giornata.approximate.entries import embedding_of
+from giornata.approximate.nearest import Embedding
 from giornata.approximate.steps import SHARES, step_of
 from giornata.approximate.table import Table, Tables, Threshold
 from giornata.model_cards import read_model_card
+from giornata.wire.requests import Approximate, EditParameters
+from giornata_prepost.checkpoint import FAMILIES
+from giornata_prepost.encoding import prompt_embedding
+from giornata_prepost.images.geometry import Size
 from giornata_tools.model.scenes import COLOURS, SHAPES
 from giornata_tools.quality.cases import Case, draw, slots, spread
 from giornata_tools.quality.checker import check
@@ -67,7 +73,9 @@ class Painter:
     def __init__(self, model: Path) -> None:
         self._pipeline: Any = FluxFillPipeline.from_pretrained(model, dtype=torch.float32)
         self._pipeline.set_progress_bar_config(disable=True)
-        self._tokens = read_model_card(model).max_text_tokens
+        card = read_model_card(model)
+        self._tokens = card.max_text_tokens
+        self._images = FAMILIES[card.family](model, card, torch.device("cpu"), torch.float32)
 
     def paint(
         self, case: Case, prompt: str, seed: int, start: int = 0, latents: torch.Tensor | None = None
@@ -96,11 +104,14 @@ class Painter:
         ).images[0]
         return (picture * 255).round().astype(np.uint8), kept
 
-    @torch.no_grad()
-    def embedding(self, prompt: str) -> torch.Tensor:
-        """(numbers,) of length 1."""
-        _, pooled, _ = self._pipeline.encode_prompt(prompt, prompt_2=None, max_sequence_length=self._tokens)
-        return torch.nn.functional.normalize(pooled[0], dim=0)
+    def embedding(self, prompt: str) -> Embedding:
+        """What prepost tells of a prompt, (numbers,) of length 1."""
+        text = self._images.encode_text(prompt, Size(SIDE, SIDE))
+        asked = EditParameters(prompt=prompt, approximate=Approximate.AUTO)
+        found = embedding_of(prompt_embedding(self._images, asked, text) or b"")
+        if found is None:
+            raise click.ClickException(f"the prompt {prompt!r} has no embedding")
+        return found
 
 
 def prompts(case: Case, rng: random.Random) -> tuple[str, dict[str, str]]:
@@ -219,7 +230,7 @@ def main(cases: int, out: Path | None, *, writes: bool) -> None:
     """Measure the shipped model."""
     torch.set_num_threads(1)
     # the pipeline would draw the posterior from the noise's generator, which given latents leave at its beginning
-    DiagonalGaussianDistribution.sample = lambda self, generator=None: self.mode()  # type: ignore[method-assign]
+    DiagonalGaussianDistribution.sample = lambda self, generator=None: self.mode()
     painter, rng = Painter(MODEL), random.Random(0)  # noqa: S311 - prompts, no secrets
     samples: list[Sample] = []
     rows: list[list[Pixels]] = []

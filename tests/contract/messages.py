@@ -126,7 +126,7 @@ INSPECTION = Inspection(
     crop=(8, 4, 48, 40),
 )
 ENCODING = Encoding(
-    text=REF, text_tokens=48, padding_tokens=40, rows=(REF,), empty_text=REF, pooled=b"\x00\x3c"
+    text=REF, text_tokens=48, padding_tokens=40, rows=(REF,), empty_text=REF, prompt_embedding=b"\x00\x3c"
 )
 STORED = StoredFile(sha256="ab", size_bytes=6)
 LORA = LoraRecord(
@@ -311,7 +311,7 @@ MESSAGES: list[BaseModel] = [
         key="kk",
         tenant="default",
         template_key="tt",
-        pooled=b"\x00\x3c",
+        prompt_embedding=b"\x00\x3c",
         kept=(KeptLatent(step=4, latents=REF),),
         until_s=1.5,
     ),

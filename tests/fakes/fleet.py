@@ -72,7 +72,7 @@ class FakePrepost:
         self.calls: list[str] = []
         self.inspection = INSPECTION
         """What every picture is measured as."""
-        self.pooled: bytes | None = None
+        self.embedding: bytes | None = None
         """The embedding of every prompt."""
         self.fail: Callable[[str], None] = lambda _verb: None
         self.hold: asyncio.Event | None = None
@@ -129,7 +129,7 @@ class FakePrepost:
     async def _encode(self, request: EncodeRequest) -> Encoding:
         self._called("encode")
         rows = (REF,) * request.job.parameters.n
-        return Encoding(text=REF, text_tokens=48, rows=rows, pooled=self.pooled)
+        return Encoding(text=REF, text_tokens=48, rows=rows, prompt_embedding=self.embedding)
 
     async def _finish(self, request: FinishRequest) -> FinishReply:
         self._called("finish")

@@ -77,7 +77,7 @@ class Prompts:
 
     def keep_after(self, job: Job, inspection: Inspection, encoding: Encoding) -> tuple[int, ...]:
         """After which steps workers keep the latents of a job's rows; after none where they could become no entries."""
-        if not self._budget_bytes or encoding.pooled is None or key_of(job, inspection) is None:
+        if not self._budget_bytes or encoding.prompt_embedding is None or key_of(job, inspection) is None:
             return ()
         return kept_steps(job.denoising_steps)
 
@@ -95,8 +95,8 @@ class Prompts:
         """
         job, free = record.job, choosing.undecided(rows)
         table = self._tables.of(job.model, job.model_digest)
-        key = key_of(job, inspection) if self._budget_bytes and encoding.pooled else None
-        embedding = None if key is None else embedding_of(encoding.pooled or b"")
+        key = key_of(job, inspection) if self._budget_bytes and encoding.prompt_embedding else None
+        embedding = None if key is None else embedding_of(encoding.prompt_embedding or b"")
         if key is None or embedding is None or not free:
             return {}
         found: list[Hit] = []
@@ -117,9 +117,9 @@ class Prompts:
         """A job has ended: its rows that have pictures become entries, and what the others kept is deleted."""
         inspection, encoding = before.inspection, before.encoding
         key = None if inspection is None else key_of(before.job, inspection)
-        pooled = None if encoding is None else encoding.pooled
+        embedding = None if encoding is None else encoding.prompt_embedding
         until_s = time.time() + self._life_s
-        entries, others = choosing.entries(before, after, key or "", pooled or b"", until_s)
+        entries, others = choosing.entries(before, after, key or "", embedding or b"", until_s)
         if others:
             self._later(partial(self._apply, Gone(tuple(latent.latents for latent in others))))
         for entry in entries:

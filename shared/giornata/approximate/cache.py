@@ -47,7 +47,7 @@ class PromptCache:
 
     def add(self, entry: PromptEntry, now_s: float) -> Gone:
         """Keep an entry, in place of one of its id; what goes for it, which may be itself."""
-        embedding = embedding_of(entry.pooled)
+        embedding = embedding_of(entry.prompt_embedding)
         nearest = self._by_key.get(entry.key)
         if embedding is None or entry.until_s <= now_s or (nearest and nearest.numbers != len(embedding)):
             return Gone(tuple(latent.latents for latent in entry.kept), ended=(entry.entry_id,))

@@ -32,7 +32,7 @@ def begun(row: RowRecord, hits: Mapping[int, Hit]) -> RowRecord:
 
 
 def entries(
-    before: JobRecord, after: JobRecord, key: str, pooled: bytes, until_s: float
+    before: JobRecord, after: JobRecord, key: str, embedding: bytes, until_s: float
 ) -> tuple[tuple[PromptEntry, ...], tuple[KeptLatent, ...]]:
     """The entries that an ended job leaves, and the latents of its rows that become none: those that failed.
 
@@ -41,7 +41,7 @@ def entries(
     there are none.
     """
     ended = {row.index for row in after.rows if row.image is not None and row.error is None}
-    good = [row for row in before.rows if key and pooled and row.index in ended and row.kept]
+    good = [row for row in before.rows if key and embedding and row.index in ended and row.kept]
     template = "" if before.inspection is None else before.inspection.template_key
     found = tuple(
         PromptEntry(
@@ -49,7 +49,7 @@ def entries(
             key=key,
             tenant=before.job.tenant,
             template_key=template,
-            pooled=pooled,
+            prompt_embedding=embedding,
             kept=row.kept,
             until_s=until_s,
         )

@@ -34,14 +34,15 @@ class Gone(NamedTuple):
     """Ids of entries that have none."""
 
 
-def embedding_of(pooled: bytes) -> Embedding | None:
-    """An embedding as it travels (:attr:`giornata.wire.jobs.Encoding.pooled`), of length 1; None where it is not one.
+def embedding_of(told: bytes) -> Embedding | None:
+    """An embedding as it travels, of length 1; None where it is not one.
 
+    See :attr:`giornata.wire.jobs.Encoding.prompt_embedding`.
     One of zeros, or of values that are not finite, has no direction.
     """
-    if not pooled or len(pooled) % 2:
+    if not told or len(told) % 2:
         return None
-    numbers: npt.NDArray[np.float32] = np.frombuffer(pooled, "<f2").astype(np.float32)
+    numbers: npt.NDArray[np.float32] = np.frombuffer(told, "<f2").astype(np.float32)
     length = float(np.linalg.norm(numbers))
     return numbers / np.float32(length) if np.isfinite(length) and length > 0 else None
 

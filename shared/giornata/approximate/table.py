@@ -23,7 +23,7 @@ class Threshold(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     cosine: float = Field(gt=0, le=1)
-    """Of the two prompts' pooled embeddings, at the least."""
+    """Of the two prompts' embeddings, at the least."""
     share: float = Field(gt=0, le=max(SHARES))
     """Of the steps, at the most."""
 

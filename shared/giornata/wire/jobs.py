@@ -219,8 +219,8 @@ class Encoding(Recorded):
     the job's `controls`. Of UNets (3, height, width) pixels in 0 to 1; else (tokens, channels), packed as latents."""
     empty_text: BlobRef | None = None
     """The empty prompt's conditioning, for template runs; only where the job may reuse."""
-    pooled: bytes | None = None
-    """The prompt's pooled CLIP embedding, of length 1, as float16 in little-endian order; only where the job asks for
-    `approximate`."""
+    prompt_embedding: bytes | None = None
+    """What the prompt is compared by, of length 1, as float16 in little-endian order: the checkpoint's pooled CLIP
+    embedding and the mean of the prompt's tokens; only where the job asks for `approximate`."""
     compute_ms: float = 0.0
     """Time in the model's thread."""

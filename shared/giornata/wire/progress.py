@@ -60,7 +60,7 @@ class ApproximateUse(Recorded):
     step: int
     """Steps that it did not compute."""
     cosine: float
-    """Of the two prompts' pooled embeddings."""
+    """Of what the two prompts are compared by."""
     entry: str = ""
     """Id of the row that left it; not told to applications."""
 

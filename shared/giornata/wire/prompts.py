@@ -16,8 +16,8 @@ class PromptEntry(Recorded):
     tenant: str
     template_key: str
     """Of the picture that was edited; empty of a generation."""
-    pooled: bytes
-    """See :attr:`giornata.wire.jobs.Encoding.pooled`."""
+    prompt_embedding: bytes
+    """See :attr:`giornata.wire.jobs.Encoding.prompt_embedding`."""
     kept: tuple[KeptLatent, ...]
     until_s: float
     """When it ends, in seconds since 1970."""

@@ -28,11 +28,11 @@ from tests.fakes.fleet import INSPECTION, FakePrepost
 from tests.fakes.news import News
 from tests.integration.conftest import NatsServer
 from tests.integration.router.bench import COSTS, Bench, make_job, running_router
-from tests.unit.approximate.entries import pooled
+from tests.unit.approximate.entries import embedding as told
 
-SOUGHT = pooled(1, 0, 0, 0)
-LIKE = pooled(0.97, 0.243, 0, 0)
-UNLIKE = pooled(0, 1, 0, 0)
+SOUGHT = told(1, 0, 0, 0)
+LIKE = told(0.97, 0.243, 0, 0)
+UNLIKE = told(0, 1, 0, 0)
 HOUR_MS = 3_600_000
 
 
@@ -67,7 +67,7 @@ class Kept:
 
     async def ended(self, job: Job, embedding: bytes = SOUGHT) -> JobRecord:
         """The record of a job whose prompt has this embedding, and whose rows' latents are in the store."""
-        self.bench.prepost.pooled = embedding
+        self.bench.prepost.embedding = embedding
         for index in range(job.parameters.n):
             for step in (1, 2, 3, 4, 5):
                 name = f"prompts/{job.job_id}-{index}-{step}"
@@ -112,7 +112,7 @@ async def test_a_similar_prompt_begins_with_what_an_earlier_job_left(kept: Kept)
     async with kept.router("router-a"):
         first = await kept.ended(asking())
         assert first.rows[0].approximate is None
-        assert (first.rows[0].kept, first.encoding and first.encoding.pooled) == ((), None)
+        assert (first.rows[0].kept, first.encoding and first.encoding.prompt_embedding) == ((), None)
         await kept.until(entries=1)
         again = await kept.ended(asking(), LIKE)
         (use,) = [row.approximate for row in again.rows]

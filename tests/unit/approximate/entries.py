@@ -11,7 +11,7 @@ from giornata.wire.progress import KeptLatent
 from giornata.wire.prompts import PromptEntry
 
 
-def pooled(*numbers: float) -> bytes:
+def embedding(*numbers: float) -> bytes:
     """An embedding as it travels."""
     return np.asarray(numbers, "<f2").tobytes()
 
@@ -33,7 +33,7 @@ def entry(
         key=key,
         tenant=tenant,
         template_key=template,
-        pooled=pooled(*numbers),
+        prompt_embedding=embedding(*numbers),
         kept=tuple(
             KeptLatent(step=step, latents=BlobRef(key=f"{name}/{step}", size_bytes=size_bytes, sha256="ab"))
             for step in steps

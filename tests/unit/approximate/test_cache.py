@@ -14,7 +14,7 @@ from giornata.approximate.entries import Hit, embedding_of
 from giornata.approximate.nearest import Embedding
 from giornata.approximate.table import Table, Threshold
 from giornata.wire.prompts import PromptEntry
-from tests.unit.approximate.entries import entry, pooled
+from tests.unit.approximate.entries import embedding, entry
 
 TABLE = Table(thresholds=(Threshold(cosine=0.95, share=0.5), Threshold(cosine=0.75, share=0.2)))
 STEPS = 20
@@ -27,7 +27,7 @@ def like(cosine: float) -> tuple[float, ...]:
 
 
 def sought(*numbers: float) -> Embedding:
-    found = embedding_of(pooled(*numbers))
+    found = embedding_of(embedding(*numbers))
     assert found is not None
     return found
 

@@ -73,7 +73,7 @@ class ApproximateView(View):
     step: int
     """Steps that it did not compute."""
     cosine: float
-    """Of the two prompts' pooled embeddings."""
+    """Of what the two prompts are compared by."""
 
 
 class ImageData(View):

@@ -220,7 +220,9 @@ def _lean(record: JobRecord, rows: Sequence[RowRecord]) -> dict[str, object]:
         "inspection": found
         and found.model_copy(update={"compute_set": None, "alpha": None, "references": None}),
         "encoding": made
-        and made.model_copy(update={"rows": (), "references": None, "empty_text": None, "pooled": None}),
+        and made.model_copy(
+            update={"rows": (), "references": None, "empty_text": None, "prompt_embedding": None}
+        ),
     }
 
 
