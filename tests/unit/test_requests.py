@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -191,7 +193,7 @@ def test_a_model_without_an_embedding_of_prompts_takes_no_approximate() -> None:
 
 
 @pytest.mark.parametrize("asked", [{"sampler": Sampler.UNIPC}, {}], ids=["asked for", "the checkpoint's own"])
-def test_a_sampler_that_remembers_is_refused_with_it(asked: dict[str, Sampler]) -> None:
+def test_a_sampler_that_remembers_is_refused_with_it(asked: dict[str, Any]) -> None:
     card = CARD.model_copy(
         update={"pools_text": True, "samplers": DISCRETE_TIME, "default_sampler": Sampler.DPMPP_2M}
     )

@@ -154,7 +154,7 @@ async def test_a_row_leaves_the_tokens_it_paints_and_another_goes_on_there(
     bench: Bench, reuse: str, tokens: int
 ) -> None:
     async with bench.worker() as worker:
-        asked = {"painted": PAINTED, "reuse": reuse, "halo": 0, "steps": 4}
+        asked: dict[str, Any] = {"painted": PAINTED, "reuse": reuse, "halo": 0, "steps": 4}
         request = await bench.job(worker, **asked)
         left = await kept_of(bench, worker, request.model_copy(update={"keep_after": (1, 2)}))
         assert [each.step for each in left.kept] == [1, 2]

@@ -117,7 +117,8 @@ async def test_a_similar_prompt_begins_with_what_an_earlier_job_left(kept: Kept)
         again = await kept.ended(asking(), LIKE)
         (use,) = [row.approximate for row in again.rows]
         assert use is not None
-        assert (use.step, use.cosine) == (4, pytest.approx(0.97, abs=1e-3))
+        assert use.step == 4
+        assert use.cosine == pytest.approx(0.97, abs=1e-3)
         ran = kept.denoiser.requests[-1].rows[0]
         assert ran.resume is not None
         assert (ran.resume.step, ran.resume.another) == (4, True)

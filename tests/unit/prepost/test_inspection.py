@@ -288,7 +288,7 @@ def test_equal_masks_have_one_key_whatever_their_files_and_a_pixel_makes_another
     mask = np.zeros(SCENE.shape[:2], np.uint8)
     mask[40:80, 40:80] = 255
 
-    def found(given_mask: Pixels, **options: int) -> Inspected:
+    def found(given_mask: Pixels, **options: Any) -> Inspected:
         return inspect(file(SCENE), file(given_mask, **options), asked(), card(), LIMITS)
 
     first = found(mask)

@@ -49,7 +49,6 @@ class Outcomes:
 
         Until the caller's time is over it tries again while NATS or the blob store does not answer.
         """
-        job = attempt.request.job
         stored = [row.resume.latents for row in attempt.request.rows if row.resume and not row.resume.another]
         alone = [row.index for row in attempt.request.rows if row.resume and row.resume.another]
         changes: dict[int, Mapping[str, Any]] = {
@@ -58,30 +57,33 @@ class Outcomes:
         for index, row in attempt.rows.items():
             if index in changes or row.step == 0:
                 continue
-            try:
-                latents = await self._put(job, row)
-            except RowPoisoned as error:  # handed back before its last step was judged
-                changes[index] = {"error": error.body()}
-                continue
-            stored.append(latents)
-            if row.done:
-                kept = await self._keep(job, row)
-                stored += [each.latents for each in kept]
-                changes[index] = {
-                    "kept": kept,
-                    "latents": latents,
-                    "resume": None,
-                    "computed_tokens": row.computed_tokens,
-                    "template": template_use(job, row),
-                    "loras_from": row.adapters.loras_from if row.adapters.loras else None,
-                }
-            else:
-                changes[index] = {"resume": _state(row, latents)}
+            change, left = await self._outcome(attempt.request.job, row)
+            stored += left
             if index in alone and not row.another:  # the other row's latent was gone
-                changes[index] = {**changes[index], "approximate": None}
+                change = {**change, "approximate": None}
+            changes[index] = change
         record = await self._change(attempt.request, changes)
         held = {ref.key for row in record.rows for ref in _latents(row)}
         return Written(record, tuple(ref for ref in stored if ref.key not in held))
+
+    async def _outcome(self, job: Job, row: Row) -> tuple[Mapping[str, Any], list[BlobRef]]:
+        """What the record is to say of a row that has no error, and the latents that are written for that."""
+        try:
+            latents = await self._put(job, row)
+        except RowPoisoned as error:  # handed back before its last step was judged
+            return {"error": error.body()}, []
+        if not row.done:
+            return {"resume": _state(row, latents)}, [latents]
+        kept = await self._keep(job, row)
+        ended = {
+            "latents": latents,
+            "resume": None,
+            "computed_tokens": row.computed_tokens,
+            "template": template_use(job, row),
+            "loras_from": row.adapters.loras_from if row.adapters.loras else None,
+            "kept": kept,
+        }
+        return ended, [latents, *(each.latents for each in kept)]
 
     async def forget(self, latents: Sequence[BlobRef]) -> None:
         """Delete latents that no record holds any more. A failure is logged: they expire."""
