@@ -40,6 +40,8 @@ LONG: Final[dict[str, list[str]]] = {
     "latency": ["--seconds", "180", "--divide", "4", "--shares", "0.2,0.4,0.6,0.8,0.95"],
     "pictures": ["--limit", "48"],
     "adapters_quality": ["--limit", "48"],
+    "prompt_cache": ["--cases", "192"],
+    "prompt_lookup": [],
     "router_decision": [],
     "degree_decision": ["--cases", "500"],
     "pool_overhead": ["--steps", "500", "--kills", "10"],
