@@ -100,7 +100,7 @@ async def ensure(
 async def ensure_shared(
     jetstream: JetStreamContext, *, replicas: int, events_ttl_s: float, store_bytes: int = stores.STORE_BYTES
 ) -> None:
-    """Create what all cells share, as :func:`ensure`: the event stream, the buckets of templates and of LoRAs."""
+    """Create what all cells share, as :func:`ensure`: the event stream, and the buckets of templates, LoRAs and wanted sets."""
     limits = stores.limits(store_bytes)
     events = StreamConfig(
         name=stores.EVENTS,
@@ -117,6 +117,14 @@ async def ensure_shared(
         size = limits[stores.bucket_stream(bucket)]
         config = KeyValueConfig(bucket, ttl=ttl_s, history=1, max_bytes=size, replicas=replicas)
         await _ensure_bucket(jetstream, config, store_bytes)
+    wanted = KeyValueConfig(
+        stores.WANTED,
+        history=1,
+        max_bytes=limits[stores.bucket_stream(stores.WANTED)],
+        replicas=replicas,
+        storage=StorageType.MEMORY,
+    )
+    await _ensure_bucket(jetstream, wanted, store_bytes)
 
 
 async def _ensure_bucket(jetstream: JetStreamContext, config: KeyValueConfig, store_bytes: int) -> None:
