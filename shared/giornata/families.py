@@ -96,6 +96,8 @@ class Kind:
     causal_references: bool = False
     token_multiple: int = 1
     """Tokens beside a picture's: see :class:`giornata.wire.models.ModelCard`."""
+    pools_prompts: bool = False
+    """Whether its text encoder makes one embedding of a whole prompt."""
     reuses: bool = True
     """Whether edits reuse unless they ask not to; a family does once a trained model has shown what that costs."""
     samplers: tuple[Sampler, ...] = FLOW_MATCHING

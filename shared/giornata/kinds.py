@@ -25,6 +25,7 @@ _FLUX_INPAINT: Final = Kind(
     generation_guidance_scale=3.5,
     distilled=Distilled(lambda found: not found.network.get("guidance_embeds"), steps=4),
     mask_latents=1,
+    pools_prompts=True,
 )
 _SD: Final = Kind(
     Family.SD,
@@ -48,6 +49,7 @@ _SD: Final = Kind(
 _SDXL: Final = replace(
     _SD,
     family=Family.SDXL,
+    pools_prompts=True,
     strength=0.9999,
     generation_guidance_scale=5.0,
     token_latents=4,
@@ -71,6 +73,7 @@ _SD3: Final = Kind(
     other_text_tokens=77,
     kept_channels=of_joint,
     by_input_channels={16: Family.SD3},
+    pools_prompts=True,
 )
 _Z_IMAGE: Final = Kind(
     Family.Z_IMAGE,

@@ -76,6 +76,7 @@ def read_model_card(folder: Path, name: str | None = None) -> ModelCard:
         replaces_own=kind.replaces_own,
         causal_references=kind.causal_references,
         token_multiple=kind.token_multiple,
+        pools_prompts=kind.pools_prompts,
         tasks=kind.tasks,
         **_guidance(kind, configs, _serving_defaults(folder / SERVING)),
     )

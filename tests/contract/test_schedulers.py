@@ -17,7 +17,8 @@ from giornata.scheduling.line import Claim, Line
 from giornata.scheduling.occupancy import Attempt
 from giornata.scheduling.patience import Patience
 from giornata.scheduling.placement import Placement
-from giornata.scheduling.scheduler import SCHEDULERS, Decision, Scheduler
+from giornata.scheduling.scheduler import Decision, Scheduler
+from giornata.scheduling.schedulers import SCHEDULERS
 from giornata.wire.jobs import Priority
 from giornata.wire.workers import RowProgress, ServiceName, ServiceState, WorkerState
 from tests.fakes.fleet import CARD

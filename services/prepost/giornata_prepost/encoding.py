@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +30,9 @@ from giornata_prepost.families.protocol import (
 from giornata_prepost.images.geometry import Size
 from giornata_prepost.images.pictures import Pixels
 from giornata_prepost.loras.acting import TextLora, acting
+
+POOLED: Final = "pooled_prompt_embeds"
+"""The prompt's own, in the text of models with CLIP."""
 
 
 class Inputs(NamedTuple):
@@ -83,6 +86,15 @@ def encoded(model: ImageModel, job: Job, inputs: Inputs, size: Size) -> Encoded:
         )
     names = [control_name(index) for index in range(len(job.controls))]
     return Encoded(text, *_packed(rows, names, shared=controls.shared), references)
+
+
+def prompt_embedding(text: Tensors) -> bytes | None:
+    """The embedding of a whole prompt in the text of a job, as it travels; None where the model makes none."""
+    pooled = text.get(POOLED)
+    if pooled is None:
+        return None
+    values = pooled.float().flatten()
+    return bytes((values / values.norm().clamp_min(1e-12)).numpy().astype("<f2").tobytes())
 
 
 def seen_by(model: ImageModel, prepared: bytes | None) -> Pixels | None:

@@ -34,7 +34,7 @@ log = structlog.get_logger(__name__)
 class Computing:
     """Make it once the job is encoded, then await :meth:`run` once.
 
-    `fetching` is the worker that was told to read the rows' template from disk.
+    `fetching` is the worker that was told to load what the rows need while they were encoded.
     """
 
     def __init__(
@@ -80,7 +80,11 @@ class Computing:
             job.job_id, indices, demand, claim, numbers=self._numbers, fetching=self._fetching
         ) as pending:
             while pending.left or pending.placed:
-                await self._assign(await pending.assignments())
+                given, likely = await pending.news()
+                if given:
+                    await self._assign(given)
+                for worker in likely:
+                    await self._tools.workers.prefetch(worker, job, self._inspection)
 
     async def _assign(self, given: Sequence[Assignment]) -> None:
         begun: list[Assignment] = []

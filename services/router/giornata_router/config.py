@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+import importlib.util
+from typing import Self
+
+from pydantic import Field, model_validator
 
 from giornata.bus.streams import LINGER_S
 from giornata.config import CellConfig
-from giornata.scheduling.line import AGEING_S
-from giornata.scheduling.policies import PolicyName
+from giornata.scheduling.line import AGEING_S, LineName
+from giornata.scheduling.policies import LOAD_WEIGHT, PolicyName
+
+
+def require_rock(asked: str) -> None:
+    """Raise ValueError unless the extra `rock` is installed; `asked` is the setting that needs it."""
+    if importlib.util.find_spec("sklearn") is None:
+        raise ValueError(
+            f"received {asked}, which needs scikit-learn; accepted once it is installed: "
+            "pip install 'giornata-router[rock]'"
+        )
 
 
 class RouterConfig(CellConfig):
@@ -15,7 +27,20 @@ class RouterConfig(CellConfig):
 
     policy: PolicyName = Field(
         PolicyName.FINISH_TIME,
-        description="How a worker is chosen: by predicted finish; by deadline; or as one of the baselines does.",
+        description="How a worker is chosen: by predicted finish; by deadline; or as one of the baselines does. `rock` "
+        "matches queues of alike jobs with workers, and needs the extra `rock`.",
+    )
+    line: LineName | None = Field(
+        None,
+        description="Whose turn comes next: `fair`, tenants take turns; `kinds`, ROCK's queues of alike jobs, which "
+        "needs the extra `rock`. Default `fair`; `kinds` for the policy `rock`.",
+    )
+    load_weight: float = Field(
+        LOAD_WEIGHT,
+        ge=0,
+        le=100,
+        description="What a second of loading adapters counts, in seconds of a job's finish, where the policy predicts "
+        "finishes: with more, fewer loads and later finishes.",
     )
     max_wait_s: float | None = Field(
         None,
@@ -69,6 +94,22 @@ class RouterConfig(CellConfig):
         le=20,
         description="Tries of a stage that fails unexpectedly or is silent; for an absent service a job waits.",
     )
+
+    @model_validator(mode="after")
+    def _kinds_can_be_fitted(self) -> Self:
+        asked = "line=kinds" if self.line is LineName.KINDS else f"policy={self.policy}"
+        if self.policy is PolicyName.DEADLINE_AWARE and self.line_name is LineName.KINDS:
+            raise ValueError(
+                "received policy=deadline_aware with line=kinds, which knows no deadlines; accepted is fair"
+            )
+        if self.policy is PolicyName.ROCK or self.line_name is LineName.KINDS:
+            require_rock(asked)
+        return self
+
+    @property
+    def line_name(self) -> LineName:
+        """The line that is used."""
+        return self.line or (LineName.KINDS if self.policy is PolicyName.ROCK else LineName.FAIR)
 
     @property
     def max_messages(self) -> int:

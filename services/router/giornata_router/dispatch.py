@@ -33,13 +33,15 @@ Outcome = DenoisedEvent | NoReport
 
 
 class PendingRows:
-    """Rows of one job in the line, and the assignments that the job has not taken yet."""
+    """Rows of one job in the line, and what was decided about them that the job has not taken yet."""
 
     def __init__(self, rows: Sequence[int], numbers: Iterator[int]) -> None:
         self.left = list(rows)
         """Rows that have no worker."""
         self.placed: list[Assignment] = []
         """Assignments that the job has not taken."""
+        self.likely: list[str] = []
+        """Workers that the job has to tell to load what it needs, since they probably get rows."""
         self._numbers = numbers
         self._news = asyncio.Event()
 
@@ -51,11 +53,17 @@ class PendingRows:
         self._news.set()
         return given
 
-    async def assignments(self) -> list[Assignment]:
-        """Take the assignments made since the last call; waits for some."""
+    def load(self, worker: str) -> None:
+        """Have `worker` told to load."""
+        self.likely.append(worker)
+        self._news.set()
+
+    async def news(self) -> tuple[list[Assignment], list[str]]:
+        """Take the assignments made, and the likely workers found, since the last call; waits for some."""
         await self._news.wait()
         self._news.clear()
-        taken, self.placed = self.placed, []
+        taken = self.placed, self.likely
+        self.placed, self.likely = [], []
         return taken
 
 
@@ -120,7 +128,7 @@ class Dispatch:
         """Wait for workers with room inside; what is placed counts as assigned from that moment.
 
         `rows` are indices of the job's rows, and `numbers` those of its next attempts; `fetching` is a worker that has
-        been told to read their template from disk.
+        been told to load what they need.
         """
         claim = replace(claim, takes_s=self.placement.least_ms(demand.piece()) / 1e3)
         key = self.line.join(job_id, demand, claim, time.monotonic(), rows=rows, fetching=fetching).key
@@ -188,6 +196,10 @@ class Dispatch:
             given = self._pending[key].give(worker, rows)
             demand = self.line.serve(key, rows, now, passes)
             self.placement.assign(key[0], given.attempt, worker, demand, self._listened_s())
+        for key, worker, demand in decision.loads:
+            self._pending[key].load(worker)
+            self.line.tell(key, worker)
+            self.placement.fetch(worker, demand, self._listened_s())
         for attempt in decision.preemptions:
             self._resolve(attempt, NoReport.PREEMPTED)
         if decision.wake_at is not None:

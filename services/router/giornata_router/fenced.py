@@ -83,7 +83,7 @@ class Workers:
         await self._bus.publish(subjects.worker(assignment.worker, "cancel"), message)
 
     async def prefetch(self, worker: str, job: Job, inspection: Inspection) -> None:
-        """Tell `worker` to load the template of a job, and its LoRAs, into memory."""
+        """Tell `worker` to load a job's template into memory, and its LoRAs onto the device where there is room."""
         message = PrefetchTemplate(job=job, inspection=inspection, epoch=self._leadership.check())
         await self._bus.publish(subjects.worker(worker, "prefetch"), message)
 

@@ -23,11 +23,10 @@ from giornata.bus.telemetry import state_of, telemetry
 from giornata.fleet import ListeningClock
 from giornata.records import Quarantine, Records
 from giornata.retries import just_made
-from giornata.scheduling.fair_line import FairLine
+from giornata.scheduling.kinds_line import KindsLine
 from giornata.scheduling.patience import Patience
 from giornata.scheduling.placement import Placement
-from giornata.scheduling.policies import PolicyName
-from giornata.scheduling.scheduler import SCHEDULERS
+from giornata.scheduling.schedulers import scheduler_of
 from giornata.tenant_records import TemplateRecords
 from giornata.wire import subjects
 from giornata.wire.cells import MAIN, in_cell
@@ -41,7 +40,9 @@ from giornata_router.config import RouterConfig
 from giornata_router.dispatch import Dispatch
 from giornata_router.fenced import LeaderRecords, Workers
 from giornata_router.fleet_desk import FleetDesk
+from giornata_router.kinds import keep_fitted
 from giornata_router.lease import RENEW_S, Leadership, Lease, LeaseEndedError
+from giornata_router.lines import line_of
 from giornata_router.prepost import PrepostClient, Questions
 from giornata_router.queue import Queue
 from giornata_router.registrar import register
@@ -63,7 +64,7 @@ class Router:
     ) -> None:
         self._bus, self._config = bus, config
         placement = Placement(Patience(config.stall_factor, config.stall_s * 1e3))
-        line = FairLine(by_deadline=config.policy is PolicyName.DEADLINE_AWARE, ageing_s=config.ageing_s)
+        line = self._line = line_of(config)
         self._leadership, self._clock = Leadership(), ListeningClock()
 
         def connected() -> bool:
@@ -73,7 +74,8 @@ class Router:
             return self._clock.listened_s
 
         self._questions = Questions(placement.fleet, connected, listened_s)
-        self._dispatch = Dispatch(SCHEDULERS[config.policy], placement, line, connected, listened_s)
+        scheduler = scheduler_of(config.policy, config.load_weight)
+        self._dispatch = Dispatch(scheduler, placement, line, connected, listened_s)
         prepost = PrepostClient(bus, self._questions, config)
         forecasting = Forecasting(placement, line, config.max_wait_s or math.inf)
         self._room = Room(bus.jetstream, config.cell)
@@ -172,6 +174,8 @@ class Router:
             pulls.create_task(self._room.watch(), name="room")
             pulls.create_task(self._desk.tell(self._leadership, queue.waits_ms), name="summary")
             pulls.create_task(queue.run(), name="queue")
+            if isinstance(self._line, KindsLine):
+                pulls.create_task(keep_fitted(self._line), name="kinds")
             self._bus.on_reconnect.append(queue.recheck)
             try:
                 self._queue = queue

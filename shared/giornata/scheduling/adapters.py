@@ -10,13 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
-from giornata.scheduling.unit_time import UnitTime
+from giornata.scheduling.unit_time import LineTime
 from giornata.wire.workers import AdapterLoad, Tier
 
 ASSUMED: Final[Mapping[Tier | None, float]] = {None: 2e-6, Tier.DISK: 5e-7, Tier.MEMORY: 1e-7}
 """Milliseconds a byte of each hop before one was told: 0.5, 2 and 10 GB a second."""
-ASSUMED_BYTES: Final = 1 << 16
-"""What that weighs: the first LoRA that is told of outweighs it."""
 
 
 class NeededLora(NamedTuple):
@@ -40,7 +38,7 @@ class Arrivals:
     """How long LoRAs take to become usable on workers of one kind."""
 
     def __init__(self) -> None:
-        self._hops = {source: UnitTime(ASSUMED_BYTES, ASSUMED_BYTES * ms) for source, ms in ASSUMED.items()}
+        self._hops = {source: LineTime(ms) for source, ms in ASSUMED.items()}
 
     def observe(self, load: AdapterLoad) -> None:
         """Take in one hop of one LoRA."""

@@ -138,6 +138,15 @@ class Effect(NamedTuple):
         exposed_ms = max(0.0, ms - self.begin_ms)
         return self._replace(finish_ms=self.finish_ms + exposed_ms) if exposed_ms else self
 
+    def adapted_after(self, wait_ms: float, needing_ms: float) -> Effect:
+        """The same where adapters are there only after `wait_ms`, and the rows' own steps that need them take so long.
+
+        A row that waits for adapters is beside the batch: it costs others nothing, and then makes its steps. So it ends
+        when its virtual run does, or its wait and those steps, whichever is later.
+        """
+        least_ms = wait_ms + needing_ms if wait_ms else 0.0
+        return self._replace(finish_ms=least_ms) if least_ms > self.finish_ms else self
+
 
 class Outlook:
     """A backlog, prepared to be asked what becomes of it with more rows.

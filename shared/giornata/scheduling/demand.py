@@ -21,6 +21,8 @@ from giornata.wire.values import Mode
 
 TOKENS: Final = Operations([BlockSpec(linear=1.0, text=1.0)])
 """Of a network that nothing is known of: one operation a computed token."""
+ROUNDING: Final = 1e-9
+"""Makes the share k / n of n steps k again."""
 UNIT: Final = StepCosts((0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0))
 """A millisecond an operation: workers that have told nothing are compared by the tokens that they compute."""
 
@@ -169,8 +171,8 @@ class Demand:
     alone: bool = False
     """It goes to an empty worker: it is suspected of having brought others down."""
     adapters: tuple[NeededLora, ...] = ()
-    exact: bool = True
-    """Its rows wait until their adapters are there; else they begin without them."""
+    joins_within: float = 0.0
+    """Share of their steps that its rows may make before their adapters are there; 0: they wait for them, `exact`."""
     controls: tuple[NeededControl, ...] = ()
 
     def piece(self) -> Demand:
@@ -197,6 +199,12 @@ class Demand:
     def steps(self) -> int:
         """Row steps: the sum over rows of the steps still to compute."""
         return sum(shape.steps for shape in self.shapes)
+
+    @property
+    def needing(self) -> float:
+        """Share of their steps for which its rows need their adapters; they join after whole steps."""
+        most = max(shape.steps for shape in self.shapes)
+        return 1 - int(self.joins_within * most + ROUNDING) / most
 
     @property
     def size(self) -> float:

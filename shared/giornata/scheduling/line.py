@@ -19,6 +19,12 @@ AGEING_S: Final = 30.0
 """A batch job that has waited for so long comes as if it were interactive."""
 
 
+LOOK_S: Final = 0.25
+"""Least time between two looks at who probably computes the first in line: a bound on what they cost."""
+RELOOK_S: Final = 1.0
+"""Time after which they are looked at though nobody has joined or left: workers have gone on meanwhile."""
+
+
 class LineName(StrEnum):
     """What a line is called in configurations and simulations."""
 
@@ -60,7 +66,9 @@ class QueuedRows:
     passed: int = 0
     """Rows of later jobs of the same model that were served first, since they needed less room."""
     fetching: str | None = None
-    """The worker that was told to load the job's template and adapters, since it is the likely one."""
+    """The worker that was told last to load the job's template and adapters, since it is the likely one."""
+    told: frozenset[str] = frozenset()
+    """All workers that were told so."""
 
     @property
     def takes_s(self) -> float:
@@ -142,3 +150,13 @@ class Line(Protocol):
 
     def changes_at(self, now: float) -> float | None:
         """When the order changes next if no job joins or leaves; None if it does not."""
+
+    @property
+    def looks_at(self) -> float | None:
+        """When the likely workers of those who wait are to be chosen anew; None where nobody needs adapters.
+
+        :data:`LOOK_S` after they were last where the line has changed since, else :data:`RELOOK_S`.
+        """
+
+    def looked(self, now: float) -> None:
+        """Note that likely workers are chosen `now`."""

@@ -73,6 +73,8 @@ class Occupancy:
     state: ServiceState
     shown: WorkerState
     pace: Pace
+    incoming: Incoming
+    """Adapters that are on their way to its device."""
     controlnets: frozenset[str] = frozenset()
     """Digests of the ControlNets that its process computes."""
     fetch_ms: float = 0.0
@@ -89,8 +91,6 @@ class Occupancy:
     """Templates that it has; one that is in both tiers is in memory. The same object until they change."""
     loras: dict[str, Tier] = field(default_factory=dict)
     """The fastest tier of each LoRA that it has, by digest. The same object until they change."""
-    incoming: Incoming = field(default_factory=Incoming)
-    """LoRAs that are on their way here."""
     on_disk: int = 0
     """Templates on disk, wherever else they are."""
     stalled: bool = False
@@ -106,7 +106,8 @@ class Occupancy:
     @classmethod
     def of(cls, state: ServiceState, shown: WorkerState, pace: Pace, before: Occupancy | None) -> Occupancy:
         """A worker by its latest telemetry, and by what was known `before`."""
-        made = cls(state, shown, pace)
+        incoming = Incoming(shown.adapter_lanes) if before is None else before.incoming
+        made = cls(state, shown, pace, incoming)
         for row in shown.running + shown.waiting:
             made.listed.setdefault((row.job_id, row.attempt), []).append(row)
         if before is not None:
@@ -114,7 +115,6 @@ class Occupancy:
             if before.pace is pace:
                 made.rates, made.pool = before.rates, before.pool
             made.places, made.on_disk, made.loras = before.places, before.on_disk, before.loras
-            made.incoming = before.incoming
         made.pool = pool_of(pace, shown, made.pool)
         if shown.adapters_resident is not None:
             loras = by_tier(shown.adapters_resident)
@@ -155,7 +155,7 @@ class Occupancy:
         return listed + sum(demand.rows for demand in self.unseen.values())
 
     def give(self, attempt: Attempt, demand: Demand, now: float) -> None:
-        """Count `demand` from `now` on; its LoRAs are on their way."""
+        """Count `demand` from `now` on; its adapters are on their way."""
         self.bring(demand, now)
         self.ended.pop(attempt, None)
         if attempt not in self.listed:

@@ -24,7 +24,7 @@ from giornata.scheduling.repeats import Repeats
 from giornata.scheduling.roster import Roster
 from giornata.scheduling.slack import SLACK, Slacks
 from giornata.scheduling.weighing import Weighing
-from giornata.wire.workers import ServiceState
+from giornata.wire.workers import ServiceState, Tier
 
 SAMPLED: Final = 32
 """How many of many workers a forecast looks at."""
@@ -149,8 +149,8 @@ class Placement:
     ) -> list[Candidate]:
         """Workers for `demand`, busy or not.
 
-        Of many, about `most` with least to compute, as many with its template and as many with its LoRAs. These are
-        not waited for on the worker that is `fetching` them.
+        Of many, about `most` with least to compute, as many with its template and as many with its adapters. The
+        template is not waited for on the worker that is `fetching` it.
         """
         serving, closed = self._serving(demand), self._closed(demand, excluded)
         many = len(serving) - len(closed) > 2 * most
@@ -177,6 +177,11 @@ class Placement:
         weigh = Weighing(demand)
         known = (worker for worker, _ in self._sampled(demand) if worker.pace is not UNKNOWN)
         return min(map(weigh.alone_ms, known), default=0.0)
+
+    def adapters(self, worker: str) -> Mapping[str, Tier]:
+        """The fastest tier of each adapter that a worker has, by digest; none where the worker is not known."""
+        known = self._workers.get(worker)
+        return {} if known is None else known.loras
 
     def assigned(self, job_id: str) -> list[Booking]:
         """The bookings of a job."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
+from functools import partial
 from hashlib import blake2b
 from types import MappingProxyType
 from typing import Final, NamedTuple
@@ -13,6 +14,11 @@ from giornata.scheduling.degrees.pool import PoolRow
 from giornata.scheduling.demand import Demand
 from giornata.scheduling.pool_outlook import PoolOutlook
 from giornata.wire.workers import Tier
+
+LOAD_WEIGHT: Final = 0.5
+"""What a millisecond of loading counts, in milliseconds of finishing later."""
+QUEUED: Final = 4
+"""Rows with which a worker's queue is as long as :func:`lrums` counts."""
 
 
 class Candidate(NamedTuple):
@@ -32,10 +38,14 @@ class Candidate(NamedTuple):
     """Time that later jobs like this one are expected to save if the template is recorded once and found again."""
     fetch_ms: float = 0.0
     """Time of reading the template, before the job's rows could begin on an idle worker."""
-    arrive_ms: float = 0.0
-    """Time until the job's LoRAs are usable here."""
-    exact: bool = True
-    """The job's rows wait for them."""
+    wait_ms: float = 0.0
+    """Time until all of the job's adapters are usable here, loads before theirs included; 0 where they are."""
+    load_ms: float = 0.0
+    """Time that new loads for the job take, each hop of each adapter, even where waiting for a place hides them."""
+    needing_ms: float = 0.0
+    """Time that the job's own steps that need its adapters take alone; told where they have to be waited for."""
+    held: float = 0.0
+    """Share of the job's LoRAs that are on the device here."""
     absent: tuple[tuple[str, float], ...] = ()
     """The job's LoRAs that are in none of this worker's tiers, each with the time that later jobs are expected to save
     if it comes to a worker once and is found there again."""
@@ -43,11 +53,12 @@ class Candidate(NamedTuple):
     """The job's rows as those of this pool; empty for a worker with one device."""
 
     def prediction(self) -> Effect:
-        """What would become of this worker if it got the job; templates and LoRAs are loaded side by side."""
-        ready_ms = max(self.fetch_ms, self.arrive_ms if self.exact else 0.0)
+        """What would become of this worker if it got the job; templates and adapters are loaded side by side."""
         if isinstance(self.outlook, PoolOutlook):
-            return self.outlook.predict(self.joining, ready_ms)
-        return self.outlook.predict(self.loads).ready_after(ready_ms)
+            found = self.outlook.predict(self.joining, self.fetch_ms)
+        else:
+            found = self.outlook.predict(self.loads).ready_after(self.fetch_ms)
+        return found.adapted_after(self.wait_ms, self.needing_ms)
 
 
 Policy = Callable[[Sequence[Candidate], Demand], Candidate | None]
@@ -81,8 +92,13 @@ def mask_aware(candidates: Sequence[Candidate], demand: Demand) -> Candidate | N
     return min(with_room(candidates, demand), key=lambda c: (step_ms(c), c.instance), default=None)
 
 
-def finish_time(candidates: Sequence[Candidate], demand: Demand) -> Candidate | None:
+def finish_time(
+    candidates: Sequence[Candidate], demand: Demand, load_weight: float = LOAD_WEIGHT
+) -> Candidate | None:
     """The worker where the job costs least: its own finish, and the delay of all other rows there.
+
+    What loading its adapters takes of the links counts beside that, with `load_weight`, even where nobody waits for it:
+    it delays later loads, and pushes out what others use.
 
     A virtual run of each worker tells both; a miss of the template costs what it costs there. A job whose template no
     worker has goes to the worker that the template's key names, unless that costs more than a later hit is expected to
@@ -97,30 +113,32 @@ def finish_time(candidates: Sequence[Candidate], demand: Demand) -> Candidate | 
 
     def cost(candidate: Candidate) -> tuple[float, bool, float, str]:
         predicted = candidate.prediction()
-        cost_ms = predicted.finish_ms + predicted.delay_ms
+        cost_ms = predicted.finish_ms + predicted.delay_ms + load_weight * candidate.load_ms
         for digest, saves_ms in candidate.absent if lora_homes else ():
             cost_ms += saves_ms if lora_homes.get(digest, candidate.instance) != candidate.instance else 0.0
         if owner is not None and candidate.instance != owner:
             cost_ms += candidate.hit_saves_ms
         full = not demand.fits(candidate.rows, candidate.capacity_rows)
-        return cost_ms, full, candidate.arrive_ms, candidate.instance
+        return cost_ms, full, candidate.wait_ms, candidate.instance
 
     best = min(candidates, key=cost, default=None)
     return best if best is not None and demand.fits(best.rows, best.capacity_rows) else None
 
 
-def deadline_aware(candidates: Sequence[Candidate], demand: Demand) -> Candidate | None:
+def deadline_aware(
+    candidates: Sequence[Candidate], demand: Demand, load_weight: float = LOAD_WEIGHT
+) -> Candidate | None:
     """Among workers that finish in time, the one where most deadlines are kept, then where others are delayed least.
 
     A pool finishes in time where its rule keeps more deadlines with the job than without it: it breaks no promise for
     another one. `finish_time` where no worker does.
     """
     if demand.within_ms is None:
-        return finish_time(candidates, demand)
+        return finish_time(candidates, demand, load_weight)
     able = [(c, c.prediction()) for c in with_room(candidates, demand)]
     timely = [(_gained(p, demand), c, p) for c, p in able if _gained(p, demand) > 0]
     if not timely:
-        return finish_time(candidates, demand)
+        return finish_time(candidates, demand, load_weight)
     _, best, _ = min(timely, key=lambda of: (-of[0], of[2].delay_ms, of[2].finish_ms, of[1].instance))
     return best
 
@@ -132,6 +150,24 @@ def _gained(predicted: Effect, demand: Demand) -> int:
     return demand.rows if predicted.finish_ms <= (demand.within_ms or 0.0) else 0
 
 
+def rrod(candidates: Sequence[Candidate], demand: Demand) -> Candidate | None:
+    """Round robin, adapters on demand: the first baseline of ROCK, section 6.1. Simulated workers keep no adapter."""
+    return round_robin(candidates, demand)
+
+
+def lrums(candidates: Sequence[Candidate], demand: Demand) -> Candidate | None:
+    """Matching score, with adapters that go by last use: the second baseline of ROCK, section 6.1.
+
+    Half the share of the job's adapters on the device, half how short the worker's queue is.
+    """
+
+    def score(candidate: Candidate) -> tuple[float, int, str]:
+        free = 1 - min(1.0, candidate.rows / QUEUED)
+        return 0.5 * candidate.held + 0.5 * free, -candidate.rows, candidate.instance
+
+    return max(with_room(candidates, demand), key=score, default=None)
+
+
 class PolicyName(StrEnum):
     """What a policy is called in configurations, simulations and benchmarks."""
 
@@ -141,14 +177,28 @@ class PolicyName(StrEnum):
     MASK_AWARE = "mask_aware"
     FINISH_TIME = "finish_time"
     DEADLINE_AWARE = "deadline_aware"
+    RROD = "rrod"
+    LRUMS = "lrums"
+    ROCK = "rock"
+    """No policy of single jobs: :class:`giornata.scheduling.rock.Rock`."""
 
 
 POLICIES: Final[Mapping[PolicyName, Policy]] = MappingProxyType(
     {
         PolicyName(policy.__name__): policy
-        for policy in (round_robin, request_level, token_level, mask_aware, finish_time, deadline_aware)
+        for policy in (
+            *(round_robin, request_level, token_level, mask_aware, finish_time, deadline_aware),
+            *(rrod, lrums),
+        )
     }
 )
+
+
+def policy_of(name: PolicyName, load_weight: float = LOAD_WEIGHT) -> Policy:
+    """The policy of this name; those that weigh loads do so with `load_weight`."""
+    weighing = {PolicyName.FINISH_TIME: finish_time, PolicyName.DEADLINE_AWARE: deadline_aware}
+    known = weighing.get(name)
+    return POLICIES[name] if known is None else partial(known, load_weight=load_weight)
 
 
 def with_room(candidates: Iterable[Candidate], demand: Demand) -> list[Candidate]:

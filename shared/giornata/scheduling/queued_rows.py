@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections import Counter
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
 from giornata.scheduling.demand import Demand
-from giornata.scheduling.line import Claim, Key, QueuedRows
+from giornata.scheduling.line import LOOK_S, RELOOK_S, Claim, Key, QueuedRows
 from giornata.scheduling.totals import LineTotals
 
 H = TypeVar("H", bound=Hashable)
@@ -24,6 +25,9 @@ class WaitingRows:
         self._models: Counter[tuple[str, str]] = Counter()
         self._totals = LineTotals()
         self._tickets = itertools.count()
+        self._looked_s = -math.inf
+        self._changed = False
+        """Whether somebody has joined or left since."""
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -58,11 +62,13 @@ class WaitingRows:
         ticket = next(self._tickets)
         indices = tuple(range(demand.rows) if rows is None else rows)
         demand = replace(demand, ticket=ticket)
-        joined = QueuedRows((job_id, ticket), indices, demand, claim, now, fetching=fetching)
+        told = frozenset[str]() if fetching is None else frozenset({fetching})
+        joined = QueuedRows((job_id, ticket), indices, demand, claim, now, fetching=fetching, told=told)
         self._waiting[joined.key] = joined
         self._jobs[job_id] += 1
         self._models[joined.model] += len(joined.rows)
         self._totals.count(claim.priority, demand, 1)
+        self._changed = True
         self._joined(joined, now)
         return joined
 
@@ -74,6 +80,7 @@ class WaitingRows:
             self._waiting[passes] = replace(passed, passed=passed.passed + len(rows))
         shapes = (shape for row, shape in zip(entry.rows, entry.demand.shapes, strict=True) if row in rows)
         served = replace(entry.asked(now), shapes=tuple(shapes))
+        self._changed = True
         self._served(entry, served, now, whole=len(rows) == len(entry.rows))
         if len(rows) == len(entry.rows):
             self.leave(key)
@@ -86,13 +93,26 @@ class WaitingRows:
 
     def tell(self, key: Key, worker: str) -> None:
         """See :class:`giornata.scheduling.line.Line`."""
-        self._waiting[key] = replace(self._waiting[key], fetching=worker)
+        entry = self._waiting[key]
+        self._waiting[key] = replace(entry, fetching=worker, told=entry.told | {worker})
+
+    @property
+    def looks_at(self) -> float | None:
+        """See :class:`giornata.scheduling.line.Line`."""
+        if not self._totals.adapted:
+            return None
+        return self._looked_s + (LOOK_S if self._changed else RELOOK_S)
+
+    def looked(self, now: float) -> None:
+        """See :class:`giornata.scheduling.line.Line`."""
+        self._looked_s, self._changed = now, False
 
     def leave(self, key: Key) -> None:
         """See :class:`giornata.scheduling.line.Line`."""
         entry = self._waiting.pop(key, None)
         if entry is None:
             return
+        self._changed = True
         _count_off(self._jobs, entry.job_id)
         _count_off(self._models, entry.model, len(entry.rows))
         self._totals.count(entry.claim.priority, entry.demand, -1)

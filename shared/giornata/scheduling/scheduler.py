@@ -5,18 +5,18 @@ Rows are placed one by one, so that the pictures of one job are computed side by
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
+from itertools import islice
 from typing import Final, NamedTuple, Protocol
 
 from giornata.scheduling.demand import Demand, RowShape
 from giornata.scheduling.fair_line import FairLine
-from giornata.scheduling.line import Claim, Key, Line, QueuedRows
+from giornata.scheduling.line import LOOK_S, Claim, Key, Line, QueuedRows
 from giornata.scheduling.occupancy import Attempt
 from giornata.scheduling.placement import Placement
-from giornata.scheduling.policies import POLICIES, Policy, PolicyName
+from giornata.scheduling.policies import Policy
 
 LOOKED_AT: Final = 16
 """How many of many workers a policy is asked about: so many with least to compute, and as many with the template."""
@@ -24,6 +24,12 @@ MAX_PASSED: Final = 32
 """Rows served before an older job that needs more room than they; after these a worker is kept free for it."""
 MAX_CHOOSY: Final = 16
 """Jobs that may wait for a better worker while others are asked; a bound on the time that a decision takes."""
+AHEAD: Final = 16
+"""Entries, the first that wait, whose likely workers are known."""
+AHEAD_S: Final = 15.0
+"""Their loads begin once their turn is predicted within this time."""
+ANY: Final = 1 << 30
+"""Rows of a worker whose room does not matter, since there will be room later."""
 ROW: Final = RowShape(text=0, image=1, computed=1, steps=1)
 """The least that a job asks for."""
 
@@ -39,6 +45,17 @@ class Placed(NamedTuple):
     """The job that came before them and has to wait, since no worker has room for it."""
 
 
+class Likely(NamedTuple):
+    """A load that should begin, for rows that wait."""
+
+    key: Key
+    """Where they wait in the line."""
+    worker: str
+    """That probably gets them."""
+    demand: Demand
+    """What it should load for: those of the rows that it gets together."""
+
+
 class Decision(NamedTuple):
     """What happens now. The caller applies it, in this order, before it asks again."""
 
@@ -47,6 +64,9 @@ class Decision(NamedTuple):
     """Attempts that their workers drop: the rows join the line again, and no failure is counted. An attempt whose rows
     were not sent yet stays in the placement.
     """
+    loads: tuple[Likely, ...] = ()
+    """Loads that should begin now and were not told before: none twice for one entry and worker. The caller tells the
+    worker, and counts each by :meth:`Placement.fetch` and :meth:`Line.tell`."""
     wake_at: float | None = None
     """When to ask again though nothing has happened, in seconds, after `now`; None: only when something has."""
 
@@ -55,18 +75,25 @@ class Scheduler(Protocol):
     """Chooses which waiting rows go to which workers."""
 
     def decide(self, line: Line, placement: Placement, now: float) -> Decision:
-        """What happens at `now`, on the clock by which `line` and `placement` are fed; both stay as they are."""
+        """What happens at `now`, on the clock by which `line` and `placement` are fed.
+
+        Both stay as they are, but for when the line's likely workers were looked at (:meth:`Line.looked`).
+        """
 
 
 def likely(scheduler: Scheduler, placement: Placement, demand: Demand, now: float) -> str | None:
     """The worker that the first piece of `demand` would get now if no job came before it.
 
-    Where none has room, the one that will be empty first.
+    Where none has room, the one that will be empty first; for a job with adapters, the one that should begin its loads.
     """
     alone = FairLine()
     alone.join("", demand.piece(), Claim(), now)
-    placements = scheduler.decide(alone, placement, now).placements
-    return placements[0].worker if placements else placement.soonest(demand)
+    decided = scheduler.decide(alone, placement, now)
+    if decided.placements:
+        return decided.placements[0].worker
+    if demand.adapters:
+        return decided.loads[0].worker if decided.loads else None
+    return placement.soonest(demand)
 
 
 @dataclass(frozen=True)
@@ -77,24 +104,41 @@ class InTurn:
     ones pass, but only :data:`MAX_PASSED` rows of them: then the worker that is empty first is kept for it. A job that
     waits although there is room, for a worker that is better for it, holds up no other: when that worker has room, the
     job is asked first. Interactive jobs come before batch jobs and never wait for them.
+
+    Where adapters are needed, the likely worker of each of the first :data:`AHEAD` entries that wait is chosen anew
+    every so often, as if those before it had theirs. It begins loading once their turn is near.
     """
 
     policy: Policy
     looked_at: int = LOOKED_AT
     spreads: bool = True
     """Rows of one job may go to several workers; else all go to one, as in the simulator's baselines."""
+    loads_ahead: bool = True
+    """Whether likely workers load while rows wait; not in baselines, which load when they get them."""
 
     def decide(self, line: Line, placement: Placement, now: float) -> Decision:
         """See :class:`Scheduler`."""
-        if not any(placement.has_room(Demand(*model, (ROW,))) for model in line.models):
-            return Decision()  # nearly every message of a worker ends here while many jobs wait
+        looks_at = line.looks_at if self.loads_ahead else None
+        looks = looks_at is not None and looks_at <= now
+        has_room = any(placement.has_room(Demand(*model, (ROW,))) for model in line.models)
+        if not (has_room or looks):
+            return Decision(
+                wake_at=looks_at
+            )  # nearly every message of a worker ends here while many jobs wait
+        loads: tuple[Likely, ...] = ()
         with placement.trial() as count:
             made = _Deciding(self, placement, count, now, len(line.models))
-            for entry in line.order(now):
+            entries = line.order(now)
+            for entry in entries if has_room else ():
                 if not made.serve(entry):
                     break
-        waits = made.choosy or made.excluded
-        return Decision(tuple(made.placed), wake_at=line.changes_at(now) if waits else None)
+            if looks:
+                loads = tuple(made.foresee(entries))
+                line.looked(now)
+                looks_at = now + LOOK_S
+        changes_at = line.changes_at(now) if made.choosy or made.excluded else None
+        wake_at = min((at for at in (changes_at, looks_at) if at is not None), default=None)
+        return Decision(tuple(made.placed), loads=loads, wake_at=wake_at)
 
 
 @dataclass
@@ -143,6 +187,27 @@ class _Deciding:
         self.placed += (Placed(entry.key, worker, tuple(rows), passes) for worker, rows in given.items())
         return goes_on
 
+    def foresee(self, entries: Sequence[QueuedRows]) -> Iterator[Likely]:
+        """Loads that should begin for those of `entries`, in the order of their turns, that wait for workers."""
+        given = defaultdict[Key, list[int]](list)
+        for placed in self.placed:
+            given[placed.key] += placed.rows
+        still = (entry for entry in entries if len(given[entry.key]) < len(entry.rows))
+        waiting = list(islice(still, AHEAD))
+        while waiting and not waiting[-1].demand.adapters:
+            waiting.pop()
+        for entry in waiting:
+            rest = entry.without(given[entry.key]).asked(self.now)
+            asked = rest.piece() if self.rules.spreads else rest
+            known = self.placement.candidates(asked, self.rules.looked_at, (), entry.fetching)
+            best = self.rules.policy([c._replace(capacity_rows=ANY) for c in known], asked)
+            if best is None:
+                continue
+            near = best.load_ms and best.prediction().begin_ms <= AHEAD_S * 1e3
+            if near and best.instance not in entry.told:
+                yield Likely(entry.key, best.instance, asked)
+            self.count(entry.job_id, best.instance, rest)
+
     def _wait(self, entry: QueuedRows, asked: Demand) -> bool:
         """Let `entry` wait; False when no other job is to be asked."""
         model = asked.model_digest
@@ -160,8 +225,3 @@ class _Deciding:
 def _kind(demand: Demand) -> tuple[str, frozenset[str]]:
     """What tells the workers that can compute `demand`: its model and its ControlNets."""
     return demand.model_digest, frozenset(net.digest for net in demand.controls)
-
-
-SCHEDULERS: Final[Mapping[PolicyName, Scheduler]] = MappingProxyType(
-    {name: InTurn(policy) for name, policy in POLICIES.items()}
-)

@@ -36,10 +36,13 @@ class LineTotals:
 
     def __init__(self) -> None:
         self._by_priority = {priority: Total() for priority in Priority}
+        self.adapted = 0
+        """Entries that need adapters."""
 
     def count(self, priority: Priority, demand: Demand, sign: int) -> None:
         """See :meth:`Total.count`."""
         self._by_priority[priority].count(demand, sign)
+        self.adapted += sign * bool(demand.adapters)
 
     def before(self, priority: Priority) -> Total:
         """What comes before a new job of `priority`: batch jobs never before an interactive one."""

@@ -66,12 +66,12 @@ class Weighing:
     def candidate(self, worker: Occupancy, now: float, *, fetching: bool = False) -> Candidate:
         """The worker, which is summed up, as policies see it at `now`, in seconds.
 
-        One that is `fetching` what the job needs is not waited for: it was told so a while ago.
+        One that is `fetching` the job's template is not waited for: it was told so a while ago.
         """
         demand = self._demand
         hit, miss = self._at(worker.pace)
         template = worker.places.get(demand.template) if demand.template is not None else None
-        arrive_ms, absent = self._loras(worker, now, fetching=fetching) if demand.adapters else (0.0, ())
+        wait_ms, load_ms, absent = self._adapters(worker, now) if demand.adapters else (0.0, 0.0, ())
         if worker.totals is None:
             raise ValueError(f"worker {worker.name} was not summed up")
         return Candidate(
@@ -84,18 +84,26 @@ class Weighing:
             template=template,
             hit_saves_ms=self._repeats * (miss.work_ms - hit.work_ms),
             fetch_ms=worker.fetch_ms if template is Tier.DISK and not fetching else 0.0,
-            arrive_ms=arrive_ms,
-            exact=demand.exact,
+            wait_ms=wait_ms,
+            load_ms=load_ms,
+            needing_ms=demand.needing * self.alone_ms(worker) if wait_ms else 0.0,
+            held=self._held(worker),
             absent=absent,
             joining=self._joining(worker),
         )
 
-    def _loras(
-        self, worker: Occupancy, now: float, *, fetching: bool
-    ) -> tuple[float, tuple[tuple[str, float], ...]]:
-        """When the job's LoRAs are usable there, and those that it lacks, each with what later jobs save.
+    def _held(self, worker: Occupancy) -> float:
+        """Share of the job's LoRAs on the device there."""
+        needed = self._demand.adapters
+        if not needed:
+            return 0.0
+        return sum(worker.loras.get(lora.digest) is Tier.DEVICE for lora in needed) / len(needed)
 
-        New loads begin, one after the other, when the worker has a lane for them; others go on beside them.
+    def _adapters(self, worker: Occupancy, now: float) -> tuple[float, float, tuple[tuple[str, float], ...]]:
+        """When the job's adapters are usable there, how long new loads would take, and what it lacks.
+
+        New loads begin, one after the other, when the worker has a lane for them; others go on beside them. Each that
+        is in none of the worker's tiers comes with what later jobs save.
         """
         known = self._arriving.get(id(worker.arrivals))
         if known is None:
@@ -108,20 +116,20 @@ class Weighing:
                 for lora in self._demand.adapters
             ]
             self._arriving[id(worker.arrivals)] = known
-        coming_ms = new_ms = device_ms = 0.0
+        coming_ms = load_ms = 0.0
         absent = list[tuple[str, float]]()
         for digest, ms, saves_ms in known:
             tier, left_ms = worker.loras.get(digest), worker.incoming.left_ms(digest, now)
             if tier is None and left_ms is None:
                 absent.append((digest, saves_ms))
-            device_ms += min(ms[tier], ms[Tier.MEMORY])
-            if left_ms is not None:
-                coming_ms = max(coming_ms, left_ms)
+            if tier is Tier.DEVICE:
+                continue
+            if left_ms is None:
+                load_ms += ms[tier]
             else:
-                new_ms += max(0.0, ms[tier] - ms[Tier.MEMORY])
-        if new_ms:
-            new_ms += worker.incoming.queue_ms(now)
-        return (0.0 if fetching else max(coming_ms, new_ms)) + device_ms, tuple(absent)
+                coming_ms = max(coming_ms, left_ms)
+        wait_ms = max(coming_ms, worker.incoming.queue_ms(now) + load_ms) if load_ms else coming_ms
+        return wait_ms, load_ms, tuple(absent)
 
     def _at(self, pace: Pace) -> tuple[_Cost, _Cost]:
         """The cost with the template at hand, and without it."""

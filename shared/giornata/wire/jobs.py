@@ -164,6 +164,8 @@ class Inspection(Recorded):
     compute_set: dict[Grain, CellMap] | None = None
     """The cells that an edit computes where it reuses the others, by grain: every cell that the model's mask touches,
     grown by the job's halo. None where reuse gains nothing: the set holds every token, or the mask touches none."""
+    covered: bool = False
+    """Whether the model's mask covers every pixel; False from versions that do not tell."""
     template_key: str
     """Digest of model, family and the pixels that enter the autoencoder; empty of a generation."""
     prepared: BlobRef | None = None
@@ -211,5 +213,8 @@ class Encoding(Recorded):
     the job's `controls`. Of UNets (3, height, width) pixels in 0 to 1; else (tokens, channels), packed as latents."""
     empty_text: BlobRef | None = None
     """The empty prompt's conditioning, for template runs; only where the job may reuse."""
+    embedding: bytes | None = None
+    """Of the whole prompt, by the checkpoint's own text encoder: float16, little endian, of length 1. None unless the
+    job asks for `approximate`."""
     compute_ms: float = 0.0
     """Time in the model's thread."""

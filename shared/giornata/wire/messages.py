@@ -100,6 +100,8 @@ class RunRequest(Wire):
     and pasting are expected to take is off. Negative where it has passed; None for no wish."""
     epoch: Epoch | None = None
     """The router's; None from a version that sends none."""
+    keeps_latents: bool = False
+    """Latents of rows that begin with noise are kept for edits with similar prompts: the router has room for them."""
 
 
 class RunAnswer(StrEnum):

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from pydantic import Field
 
+from giornata.wire.approximate import Beginning, KeptLatent
 from giornata.wire.errors import ErrorBody
 from giornata.wire.jobs import BlobRef, Encoding, Inspection, Job, JobState
 from giornata.wire.values import ComputeTimes, Recorded, StageTimes
@@ -56,6 +57,10 @@ class RowRecord(Recorded):
     """Lost attempts: the worker died, fell silent or stalled."""
     resume: RowState | None = None
     """The state from which a drained or migrated row goes on."""
+    begins: Beginning | None = None
+    """Another edit's latent with which it begins; None: with noise."""
+    kept: tuple[KeptLatent, ...] = ()
+    """Its latents after some of its steps, for edits with similar prompts; written by the denoiser with its end."""
     latents: BlobRef | None = None
     """Final latents, written by the denoiser."""
     computed_tokens: int | None = None

@@ -74,6 +74,17 @@ class Reuse(StrEnum):
     """Nothing."""
 
 
+class Approximate(StrEnum):
+    """Whether pictures may begin with the latent of an earlier edit whose prompt is alike."""
+
+    OFF = "off"
+    """They begin with noise: the seed decides."""
+    AUTO = "auto"
+    """They begin with a latent wherever one is close enough."""
+    DEADLINE = "deadline"
+    """Only where `slo_ms` would be missed otherwise."""
+
+
 ModelName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,95}$")]
 Prompt = Annotated[str, StringConstraints(min_length=1, max_length=4000)]
 OutputSize = Annotated[str, StringConstraints(pattern=r"^(auto|[1-9]\d{1,4}x[1-9]\d{1,4})$")]
@@ -158,6 +169,13 @@ class GenerationParameters(Recorded):
         description="Milliseconds in which the job should have ended; the answer and the metrics tell whether it had. "
         "A router with the deadline-aware policy serves by it: the earliest deadline that can still be met first.",
     )
+    approximate: Approximate = Field(
+        Approximate.OFF,
+        validate_default=True,
+        description="Whether pictures may begin where an earlier one of the same tenant was, whose prompt is alike and "
+        "everything else equal: `off`; `auto`, wherever there is one; `deadline`, only where `slo_ms` would be missed. "
+        "The seed then no longer decides, and the answer tells.",
+    )
     user: Annotated[str, StringConstraints(max_length=256)] | None = Field(
         None, description="The application's end user; kept in the job's record and log."
     )
@@ -173,6 +191,13 @@ class GenerationParameters(Recorded):
     @classmethod
     def _joins_loras(cls, share: float | None, info: ValidationInfo) -> float | None:
         return share if share is None else joined_at(share, info.data)
+
+    @field_validator("approximate")
+    @classmethod
+    def _has_a_deadline(cls, approximate: Approximate, info: ValidationInfo) -> Approximate:
+        if approximate is Approximate.DEADLINE and "slo_ms" in info.data and info.data["slo_ms"] is None:
+            raise ValueError("deadline needs slo_ms")
+        return approximate
 
     @field_validator("output_compression")
     @classmethod

@@ -13,7 +13,7 @@ from giornata.wire.generations import FIELDS
 from giornata.wire.jobs import Job
 from giornata.wire.models import Guidance, ModelCard, Task
 from giornata.wire.references import REFERENCE
-from giornata.wire.requests import EditParameters
+from giornata.wire.requests import Approximate, EditParameters
 from giornata.wire.samplers import Sampler
 
 _BY_CARD: Final[tuple[tuple[str, Callable[[ModelCard], bool], str], ...]] = (
@@ -31,6 +31,7 @@ def fields_of(card: ModelCard, *, controlled: bool) -> Mapping[Task, list[str]]:
     """
     refused = {field for field, takes, _ in _BY_CARD if not takes(card)}
     refused |= set() if card.max_references else {REFERENCE}
+    refused |= set() if card.pools_prompts else {"approximate"}
     refused |= set() if controlled else {"controlnets", *CONTROL_IMAGES}
     return {task: [name for name in FIELDS[task] if name not in refused] for task in card.tasks}
 
@@ -53,6 +54,8 @@ def resolve(
                 received="a text" if isinstance(received, str) else received,
                 accepted=f"leave {field} out" + (f"; models that take it: {', '.join(able)}" if able else ""),
             )
+    if parameters.approximate is not Approximate.OFF and not card.pools_prompts:
+        raise _approximate_refused(parameters.approximate, card, served)
     if parameters.sampler is not None and parameters.sampler not in card.samplers:
         raise _sampler_refused(parameters.sampler, card, served)
     named = {
@@ -93,6 +96,16 @@ def guided_by(job: Job) -> float | None:
     """
     older = job.parameters.true_cfg_scale or 0.0
     return older if job.cfg_scale is None and older > 1 else job.cfg_scale
+
+
+def _approximate_refused(asked: Approximate, card: ModelCard, served: Iterable[ModelCard]) -> InvalidField:
+    able = sorted(other.name for other in served if other.pools_prompts)
+    return InvalidField(
+        f"The model {card.name} ({card.family}) has no embedding of whole prompts, by which they are compared.",
+        field="approximate",
+        received=asked,
+        accepted="off" + (f"; models that take it: {', '.join(able)}" if able else ""),
+    )
 
 
 def _sampler_refused(sampler: Sampler, card: ModelCard, served: Iterable[ModelCard]) -> InvalidField:

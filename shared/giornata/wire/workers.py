@@ -281,6 +281,8 @@ class WorkerState(Wire):
     """The host tier that it takes LoRAs from, by name; None where there is none."""
     adapter_loads: tuple[AdapterLoad, ...] = ()
     """Loads of LoRAs since the last telemetry, at most 16."""
+    adapter_lanes: int = 2
+    """How many loads of LoRAs run at a time; each takes those of a job one after the other."""
     cost_model: WorkerCosts | None = None
     """None if the worker has no cost model, or one that an older version counts by tokens."""
     blocks: tuple[BlockSpec, ...] | None = None

@@ -14,7 +14,7 @@ from giornata.bus import streams
 from giornata.bus.bus import Bus
 from giornata.deadlines import Deadline
 from giornata.records import Quarantine, Records
-from giornata.scheduling.line import AGEING_S
+from giornata.scheduling.line import AGEING_S, LineName
 from giornata.scheduling.policies import PolicyName
 from giornata.wire import subjects
 from giornata.wire.cells import MAIN
@@ -114,6 +114,7 @@ async def running_router(
     quarantine_of: type[Quarantine] = Quarantine,
     blobs: BlobStore | None = None,
     cell: str = MAIN,
+    line: LineName | None = None,
 ) -> AsyncIterator[asyncio.Task[None]]:
     """A router on a connection of its own; cancelling the task is its sudden death."""
     config = RouterConfig(
@@ -127,6 +128,7 @@ async def running_router(
         stage_tries=2,
         inspect_s=120,
         policy=policy,
+        line=line,
         ageing_s=ageing_s,
         cell=cell,
     )

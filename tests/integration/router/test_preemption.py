@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from types import MappingProxyType
 
 import pytest
 
 from giornata.scheduling.line import Line
 from giornata.scheduling.occupancy import Attempt
 from giornata.scheduling.placement import Placement
-from giornata.scheduling.policies import PolicyName, finish_time
+from giornata.scheduling.policies import finish_time
 from giornata.scheduling.scheduler import Decision, InTurn
 from giornata.wire.jobs import JobState
 from giornata.wire.requests import Reuse
@@ -36,8 +35,7 @@ async def test_preempted_rows_are_dropped_by_their_worker_and_placed_again(
     bench: Bench, private_nats: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scheduler = Preempting()
-    chosen = MappingProxyType({PolicyName.FINISH_TIME: scheduler})
-    monkeypatch.setattr("giornata_router.service.SCHEDULERS", chosen)
+    monkeypatch.setattr("giornata_router.service.scheduler_of", lambda *_: scheduler)
     worker = FakeDenoiser(bench.bus, bench.records, "d1", capacity=1)
     worker.going.clear()
     async with running_router(private_nats.url, "r"), worker.run():

@@ -154,6 +154,32 @@ async def test_the_likely_worker_prefetches_for_edits_that_reuse_or_have_loras_a
     assert (await bench.records.get(job.job_id)).state is not JobState.FAILED
 
 
+async def test_the_worker_that_probably_gets_the_rows_next_loads_while_they_wait(
+    bench: Bench, stack: AsyncExitStack
+) -> None:
+    """Both jobs are encoded before any worker is there; one gets the only place."""
+    encoded, called = News(), list[str]()
+
+    def call(verb: str) -> None:
+        called.append(verb)
+        encoded.tell()
+
+    bench.prepost.fail = call
+    jobs = [make_job(reuse=Reuse.OFF).model_copy(update={"loras": (LORA,)}) for _ in range(2)]
+    for job in jobs:
+        await bench.submit(job)
+    await encoded.until(lambda: called.count("encode") == 2)
+    worker = FakeDenoiser(bench.bus, bench.records, "d1", capacity=1)
+    worker.going.clear()
+    await stack.enter_async_context(worker.run())
+    await worker.news.until(lambda: bool(worker.prefetched))
+    (running,) = worker.requests
+    assert {running.job.job_id, *worker.prefetched} == {job.job_id for job in jobs}
+    worker.going.set()
+    await worker.news.until(lambda: len(worker.requests) == 2)
+    assert [worker.requests[1].job.job_id] == worker.prefetched
+
+
 async def _until_taken(workers: list[FakeDenoiser]) -> list[FakeDenoiser]:
     """Whoever has rows; telling of any of the fakes is telling of all."""
     news = News()

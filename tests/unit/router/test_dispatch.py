@@ -12,6 +12,7 @@ from dataclasses import replace
 import pytest
 
 from giornata.fleet import SILENCE_S
+from giornata.scheduling.adapters import NeededLora
 from giornata.scheduling.demand import Demand
 from giornata.scheduling.fair_line import FairLine
 from giornata.scheduling.line import Claim
@@ -56,7 +57,8 @@ async def acquired(
         job, rows, demand, Claim(priority), numbers=numbers, fetching=fetching
     ) as waiting:
         while waiting.left or waiting.placed:
-            found += await waiting.assignments()
+            given, _ = await waiting.news()
+            found += given
     return found
 
 
@@ -111,12 +113,14 @@ async def test_pictures_of_one_job_go_to_whoever_has_room_and_the_rest_waits() -
         dispatch.observe(worker(name, capacity=2))
     numbers, demand = itertools.count(3), replace(DEMAND, shapes=(SHAPE,) * 5)
     async with dispatch.in_line("j", (0, 1, 3, 4, 6), demand, Claim(), numbers=numbers) as waiting:
-        given = sorted(await waiting.assignments())
+        given, likely = await waiting.news()
+        given.sort()
+        assert likely == []
         assert [(a.attempt, len(a.rows)) for a in given] == [(3, 2), (4, 2)], "one attempt a worker"
         assert sorted(row for a in given for row in a.rows) == [0, 1, 3, 4]
         assert (waiting.left, sum(entry.demand.rows for entry in dispatch.line)) == ([6], 1)
         dispatch.release("j", 3)
-        ((attempt, where, rows),) = await waiting.assignments()
+        ((attempt, where, rows),), _ = await waiting.news()
         assert (attempt, where, rows) == (5, given[0].worker, (6,))
         assert not waiting.left
         assert not waiting.placed
@@ -251,6 +255,27 @@ async def test_after_a_reconnect_everybody_has_time_to_be_heard() -> None:
         dispatch.observe(worker("d1"))
         dispatch.look(time.monotonic() + SILENCE_S + 0.1)
         assert report.done()
+
+
+async def test_a_job_tells_the_worker_that_probably_gets_it_to_load() -> None:
+    dispatch = dispatching()
+    one, other = (replace(DEMAND, adapters=(NeededLora(name * 64, 10**9),)) for name in "ab")
+    dispatch.observe(worker("d1", capacity=1))
+    numbers = itertools.count(1)
+    async with (
+        dispatch.in_line("a", (0,), one, Claim(), numbers=numbers) as first,
+        dispatch.in_line("b", (0,), other, Claim(), numbers=numbers) as second,
+    ):
+        ((_, where, _),), likely = await first.news()
+        assert (where, likely) == ("d1", []), "it has its worker"
+        assert await second.news() == ([], ["d1"])
+        (entry,) = dispatch.line
+        assert (entry.fetching, entry.told) == ("d1", frozenset({"d1"}))
+        (known,) = dispatch.placement.candidates(entry.demand, 8)
+        assert (known.load_ms, known.wait_ms > 0) == (0.0, True), "it counts as on its way"
+        dispatch.release("a", 1)
+        ((_, where, _),), likely = await second.news()
+        assert (where, likely) == ("d1", [])
 
 
 async def test_the_worker_that_reads_the_template_is_given_unless_it_has_become_busy() -> None:

@@ -24,7 +24,7 @@ from giornata.scheduling.demand import Pace
 from giornata.scheduling.incoming import LANES
 from giornata.scheduling.occupancy import Occupancy
 from giornata.scheduling.placement import Placement
-from giornata.scheduling.policies import Candidate
+from giornata.scheduling.policies import Candidate, PolicyName, finish_time, policy_of
 from giornata.wire.adapters import ControlCard, ControlKind, ControlWork
 from giornata.wire.controlnets import ControlBase, ControlState
 from giornata.wire.queues import CostFit
@@ -76,7 +76,7 @@ def test_a_set_arrives_lora_by_lora_from_where_each_is() -> None:
     demand, arrivals = replace(DEMAND, adapters=(LORA, OTHER)), Arrivals()
     (here,) = known.candidates(demand, 8)
     each = arrivals.ms(LORA.size_bytes, Tier.DISK), arrivals.ms(OTHER.size_bytes, None)
-    assert here.arrive_ms == pytest.approx(sum(each))
+    assert here.wait_ms == pytest.approx(sum(each))
     assert [digest for digest, _ in here.absent] == [OTHER.digest]
 
 
@@ -158,55 +158,128 @@ def test_a_load_that_waiting_for_a_place_hides_is_no_reason() -> None:
     held = {
         c.instance: c for c in known.candidates(replace(DEMAND, adapters=(NeededLora(LORA.digest, 1000),)), 8)
     }
-    assert held["a"].arrive_ms > 0
+    assert held["a"].wait_ms > 0
     assert held["a"].prediction() == held["b"].prediction()
 
 
-def test_rows_that_begin_without_their_loras_choose_by_them_among_equals_alone() -> None:
+@pytest.mark.parametrize(("joins_within", "needing"), [(0.0, 1.0), (0.3, 0.7), (0.39, 0.7), (0.95, 0.1)])
+def test_a_job_ends_after_its_virtual_run_or_its_wait_and_the_steps_that_need_adapters(
+    joins_within: float, needing: float
+) -> None:
+    """A row takes 10 steps of 1.064 ms alone, and 0.064 ms more a step beside another one."""
+    known = placement(having("idle", None), having("busy", None, running=1))
+    arrivals = Arrivals()
+    for wait_ms in (1.0, 9.0, 20.0):
+        lora = NeededLora(LORA.digest, round(wait_ms / arrivals.ms(1, None)))
+        asked = replace(DEMAND, adapters=(lora,), joins_within=joins_within)
+        assert asked.needing == pytest.approx(needing)
+        found = {c.instance: c for c in known.candidates(asked, 8)}
+        for name, rows in (("idle", 1), ("busy", 2)):
+            assert found[name].wait_ms == found[name].load_ms == pytest.approx(wait_ms, rel=1e-4)
+            expected = max(10 + rows * 0.64, wait_ms + needing * 10.64)
+            assert found[name].prediction().finish_ms == pytest.approx(expected, rel=1e-4)
+    others_ms = [c.prediction().delay_ms for c in known.candidates(DEMAND, 8) if c.instance == "busy"]
+    assert [found["busy"].prediction().delay_ms] == others_ms, "it waits beside the batch"
+
+
+def test_rows_that_begin_without_their_loras_choose_by_loads_that_end_in_time_alone_by_their_weight() -> None:
     known = placement(
         having("a", None), having("b", Tier.MEMORY, LORA), having("c", Tier.MEMORY, LORA, running=1)
     )
-    late = replace(DEMAND, adapters=(LORA,), exact=False)
-    found = {c.instance: c.prediction().finish_ms for c in known.candidates(late, 8)}
-    assert found["a"] == found["b"] < found["c"]
-    assert choose(known, late) == "b"
+    late = replace(DEMAND, adapters=(NeededLora(LORA.digest, 1000),), joins_within=0.5)
+    found = {c.instance: c for c in known.candidates(late, 8)}
+    finishes = {name: candidate.prediction().finish_ms for name, candidate in found.items()}
+    assert finishes["a"] == finishes["b"] < finishes["c"]
+    assert found["a"].load_ms > found["b"].load_ms > 0
+    for load_weight in (0.0, 0.5):
+        chosen = finish_time(list(found.values()), late, load_weight)
+        assert chosen is not None
+        assert chosen.instance == "b", "the rest decides among equals"
+
+
+def test_a_small_delay_is_taken_for_an_adapter_that_is_held() -> None:
+    """The load hides behind waiting for a place; on the other worker the job ends a little later, and loads nothing."""
+    known = placement(having("a", None, running=4), having("b", Tier.DEVICE, LORA, running=4))
+    known.assign("j", 1, "b", replace(DEMAND, shapes=(replace(SHAPE, steps=2),)), 0)
+    asked = replace(DEMAND, adapters=(NeededLora(LORA.digest, round(9 / Arrivals().ms(1, None))),))
+    a, b = sorted(known.candidates(asked, 8), key=lambda candidate: candidate.instance)
+    costs = [c.prediction().finish_ms + c.prediction().delay_ms for c in (a, b)]
+    assert a.load_ms == pytest.approx(9, rel=1e-4)
+    assert b.load_ms == 0
+    least = (costs[1] - costs[0]) / a.load_ms
+    assert 0 < least < 1
+    free = [c._replace(capacity_rows=9) for c in (a, b)]
+    for load_weight, expected in ((0.9 * least, "a"), (1.1 * least, "b")):
+        chosen = finish_time(free, asked, load_weight)
+        assert chosen is not None
+        assert chosen.instance == expected
+        assert policy_of(PolicyName.FINISH_TIME, load_weight)(free, asked) == chosen
+        late = replace(asked, within_ms=0.001)
+        assert policy_of(PolicyName.DEADLINE_AWARE, load_weight)(free, late) == chosen, "none is in time"
 
 
 def test_the_worker_that_was_told_to_load_has_a_lead() -> None:
     known = placement(having("a", None), having("b", None))
     demand = replace(DEMAND, adapters=(LORA, OTHER))
     known.fetch("b", demand, 0.0)
-    later_s = (Arrivals().ms(OTHER.size_bytes, None) + 1) / 1e3
+    later_s = Arrivals().ms(OTHER.size_bytes, None) / 1e3
     for name in ("a", "b"):
         known.observe(having(name, None), later_s)
     by_name = {c.instance: c for c in known.candidates(demand, 8)}
-    onto_device = Arrivals().ms(LORA.size_bytes + OTHER.size_bytes, Tier.MEMORY)
-    assert by_name["b"].arrive_ms == pytest.approx(onto_device)
-    assert by_name["b"].absent == ()
+    assert by_name["b"].wait_ms == pytest.approx(Arrivals().ms(LORA.size_bytes, None))
+    assert (by_name["b"].load_ms, by_name["b"].absent) == (0, ())
+    assert by_name["a"].load_ms == pytest.approx(Arrivals().ms(LORA.size_bytes + OTHER.size_bytes, None))
     assert choose(known, demand) == "b"
-    (here,) = (c for c in known.candidates(demand, 8, fetching="a") if c.instance == "a")
-    assert here.arrive_ms == pytest.approx(onto_device), "it was told so before the rows were encoded"
+    known.observe(having("b", Tier.DEVICE, LORA), later_s)
+    (there,) = (c for c in known.candidates(demand, 8) if c.instance == "b")
+    assert there.wait_ms == by_name["b"].wait_ms
+
+
+@given(
+    jobs=st.lists(st.lists(st.integers(0, 8), min_size=1, max_size=3, unique=True), max_size=6),
+    held=st.dictionaries(st.integers(0, 8), st.sampled_from(Tier)),
+    lanes=st.integers(1, 3),
+)
+def test_what_is_waited_for_is_what_giving_the_job_begins(
+    jobs: list[list[int]], held: dict[int, Tier], lanes: int
+) -> None:
+    """The wait of a candidate is when the last of its loads ends once it is given, whatever is under way."""
+    loras = [NeededLora(f"{number:064x}", (number + 1) * MB) for number in range(9)]
+    state = having("a", None)
+    assert state.worker is not None
+    resident = {tier: tuple(loras[n].digest for n, own in held.items() if own is tier) for tier in Tier}
+    told = {"adapter_lanes": lanes, "adapters_resident": resident}
+    known = placement(state.model_copy(update={"worker": state.worker.model_copy(update=told)}))
+    for number, asked in enumerate(jobs):
+        demand = replace(DEMAND, adapters=tuple(loras[n] for n in asked))
+        (before,) = known.candidates(demand, 8)
+        known.fetch("a", demand, 0.0)
+        (after,) = known.candidates(demand, 8)
+        assert after.wait_ms == pytest.approx(before.wait_ms), number
+        assert after.load_ms == 0
+        assert before.load_ms <= before.wait_ms
 
 
 def test_a_new_load_waits_for_those_that_are_under_way() -> None:
     known = placement(having("a", None), having("b", None))
-    hop_ms = Arrivals().memory_ms(OTHER.size_bytes, None)
+    hops_ms = Arrivals().ms(OTHER.size_bytes, None)
     for number in range(2 * LANES):
         lora = NeededLora(f"{number:064x}", OTHER.size_bytes)
         known.assign(f"j{number}", 1, "a", replace(DEMAND, adapters=(lora,)), now=0.0)
-    found = {c.instance: c.arrive_ms for c in known.candidates(replace(DEMAND, adapters=(LORA,)), 8)}
-    assert found["a"] - found["b"] == pytest.approx(2 * hop_ms)
+    found = {c.instance: c for c in known.candidates(replace(DEMAND, adapters=(LORA,)), 8)}
+    assert found["a"].wait_ms - found["b"].wait_ms == pytest.approx(2 * hops_ms)
+    assert found["a"].load_ms == found["b"].load_ms
 
 
 def test_a_trial_leaves_no_loads_behind() -> None:
     known = placement(having("a", None))
     demand = replace(DEMAND, adapters=(LORA,))
-    before = known.candidates(demand, 8)[0].arrive_ms
+    before = known.candidates(demand, 8)[0].wait_ms
     with known.trial() as count:
         count("j", "a", demand)
         assert known.candidates(demand, 8)[0].absent == ()
     (after,) = known.candidates(demand, 8)
-    assert (after.arrive_ms, len(after.absent)) == (before, 1)
+    assert (after.wait_ms, len(after.absent)) == (before, 1)
 
 
 def test_a_lora_that_no_worker_has_goes_to_one_worker_again_and_again() -> None:
@@ -237,8 +310,8 @@ def test_workers_of_versions_that_tell_nothing_of_loras_are_candidates_that_have
     known = placement(old, having("new", Tier.DEVICE, LORA))
     demand = replace(DEMAND, adapters=(LORA,))
     by_name: dict[str, Candidate] = {c.instance: c for c in known.candidates(demand, 8)}
-    assert by_name["old"].arrive_ms == pytest.approx(Arrivals().ms(LORA.size_bytes, None))
-    assert by_name["new"].arrive_ms == 0
+    assert by_name["old"].wait_ms == pytest.approx(Arrivals().ms(LORA.size_bytes, None))
+    assert by_name["new"].wait_ms == 0
     assert choose(known, demand) == "new"
 
 
@@ -248,7 +321,7 @@ def test_telemetry_without_residency_keeps_what_was_told_before() -> None:
     assert again.worker is not None
     silent = again.worker.model_copy(update={"adapters_resident": None})
     known.observe(again.model_copy(update={"worker": silent}), 1)
-    assert known.candidates(replace(DEMAND, adapters=(LORA,)), 8)[0].arrive_ms == 0
+    assert known.candidates(replace(DEMAND, adapters=(LORA,)), 8)[0].wait_ms == 0
 
 
 def test_loads_that_are_told_change_how_long_others_take() -> None:
@@ -258,7 +331,7 @@ def test_loads_that_are_told_change_how_long_others_take() -> None:
     slow = state.worker.model_copy(update={"adapter_loads": (arrived(None, 50.0),) * 3})
     known.observe(state.model_copy(update={"worker": slow}), 0)
     candidate = known.candidates(replace(DEMAND, adapters=(LORA,)), 8)[0]
-    assert candidate.arrive_ms == pytest.approx(50 * LORA.size_bytes / MB, rel=0.05)
+    assert candidate.wait_ms == pytest.approx(50 * LORA.size_bytes / MB, rel=0.05)
 
 
 def test_a_row_with_adapters_weighs_as_one_of_a_demand() -> None:

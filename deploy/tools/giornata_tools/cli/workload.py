@@ -10,9 +10,10 @@ from typing import Any, Final
 
 import click
 
+from giornata.wire.adapters import MAX_LORAS
 from giornata.wire.requests import MAX_IMAGES, MAX_STEPS
 from giornata_tools.cli.options import ABOVE_0, AT_LEAST_0, READABLE, Option
-from giornata_tools.loadgen import facts, trace
+from giornata_tools.loadgen import facts, gentd26, trace
 from giornata_tools.loadgen.distributions import Mix
 
 PRODUCTION: Final = "production"
@@ -82,6 +83,11 @@ def images(text: str) -> Mix:
     return _mix(text, facts.IMAGES, MAX_IMAGES, PRODUCTION)
 
 
+def lora_numbers(text: str) -> Mix:
+    """GenTD26's numbers of LoRAs a request, or one for all."""
+    return _mix(text, facts.ADAPTERS["gentd26"]["loras"], MAX_LORAS, PRODUCTION)
+
+
 def _mix(text: str, production: Mix, most: int, names: str) -> Mix:
     if text == PRODUCTION:
         return production
@@ -91,8 +97,10 @@ def _mix(text: str, production: Mix, most: int, names: str) -> Mix:
 
 
 rate_option = partial(read_option, "--rate", parse=rates, metavar="RATE[,RATE...]")
-trace_option = partial(click.option, "--trace", type=READABLE, metavar="FILE")
-TRACE: Final = "timestamp, and where they are known mask_ratio, steps, template, n"
+trace_option = partial(
+    click.option, "--trace", type=click.Path(exists=True, readable=True, path_type=Path), metavar="FILE"
+)
+TRACE: Final = "timestamp, and where they are known mask_ratio, steps, template, n, adapters"
 """Columns of a trace."""
 speed_option = click.option(
     "--speed", type=ABOVE_0, default=1.0, help="Replay a trace so many times as fast."
@@ -112,12 +120,17 @@ zipf_option = click.option("--zipf", type=AT_LEAST_0, default=facts.ZIPF, help="
 
 
 def read_trace(path: Path) -> list[trace.TraceLine]:
-    """The requests in a file.
+    """The requests in a file, or in a folder with the files of GenTD26.
 
     Raises:
         ValueError: its name ends otherwise than a trace's, or it holds something else.
         OSError: it cannot be read.
     """
+    if path.is_dir():
+        timed, adapted = (
+            (path / name).read_text(encoding="utf-8") for name in (gentd26.TIMED, gentd26.ADAPTED)
+        )
+        return gentd26.read(timed, adapted)
     return trace.read(path.read_text(encoding="utf-8"), trace_suffix(path))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from bisect import bisect
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 from math import exp, log
 
@@ -51,3 +52,36 @@ def arrival_times(rate: float, seconds: float, seed: int, cv: float = 1.0) -> li
         if now >= seconds:
             return times
         times.append(now)
+
+
+@dataclass(frozen=True)
+class Crowds:
+    """Times in which requests are `factor` times as dense: each lasts `lasts_s`, `every_s` passes to the next one."""
+
+    factor: float = 5.0
+    lasts_s: float = 45.0
+    every_s: float = 900.0
+    """On average, from the end of one to the next one's start; exponentially distributed."""
+
+
+def crowded_times(rate: float, seconds: float, seed: int, crowds: Crowds) -> list[float]:
+    """Times below `seconds` of a Poisson process that is denser in crowds; `rate` a second is its mean over all.
+
+    Raises:
+        ValueError: `rate`, or what `crowds` say, is out of range.
+    """
+    if crowds.factor < 1 or crowds.lasts_s <= 0 or crowds.every_s <= 0:
+        raise ValueError(f"a crowd has a factor of 1 or more and lasts longer than 0; received {crowds}")
+    chance = random.Random(f"{seed} crowds")  # noqa: S311 - a workload, no secret
+    usual = rate / (1 + (crowds.factor - 1) * crowds.lasts_s / (crowds.lasts_s + crowds.every_s))
+    starts, at_s = list[float](), chance.expovariate(1 / crowds.every_s)
+    while at_s < seconds:
+        starts.append(at_s)
+        at_s += crowds.lasts_s + chance.expovariate(1 / crowds.every_s)
+
+    def dense(now: float) -> bool:
+        place = bisect(starts, now)
+        return place > 0 and now < starts[place - 1] + crowds.lasts_s
+
+    times = arrival_times(usual * crowds.factor, seconds, seed)
+    return [now for now in times if dense(now) or chance.random() < 1 / crowds.factor]

@@ -61,11 +61,13 @@ class ImagesApi:
         image, mask = self.material.templates[request.template].file, self.material.masks[request]
         form.add_field("image", io.BytesIO(image), filename="image", content_type=_media_type(image))
         form.add_field("mask", io.BytesIO(mask), filename="mask.png", content_type="image/png")
-        own = {"n": request.n}
+        own: dict[str, object] = {"n": request.n}
         if self.api is Api.GIORNATA:
             own["seed"] = request.seed
             if request.steps is not None:
                 own["num_inference_steps"] = request.steps
+            if request.adapters:
+                own["loras"] = json.dumps([{"id": name} for name in request.adapters])
         for name, value in {**own, **self.fields}.items():
             form.add_field(name, str(value))
         return form

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from giornata_tools.loadgen.distributions import arrival_times
+from giornata_tools.loadgen.distributions import Crowds, arrival_times, crowded_times
 from giornata_tools.loadgen.trace import TraceLine, complete
 from giornata_tools.loadgen.workload import Request, Workload, draw, faster
 
@@ -39,16 +39,31 @@ class OfferedLoad:
 
 
 def drawn(
-    rates: Sequence[float], workload: Workload, *, cv: float, seconds: float, warmup_s: float, seed: int
+    rates: Sequence[float],
+    workload: Workload,
+    *,
+    cv: float,
+    seconds: float,
+    warmup_s: float,
+    seed: int,
+    crowds: Crowds | None = None,
 ) -> list[OfferedLoad]:
     """A load for each of `rates` (a second), whose times between requests vary by `cv`; equal seeds make equal loads.
+
+    With `crowds` requests are a Poisson process that is denser at times.
 
     Raises:
         ValueError: nothing would be measured at a rate.
     """
     loads = []
     for rate in rates:
-        requests = draw(arrival_times(rate, warmup_s + seconds, seed, cv), workload, seed)
+        whole_s = warmup_s + seconds
+        times = (
+            arrival_times(rate, whole_s, seed, cv)
+            if crowds is None
+            else crowded_times(rate, whole_s, seed, crowds)
+        )
+        requests = draw(times, workload, seed)
         loads.append(OfferedLoad(rate, tuple(requests), warmup_s, seconds))
     return loads
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from giornata_tools.loadgen.adapters import AdapterWorkload
 from giornata_tools.loadgen.distributions import Mix, at_percentile, chosen
 
 
@@ -35,6 +36,8 @@ class Request:
     seed: int
     """Seed of its pictures, and of where its mask lies."""
     shape: MaskShape
+    adapters: tuple[str, ...] = ()
+    """Names of its LoRAs."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,8 @@ class Workload:
     templates: Mix
     """Popularity by number."""
     shape: MaskShape
+    adapters: AdapterWorkload | None = None
+    """LoRAs of requests; None: no request has any."""
 
 
 MAX_SEED = 2**31 - 1
@@ -69,6 +74,7 @@ def draw(
     ratios, steps, images = (
         [chance.random() for _ in times] if independent else _shares(len(times), chance) for _ in range(3)
     )
+    adapters = [()] * len(times) if workload.adapters is None else workload.adapters.draw(times, seed)
     return [
         Request(
             at_s=at_s,
@@ -78,6 +84,7 @@ def draw(
             n=chosen(workload.images, images[place]),
             seed=chance.randint(0, MAX_SEED),
             shape=workload.shape,
+            adapters=adapters[place],
         )
         for place, at_s in enumerate(times)
     ]

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
-from giornata.scheduling.fair_line import Turn
-from giornata.scheduling.line import AGEING_S, Line
+from giornata.residency.rules import RuleName
+from giornata.scheduling.fair_line import FairLine, Turn
+from giornata.scheduling.kinds_line import KindsLine
+from giornata.scheduling.line import AGEING_S, Line, LineName
 from giornata.scheduling.placement import Placement
-from giornata.scheduling.policies import POLICIES, Policy, PolicyName
+from giornata.scheduling.policies import LOAD_WEIGHT, Policy, PolicyName, policy_of
+from giornata.scheduling.rock import Rock
 from giornata.scheduling.scheduler import LOOKED_AT, Decision, InTurn, Placed, Scheduler
+from giornata.scheduling.schedulers import LOADING_AHEAD
 from giornata.scheduling.slack import SLACK
+from giornata_tools.simulation.residency import AdapterSetting
 
+OF_ADAPTERS: Final = frozenset({PolicyName.RROD, PolicyName.LRUMS, PolicyName.ROCK})
+"""Policies of adapter serving, with rules of their own for what devices keep."""
+ROCK_SHARE: Final = 0.85
+"""Of a device's bytes for adapters: beyond it ROCK lets the least recently used go."""
 BASELINES: Final = frozenset(
     {PolicyName.ROUND_ROBIN, PolicyName.REQUEST_LEVEL, PolicyName.TOKEN_LEVEL, PolicyName.MASK_AWARE}
 )
@@ -83,6 +92,12 @@ class RunOptions:
     places."""
     adapters: bool = True
     """Whether the router knows the jobs' LoRAs and ControlNets: it tells workers to load them, and chooses by them."""
+    line_name: LineName = LineName.FAIR
+    """Whose turn comes next."""
+    load_weight: float = LOAD_WEIGHT
+    """What loads cost that hide behind waiting, to the policies that know loads."""
+    loads_ahead: bool = True
+    """Whether these have likely workers load while jobs wait."""
     seed: int = 0
     """Seed of noise."""
 
@@ -91,15 +106,40 @@ class RunOptions:
         """How a policy serves: ours as live, the baselines as FlashPS's artifact has them.
 
         There a job waits in one line, in the order of arrival, until a worker has fewer than its maximum, and goes to
-        it whole.
+        it whole. The baselines of ROCK give every job at once to the worker that they choose.
         """
         if policy in BASELINES:
             return cls(policy, spreads=False, turn=Turn.ARRIVAL, slack=0.0, adapters=False)
+        if policy in {PolicyName.RROD, PolicyName.LRUMS}:
+            return cls(policy, Binding.ARRIVAL, spreads=False, turn=Turn.ARRIVAL, slack=0.0)
+        if policy is PolicyName.ROCK:
+            return cls(policy, turn=Turn.ARRIVAL, line_name=LineName.KINDS)
         return cls(policy, by_deadline=policy is PolicyName.DEADLINE_AWARE)
+
+    def line(self) -> Line:
+        """A line without jobs."""
+        if self.line_name is LineName.KINDS:
+            return KindsLine(ageing_s=self.ageing_s)
+        return FairLine(by_deadline=self.by_deadline, ageing_s=self.ageing_s, turn=self.turn)
+
+    def kept(self, adapters: AdapterSetting) -> AdapterSetting:
+        """What devices keep of adapters, where the policy has a rule of its own."""
+        if self.policy not in OF_ADAPTERS:
+            return adapters
+        share = ROCK_SHARE if self.policy is PolicyName.ROCK else 1.0
+        return replace(
+            adapters,
+            eviction=RuleName.LRU,
+            keeps=self.policy is not PolicyName.RROD,
+            device_bytes=share * adapters.device_bytes,
+        )
 
     def scheduler(self) -> Scheduler:
         """The scheduler that these options name."""
-        policy = POLICIES[self.policy]
+        if self.policy is PolicyName.ROCK:
+            return Rock(self.looked_at)
+        policy = policy_of(self.policy, self.load_weight)
         if self.binding is Binding.ARRIVAL:
             return AtArrival(policy, self.looked_at)
-        return InTurn(policy, self.looked_at, self.spreads)
+        ahead = self.loads_ahead and self.policy in LOADING_AHEAD
+        return InTurn(policy, self.looked_at, self.spreads, ahead)

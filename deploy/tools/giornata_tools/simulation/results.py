@@ -7,13 +7,17 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
+from typing import Final
 
 from giornata.wire.workers import Tier
 from giornata_tools.loadgen.charts import Chart, Drawn, Points, distribution, thinned
 from giornata_tools.loadgen.outcomes import spread
 from giornata_tools.simulation.jobs import SimulatedJob
+from giornata_tools.simulation.residency import Reason
 
-LEAST_S = 1e-4
+LEAST_WAIT_S: Final = 1e-9
+"""A wait below it is none."""
+LEAST_S: Final = 1e-4
 """A latency below it is drawn there: the axis is logarithmic."""
 
 
@@ -29,10 +33,10 @@ class Counted:
     recorded: int = 0
     lora_hits: Counter[Tier | None] = field(default_factory=Counter)
     """LoRAs of rows that came, by where they were."""
-    adapted: int = 0
-    """Times that rows with LoRAs came."""
-    exposed_s: float = 0.0
-    """Time that these waited for their LoRAs and for nothing else."""
+    waits: list[tuple[float, float, int]] = field(default_factory=list)
+    """When rows with LoRAs came, how long they waited for these and for nothing else, and how many LoRAs they need."""
+    loaded: list[tuple[float, Reason]] = field(default_factory=list)
+    """When loads onto the device began, and why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +125,10 @@ class Summary:
     """Share of LoRAs in the memory or on the device of the worker, or on their way there, when rows with them came."""
     lora_wait_mean_s: float | None
     """Time that rows with LoRAs waited for these alone, on average over the times that such rows came."""
+    lora_ready_share: float | None
+    """Share of these times at which they did not wait."""
+    lora_loads: float | None
+    """Loads onto devices over uses. As the two above, after the warm-up."""
 
     @property
     def hit_share(self) -> float:
@@ -147,7 +155,8 @@ def summary(run: SimulatedRun, warmup_s: float = 0.0) -> Summary:
         sum((count(worker) for worker in run.workers), Counter[Tier | None]())
         for count in (attrgetter("hits"), attrgetter("lora_hits"))
     )
-    adapted = sum(worker.adapted for worker in run.workers)
+    waits = [wait for worker in run.workers for wait in worker.waits if wait[0] >= warmup_s]
+    loads = sum(at_s >= warmup_s for worker in run.workers for at_s, _ in worker.loaded)
     near = lora_hits[Tier.DEVICE] + lora_hits[Tier.MEMORY]
     return Summary(
         jobs=len(counted),
@@ -171,7 +180,9 @@ def summary(run: SimulatedRun, warmup_s: float = 0.0) -> Summary:
         misses=hits[None],
         recorded=sum(worker.recorded for worker in run.workers),
         lora_hit_share=near / lora_hits.total() if lora_hits else None,
-        lora_wait_mean_s=sum(worker.exposed_s for worker in run.workers) / adapted if adapted else None,
+        lora_wait_mean_s=statistics.fmean(s for _, s, _ in waits) if waits else None,
+        lora_ready_share=statistics.fmean(s <= LEAST_WAIT_S for _, s, _ in waits) if waits else None,
+        lora_loads=loads / sum(uses for *_, uses in waits) if waits else None,
     )
 
 

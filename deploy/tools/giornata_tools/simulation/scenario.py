@@ -8,15 +8,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from giornata.scheduling.scheduler import Scheduler
-from giornata_tools.loadgen.distributions import arrival_times
+from giornata_tools.loadgen.distributions import Crowds, arrival_times, crowded_times
 from giornata_tools.loadgen.outcomes import percentile
 from giornata_tools.loadgen.trace import TraceLine, complete
-from giornata_tools.loadgen.workload import Workload, draw, faster
-from giornata_tools.simulation.adapters import AdapterSetting, AdapterWorkload, with_adapters
+from giornata_tools.loadgen.workload import Request, Workload, draw, faster
+from giornata_tools.simulation.adapters import AdaptersAsked, with_adapters
 from giornata_tools.simulation.bound import Bound
 from giornata_tools.simulation.jobs import PictureSetting, SimulatedJob, jobs_of, template_name
 from giornata_tools.simulation.machines import Machine
 from giornata_tools.simulation.options import RunOptions, Stages
+from giornata_tools.simulation.residency import AdapterSetting
 from giornata_tools.simulation.results import SimulatedRun, Summary, summary
 from giornata_tools.simulation.simulator import Simulation
 from giornata_tools.simulation.templates import TemplateSetting
@@ -32,6 +33,8 @@ class ArrivalSetting:
     """Jobs that arrive in it are left out of all figures but the workers'."""
     cv: float = 1.0
     """Coefficient of variation of the times between arrivals; 1 is Poisson."""
+    crowds: Crowds | None = None
+    """Times in which they are denser, instead of `cv`."""
     trace: tuple[TraceLine, ...] = ()
     """Requests to replay instead of random ones."""
     speed: float = 1.0
@@ -50,8 +53,8 @@ class Scenario:
     picture: PictureSetting = field(default_factory=PictureSetting)
     templates: TemplateSetting = field(default_factory=TemplateSetting)
     stages: Stages = field(default_factory=Stages)
-    asked: AdapterWorkload | None = None
-    """LoRAs and ControlNets of jobs; None: no job has any."""
+    asked: AdaptersAsked = field(default_factory=AdaptersAsked)
+    """Of the adapters that the workload or the trace has."""
     adapters: AdapterSetting = field(default_factory=AdapterSetting)
     reuse: bool = True
     slo_s: float | None = None
@@ -64,18 +67,26 @@ class Scenario:
         Raises:
             ValueError: none arrives after the warm-up.
         """
-        arriving = self.arriving
-        if arriving.trace:
-            requests = faster(complete(arriving.trace, self.workload, seed), arriving.speed)
-        else:
-            times = arrival_times(rate, arriving.warmup_s + arriving.seconds, seed, arriving.cv)
-            requests = draw(times, self.workload, seed, independent=arriving.independent)
-        if not any(request.at_s >= arriving.warmup_s for request in requests):
+        requests = self._requests(rate, seed)
+        if not any(request.at_s >= self.arriving.warmup_s for request in requests):
             raise ValueError(
-                f"no job arrives within {arriving.seconds:g} s after the warm-up of {arriving.warmup_s:g} s"
+                f"no job arrives within {self.arriving.seconds:g} s after the warm-up of {self.arriving.warmup_s:g} s"
             )
         jobs = jobs_of(requests, self.picture, reuse=self.reuse, slo_s=self.slo_s)
-        return jobs if self.asked is None else with_adapters(jobs, self.asked, seed)
+        return with_adapters(jobs, requests, self.asked, seed)
+
+    def _requests(self, rate: float, seed: int) -> list[Request]:
+        """In the order of their times."""
+        arriving = self.arriving
+        if arriving.trace:
+            found = faster(complete(arriving.trace, self.workload, seed), arriving.speed)
+            return sorted(found, key=lambda request: request.at_s)
+        whole_s = arriving.warmup_s + arriving.seconds
+        if arriving.crowds is None:
+            times = arrival_times(rate, whole_s, seed, arriving.cv)
+        else:
+            times = crowded_times(rate, whole_s, seed, arriving.crowds)
+        return draw(times, self.workload, seed, independent=arriving.independent)
 
     def run(
         self,

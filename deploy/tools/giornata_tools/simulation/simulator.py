@@ -9,7 +9,7 @@ from functools import partial
 from typing import Final
 
 from giornata.families import Family
-from giornata.scheduling.fair_line import FairLine
+from giornata.scheduling.kinds_line import KindsLine
 from giornata.scheduling.line import Claim
 from giornata.scheduling.occupancy import Attempt
 from giornata.scheduling.placement import Placement
@@ -17,11 +17,11 @@ from giornata.scheduling.scheduler import Scheduler, likely
 from giornata.wire.adapters import ControlCard, ControlKind
 from giornata.wire.models import ModelCard
 from giornata.wire.workers import ServiceName, ServiceState
-from giornata_tools.simulation.adapters import AdapterSetting
 from giornata_tools.simulation.jobs import DIGEST, MODEL, Piece, SimulatedJob, digest_of
 from giornata_tools.simulation.machines import Machine
 from giornata_tools.simulation.options import RunOptions, Stages
 from giornata_tools.simulation.processors import Clock, Processors, Servers
+from giornata_tools.simulation.residency import AdapterSetting, SimHost
 from giornata_tools.simulation.results import EndedJob, Moment, SimulatedRun
 from giornata_tools.simulation.templates import TemplateSetting
 from giornata_tools.simulation.worker import SimWorker
@@ -81,9 +81,11 @@ class Simulation:
         self._host = Processors(self._clock, cores)
         self._scheduler, self._wakes_at = scheduler or options.scheduler(), math.inf
         self._placement = Placement(slack=options.slack)
-        self._line = FairLine(by_deadline=options.by_deadline, ageing_s=options.ageing_s, turn=options.turn)
+        self._line = options.line()
         servers = self._stages.servers
         self._relay, self._encoders, self._finishers = (Servers(n, self._host) for n in (1, servers, servers))
+        kept = options.kept(adapters or AdapterSetting())
+        hosts = [SimHost(kept, self._clock) for _ in range(-(-len(machines) // kept.workers_a_host))]
         self._workers = {
             name: SimWorker(
                 name,
@@ -93,7 +95,8 @@ class Simulation:
                 done=self._denoised,
                 seed=options.seed * 100_003 + number,
                 host=self._host,
-                adapters=adapters,
+                adapters=kept,
+                shared=hosts[number // kept.workers_a_host],
             )
             for number, machine in enumerate(machines)
             for name in [f"w{number:04d}"]
@@ -175,6 +178,10 @@ class Simulation:
             self._workers[name].take(Piece(carried.job, carried.attempts, rows), now)
         for attempt in decision.preemptions:
             self._preempt(attempt, now)
+        for key, name, demand in decision.loads:
+            self._line.tell(key, name)
+            self._placement.fetch(name, demand, now)
+            self._workers[name].loras.ahead(demand.adapters, now)
         if decision.wake_at is not None and not now < self._wakes_at <= decision.wake_at:
             self._wakes_at = decision.wake_at
             self._clock.at(decision.wake_at, self._decide)
@@ -226,7 +233,11 @@ class Simulation:
         return True
 
     def _look(self, now: float) -> None:
-        """Note the state of the cluster, once a second."""
+        """Note the state of the cluster, once a second, and sort jobs by kinds that are fitted again."""
+        if isinstance(self._line, KindsLine) and (jobs := self._line.to_fit(now)) is not None:
+            from giornata.scheduling.kinds_fit import fit  # noqa: PLC0415 - needs the extra `rock`
+
+            self._line.use(fit(jobs))
         self._moments.append(Moment(now, len(self._line), self._arrived - len(self._ended)))
         self._clock.at(now + 1.0, self._look)
 

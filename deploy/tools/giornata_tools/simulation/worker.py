@@ -18,13 +18,13 @@ from giornata.scheduling.demand import Demand, RowShape
 from giornata.scheduling.occupancy import Attempt
 from giornata.scheduling.repeats import RecordingRule
 from giornata.wire.workers import AdapterLoad, LoadSample, StepSample, Tier, WorkerState
-from giornata_tools.simulation.adapters import AdapterSetting, SimLoras
 from giornata_tools.simulation.jobs import Piece
 from giornata_tools.simulation.machines import Machine
 from giornata_tools.simulation.processors import Clock, Processors
+from giornata_tools.simulation.residency import AdapterSetting, SimHost, SimLoras
 from giornata_tools.simulation.results import Counted
 from giornata_tools.simulation.steps import EPSILON_S, Segment, SimRow, StepTimes, progress, row_of, sample
-from giornata_tools.simulation.templates import TemplateSetting, Tiers
+from giornata_tools.simulation.templates import SimTemplates, TemplateSetting
 
 SAMPLES: Final = 16
 """Most samples of steps in one telemetry message."""
@@ -46,6 +46,7 @@ class SimWorker:
         seed: int,
         host: Processors,
         adapters: AdapterSetting | None = None,
+        shared: SimHost | None = None,
     ) -> None:
         self.name, self.machine = name, machine
         self.counted = Counted()
@@ -56,30 +57,25 @@ class SimWorker:
         capacity = Capacity(machine.rows, machine.tokens)
         self.batch: Batch[SimRow] = Batch(capacity, self._fits)
         self._chance = random.Random(seed)  # noqa: S311 - noise, no secret
-        size = templates.size_bytes or 1.0
-        memory, disk = (
-            int(min(bytes_ / size, 1 << 40))
-            for bytes_ in (machine.storage.memory_bytes, machine.storage.disk_bytes)
-        )
-        self._tiers, self._admission = Tiers(memory, disk), RecordingRule()
-        for template in reversed(templates.preloaded[:memory]):
-            self._tiers.fetched(template)
+        self._loads: list[LoadSample] = []
+        self._kept = SimTemplates(templates, machine.storage, clock, self._loads.append)
+        self._admission = RecordingRule()
         self._runs: set[str] = set()
         self._adapter_loads: list[AdapterLoad] = []
-        self.loras = SimLoras(adapters or AdapterSetting(), clock, self._adapter_loads.append)
-        self.counted.lora_hits = self.loras.hits
+        self.loras = SimLoras(adapters or AdapterSetting(), clock, self._adapter_loads.append, shared)
+        self.counted.lora_hits, self.counted.loaded = self.loras.hits, self.loras.loaded
         self._unfinished: dict[Attempt, tuple[Piece, int]] = {}
         """With how many of its rows are not computed."""
         self._fetching: dict[Attempt, Piece] = {}
         self._segment: Segment | None = None
         self._numbers = count()
         self._samples: deque[StepSample] = deque(maxlen=SAMPLES)
-        self._loads: list[LoadSample] = []
         self._told = WorkerState(
             capacity_rows=machine.rows,
             capacity_tokens=machine.tokens,
             blocks=machine.operations.specs,
             cost_model=machine.told,
+            adapter_lanes=1,
         )
         self._changed = True
         self._pausing = False
@@ -89,38 +85,45 @@ class SimWorker:
         self._changed = True
         self._unfinished[piece.key] = piece, len(piece.rows)
         demand = piece.job.demand
-        loras_s = self.loras.ready_s(demand.adapters, now)
         tier, ready_s = self._look_up(demand, now)
         template = demand.template if tier else None
         if demand.adapters:
-            self.counted.adapted += 1
-            self.counted.exposed_s += max(0.0, loras_s - ready_s)
-        ready_s = max(loras_s, ready_s)
+            self.loras.hold(piece.key, demand.adapters)
+            loras_s = self.loras.ready_s(demand.adapters, now) - self._without_s(demand)
+            exposed_s = max(0.0, loras_s - max(now, ready_s))
+            self.counted.waits.append((now, exposed_s, len(demand.adapters)))
+            ready_s = max(loras_s, ready_s)
         if ready_s <= now:
             self._submit(piece, template, now)
         else:
             self._fetching[piece.key] = piece
             self._clock.at(ready_s, lambda then: self._ready(piece, template, then))
 
+    def _without_s(self, demand: Demand) -> float:
+        """Time of the steps that rows may make before their adapters are there, beside the rows that run."""
+        if not demand.joins_within:
+            return 0.0
+        own_ms = demand.loads(self._pace, reuses=False)[0].step_ms
+        step_ms = self._pace.base_ms + own_ms + sum(row.step_ms for row in self.batch.running)
+        return demand.joins_within * max(shape.steps for shape in demand.shapes) * step_ms / 1e3
+
     def _look_up(self, demand: Demand, now: float) -> tuple[Tier | None, float]:
         """Where the template of a job is, and when it is in memory; it is recorded if it comes often."""
         template = demand.template
         if template is None:
             return None, now
-        tier = self._tiers.find(template)
+        tier, ready_s = self._kept.find(template, now)
         self.counted.hits[tier] += 1
-        if tier is Tier.DISK:
-            took_s = self._templates.size_bytes / self.machine.storage.disk_bytes_per_s
-            self._clock.at(now + took_s, lambda _: self._fetched(template, took_s * 1e3))
-            return tier, now + took_s
-        if tier is None and self._admission.see(template, registered=template in self._templates.registered):
+        registered = template in self._templates.registered
+        if tier is None and self._admission.see(template, registered=registered):
             self._record(template, demand.shapes[0])
-        return tier, now
+        return tier, ready_s
 
     def drop(self, key: Attempt, now: float) -> Piece:
         """Give up rows that were assigned; their worker goes on without them after the present step."""
         self._changed = True
         self._fetching.pop(key, None)
+        self.loras.release(key)
         self.batch.cancel(*key)
         if self._segment is not None:
             self._cut(self._segment, now)
@@ -141,13 +144,16 @@ class SimWorker:
         )
         samples, loads = tuple(self._samples), tuple(self._loads[-SAMPLES:])
         news = {"running": running, "waiting": waiting + fetching, "samples": samples, "loads": loads}
-        adapters = {
+        kept = {
             "adapter_loads": tuple(self._adapter_loads[-SAMPLES:]),
             "adapters_resident": self.loras.resident(),
+            "adapters": self.loras.counted(),
+            "resident": self._kept.resident(),
+            "templates": self._kept.counted(),
         }
         for told in (self._samples, self._loads, self._adapter_loads):
             told.clear()
-        return self._told.model_copy(update={**news, **adapters, "resident": self._tiers.resident()})
+        return self._told.model_copy(update={**news, **kept})
 
     def _rows(self, piece: Piece, template: str | None) -> list[SimRow]:
         demand, pace = piece.job.demand, self._pace
@@ -159,11 +165,6 @@ class SimWorker:
     def _fits(self, rows: Sequence[SimRow]) -> bool:
         limit = self.machine.step_limit_ms
         return math.isinf(limit) or self._pace.base_ms + sum(row.step_ms for row in rows) <= limit
-
-    def _fetched(self, template: str, load_ms: float) -> None:
-        self._tiers.fetched(template)
-        size_bytes = round(self._templates.size_bytes)
-        self._loads.append(LoadSample.model_construct(tier=Tier.DISK, size_bytes=size_bytes, load_ms=load_ms))
 
     def _ready(self, piece: Piece, template: str | None, now: float) -> None:
         if self._fetching.pop(piece.key, None) is not None:  # else it was dropped meanwhile
@@ -255,7 +256,7 @@ class SimWorker:
         """The piece that ends with this row, if one does."""
         if row.background:
             self._runs.discard(row.key.job_id)
-            self._tiers.put(row.key.job_id)
+            self._kept.put(row.key.job_id)
             self.counted.recorded += 1
             return None
         key = row.key.job_id, row.key.attempt
@@ -263,6 +264,7 @@ class SimWorker:
             return None
         piece, rows = self._unfinished.pop(key)
         if rows == 1:
+            self.loras.release(key)
             return piece
         self._unfinished[key] = piece, rows - 1
         return None

@@ -141,10 +141,13 @@ class LoraTiers(Generic[S]):
             finally:
                 loading.cancel()
 
-    def prefetch(self, loras: Sequence[RowLora]) -> None:
-        """Bring files into memory: an edit with them is about to come. A failure is logged; the edit tries again."""
-        for lora in loras:
-            self._threads.submit(self._prefetched, lora)
+    def prefetch(self, loras: tuple[RowLora, ...]) -> None:
+        """Bring a set onto the device: an edit with it is about to come. A failure is logged; the edit tries again.
+
+        Its files come into memory alone where pinned sets leave the device no room.
+        """
+        if loras:
+            self._threads.submit(self._prefetched, loras)
 
     def counted(self) -> AdapterCounters:
         """The counters and sizes, as telemetry tells them."""
@@ -167,7 +170,7 @@ class LoraTiers(Generic[S]):
         name = name_of(loras)
         self._members[name] = loras
         try:
-            found = self._sets.load(name, lambda: self._made(name, loras))
+            found = self._sets.load(name, lambda: self._made(name, loras, counted=True))
         except Exception:
             self._count("failed")
             raise
@@ -177,8 +180,8 @@ class LoraTiers(Generic[S]):
             raise RuntimeError(f"the set {name} was not made")
         return found.value
 
-    def _made(self, name: str, loras: tuple[RowLora, ...]) -> S:
-        files = [(self._file(lora, counted=True), lora.scale) for lora in loras]
+    def _made(self, name: str, loras: tuple[RowLora, ...], *, counted: bool) -> S:
+        files = [(self._file(lora, counted=counted), lora.scale) for lora in loras]
         begun = time.perf_counter()
         made = self._on_device(name, files)
         self._tell(Tier.MEMORY, sum(lora.size_bytes for lora in loras), begun)
@@ -208,13 +211,20 @@ class LoraTiers(Generic[S]):
             for name, tensor in file.tensors.items()
         }
 
-    def _prefetched(self, lora: RowLora) -> None:
+    def _prefetched(self, loras: tuple[RowLora, ...]) -> None:
+        name = name_of(loras)
         try:
-            if lora.digest not in self._files:
-                self._file(lora, counted=False)
-                self._count("prefetched")
+            if name in self._sets:
+                return
+            for lora in loras:
+                if lora.digest not in self._files:
+                    self._file(lora, counted=False)
+                    self._count("prefetched")
+            if sum(lora.size_bytes for lora in loras) <= self._sets.room_bytes:
+                self._members[name] = loras
+                self._sets.load(name, lambda: self._made(name, loras, counted=False), ahead=True)
         except Exception:  # a load's edge: the row that needs it tries again, and is told
-            log.exception("lora_not_prefetched", lora=lora.digest)
+            log.exception("loras_not_prefetched", loras=[lora.digest for lora in loras])
 
     def _file(self, lora: RowLora, *, counted: bool) -> LoraFile:
         fetched = False

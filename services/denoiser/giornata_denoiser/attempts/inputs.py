@@ -24,6 +24,7 @@ from giornata.wire.progress import RowRecord
 from giornata.wire.resolution import guided_by
 from giornata.wire.values import Intermediate
 from giornata_denoiser.attempts.adapting import adapters_of
+from giornata_denoiser.attempts.beginning import begun, kept_region
 from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.engine.weighing import profits, recorded_bytes, run_ms
 from giornata_denoiser.families.protocol import ModelFamily
@@ -57,6 +58,7 @@ async def rows_of(
             raise SchemaMismatch("A row has no encoding.", received=row.index)
         conditioning = await intermediate(blobs, request.encoding.rows[row.index], Intermediate.ENCODING)
         latents = await _latents(row, blobs)
+        begins = None if latents is not None else await _beginning(row, blobs)
         controls = await _controls(request, row.index, checkpoint, blobs)
         how = reusing if reusing is None or not rows else replace(reusing, leaves=None)
         work = partial(
@@ -69,6 +71,7 @@ async def rows_of(
             conditioning=conditioning,
             references=references,
             latents=latents,
+            begins=begins,
             controls=controls,
         )
         rows.append(await asyncio.to_thread(work))
@@ -96,6 +99,17 @@ async def _latents(row: RowRecord, blobs: BlobStore) -> bytes | None:
         return None
 
 
+async def _beginning(row: RowRecord, blobs: BlobStore) -> bytes | None:
+    """The latent of another edit with which the row begins; None for noise."""
+    if row.begins is None:
+        return None
+    try:
+        return await blobs.get(row.begins.latents)
+    except InputLost as error:
+        log.warning("beginning_lost", index=row.index, entry=row.begins.entry, error=str(error))
+        return None
+
+
 def _made(
     request: RunRequest,
     checkpoint: Checkpoint,
@@ -106,6 +120,7 @@ def _made(
     conditioning: bytes,
     references: Sequence[Tensor],
     latents: bytes | None,
+    begins: bytes | None,
     controls: bytes | None,
 ) -> Row:
     """One row from safetensors. Unpacking and regions take milliseconds: call it in a worker thread."""
@@ -137,7 +152,7 @@ def _made(
         guidance_scale=parameters.guidance_scale or 0.0,
         true_cfg_scale=guided_by(request.job),
         partial_images=parameters.partial_images,
-        resume=_snapshot(row, latents),
+        resume=_snapshot(row, latents) or begun(row, begins, fields, track, kept_region(request)),
         generated=generated,
         references=references,
         adapters=adapters_of(

@@ -13,12 +13,14 @@ import structlog
 from giornata import retries, tensors
 from giornata.blobs import BlobStore
 from giornata.records import Records
+from giornata.wire.approximate import KEPT_S, KeptLatent
 from giornata.wire.errors import GiornataError, Overloaded, RowPoisoned
 from giornata.wire.jobs import BlobRef, Job
 from giornata.wire.messages import RunRequest
 from giornata.wire.progress import JobRecord, RowRecord, RowState, TemplateUse
 from giornata.wire.requests import Reuse
 from giornata_denoiser.attempts.attempt import Attempt
+from giornata_denoiser.attempts.beginning import kept_region, new_key, packed
 from giornata_denoiser.rows.row import Row
 
 log = structlog.get_logger(__name__)
@@ -65,12 +67,28 @@ class Outcomes:
                     "computed_tokens": row.computed_tokens,
                     "template": template_use(job, row),
                     "loras_from": row.adapters.loras_from if row.adapters.loras else None,
+                    "kept": await self._keep(attempt, row),
                 }
             else:
                 changes[index] = {"resume": _state(row, latents)}
+            if not attempt.began_as_asked(index):
+                changes[index] = {**changes[index], "begins": None}
         record = await self._change(attempt.request, changes)
         held = {ref.key for row in record.rows for ref in _latents(row)}
         return Written(record, tuple(ref for ref in stored if ref.key not in held))
+
+    async def _keep(self, attempt: Attempt, row: Row) -> tuple[KeptLatent, ...]:
+        """Keep what edits with similar prompts may begin with. A store without room keeps less, and fails nothing."""
+        region, found = kept_region(attempt.request), list[KeptLatent]()
+        for step, latent in attempt.kept.of(row.key.index).items():
+            data = await asyncio.to_thread(packed, latent, region)
+            try:
+                stored = await self._blobs.put(new_key(attempt.request.job.tenant), data, KEPT_S)
+            except GiornataError as error:
+                log.warning("latent_not_kept", job=row.key.job_id, step=step, error=str(error))
+                break
+            found.append(KeptLatent(step=step, latents=stored))
+        return tuple(found)
 
     async def forget(self, latents: Sequence[BlobRef]) -> None:
         """Delete latents that no record holds any more. A failure is logged: they expire."""

@@ -106,6 +106,7 @@ class Reporter:
             samples=_taken(self._samples),
             loads=_taken(self._loads),
             adapter_loads=_taken(self._adapter_loads),
+            adapter_lanes=self._config.lora_loads,
             blocks=self._blocks,
             controlled=controlled,
             ranks=ranks,

@@ -49,6 +49,7 @@ class Inspected:
     companion_tokens: int
     compute_tokens: int
     mask_ratio: float
+    covered: bool
     compute_set: dict[int, CellMap] | None
     pixel_ratio: float
     """Share of the original's pixels with an effective alpha above 0."""
@@ -185,6 +186,7 @@ def _measured(  # noqa: PLR0917 - one of two callers has no mask
         companion_tokens=card.companion_tokens(tokens, [height * width for height, width in beside.grids]),
         compute_tokens=compute_tokens,
         mask_ratio=compute_tokens / tokens,
+        covered=bool(edited.all()),
         compute_set=None if computed is None else {1: computed},
         pixel_ratio=float(np.count_nonzero(alpha) / alpha.size),
         template_key=_template_key(seen, card, beside.pictures),

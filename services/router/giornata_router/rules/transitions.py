@@ -176,7 +176,7 @@ def demand(
         together=failures > 0,
         alone=0 < failures == max_failures - 1,
         adapters=tuple(NeededLora(lora.sha256, lora.size_bytes) for lora in _acting(job)),
-        exact=not all(lora.joins_within for lora in _acting(job)),
+        joins_within=min((lora.joins_within for lora in _acting(job)), default=0.0),
         controls=tuple(NeededControl(net.digest, net.end - net.start) for net in job.controls if net.scale),
     )
 

@@ -161,6 +161,38 @@ def test_a_file_is_fetched_once_for_all_that_wait(remote: Remote, tmp_path: Path
     assert store.counted().prefetched == 1
 
 
+def test_a_set_that_is_prefetched_is_found_on_the_device(
+    remote: Remote, tmp_path: Path, stack: ExitStack
+) -> None:
+    loras = tuple(sorted((remote.add(factors(1)), remote.add(factors(2)))))
+    told: list[AdapterLoad] = []
+    store = tiers(remote, tmp_path, stack, told=told.append)
+    store.prefetch(loras)
+    store.prefetch(())
+    assert remote.begun.wait(HUNG_S)
+    stack.close()  # what has begun ends
+    assert store.find(loras) is not None
+    assert [hop.source for hop in told] == [None, None, Tier.MEMORY]
+    counted = store.counted()
+    assert (counted.prefetched, counted.misses, counted.hits_memory, counted.hits_device) == (2, 0, 0, 0)
+
+
+def test_a_set_for_which_pinned_ones_leave_no_room_is_prefetched_into_memory(
+    remote: Remote, tmp_path: Path, stack: ExitStack
+) -> None:
+    held, ahead = (remote.add(factors(1)),), (remote.add(factors(2)),)
+    store = tiers(remote, tmp_path, stack, ROOMY._replace(device=ahead[0].size_bytes))
+    with store.held(held) as loading:
+        loading.result(HUNG_S)
+        remote.begun.clear()
+        store.prefetch(ahead)
+        assert remote.begun.wait(HUNG_S)
+        stack.close()
+        assert store.find(held) is not None
+        assert store.find(ahead) is None
+        assert ahead[0].digest in store.resident()[Tier.MEMORY]
+
+
 @pytest.mark.parametrize(
     ("tensors", "error"),
     [

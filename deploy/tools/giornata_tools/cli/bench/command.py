@@ -81,6 +81,20 @@ def bench() -> None:
 @workload.read_option(
     "--picture-size", parse=size, default="512x512", metavar="WIDTHxHEIGHT", help="Of generated pictures."
 )
+@click.option(
+    "--lora",
+    multiple=True,
+    metavar="ID",
+    help="A LoRA that requests may name, the most popular first; repeatable.",
+)
+@workload.read_option(
+    "--loras",
+    parse=workload.lora_numbers,
+    default="production",
+    metavar="N",
+    help="Of a request, of these LoRAs: a number, or GenTD26's mix.",
+)
+@click.option("--lora-zipf", type=options.AT_LEAST_0, default=facts.LORA_ZIPF, help="Of their popularity.")
 @click.option("--prompt", default="a red star", help="Of every edit.")
 @click.option("--model", help="To name to the server.")
 @click.option(

@@ -15,6 +15,7 @@ from giornata_tools.cli.options import gateway_of, usage_errors
 from giornata_tools.cli.workload import read_trace, trace_suffix
 from giornata_tools.doors.addresses import without_password
 from giornata_tools.loadgen import facts, trace
+from giornata_tools.loadgen.adapters import AdapterWorkload
 from giornata_tools.loadgen.distributions import zipf
 from giornata_tools.loadgen.images_api import Api
 from giornata_tools.loadgen.pictures import SUFFIXES, TemplatePicture, given
@@ -100,7 +101,11 @@ def _workload(options: Options) -> Workload:
     pictures = len(_files(options["images"])) if options["images"] else options["templates"]
     masks, steps, images = (options[name].value for name in ("masks", "steps", "n"))
     steps = None if options["api"] == Api.OPENAI else steps
-    return Workload(masks, steps, images, zipf(pictures, options["zipf"]), MaskShape(options["mask_shape"]))
+    ids = tuple(options["lora"])
+    loras = AdapterWorkload(options["loras"].value, zipf=options["lora_zipf"], names=ids) if ids else None
+    return Workload(
+        masks, steps, images, zipf(pictures, options["zipf"]), MaskShape(options["mask_shape"]), loras
+    )
 
 
 def _targets(options: Options) -> tuple[Target, ...]:

@@ -6,7 +6,9 @@ from typing import Any
 
 import click
 
-from giornata.scheduling.policies import PolicyName
+from giornata.residency.rules import RuleName
+from giornata.scheduling.line import LineName
+from giornata.scheduling.policies import LOAD_WEIGHT, PolicyName
 from giornata_tools.cli import extras, workload
 from giornata_tools.cli.options import ABOVE_0, AT_LEAST_0, COUNT, READABLE, folder_option
 from giornata_tools.loadgen import facts
@@ -19,6 +21,19 @@ def _policies(text: str) -> list[str]:
     if unknown := [name for name in names if name not in known]:
         raise ValueError(f"no policy is called {unknown[0]}; there are {', '.join(known)}, and all")
     return names
+
+
+def _sizes(text: str) -> tuple[float, float] | None:
+    """Two sizes in bytes, given in MB with a dash between them; None for none."""
+    if not text:
+        return None
+    try:
+        least, most = (float(part) * 1e6 for part in text.split("-"))
+    except ValueError:
+        least, most = 0.0, 0.0
+    if not 1 <= least <= most:
+        raise ValueError(f"received {text}; accepted are two sizes in MB, the lesser first, such as 5-200")
+    return least, most
 
 
 @click.command(context_settings={"show_default": True})
@@ -87,7 +102,66 @@ def _policies(text: str) -> list[str]:
     type=click.Choice(list(facts.ADAPTERS)),
     help="LoRAs and ControlNets of jobs, as a published service has them; default: none.",
 )
-@click.option("--loras", type=COUNT, default=facts.LORAS, help="Distinct LoRAs, of 341 or 797 MB.")
+@click.option("--loras", type=COUNT, default=facts.LORAS, help="Distinct LoRAs.")
+@workload.read_option(
+    "--lora-mb",
+    parse=_sizes,
+    default="",
+    metavar="LEAST-MOST",
+    help="Sizes of LoRAs, with logarithms spread evenly; default: 341 or 797 MB.",
+)
+@click.option("--lora-zipf", type=AT_LEAST_0, default=facts.LORA_ZIPF, help="Exponent of their popularity.")
+@click.option(
+    "--lora-repetition",
+    type=click.FloatRange(0, 1),
+    default=0.0,
+    help="Share of uses that repeat one of the latest eight.",
+)
+@click.option(
+    "--lora-drift-s",
+    type=AT_LEAST_0,
+    default=0.0,
+    help="After so many seconds each time a fifth of the ranks change places; 0: never.",
+)
+@click.option(
+    "--lora-joins-within",
+    type=click.FloatRange(0, 1),
+    default=0.0,
+    help="Share of the steps that may be made before LoRAs are there; 0: exact.",
+)
+@click.option(
+    "--lora-eviction",
+    type=click.Choice(list(RuleName)),
+    default=RuleName.GDSF.value,
+    help="What goes first where LoRAs need room; ROCK and its baselines have lru.",
+)
+@click.option(
+    "--workers-a-host", type=COUNT, default=1, help="That share memory, disk and the link to the store."
+)
+@click.option(
+    "--store-latency-s", type=AT_LEAST_0, default=0.0, help="Of a load from the store, beside its bytes."
+)
+@click.option(
+    "--link-latency-s", type=AT_LEAST_0, default=0.0, help="Of a load onto a device, beside its bytes."
+)
+@click.option(
+    "--load-weight",
+    type=AT_LEAST_0,
+    default=LOAD_WEIGHT,
+    help="What loads cost that hide behind waiting, as GIORNATA_LOAD_WEIGHT.",
+)
+@click.option(
+    "--loads-ahead/--no-loads-ahead", default=True, help="Whether likely workers load while jobs wait."
+)
+@click.option(
+    "--line", type=click.Choice(list(LineName)), help="Whose turn comes next; default: as the policy has it."
+)
+@click.option(
+    "--crowds",
+    type=click.FloatRange(min=1),
+    default=1.0,
+    help="Times as many jobs for 45 s, about every 15 minutes.",
+)
 @click.option(
     "--lora-device-gb", type=AT_LEAST_0, default=2.0, help="For LoRAs on the device of each worker."
 )
@@ -122,8 +196,8 @@ def _policies(text: str) -> list[str]:
 @click.option(
     "--binding",
     type=click.Choice(["late", "arrival"]),
-    default="late",
-    help="When a job gets its worker: once that has a place, as live; or at its arrival.",
+    help="When a job gets its worker: once that has a place, as live; or at its arrival, as RROD and LRUMS do. "
+    "Default: as the policy has it.",
 )
 @click.option(
     "--looked-at", type=COUNT, default=16, help="Of many workers, how many the policy is asked about."

@@ -15,6 +15,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from giornata.scheduling.line import LineName
 from giornata.scheduling.policies import PolicyName
 from giornata_tools.bars import counting
 from giornata_tools.cli.simulate.setting import scenario_of
@@ -38,6 +39,8 @@ COLUMNS: Final = (
     "hits",
     "LoRAs near",
     "LoRA wait",
+    "LoRAs ready",
+    "loads/use",
 )
 """Of the table of runs."""
 
@@ -75,7 +78,10 @@ def _options(given: Mapping[str, Any], policy: str, seed: int) -> RunOptions:
     return replace(
         usual,
         adapters=usual.adapters and not given["blind"],
-        binding=Binding(given["binding"]),
+        binding=Binding(given["binding"]) if given["binding"] else usual.binding,
+        line_name=LineName(given["line"]) if given["line"] else usual.line_name,
+        load_weight=given["load_weight"],
+        loads_ahead=given["loads_ahead"],
         telemetry_hz=given["telemetry_hz"],
         looked_at=given["looked_at"],
         seed=seed,
@@ -156,7 +162,14 @@ def _figures(runs: Sequence[Simulated]) -> list[str]:
 def _of_loras(found: Sequence[Summary]) -> list[str]:
     shares = [one.lora_hit_share for one in found if one.lora_hit_share is not None]
     waits = [one.lora_wait_mean_s for one in found if one.lora_wait_mean_s is not None]
-    return [f"{fmean(shares):.0%}" if shares else "", f"{fmean(waits):.2f}" if waits else ""]
+    ready = [one.lora_ready_share for one in found if one.lora_ready_share is not None]
+    loads = [one.lora_loads for one in found if one.lora_loads is not None]
+    return [
+        f"{fmean(shares):.0%}" if shares else "",
+        f"{fmean(waits):.2f}" if waits else "",
+        f"{fmean(ready):.0%}" if ready else "",
+        f"{fmean(loads):.2f}" if loads else "",
+    ]
 
 
 def _named(rate: float) -> str:

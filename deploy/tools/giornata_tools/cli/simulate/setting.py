@@ -8,14 +8,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from giornata.residency.rules import RuleName
 from giornata_tools.cli.workload import read_trace
-from giornata_tools.loadgen.distributions import zipf
+from giornata_tools.loadgen import facts
+from giornata_tools.loadgen.adapters import AdapterSizes, AdapterWorkload
+from giornata_tools.loadgen.distributions import Crowds, zipf
 from giornata_tools.loadgen.workload import MaskShape, Workload
 from giornata_tools.simulation import machines
-from giornata_tools.simulation.adapters import AdapterSetting, AdapterWorkload, held_controls
+from giornata_tools.simulation.adapters import AdaptersAsked, held_controls
 from giornata_tools.simulation.jobs import PictureSetting, template_name
 from giornata_tools.simulation.machines import Machine, Storage
 from giornata_tools.simulation.options import Stages
+from giornata_tools.simulation.residency import AdapterSetting
 from giornata_tools.simulation.scenario import ArrivalSetting, Scenario, popular
 from giornata_tools.simulation.templates import TemplateSetting
 
@@ -36,7 +40,9 @@ def scenario_of(given: Mapping[str, Any]) -> Scenario:
     controls = held_controls(round(given["controlnet_gb"] * 1e9)) if given["controlnet_gb"] else ()
     return Scenario(
         machines=tuple(replace(machine, controls=controls) for machine in _machines(given)),
-        workload=Workload(given["masks"], given["steps"], given["n"], weights, MaskShape.SQUARE),
+        workload=Workload(
+            given["masks"], given["steps"], given["n"], weights, MaskShape.SQUARE, _adapters(given)
+        ),
         arriving=_arriving(given),
         picture=PictureSetting(
             given["text_tokens"],
@@ -54,7 +60,11 @@ def scenario_of(given: Mapping[str, Any]) -> Scenario:
         stages=Stages(
             given["encode_ms"], given["finish_ms"], given["prepost"], given["hops_ms"], given["relay_ms"]
         ),
-        asked=AdapterWorkload.of(given["adapters"], given["loras"]) if given["adapters"] else None,
+        asked=AdaptersAsked(
+            AdapterSizes.between(*given["lora_mb"]) if given["lora_mb"] else AdapterSizes(),
+            facts.ADAPTERS[given["adapters"]]["controlnets"] if given["adapters"] else {0: 1.0},
+            given["lora_joins_within"],
+        ),
         adapters=AdapterSetting(
             given["lora_device_gb"] * 1e9,
             given["lora_memory_gb"] * 1e9,
@@ -62,6 +72,10 @@ def scenario_of(given: Mapping[str, Any]) -> Scenario:
             given["store_gb_per_s"] * 1e9,
             given["disk_gb_per_s"] * 1e9,
             given["link_gb_per_s"] * 1e9,
+            store_latency_s=given["store_latency_s"],
+            link_latency_s=given["link_latency_s"],
+            eviction=RuleName(given["lora_eviction"]),
+            workers_a_host=given["workers_a_host"],
         ),
         reuse=given["reuse"],
         slo_s=given["slo"],
@@ -103,4 +117,23 @@ def _arriving(given: Mapping[str, Any]) -> ArrivalSetting:
         lines = tuple(read_trace(path)) if path else ()
     except (OSError, ValueError) as error:
         raise ValueError(f"{path}: {error}") from error
-    return ArrivalSetting(given["duration"], given["warmup"], given["cv"], lines, given["speed"])
+    return ArrivalSetting(
+        given["duration"],
+        given["warmup"],
+        given["cv"],
+        Crowds(given["crowds"]) if given["crowds"] > 1 else None,
+        lines,
+        given["speed"],
+    )
+
+
+def _adapters(given: Mapping[str, Any]) -> AdapterWorkload | None:
+    """LoRAs of jobs; None where jobs have none."""
+    if given["adapters"] is None:
+        return None
+    return replace(
+        AdapterWorkload.of(given["adapters"], given["loras"]),
+        zipf=given["lora_zipf"],
+        repetition=given["lora_repetition"],
+        drift_s=given["lora_drift_s"],
+    )

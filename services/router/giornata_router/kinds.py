@@ -1,0 +1,26 @@
+"""Kinds of jobs are fitted beside the event loop, while a router waits for jobs."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import structlog
+
+from giornata.scheduling.kinds import PAUSE_S
+from giornata.scheduling.kinds_line import KindsLine
+
+log = structlog.get_logger(__name__)
+
+
+async def keep_fitted(line: KindsLine, pause_s: float = PAUSE_S) -> None:
+    """Look every `pause_s` whether jobs have changed, and sort them by a model of theirs; until it is cancelled."""
+    from giornata.scheduling.kinds_fit import fit  # noqa: PLC0415 - takes seconds, and needs the extra `rock`
+
+    while True:
+        await asyncio.sleep(pause_s)
+        jobs = line.to_fit(time.monotonic())
+        if jobs is not None:
+            model = await asyncio.to_thread(fit, jobs)
+            line.use(model)
+            log.info("kinds_fitted", jobs=len(jobs), kinds=model.components)

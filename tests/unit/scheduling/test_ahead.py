@@ -1,0 +1,226 @@
+"""Loads that begin while rows wait: at the likely worker, near their turn, told once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from giornata.scheduling.adapters import NeededLora
+from giornata.scheduling.demand import Demand
+from giornata.scheduling.fair_line import FairLine, Turn
+from giornata.scheduling.line import LOOK_S, RELOOK_S, Claim, Line
+from giornata.scheduling.placement import Placement
+from giornata.scheduling.policies import PolicyName, finish_time, round_robin
+from giornata.scheduling.scheduler import AHEAD, AHEAD_S, Decision, InTurn, Likely, likely
+from giornata.scheduling.schedulers import SCHEDULERS, scheduler_of
+from giornata.wire.queues import CostFit
+from giornata.wire.workers import ServiceState, Tier, WorkerCosts
+from tests.fakes.networks import plain
+from tests.unit.scheduling.test_placement import DEMAND, SHAPE, placement, row, worker
+
+MB: Final = 1_000_000
+LORA: Final = NeededLora("a" * 64, 300 * MB)
+OTHER: Final = NeededLora("b" * 64, 300 * MB)
+ADAPTED: Final = replace(DEMAND, adapters=(LORA,))
+OURS: Final = InTurn(finish_time)
+COSTS: Final = WorkerCosts(
+    compute=CostFit(weights=(1000.0, 0, 0, 0, 0, 0), r2=1, residual_ms=0, samples=0, outliers=0),
+    load=CostFit(weights=(0.0, 0.0), r2=1, residual_ms=0, samples=0, outliers=0),
+    device="gpu",
+)
+"""A step takes a second, whatever rows it has."""
+
+
+def busy(name: str, *left: int, held: Sequence[NeededLora] = (), capacity: int = 1) -> ServiceState:
+    """A worker that computes rows with so many steps, of a second each."""
+    rows = [row(f"{name}-{number}", 0, steps) for number, steps in enumerate(left)]
+    state = worker(name, *rows, capacity=capacity)
+    assert state.worker is not None
+    told = {
+        "adapters_resident": {Tier.DEVICE: tuple(lora.digest for lora in held)},
+        "cost_model": COSTS,
+        "blocks": plain(4),
+    }
+    return state.model_copy(update={"worker": state.worker.model_copy(update=told)})
+
+
+def line_of(*demands: Demand) -> FairLine:
+    line = FairLine(turn=Turn.ARRIVAL)
+    for number, demand in enumerate(demands):
+        line.join(f"j{number}", demand, Claim(), 0.0)
+    return line
+
+
+def decided(line: Line, known: Placement, now: float, scheduler: InTurn = OURS) -> Decision:
+    """Decide, and apply what was decided."""
+    decision = scheduler.decide(line, known, now)
+    for key, name, rows, passes in decision.placements:
+        known.assign(key[0], 1, name, line.serve(key, rows, now, passes), now)
+    for load in decision.loads:
+        line.tell(load.key, load.worker)
+        known.fetch(load.worker, load.demand, now)
+    return decision
+
+
+def told(decision: Decision) -> list[tuple[str, str]]:
+    return [(load.key[0], load.worker) for load in decision.loads]
+
+
+def test_the_likely_worker_loads_while_the_job_waits_and_is_told_once() -> None:
+    line, known = line_of(ADAPTED), placement(busy("a", 9), busy("b", 5))
+    decision = decided(line, known, 0.0)
+    (entry,) = line
+    assert decision.loads == (Likely(entry.key, "b", entry.demand),), "its turn comes there first"
+    assert (decision.placements, decision.wake_at) == ((), LOOK_S)
+    assert (entry.fetching, sorted(entry.told)) == ("b", ["b"])
+    for now in (RELOOK_S, 2 * RELOOK_S, 3 * RELOOK_S):
+        assert decided(line, known, now).loads == ()
+
+
+def test_another_worker_is_told_once_it_is_the_likely_one() -> None:
+    line, known = line_of(ADAPTED), placement(busy("a", 9), busy("b", 5))
+    assert told(decided(line, known, 0.0)) == [("j0", "b")]
+    known.observe(busy("a", 1), 1.0)
+    known.observe(busy("b", 5), 1.0)
+    assert told(decided(line, known, RELOOK_S)) == [("j0", "a")]
+    known.observe(busy("a", 9), 2.0)
+    assert decided(line, known, 2 * RELOOK_S).loads == (), "it was told before"
+
+
+def test_a_load_begins_once_the_turn_is_near() -> None:
+    line, known = line_of(ADAPTED), placement(busy("a", int(AHEAD_S) + 2))
+    assert told(decided(line, known, 0.0)) == []
+    known.observe(busy("a", int(AHEAD_S)), 2.0)
+    assert told(decided(line, known, 2.0)) == [("j0", "a")]
+
+
+def test_those_before_have_their_workers_first() -> None:
+    """Each of ten steps: the third job's turn is after the first one's, beyond what is near."""
+    asked = [replace(DEMAND, adapters=(NeededLora(f"{n:064x}", 300 * MB),)) for n in range(3)]
+    line, known = line_of(*asked), placement(busy("a", 4), busy("b", 6))
+    assert told(decided(line, known, 0.0)) == [("j0", "a"), ("j1", "b"), ("j2", "a")]
+    line, known = line_of(DEMAND, DEMAND, DEMAND, *asked[:1]), placement(busy("a", 4), busy("b", 6))
+    assert told(decided(line, known, 0.0)) == [], "16 seconds: jobs without adapters take places too"
+
+
+def test_what_is_there_or_on_its_way_is_not_loaded() -> None:
+    line, known = line_of(ADAPTED, ADAPTED), placement(busy("a", 4, held=[OTHER]))
+    assert told(decided(line, known, 0.0)) == [("j0", "a")], "the second one's is on its way then"
+    line = line_of(replace(DEMAND, adapters=(OTHER,)))
+    assert decided(line, known, 0.0).loads == ()
+
+
+def test_only_the_first_in_line_are_looked_at() -> None:
+    adapted = [replace(DEMAND, adapters=(NeededLora(f"{n:064x}", MB),)) for n in range(AHEAD + 4)]
+    known = placement(*(busy(f"d{n}", 2, 2, capacity=2) for n in range(AHEAD)))
+    loads = decided(line_of(*adapted), known, 0.0).loads
+    assert {load.key[0] for load in loads} == {f"j{n}" for n in range(AHEAD)}
+
+
+def test_a_worker_that_refuses_is_no_likely_one() -> None:
+    line, known = line_of(ADAPTED), placement(busy("a", 9), busy("b", 5))
+    known.refuse("b")
+    assert told(decided(line, known, 0.0)) == [("j0", "a")]
+
+
+def test_rows_that_get_a_worker_now_load_there_and_nowhere_else() -> None:
+    line, known = line_of(ADAPTED), placement(busy("a", 9), busy("b"))
+    decision = decided(line, known, 0.0)
+    assert ([placed.worker for placed in decision.placements], decision.loads) == (["b"], ())
+
+
+def test_rows_that_are_left_have_a_likely_worker_of_their_own() -> None:
+    asked = replace(ADAPTED, shapes=(SHAPE, SHAPE))
+    line, known = line_of(asked), placement(busy("a", 3), busy("b", held=[LORA]))
+    decision = decided(line, known, 0.0)
+    assert [placed.rows for placed in decision.placements] == [(0,)]
+    (load,) = decision.loads
+    assert (load.worker, load.demand.rows) == ("a", 1)
+
+
+def test_a_line_is_looked_at_again_soon_after_it_changed_and_later_otherwise() -> None:
+    line, known = line_of(DEMAND), placement(busy("a", 99))
+    assert decided(line, known, 0.0).wake_at is None, "nobody needs adapters"
+    line.join("late", ADAPTED, Claim(), 0.0)
+    decided(line, known, 1.0)
+    assert line.looks_at == 1.0 + RELOOK_S
+    line.join("later", ADAPTED, Claim(), 1.0)
+    assert line.looks_at == 1.0 + LOOK_S
+    before = decided(line, known, 1.0 + LOOK_S / 2)
+    assert (before.loads, before.wake_at) == ((), 1.0 + LOOK_S)
+    for entry in list(line):
+        if entry.demand.adapters:
+            line.leave(entry.key)
+    assert line.looks_at is None
+
+
+@pytest.mark.parametrize("policy", sorted(SCHEDULERS))
+def test_only_policies_that_know_what_loads_cost_begin_them_ahead(policy: PolicyName) -> None:
+    line, known = line_of(ADAPTED), placement(busy("a", 9), busy("b", 5))
+    decision = scheduler_of(policy).decide(line, known, 0.0)
+    ours = policy in {PolicyName.FINISH_TIME, PolicyName.DEADLINE_AWARE}
+    assert (told(decision) == [("j0", "b")]) is ours
+    assert (likely(scheduler_of(policy), known, ADAPTED, 0.0) == "b") is ours
+
+
+def test_a_job_that_is_being_encoded_loads_where_it_should_begin() -> None:
+    known = placement(busy("a", 8, held=[LORA]), busy("b", 8))
+    assert likely(OURS, known, ADAPTED, 0.0) is None, "a likely worker has it: nothing is to load"
+    known.observe(busy("b", 5), 0.0)
+    assert likely(OURS, known, replace(DEMAND, adapters=(OTHER,)), 0.0) == "b"
+    known.observe(busy("b"), 1.0)
+    assert likely(OURS, known, replace(DEMAND, adapters=(OTHER,)), 1.0) == "b"
+
+
+def test_a_scheduler_may_be_told_not_to() -> None:
+    line, known = line_of(ADAPTED), placement(busy("a", 9))
+    assert InTurn(round_robin, loads_ahead=False).decide(line, known, 0.0) == Decision()
+
+
+fleets = st.lists(
+    st.tuples(
+        st.lists(st.integers(1, 20), max_size=3), st.integers(1, 3), st.sets(st.integers(0, 5)), st.booleans()
+    ),
+    min_size=1,
+    max_size=4,
+)
+asks = st.lists(st.tuples(st.integers(1, 3), st.sets(st.integers(0, 5), max_size=2)), max_size=8)
+
+
+@given(rounds=st.lists(st.tuples(fleets, asks), min_size=1, max_size=4))
+def test_nobody_is_told_twice_or_what_is_there_or_by_a_worker_that_refuses(
+    rounds: list[tuple[list[tuple[list[int], int, set[int], bool]], list[tuple[int, set[int]]]]],
+) -> None:
+    loras = [NeededLora(f"{n:064x}", (n + 1) * 50 * MB) for n in range(6)]
+    line, known, seen, number, now = FairLine(), Placement(), set[tuple[object, str]](), 0, 0.0
+    for fleet, asked in rounds:
+        held: dict[str, set[str]] = {}
+        refused = set()
+        for index, (left, capacity, resident, refuses) in enumerate(fleet):
+            name = f"d{index}"
+            own = [loras[n] for n in sorted(resident)]
+            held[name] = {lora.digest for lora in own}
+            known.observe(busy(name, *left, held=own, capacity=capacity), now)
+            if refuses:
+                known.refuse(name)
+                refused.add(name)
+        for rows, needed in asked:
+            adapters = tuple(loras[n] for n in sorted(needed))
+            line.join(f"j{number}", replace(DEMAND, shapes=(SHAPE,) * rows, adapters=adapters), Claim(), now)
+            number += 1
+        waiting = {entry.key: entry for entry in line}
+        decision = decided(line, known, now)
+        assert decision.wake_at is None or decision.wake_at > now
+        for key, name, demand in decision.loads:
+            assert (key, name) not in seen
+            assert name not in refused
+            assert key in {entry.key for entry in line}, "it waits still"
+            assert demand.adapters == waiting[key].demand.adapters
+            assert not {lora.digest for lora in demand.adapters} <= held.get(name, set())
+            seen.add((key, name))
+        now += RELOOK_S

@@ -1,0 +1,56 @@
+"""ROCK's matching: weights by hand, the choice among the best, and decisions of a small fleet."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from giornata.scheduling.matching import Free, affinity, chosen, weight, weights
+from giornata.wire.workers import Tier
+
+
+def test_the_weight_by_hand() -> None:
+    """0.6 · 0.5 + 0.3 · (1 - |0.4 - 0.7|) + 0.1 · 2 s / 4 s."""
+    assert weight(Free("w", 0.5, 0.4, 4000.0), 2000.0) == pytest.approx(0.3 + 0.21 + 0.05)
+    assert weight(Free("w", 1.0, 0.7, 2000.0), 2000.0) == pytest.approx(1.0)
+    assert weight(Free("w", 0.0, 0.0, 0.0), 0.0) == pytest.approx(0.09 + 0.1), "nothing is to be computed"
+
+
+def test_affinity_counts_what_is_on_the_device() -> None:
+    held = {"a": Tier.DEVICE, "b": Tier.MEMORY, "c": Tier.DISK}
+    assert affinity({"a", "b", "d", "c"}, held) == 0.25
+    assert affinity(set(), held) == 0.0
+
+
+def test_of_the_three_best_the_least_utilised_is_chosen() -> None:
+    workers = [
+        Free("a", 1.0, 0.7, 1000.0),
+        Free("b", 0.9, 0.6, 1000.0),
+        Free("c", 0.8, 0.5, 1000.0),
+        Free("d", 0.0, 0.0, 1000.0),
+    ]
+    assert sorted(weights(workers), key=weights(workers).__getitem__) == ["d", "c", "b", "a"]
+    best = chosen(workers)
+    assert best is not None
+    assert best.name == "c"
+    assert chosen([]) is None
+
+
+@given(
+    st.lists(
+        st.builds(Free, st.text("abc", min_size=1), st.floats(0, 1), st.floats(0, 1), st.floats(1, 1e6)),
+        min_size=1,
+        max_size=8,
+        unique_by=lambda worker: worker.name,
+    )
+)
+def test_weights_lie_between_nothing_and_one_and_the_chosen_one_is_among_the_best(
+    workers: list[Free],
+) -> None:
+    weighed = weights(workers)
+    assert all(0 <= value <= 1 + 1e-9 for value in weighed.values())
+    best = chosen(workers)
+    assert best is not None
+    assert sum(value > weighed[best.name] for value in weighed.values()) < 3
+    assert chosen(list(reversed(workers))) == best
