@@ -60,15 +60,14 @@ STORE_BYTES: Final = 7 << 30
 """Room that the streams on disk reserve together by default; deployed NATS servers have a file store of 8 GiB."""
 LEAST_STORE_BYTES: Final = 16 << 20
 LEASE_BYTES: Final = 1 << 20
-WANTED_BYTES: Final = 32 << 20
-"""In memory: a plan that is lost is made again."""
 EVENTS_BYTES: Final = 256 << 20
 """In memory. Beyond it the oldest events go. Previews have a share per job: see `PreviewEvent`."""
 _SHARES: Final = {
-    bucket_stream(RECORDS): 24,
+    bucket_stream(RECORDS): 23,
     JOBS: 4,
     bucket_stream(TEMPLATES): 1,
     bucket_stream(LORAS): 1,
+    bucket_stream(WANTED): 1,
     bucket_stream(QUARANTINE): 2,
 }
 """In thirty-seconds of the store."""
@@ -81,7 +80,11 @@ def limits(store_bytes: int, cell: str = MAIN) -> dict[str, int]:
     """
     part = (store_bytes - LEASE_BYTES) // sum(_SHARES.values())
     shares = {stream: part * share for stream, share in _SHARES.items()}
-    most = {**shares, bucket_stream(LEASES): LEASE_BYTES, EVENTS: EVENTS_BYTES, bucket_stream(WANTED): WANTED_BYTES}
+    most = {
+        **shares,
+        bucket_stream(LEASES): LEASE_BYTES,
+        EVENTS: EVENTS_BYTES,
+    }
     return {name if name in SHARED_STREAMS else own_name(name, cell): size for name, size in most.items()}
 
 
