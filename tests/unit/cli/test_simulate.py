@@ -74,7 +74,7 @@ def test_jobs_have_the_adapters_that_options_say() -> None:
     near, blind = figures(*hurried), figures(*hurried, "--blind")
     assert float(near[1]) > float(blind[1])
     assert near[2] < blind[2]
-    assert figures(*small)[2] > 2 * near[2], "each comes from the store"
+    assert figures(*small)[2] > 1.2 * near[2], "each comes from the store"
     assert figures(*hurried, "--controlnet-gb", 3)[0] > 1.1 * near[0]
 
 
