@@ -5,7 +5,7 @@ line, and what it takes to apply it.
 
 Every worker has running edits with masks, and templates in memory; each job that is placed counts for the next one.
 With many workers the policy is asked about those with least to compute and those that have the template; `all` asks
-about every worker. With ``--loras`` every job has as many, and workers tell 256 of 10,000 in each of two tiers. With
+about every worker. With ``--loras`` every job has as many, and workers tell 256 of 5,000 in each of two tiers. With
 ``--devices`` workers are pools of so many, and every job and row has a deadline.
 ``python -m tests.bench.router_decision --help``.
 """
@@ -47,7 +47,7 @@ FLEETS: Final = (8, 100, 1000)
 JOBS: Final = 400
 WARM_UP: Final = 50
 TEMPLATES: Final = 970
-LORAS: Final = 10_000
+LORAS: Final = 5_000
 TOLD: Final = 256
 """LoRAs of a tier that telemetry lists."""
 SEED: Final = 1
@@ -191,7 +191,7 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     for workers in options.fleets:
         states = fleet(workers, random.Random(SEED), options.loras, options.devices)  # noqa: S311 - a workload
-        for policy in PolicyName:
+        for policy in POLICIES:
             for looked_at in sorted({LOOKED_AT, workers}) if workers > 2 * LOOKED_AT else [workers]:
                 decision, forecast, telemetry = decisions(policy, states, looked_at, options.loras)
                 decide = whole_decisions(policy, states, looked_at, options.loras)
