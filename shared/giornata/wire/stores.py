@@ -20,6 +20,8 @@ TEMPLATES: Final = "giornata-templates"
 LORAS: Final = "giornata-loras"
 QUARANTINE: Final = "giornata-quarantine"
 """Key-value buckets of job records, registered templates, LoRAs, and jobs given up as their workers were lost."""
+PROMPTS: Final = "giornata-prompts"
+"""Key-value bucket of the approximate prompt cache's entries, for the next router."""
 LEASES: Final = "giornata-leases"
 """Key-value bucket of the lease that makes one router active; its revisions are the routers' epochs."""
 
@@ -47,7 +49,7 @@ SHARED_STREAMS: Final = (EVENTS, bucket_stream(TEMPLATES), bucket_stream(LORAS))
 
 def cell_streams(cell: str) -> tuple[str, ...]:
     """The streams of a cell's own buckets."""
-    return tuple(bucket_stream(own_name(bucket, cell)) for bucket in (RECORDS, QUARANTINE, LEASES))
+    return tuple(bucket_stream(own_name(bucket, cell)) for bucket in (RECORDS, QUARANTINE, PROMPTS, LEASES))
 
 
 STREAMS: Final = (*SHARED_STREAMS, *cell_streams(MAIN))
@@ -66,8 +68,9 @@ _SHARES: Final = {
     bucket_stream(TEMPLATES): 1,
     bucket_stream(LORAS): 1,
     bucket_stream(QUARANTINE): 2,
+    bucket_stream(PROMPTS): 1,
 }
-"""In thirty-seconds of the store."""
+"""Parts of the store, in proportion."""
 
 
 def limits(store_bytes: int, cell: str = MAIN) -> dict[str, int]:

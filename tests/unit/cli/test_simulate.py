@@ -68,7 +68,7 @@ def test_jobs_have_the_adapters_that_options_say() -> None:
         """Median latency, share of LoRAs that were near, seconds that rows waited for LoRAs."""
         (line,) = (line for line in run(*flags).splitlines() if "finish_time" in line)
         cells = [cell.strip() for cell in line.split("│")]
-        return float(cells[4]), cells[-3].removesuffix("%"), float(cells[-2] or "nan")
+        return float(cells[4]), cells[-5].removesuffix("%"), float(cells[-4] or "nan")
 
     assert figures(*alone)[1] == "", "no job has any"
     near, blind = figures(*hurried), figures(*hurried, "--blind")

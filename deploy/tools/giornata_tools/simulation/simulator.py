@@ -149,7 +149,7 @@ class Simulation:
             return None
         name = likely(self._scheduler, self._placement, job.demand, now)
         if name is not None:
-            self._workers[name].loras.prefetch(job.demand.adapters, now)
+            self._workers[name].loras.ahead(job.demand.adapters, now)
             self._placement.fetch(name, job.demand, now)
         return name
 
