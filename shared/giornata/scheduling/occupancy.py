@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Final
 
+from giornata.residency.host_tiers import HostTiers
 from giornata.scheduling.adapters import Arrivals, by_tier
 from giornata.scheduling.backlog import Backlog, Outlook, RowLoad
 from giornata.scheduling.degrees.pool import PoolRow
@@ -91,6 +92,8 @@ class Occupancy:
     """Templates that it has; one that is in both tiers is in memory. The same object until they change."""
     loras: dict[str, Tier] = field(default_factory=dict)
     """The fastest tier of each LoRA that it has, by digest. The same object until they change."""
+    host_tiers: HostTiers | None = None
+    """What the host tiers of LoRAs hold."""
     on_disk: int = 0
     """Templates on disk, wherever else they are."""
     stalled: bool = False
@@ -171,10 +174,18 @@ class Occupancy:
             del self.ended[next(iter(self.ended))]
         self.totals = None
 
+    def tier_of(self, digest: str) -> Tier | None:
+        """The fastest tier that has a LoRA; the host tier of its machine counts as its disk."""
+        tier = self.loras.get(digest)
+        if tier is None and self.host_tiers is not None and self.host_tiers.has(self.shown.lora_host, digest):
+            return Tier.DISK
+        return tier
+
     def bring(self, demand: Demand, now: float) -> None:
         """The worker is told to load what `demand` needs."""
         if demand.adapters:
-            self.incoming.bring(demand.adapters, self.loras, self.arrivals, now)
+            held = {lora.digest: tier for lora in demand.adapters if (tier := self.tier_of(lora.digest))}
+            self.incoming.bring(demand.adapters, held, self.arrivals, now)
 
     def forget(self, attempt: Attempt, totals: Totals | None, incoming: Incoming) -> None:
         """Take `attempt` back as if it had never been given, with the `totals` and the loads of before."""

@@ -119,7 +119,7 @@ class Weighing:
         coming_ms = load_ms = 0.0
         absent = list[tuple[str, float]]()
         for digest, ms, saves_ms in known:
-            tier, left_ms = worker.loras.get(digest), worker.incoming.left_ms(digest, now)
+            tier, left_ms = worker.tier_of(digest), worker.incoming.left_ms(digest, now)
             if tier is None and left_ms is None:
                 absent.append((digest, saves_ms))
             if tier is Tier.DEVICE:
