@@ -22,6 +22,7 @@ from tests.integration.router.bench import running_router
 @pytest.fixture
 async def bench(private_nats: NatsServer, tmp_path: Path) -> AsyncIterator[Store]:
     async with open_bench(private_nats.url, tmp_path) as opened:
+        await streams.ensure(opened.bus.jetstream, replicas=1, events_ttl_s=3600)
         yield opened
 
 
