@@ -104,13 +104,14 @@ class Weighing:
         here, incoming, nowhere = worker.loras, worker.incoming, self._nowhere.get(id(worker.arrivals))
         if nowhere is None:
             nowhere = self._nowhere[id(worker.arrivals)] = self._arrives(worker.arrivals)
-        if here.keys().isdisjoint(self._digests) and incoming.lacks(self._digests):
+        lacks = here.keys().isdisjoint(self._digests) and incoming.lacks(self._digests)
+        if lacks and not worker.host_has_any(self._digests):
             queue_ms = incoming.queue_ms(now)
             return nowhere._replace(wait_ms=queue_ms + nowhere.load_ms) if queue_ms else nowhere
         coming_ms = load_ms = 0.0
         needed, held, missing = self._demand.adapters, 0, list[tuple[str, float]]()
         for (digest, size_bytes), lacked in zip(needed, nowhere.absent, strict=True):
-            tier = here.get(digest)
+            tier = worker.tier_of(digest)
             if tier is Tier.DEVICE:
                 held += 1
             elif (left_ms := incoming.left_ms(digest, now)) is not None:
