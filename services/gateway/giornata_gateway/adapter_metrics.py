@@ -15,6 +15,9 @@ def adapter_metrics(states: Iterable[ServiceState]) -> Iterator[Metric]:
     meaning = "Lookups of LoRAs for rows, by the tier that had them; tier `none`: the LoRA store was asked."
     lookups = counter("adapter_lookups", meaning, "worker", "tier")
     sizes = gauge("adapter_bytes", "LoRAs in a tier.", "worker", "tier")
+    limits = gauge(
+        "adapter_limit_bytes", "Most bytes of LoRAs that no row uses, in a tier.", "worker", "tier"
+    )
     evictions = counter("adapter_evictions", "LoRAs that had to go for others.", "worker", "tier")
     prefetched = counter("adapter_prefetches", "LoRAs read ahead of their edits.", "worker")
     planned = counter("adapter_planned_loads", "LoRAs that were loaded since the plan wants them.", "worker")
@@ -37,12 +40,13 @@ def adapter_metrics(states: Iterable[ServiceState]) -> Iterator[Metric]:
             evictions.add_metric([worker, tier], evicted)
         lookups.add_metric([worker, "none"], count.misses)
         prefetched.add_metric([worker], count.prefetched)
+        limits.add_metric([worker, "memory"], count.memory_limit_bytes)
         planned.add_metric([worker], count.planned)
         waits.add_metric([worker], count.waited_ms / 1e3)
         failed.add_metric([worker], count.failed)
         late.add_metric([worker, "paused"], count.paused)
         late.add_metric([worker, "began"], count.late)
-    yield from (lookups, sizes, evictions, prefetched, planned, waits, failed, late)
+    yield from (lookups, sizes, limits, evictions, prefetched, planned, waits, failed, late)
 
 
 def lora_metrics(states: Iterable[ServiceState]) -> Iterator[Metric]:
