@@ -234,7 +234,7 @@ class AdapterCounters(Wire):
     planned: int = 0
     """LoRAs that were loaded since the placement wanted them; not among `prefetched`."""
     waited_ms: float = 0.0
-    """Time that rows waited for their LoRAs, together."""
+    """Time that loads for rows took, together."""
 
 
 class RankPhase(StrEnum):

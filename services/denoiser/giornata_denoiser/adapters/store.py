@@ -115,7 +115,7 @@ class LoraTiers(Generic[S]):
             reload_ms=lambda size_bytes: self._arrivals.ms(size_bytes, Tier.MEMORY),
         )
         self._lock = threading.Lock()
-        self._memory_bytes = budgets.memory
+        self._memory_bytes, self._waited_s = budgets.memory, 0.0
         self._disk = Ledger(budgets.disk, rule_of(eviction))
         self._members: dict[str, tuple[RowLora, ...]] = {}
         """The LoRAs of every set that was asked for."""
@@ -172,6 +172,7 @@ class LoraTiers(Generic[S]):
             "device_bytes": self._sets.size_bytes,
             "memory_bytes": self._files.size_bytes,
             "memory_limit_bytes": self._memory_bytes,
+            "waited_ms": self._waited_s * 1e3,
         }
         gone = {"evicted_device": self._sets.evicted, "evicted_memory": self._files.evicted}
         return AdapterCounters.model_validate({**found, **sizes, **gone})
@@ -188,6 +189,7 @@ class LoraTiers(Generic[S]):
     def _loaded(self, loras: tuple[RowLora, ...]) -> S:
         name = name_of(loras)
         self._members[name] = loras
+        begun = time.perf_counter()
         try:
             found = self._sets.load(name, lambda: self._made(name, loras, counted=True))
         except Exception:
@@ -195,6 +197,8 @@ class LoraTiers(Generic[S]):
             raise
         if not found.loaded:
             self._count("hits_device")
+        with self._lock:
+            self._waited_s += time.perf_counter() - begun if found.loaded else 0.0
         if found.value is None:
             raise RuntimeError(f"the set {name} was not made")
         return found.value
