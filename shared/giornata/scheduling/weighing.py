@@ -79,6 +79,8 @@ class Weighing:
         hit, miss = self._at(worker.pace)
         template = worker.places.get(demand.template) if demand.template is not None else None
         there = self._adapters(worker, now) if demand.adapters else NONE
+        own = miss if template is None else hit
+        alone_ms = own.alone_ms if worker.pool is None or not there.wait_ms else self.alone_ms(worker)
         if worker.totals is None:
             raise ValueError(f"worker {worker.name} was not summed up")
         return Candidate(
@@ -87,13 +89,13 @@ class Weighing:
             worker.totals.rows,
             worker.totals.tokens,
             worker.totals.outlook,
-            loads=miss.loads if template is None else hit.loads,
+            loads=own.loads,
             template=template,
             hit_saves_ms=self._repeats * (miss.work_ms - hit.work_ms),
             fetch_ms=worker.fetch_ms if template is Tier.DISK and not fetching else 0.0,
             wait_ms=there.wait_ms,
             load_ms=there.load_ms,
-            needing_ms=self._needing * self.alone_ms(worker) if there.wait_ms else 0.0,
+            needing_ms=self._needing * alone_ms if there.wait_ms else 0.0,
             held=there.held,
             absent=there.absent,
             joining=self._joining(worker),
