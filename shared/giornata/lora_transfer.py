@@ -54,6 +54,9 @@ WHOLE_FILES: Final = "files"
 
 M = TypeVar("M", bound=BaseModel)
 
+TIER_NAME: Final = "tier"
+"""File in the folder of a host tier that tells the tier's name."""
+
 log = structlog.get_logger(__name__)
 
 

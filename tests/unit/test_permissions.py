@@ -124,6 +124,7 @@ def test_answers_go_only_to_those_who_may_ask() -> None:
         (User.LORA_STORE, User.PREPOST),
         (User.LORA_STORE, User.DENOISER),
         (User.LORA_STORE, User.PROFILER),
+        (User.LORA_STORE, User.ROUTER),
         (User.GATEWAY, User.PROFILER),
         (User.CONTROLNET, User.DENOISER),
         (User.PREPOST, User.LORA_STORE),

@@ -125,6 +125,11 @@ class DenoiserConfig(ModelConfig):
         description="The LoRA store's folder, where this machine has it: files are copied from there, not asked for. "
         "It is only read. Default none.",
     )
+    lora_host_folder: Path | None = Field(
+        None,
+        description="The folder of this machine that a LoRA store fills (the same variable there): files are brought "
+        "there and copied from there. It is only read. Default none.",
+    )
     lora_disk_mb: int = Field(
         16_384, ge=0, description="LoRAs in that folder, in MiB, least recently used out first."
     )

@@ -38,6 +38,7 @@ from giornata.wire.messages import (
     RunRequest,
 )
 from giornata.wire.workers import ServiceName, ServiceState
+from giornata_denoiser.adapters.fetching import tier_in
 from giornata_denoiser.adapters.opening import held, tiers_of
 from giornata_denoiser.adapters.store import LoraTiers
 from giornata_denoiser.attempts.adapting import adapters_of
@@ -308,6 +309,7 @@ class Denoiser:
             resident=self._store.resident(),
             adapters=self._loras.counted().model_copy(update={"paused": self._engine.paused}),
             adapters_resident=self._loras.resident(),
+            lora_host=tier_in(self._config.lora_host_folder),
             controlled=None if self._controls is None else self._controls.base,
             ranks=self._engine.ranks() if isinstance(self._engine, Pool) else (),
         )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import socket
 from pathlib import Path
 
 from pydantic import Field
@@ -18,6 +20,24 @@ class LoraStoreConfig(CellConfig):
     lora_shared_folder: Path | None = Field(
         None,
         description="Folder with LoRAs for all tenants, as MODEL/NAME.safetensors; it is only read. Default none.",
+    )
+    lora_host_folder: Path | None = Field(
+        None,
+        description="Folder on the fast disk, or in the memory, of this machine, which this store alone fills with the "
+        "LoRAs that its denoisers need; they are given the same one. Default none.",
+    )
+    lora_host_mb: int = Field(16_384, ge=1, description="LoRAs in that folder, in MiB.")
+    lora_host_name: str = Field(
+        default_factory=lambda: re.sub(r"[^A-Za-z0-9_-]", "_", socket.gethostname()),
+        pattern=r"^[A-Za-z0-9_-]{1,96}$",
+        description="What plans call this host: the same after a restart, and another one for each such folder; "
+        "default the machine's name.",
+    )
+    lora_plan_mb_s: float = Field(
+        100.0,
+        gt=0,
+        description="Bandwidth into that folder, in MiB a second, beyond which loads by plan wait; loads on demand "
+        "take from it first, and never wait.",
     )
     lora_scan_s: float = Field(
         30.0,

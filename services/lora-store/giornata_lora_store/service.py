@@ -28,6 +28,7 @@ from giornata.wire.loras import (
     LoraCounters,
     LoraRecord,
     LoraState,
+    PinLora,
     ProfiledLora,
     ReadFile,
     RemoveLora,
@@ -36,11 +37,13 @@ from giornata.wire.loras import (
 from giornata.wire.workers import ServiceName, ServiceState
 from giornata_lora_store.config import LoraStoreConfig
 from giornata_lora_store.files import LoraFiles
+from giornata_lora_store.hosting import Hosting, follow_pins, hosting
 from giornata_lora_store.inspection import Inspection
 from giornata_lora_store.intake import Intake
 from giornata_lora_store.rules.headers import Limits
 from giornata_lora_store.sharing import SharedFolder
 from giornata_lora_store.validation import Validation
+from giornata_lora_store.wanting import Pins
 
 SWEEP_S: Final = 600.0
 """How often all records are read: for files that no record needs, and for LoRAs that a lost instance has left."""
@@ -61,6 +64,8 @@ class LoraStore:
         self._intake = Intake(records, files, inspection, self._validation.add)
         shared = config.lora_shared_folder
         self._shared = None if shared is None else SharedFolder(shared, self._intake)
+        self._pins = Pins(records)
+        self._hosting: Hosting | None = None
         self._writable = True
         self._used_bytes = 0
 
@@ -91,7 +96,7 @@ class LoraStore:
     async def run(self, stop: asyncio.Event) -> None:
         """Answer until `stop`; then say *draining* and finish what was asked."""
         intake, piece = self._intake, partial(Endpoint, limit_bytes=MESSAGE_BYTES)
-        endpoints = (
+        endpoints: tuple[Endpoint, ...] = (
             Endpoint(subjects.lora("begin"), BeginUpload, intake.begin),
             Endpoint(subjects.lora("piece"), UploadPiece, intake.piece),
             Endpoint(subjects.lora("finish"), FinishUpload, intake.finish),
@@ -100,16 +105,27 @@ class LoraStore:
             piece(subjects.lora("read"), ReadFile, intake.read),
             Endpoint(subjects.lora("remove"), RemoveLora, intake.remove),
             Endpoint(subjects.lora("profiled"), ProfiledLora, intake.profiled),
+            Endpoint(subjects.lora("pin"), PinLora, self._pins.pin),
         )
         async with AsyncExitStack() as stack:
             tasks = await stack.enter_async_context(asyncio.TaskGroup())
             await self._sweep()
+            host = self._hosting = await stack.enter_async_context(
+                hosting(self._config, self._bus, self._files, self._pins)
+            )
+            endpoints += host.endpoints if host else ()
+            heard = self._bus.listen(
+                subjects.telemetry_of(ServiceName.LORA_STORE), ServiceState, self._pins.hear
+            )
+            await stack.enter_async_context(heard)
             serving = self._bus.serve(ServiceName.LORA_STORE, *endpoints, instance=self._config.instance)
             await stack.enter_async_context(serving)
             await stack.enter_async_context(telemetry(self._bus, self._config.telemetry_hz, self._state))
             for name, work in (
                 ("validation", self._validation.run(self._config.lora_scan_s)),
                 ("look-after", self._look_after()),
+                ("pins", follow_pins(self._records, self._pins, host)),
+                *((("host-tier", host.run()),) if host else ()),
             ):
                 stack.callback(tasks.create_task(work, name=name).cancel)
             log.info("ready", folder=str(self._config.lora_folder))
@@ -178,7 +194,10 @@ class LoraStore:
             failed=validation.failed,
             read_bytes=intake.read_bytes,
         )
-        return state_of(ServiceName.LORA_STORE, self._config, ready=self._writable, loras=counters)
+        tier = self._hosting and self._hosting.told()
+        return state_of(
+            ServiceName.LORA_STORE, self._config, ready=self._writable, loras=counters, host_tier=tier
+        )
 
 
 def _digests(record: LoraRecord) -> list[str]:

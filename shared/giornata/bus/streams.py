@@ -29,6 +29,11 @@ TEMPLATES_TTL_S: Final = 31 * 24 * 3600
 """Of an unused one; gateways may be configured for a shorter life."""
 LORAS_TTL_S: Final = 0
 """Never: a LoRA is kept until it is deleted."""
+SHARED_TTL_S: Final = {
+    stores.TEMPLATES: TEMPLATES_TTL_S,
+    stores.LORAS: LORAS_TTL_S,
+    stores.WANTED: 0,  # a plan holds until the next one
+}
 BUCKET_TTL_S: Final = {
     stores.RECORDS: 24 * 3600,  # at the least, see records_ttl_s
     stores.QUARANTINE: 7 * 24 * 3600,
@@ -100,7 +105,7 @@ async def ensure(
 async def ensure_shared(
     jetstream: JetStreamContext, *, replicas: int, events_ttl_s: float, store_bytes: int = stores.STORE_BYTES
 ) -> None:
-    """Create what all cells share, as :func:`ensure`: the event stream, the buckets of templates and of LoRAs."""
+    """Create what all cells share, as :func:`ensure`: the event stream, the buckets of templates, LoRAs, wanted sets."""
     limits = stores.limits(store_bytes)
     events = StreamConfig(
         name=stores.EVENTS,
@@ -113,7 +118,7 @@ async def ensure_shared(
     )
     with _told_of_no_room(events, store_bytes):
         await _made(partial(jetstream.add_stream, events))
-    for bucket, ttl_s in ((stores.TEMPLATES, TEMPLATES_TTL_S), (stores.LORAS, LORAS_TTL_S)):
+    for bucket, ttl_s in SHARED_TTL_S.items():
         size = limits[stores.bucket_stream(bucket)]
         config = KeyValueConfig(bucket, ttl=ttl_s, history=1, max_bytes=size, replicas=replicas)
         await _ensure_bucket(jetstream, config, store_bytes)

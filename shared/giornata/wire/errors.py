@@ -140,6 +140,10 @@ class LoraLimit(BadRequest, code="lora_limit", status=409):
     """The tenant has as many LoRAs as it may have."""
 
 
+class LoraPinsFull(BadRequest, code="lora_pins_full", status=409):
+    """The pinned LoRAs would not fit into a host tier."""
+
+
 class LoraUnreadable(BadRequest, code="lora_unreadable"):
     """The file is not whole safetensors."""
 

@@ -98,6 +98,8 @@ class LoraRecord(Recorded):
     """The LoRA store that validates it, or did so last."""
     worked_s: int = 0
     """When an instance last said that it works on the upload or the validation."""
+    pinned: bool = False
+    """Whether every host keeps its canonical file."""
     shared_path: str | None = None
     """Path in the shared folder; None for a LoRA that was uploaded."""
 
@@ -213,6 +215,15 @@ class ProfiledLora(Wire):
     """Of the checkpoint that made them."""
     joins_within: float
     """As :attr:`LoraRecord.joins_within`."""
+    remaining_ms: int
+
+
+class PinLora(Wire):
+    """gateway → LoRA store: keep a LoRA on every host, or no longer. Answered by its :class:`LoraRecord`."""
+
+    lora_id: str
+    tenant: str
+    pinned: bool
     remaining_ms: int
 
 

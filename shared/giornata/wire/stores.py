@@ -20,6 +20,8 @@ TEMPLATES: Final = "giornata-templates"
 LORAS: Final = "giornata-loras"
 QUARANTINE: Final = "giornata-quarantine"
 """Key-value buckets of job records, registered templates, LoRAs, and jobs given up as their workers were lost."""
+WANTED: Final = "giornata-wanted"
+"""Key-value bucket of what each host tier of LoRAs should hold, by host and cell; routers alone write it."""
 LEASES: Final = "giornata-leases"
 """Key-value bucket of the lease that makes one router active; its revisions are the routers' epochs."""
 
@@ -41,7 +43,7 @@ def cell_of(name: str, first: str) -> str | None:
     return name.removeprefix(f"{first}-") if name.startswith(f"{first}-") else None
 
 
-SHARED_STREAMS: Final = (EVENTS, bucket_stream(TEMPLATES), bucket_stream(LORAS))
+SHARED_STREAMS: Final = (EVENTS, bucket_stream(TEMPLATES), bucket_stream(LORAS), bucket_stream(WANTED))
 """What all cells share."""
 
 
@@ -61,10 +63,11 @@ LEASE_BYTES: Final = 1 << 20
 EVENTS_BYTES: Final = 256 << 20
 """In memory. Beyond it the oldest events go. Previews have a share per job: see `PreviewEvent`."""
 _SHARES: Final = {
-    bucket_stream(RECORDS): 24,
+    bucket_stream(RECORDS): 23,
     JOBS: 4,
     bucket_stream(TEMPLATES): 1,
     bucket_stream(LORAS): 1,
+    bucket_stream(WANTED): 1,
     bucket_stream(QUARANTINE): 2,
 }
 """In thirty-seconds of the store."""
@@ -77,8 +80,17 @@ def limits(store_bytes: int, cell: str = MAIN) -> dict[str, int]:
     """
     part = (store_bytes - LEASE_BYTES) // sum(_SHARES.values())
     shares = {stream: part * share for stream, share in _SHARES.items()}
-    most = {**shares, bucket_stream(LEASES): LEASE_BYTES, EVENTS: EVENTS_BYTES}
+    most = {
+        **shares,
+        bucket_stream(LEASES): LEASE_BYTES,
+        EVENTS: EVENTS_BYTES,
+    }
     return {name if name in SHARED_STREAMS else own_name(name, cell): size for name, size in most.items()}
+
+
+def wanted_key(tier: str, cell: str) -> str:
+    """The key of what `cell` wants of a host tier; with ``*`` for the cell, of what all want."""
+    return f"{tier}.{cell}"
 
 
 def queue_consumer_name(priority: Priority, epoch: tuple[int, int]) -> str:

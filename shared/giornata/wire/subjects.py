@@ -38,6 +38,8 @@ ALL_CANCELS = "giornata.cancel.*"
 ALL_JOBS = "giornata.jobs.*"
 ALL_PREPOST = "giornata.prepost.*.*"
 ALL_LORA = "giornata.lora.*"
+ALL_LORA_TIERS = ("giornata.lora.bring.*", "giornata.lora.tier.*")
+"""What the LoRA store of one machine is asked about its host tier."""
 ALL_ADAPTER = "giornata.prepost.adapter.*"
 """Have the canonical file of a LoRA made (prepost of its model)."""
 WorkerVerb = Literal["run", "cancel", "record", "prefetch"]
@@ -47,9 +49,9 @@ ALL_CONTROLNET = tuple(f"giornata.controlnet.*.{verb}" for verb in get_args(Cont
 INBOX = "_INBOX"
 """Prefix of an application's inboxes; a service's inboxes begin with it, an underscore and the service's name."""
 
-LoraVerb = Literal["begin", "piece", "finish", "keep", "drop", "read", "remove", "profiled"]
+LoraVerb = Literal["begin", "piece", "finish", "keep", "drop", "read", "remove", "profiled", "pin"]
 """What the LoRA store is asked: to take a file in pieces, to make a LoRA of it or keep it alone, to give it back, to
-forget it, to note how late it may join."""
+forget it, to note how late it may join, to pin it to every host."""
 
 _ID = re.compile(r"[A-Za-z0-9_-]{1,96}\Z")
 
@@ -82,6 +84,16 @@ def controlnet(name: str, verb: ControlVerb) -> str:
 def lora(verb: LoraVerb) -> str:
     """Micro endpoint of any LoRA store instance; all of them share one folder."""
     return f"giornata.lora.{verb}"
+
+
+def bring(tier: str) -> str:
+    """Micro endpoint of the LoRA store that fills the host tier of this name."""
+    return f"giornata.lora.bring.{token(tier)}"
+
+
+def tier(instance: str) -> str:
+    """Micro endpoint of one LoRA store: a snapshot of its host tier."""
+    return f"giornata.lora.tier.{token(instance)}"
 
 
 def cancel(job: str) -> str:

@@ -8,6 +8,7 @@ from giornata.wire.adapters import ControlCard
 from giornata.wire.blocks import BlockSpec
 from giornata.wire.cells import MAIN
 from giornata.wire.controlnets import ControlBase, ControlState
+from giornata.wire.host_tiers import HostTier
 from giornata.wire.loras import LoraCounters
 from giornata.wire.models import ModelCard
 from giornata.wire.queues import CostFit, QueueState, StoreRoom
@@ -276,6 +277,8 @@ class WorkerState(Wire):
     """Steps since the last telemetry, at most 16."""
     loads: tuple[LoadSample, ...] = ()
     """Loads since the last telemetry, at most 16."""
+    lora_host: str | None = None
+    """The host tier that it takes LoRAs from, by name; None where there is none."""
     adapter_loads: tuple[AdapterLoad, ...] = ()
     """Loads of LoRAs since the last telemetry, at most 16."""
     adapter_lanes: int = 2
@@ -317,5 +320,7 @@ class ServiceState(Wire):
     """A ControlNet service's."""
     loras: LoraCounters | None = None
     """A LoRA store's."""
+    host_tier: HostTier | None = None
+    """Of a LoRA store that fills one."""
     answering: tuple[str, ...] | None = None
     """Questions that a prepost works on (:func:`giornata.wire.messages.question`); None: the version does not tell."""

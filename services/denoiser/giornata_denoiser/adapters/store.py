@@ -46,9 +46,18 @@ class LoraSet(Protocol):
 
 
 S = TypeVar("S", bound=LoraSet)
-Fetch = Callable[[RowLora, Path], None]
-"""Writes a LoRA's canonical file to a path, and compares its digest; raises a GiornataError where the LoRA store has
-none, or other bytes. Waits."""
+
+
+class Fetch(Protocol):
+    """Brings files of LoRAs."""
+
+    def __call__(self, lora: RowLora, path: Path, *, ahead: bool) -> None:
+        """Write a LoRA's canonical file to a path, and compare its digest; `ahead` of a row that waits for it.
+
+        Waits; raises a GiornataError where the LoRA store has none, or other bytes.
+        """
+
+
 Make = Callable[[str, Sequence[tuple[Mapping[str, Tensor], float]]], S]
 """Makes the set of this name of its LoRAs' tensors, on the device and in the network's dtype, and scales."""
 
@@ -232,7 +241,7 @@ class LoraTiers(Generic[S]):
         def read() -> LoraFile:
             nonlocal fetched
             with self._kept(lora.digest):
-                fetched = self._on_disk(lora)
+                fetched = self._on_disk(lora, ahead=not counted)
                 try:
                     digest = None if fetched else lora.digest
                     return open_lora(self._path(lora.digest), digest, self._layers)
@@ -250,7 +259,7 @@ class LoraTiers(Generic[S]):
             raise RuntimeError(f"the file {lora.digest} was not read")
         return found.value
 
-    def _on_disk(self, lora: RowLora) -> bool:
+    def _on_disk(self, lora: RowLora, *, ahead: bool) -> bool:
         """Have the file in the folder; whether it had to be fetched. One thread asks for a file at a time."""
         path = self._path(lora.digest)
         with self._lock:
@@ -258,7 +267,7 @@ class LoraTiers(Generic[S]):
                 return False
         part = path.with_suffix(PART)
         try:
-            self._fetch(lora, part)
+            self._fetch(lora, part, ahead=ahead)
             part.replace(path)
         finally:
             part.unlink(missing_ok=True)

@@ -81,6 +81,7 @@ class Reporter:
         resident: dict[Tier, tuple[str, ...]],
         adapters: AdapterCounters,
         adapters_resident: dict[Tier, tuple[str, ...]],
+        lora_host: str | None = None,
         controlled: ControlBase | None = None,
         ranks: tuple[RankState, ...] = (),
     ) -> WorkerState:
@@ -103,6 +104,7 @@ class Reporter:
             resident=resident,
             adapters=adapters.model_copy(update={"late": self._late}),
             adapters_resident=adapters_resident,
+            lora_host=lora_host,
             samples=_taken(self._samples),
             loads=_taken(self._loads),
             adapter_loads=_taken(self._adapter_loads),

@@ -48,7 +48,7 @@ class Remote:
         self.files[digest] = data
         return RowLora(digest, scale, size_bytes=len(data))
 
-    def fetch(self, lora: RowLora, path: Path) -> None:
+    def fetch(self, lora: RowLora, path: Path, *, ahead: bool) -> None:
         self.asked.append(lora.digest)
         self.begun.set()
         if self.gate is not None:

@@ -1,0 +1,50 @@
+"""The plans by name, and how often each is made. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from enum import StrEnum
+from importlib.util import find_spec
+from typing import Final, NamedTuple
+
+from giornata.residency import uses as counting
+from giornata.residency.plans import proactive, rock, use
+from giornata.residency.plans.values import Plan
+
+
+class PlacementName(StrEnum):
+    """What a plan is called in configurations and simulations."""
+
+    OFF = "off"
+    """None: adapters come as jobs need them."""
+    USE = "use"
+    """What is used most for what another load costs; see :mod:`giornata.residency.plans.use`."""
+    ROCK = "rock"
+    """ROCK's replicas; see :mod:`giornata.residency.plans.rock`."""
+    PROACTIVE = "proactive"
+    """What was popular lately, in half of each tier; see :mod:`giornata.residency.plans.proactive`."""
+
+
+class Planner(NamedTuple):
+    """A rule and its times."""
+
+    make: Callable[[int], Plan]
+    """The plan of a seed."""
+    period_s: float
+    half_life_s: float
+    """Of the uses that it is given."""
+
+
+PLANNERS: Final[Mapping[PlacementName, Planner]] = {
+    PlacementName.USE: Planner(lambda _: use.use, use.PERIOD_S, counting.HALF_LIFE_S),
+    PlacementName.ROCK: Planner(rock.Rock, rock.PERIOD_S, counting.HALF_LIFE_S),
+    PlacementName.PROACTIVE: Planner(
+        lambda _: proactive.proactive, proactive.PERIOD_S, proactive.HALF_LIFE_S
+    ),
+}
+"""All but `off`."""
+
+
+def lacks_extra(name: PlacementName) -> bool:
+    """Whether a plan needs scikit-learn, which is not installed."""
+    return name is PlacementName.ROCK and find_spec("sklearn") is None

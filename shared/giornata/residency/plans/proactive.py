@@ -1,0 +1,31 @@
+"""The baseline `proactive` of ROCK's evaluation: what was popular lately is loaded wherever it fits. Pure."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from giornata.residency.plans.filling import Filling, pins_of
+from giornata.residency.plans.values import Observed, Wanted
+from giornata.residency.uses import Uses
+
+PERIOD_S: Final = 60.0
+"""How often it plans."""
+HALF_LIFE_S: Final = 600.0
+"""Of the uses that it is given."""
+SHARE: Final = 0.5
+"""Of each tier, what it fills."""
+LEAST_USES: Final = 0.05
+"""Below it, an adapter is not popular: one use, 43 minutes ago."""
+
+
+def proactive(observed: Observed, uses: Uses, now: float) -> Wanted:
+    """The most popular adapters, as many as fit into half of each place."""
+    counted = {digest: n for digest in observed.sizes if (n := uses.lately(digest, now)) >= LEAST_USES}
+    popular = sorted(counted, key=lambda digest: (-counted[digest], digest))
+    wanted = {}
+    for place in observed.places:
+        filling = Filling(place, observed.sizes, pins_of(place, observed), SHARE)
+        for digest in popular:
+            filling.take(digest)
+        wanted[place.name] = filling.chosen
+    return wanted

@@ -1,0 +1,151 @@
+"""ROCK's placement (Zhang et al., "ROCK", CLUSTER 2025, section 4): replicas by popularity and size. Pure.
+
+What the paper leaves open is decided here: an adapter's cluster and partition are those that its hash names, a
+partition begins at a place of its own and has as many places as its part of the uses; a place scores by bandwidth times
+free share over hops; two adapters come together where one is used with the other in over half of at least four uses.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from random import Random
+from typing import Final
+
+from giornata.residency.plans.filling import Filling, pins_of
+from giornata.residency.plans.hardware import clusters
+from giornata.residency.plans.values import Observed, Place, PlaceKind, Wanted
+from giornata.residency.rendezvous import number
+from giornata.residency.uses import Uses
+
+PERIOD_S: Final = 45.0
+"""How often it plans."""
+WINDOW_S: Final = 45.0
+"""Of the uses that count."""
+FULL: Final = 0.85
+"""Part of a tier beyond which the least recently used goes."""
+PARTITION: Final = 4
+"""Places of a cluster for each partition of its adapters."""
+BEST: Final = 3
+"""Places of which one is drawn."""
+TOGETHER_USES: Final = 4
+TOGETHER_SHARE: Final = 0.5
+"""What is used so often, and in more than this share of its uses with another, brings the other along."""
+GB_S: Final = 1e9
+
+
+def replicas(count: int, size_bytes: float, mean_bytes: float) -> int:
+    """R = floor(1.5 f^0.6 sqrt(s / s̄)), as published: `count` uses in the window, bytes, and their mean."""
+    return int(1.5 * math.pow(count, 0.6) * math.sqrt(size_bytes / mean_bytes))
+
+
+class Rock:
+    """A plan; its draws depend on `seed`, the adapter and the replica alone."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self._seed = seed
+
+    def __call__(self, observed: Observed, uses: Uses, now: float) -> Wanted:
+        """For devices and for hosts, each kind by itself, the replicas of what was used in the window."""
+        wanted: dict[str, tuple[str, ...]] = {}
+        for kind in PlaceKind:
+            places = [place for place in observed.places if place.kind is kind]
+            wanted |= _Round(self._seed, observed, places, uses, now).plan()
+        return wanted
+
+
+class _Round:
+    """One round for places of one kind. What is held comes first, so that a plan that is carried out stays."""
+
+    def __init__(
+        self, seed: int, observed: Observed, places: Sequence[Place], uses: Uses, now: float
+    ) -> None:
+        self._seed, self._observed, self._uses = seed, observed, uses
+        counts = uses.counts(WINDOW_S, now)
+        self._counts = {digest: n for digest, n in counts.items() if digest in observed.sizes}
+        self._together = uses.together(WINDOW_S, now)
+        self._hot = sorted(self._counts, key=lambda digest: (-self._counts[digest], digest))
+        self._places = {place.name: place for place in sorted(places, key=lambda place: place.name)}
+        self._fillings = {
+            name: Filling(place, observed.sizes, pins_of(place, observed), FULL)
+            for name, place in self._places.items()
+        }
+
+    def plan(self) -> Wanted:
+        """Used adapters stay where they are; replicas come; partners come; of the rest, the latest used stay."""
+        for digest in self._hot:
+            for name, place in self._places.items():
+                if digest in place.held:
+                    self._fillings[name].take(digest)
+        for digest, members in self._members():
+            self._replicate(digest, members)
+        self._bring_partners()
+        latest = {digest: age for age, digest in enumerate(self._uses.known())}
+        for name, place in self._places.items():
+            for digest in sorted(place.held, key=lambda digest: (-latest.get(digest, -1), digest)):
+                self._fillings[name].take(digest)
+        return {name: filling.chosen for name, filling in self._fillings.items()}
+
+    def _members(self) -> Iterator[tuple[str, list[str]]]:
+        """Each used adapter, and the places of its partition."""
+        found = [[place.name for place in cluster] for cluster in clusters(tuple(self._places.values()))]
+        if not found:
+            return
+        parts: dict[str, tuple[int, int]] = {}
+        heat = Counter[tuple[int, int]]()
+        for digest in self._hot:
+            cluster = number("cluster", digest) % len(found)
+            part = number("partition", digest) % max(1, len(found[cluster]) // PARTITION)
+            parts[digest] = cluster, part
+            heat[parts[digest]] += self._counts[digest]
+        total = sum(heat.values())
+        for digest in self._hot:
+            names = found[parts[digest][0]]
+            most = min(len(names), int(heat[parts[digest]] / total * len(names)) + 1)
+            first = parts[digest][1] * PARTITION
+            yield digest, [names[(first + place) % len(names)] for place in range(most)]
+
+    def _replicate(self, digest: str, members: Sequence[str]) -> None:
+        sizes = self._observed.sizes
+        mean_bytes = sum(sizes.values()) / len(sizes)
+        wanted = min(len(self._places), replicas(self._counts[digest], sizes[digest], max(1.0, mean_bytes)))
+        have = sum(digest in filling for filling in self._fillings.values())
+        while have < wanted:
+            room = [
+                name
+                for name in members
+                if digest not in self._fillings[name] and self._fillings[name].fits(digest)
+            ]
+            if not room:
+                return
+            best = sorted(room, key=lambda name: (-self._score(name, digest), name))[:BEST]
+            weights = [self._score(name, digest) ** 2 for name in best]
+            draw = Random(number(str(self._seed), digest, str(have)))  # noqa: S311 - no secret
+            chosen = draw.choices(best, weights)[0] if any(weights) else best[0]
+            self._fillings[chosen].take(digest)
+            have += 1
+
+    def _score(self, name: str, digest: str) -> float:
+        """Bandwidth times free share over hops: one where the place's host has the adapter, two from the store."""
+        place = self._places[name]
+        free = max(0.0, 1.0 - place.used_bytes / max(1, place.budget_bytes))
+        near = any(
+            other.kind is PlaceKind.HOST and other.host == place.host and digest in other.held
+            for other in self._observed.places
+        )
+        return place.bytes_per_s / GB_S * free / (1 if near else 2)
+
+    def _bring_partners(self) -> None:
+        """What is mostly used with an adapter comes to its places, and so on."""
+        partners: dict[str, list[str]] = {}
+        for (one, other), count in sorted(self._together.items()):
+            for digest, partner in ((one, other), (other, one)):
+                used = self._counts.get(digest, 0)
+                if used >= TOGETHER_USES and count > TOGETHER_SHARE * used:
+                    partners.setdefault(digest, []).append(partner)
+        for filling in self._fillings.values():
+            asked = [digest for digest in filling.chosen if digest in self._counts]
+            for digest in asked:  # it grows
+                come = (partner for partner in partners.get(digest, ()) if partner not in filling)
+                asked.extend(partner for partner in come if filling.take(partner))

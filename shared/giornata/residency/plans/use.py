@@ -1,0 +1,125 @@
+"""The default plan: each host keeps what is used most for what another load of it would cost. Pure.
+
+An adapter's uses count in full at its rendezvous home, half at its second place, a third at the next one: so the hosts
+together hold more of the catalogue than each alone, and what is used most is on several. What a host has counts more
+than what it has not, by :data:`STICKY`, and nothing goes for an adapter that is used less. So a plan that was
+carried out is the next plan too, and two adapters of about the same worth do not take turns.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+from giornata.residency.plans.filling import Filling, pins_of
+from giornata.residency.plans.values import Observed, Place, PlaceKind, Wanted
+from giornata.residency.rendezvous import ranked
+from giornata.residency.uses import Uses
+
+PERIOD_S: Final = 15.0
+"""How often it plans."""
+STICKY: Final = 1.25
+"""So many times as often an adapter has to be used as one that goes for it."""
+LEAST_USES: Final = 0.05
+"""Below it, an adapter is not wanted: one use, two hours ago. A tier keeps it until it needs the room."""
+REGISTERED_USES: Final = 1.0
+"""What the registration of an adapter counts at its home."""
+
+
+class Offer(NamedTuple):
+    """An adapter that a place could have."""
+
+    digest: str
+    uses: float
+    """Of late, the part that this place should expect."""
+    worth: float
+    """Uses times reload time over bytes."""
+
+
+def use(observed: Observed, uses: Uses, now: float) -> Wanted:
+    """By host, the adapters that are worth most there; devices are left to loads ahead of jobs."""
+    hosts = {place.name: place for place in observed.places if place.kind is PlaceKind.HOST}
+    counted = {digest: n for digest in observed.sizes if (n := uses.lately(digest, now)) >= LEAST_USES}
+    shares: dict[str, dict[str, float]] = {name: {} for name in hosts}
+    for digest in counted.keys() | (observed.registered & observed.sizes.keys()):
+        for rank, name in enumerate(ranked(digest, hosts)):
+            expected = counted.get(digest, 0.0) / (1 + rank)
+            if rank == 0 and digest in observed.registered:
+                expected = max(expected, REGISTERED_USES)
+            if expected >= LEAST_USES:
+                shares[name][digest] = expected
+    return {name: _chosen(place, shares[name], observed) for name, place in hosts.items()}
+
+
+class _Keeping:
+    """What a place keeps while offers come; every change keeps more, or what is used more, so it ends."""
+
+    def __init__(self, place: Place, observed: Observed) -> None:
+        self._sizes = observed.sizes
+        self._pins = Filling(place, observed.sizes, pins_of(place, observed)).chosen
+        self._left_bytes = place.budget_bytes - sum(observed.sizes[digest] for digest in self._pins)
+        self._kept: dict[str, Offer] = {}
+        self._order: list[tuple[float, str]] = []
+        """Worth and digest of what is kept, the least first."""
+
+    def settle(self, offers: list[Offer], held: Mapping[str, int]) -> tuple[str, ...]:
+        """What is wanted in the end, of offers that are worth most first."""
+        offers = [offer for offer in offers if offer.digest not in self._pins]
+        for offer in offers:
+            if offer.digest in held and self._sizes[offer.digest] <= self._left_bytes:
+                self._keep(offer)
+        while self._round(offers):
+            pass
+        return (
+            *self._pins,
+            *(digest for _, digest in sorted(self._order, key=lambda one: (-one[0], one[1]))),
+        )
+
+    def _round(self, offers: list[Offer]) -> bool:
+        """Take what is worth it; whether anything was."""
+        came = False
+        for offer in offers:
+            gone = None if offer.digest in self._kept else self._displaced(offer)
+            if gone is not None:
+                for digest in gone:
+                    self._drop(digest)
+                self._keep(offer)
+                came = True
+        return came
+
+    def _displaced(self, offer: Offer) -> list[str] | None:
+        """What goes for `offer`, worth least first; None where it is worth too much, or used too much, to go."""
+        gone = list[str]()
+        missing_bytes = self._sizes[offer.digest] - self._left_bytes
+        most_s = offer.worth * self._sizes[offer.digest] / STICKY
+        for worth, digest in self._order if missing_bytes > 0 else ():
+            if worth * missing_bytes > most_s:  # as are all after it
+                return None
+            if self._kept[digest].uses * STICKY < offer.uses:
+                gone.append(digest)
+                most_s -= worth * self._sizes[digest]
+                missing_bytes -= self._sizes[digest]
+                if missing_bytes <= 0:
+                    break
+        return gone if missing_bytes <= 0 and most_s >= 0 else None
+
+    def _keep(self, offer: Offer) -> None:
+        self._kept[offer.digest] = offer
+        insort(self._order, (offer.worth, offer.digest))
+        self._left_bytes -= self._sizes[offer.digest]
+
+    def _drop(self, digest: str) -> None:
+        offer = self._kept.pop(digest)
+        self._order.remove((offer.worth, digest))
+        self._left_bytes += self._sizes[digest]
+
+
+def _chosen(place: Place, shares: Mapping[str, float], observed: Observed) -> tuple[str, ...]:
+    offers = [
+        Offer(digest, uses, uses * place.load_s(size) / max(1, size))
+        for digest, uses in shares.items()
+        if (size := observed.sizes[digest]) <= place.budget_bytes
+    ]
+    offers.sort(key=lambda offer: (-offer.worth, offer.digest))
+    return _Keeping(place, observed).settle(offers, place.held)
