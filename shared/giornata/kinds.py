@@ -19,6 +19,7 @@ from giornata.wire.samplers import DISCRETE_TIME
 _FLUX_INPAINT: Final = Kind(
     Family.FLUX_INPAINT,
     takes_true_cfg=True,
+    pools_text=True,
     steps=28,
     guidance_scale=7.0,
     strength=0.6,
@@ -28,6 +29,7 @@ _FLUX_INPAINT: Final = Kind(
 )
 _SD: Final = Kind(
     Family.SD,
+    pools_text=True,
     takes_true_cfg=False,
     steps=50,
     guidance_scale=7.5,
@@ -57,6 +59,7 @@ _SDXL: Final = replace(
 )
 _SD3: Final = Kind(
     Family.SD3,
+    pools_text=True,
     takes_true_cfg=False,
     steps=50,
     guidance_scale=7.0,
@@ -178,7 +181,12 @@ KINDS: Final[dict[str, Kind]] = {
     "FluxKontextPipeline": _FLUX_KONTEXT,
     "FluxKontextInpaintPipeline": _FLUX_KONTEXT,
     "FluxFillPipeline": Kind(
-        Family.FLUX_FILL, takes_true_cfg=False, steps=50, guidance_scale=30.0, strength=1.0
+        Family.FLUX_FILL,
+        takes_true_cfg=False,
+        pools_text=True,
+        steps=50,
+        guidance_scale=30.0,
+        strength=1.0,
     ),
     "StableDiffusionPipeline": _SD,
     "StableDiffusionInpaintPipeline": _SD,

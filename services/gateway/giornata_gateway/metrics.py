@@ -150,6 +150,25 @@ def router_metrics(states: Iterable[ServiceState]) -> Iterator[Metric]:
     yield from (jobs, rows, unreadable, r2, residual)
 
 
+def prompt_metrics(states: Iterable[ServiceState]) -> Iterator[Metric]:
+    """What the approximate prompt cache of the active router has done, and how large it is."""
+    meaning = "Pictures with `approximate`, by whether they began with another's latent."
+    lookups = _counter("approximate_lookups", meaning, "cell", "outcome")
+    evicted = _counter("approximate_evictions", "Latents that went for want of room.", "cell")
+    entries = _gauge("approximate_entries", "Pictures whose latents are kept.", "cell")
+    size = _gauge("approximate_bytes", "Bytes of these latents.", "cell")
+    for state in states:
+        if (told := state.prompts) is None or not state.active:
+            continue
+        cell = state.cell or ""
+        lookups.add_metric([cell, "hit"], told.hits)
+        lookups.add_metric([cell, "miss"], told.misses)
+        evicted.add_metric([cell], told.evicted)
+        entries.add_metric([cell], told.entries)
+        size.add_metric([cell], told.size_bytes)
+    yield from (lookups, evicted, entries, size)
+
+
 def lora_metrics(states: Iterable[ServiceState]) -> Iterator[Metric]:
     """What each LoRA store keeps and does."""
     used = _gauge("lora_store_bytes", "Bytes of all files in the store's folder.", "instance")
@@ -292,6 +311,7 @@ class _Fleet(CollectorRegistry):
         yield from template_metrics(states)
         yield from adapter_metrics(states)
         yield from router_metrics(states)
+        yield from prompt_metrics(states)
         yield from store_metrics(states)
         yield from lora_metrics(states)
         yield from control_metrics(states)

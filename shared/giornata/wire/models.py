@@ -87,6 +87,9 @@ class ModelCard(Wire):
     token_multiple: int = 1
     """The network pads text and picture, each for itself, to a multiple of so many tokens, which attend."""
 
+    pools_text: bool = False
+    """Whether its text encoders make one pooled CLIP embedding of a prompt, by which prompts are compared."""
+
     @property
     def guidance(self) -> Guidance:
         """What `guidance_scale` means."""

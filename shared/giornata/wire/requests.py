@@ -74,6 +74,17 @@ class Reuse(StrEnum):
     """Nothing."""
 
 
+class Approximate(StrEnum):
+    """Whether a picture may begin with the latent of an earlier one that had a similar prompt."""
+
+    OFF = "off"
+    """It is made from its own seed."""
+    AUTO = "auto"
+    """Wherever a prompt is similar enough; the seed then decides nothing."""
+    DEADLINE = "deadline"
+    """As `auto`, but only where `slo_ms` would be missed."""
+
+
 ModelName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,95}$")]
 Prompt = Annotated[str, StringConstraints(min_length=1, max_length=4000)]
 OutputSize = Annotated[str, StringConstraints(pattern=r"^(auto|[1-9]\d{1,4}x[1-9]\d{1,4})$")]
@@ -158,6 +169,12 @@ class GenerationParameters(Recorded):
         description="Milliseconds in which the job should have ended; the answer and the metrics tell whether it had. "
         "A router with the deadline-aware policy serves by it: the earliest deadline that can still be met first.",
     )
+    approximate: Approximate = Field(
+        Approximate.OFF,
+        description="Whether a picture may begin with the latent of an earlier one of the same picture, mask and "
+        "parameters whose prompt was similar: `auto`, wherever there is one; `deadline`, only where `slo_ms` would be "
+        "missed. Such a picture takes fewer steps, and its seed decides nothing.",
+    )
     user: Annotated[str, StringConstraints(max_length=256)] | None = Field(
         None, description="The application's end user; kept in the job's record and log."
     )
@@ -192,6 +209,13 @@ class GenerationParameters(Recorded):
         if negative_prompt is None and scale is not None and scale > 1:
             raise ValueError("true_cfg_scale above 1 needs it")
         return negative_prompt
+
+    @field_validator("approximate")
+    @classmethod
+    def _has_a_deadline(cls, approximate: Approximate, info: ValidationInfo) -> Approximate:
+        if approximate is Approximate.DEADLINE and info.data.get("slo_ms", 0) is None:
+            raise ValueError("deadline needs slo_ms")
+        return approximate
 
     @property
     def output_size(self) -> tuple[int, int] | None:

@@ -13,7 +13,7 @@ from giornata.wire.generations import FIELDS
 from giornata.wire.jobs import Job
 from giornata.wire.models import Guidance, ModelCard, Task
 from giornata.wire.references import REFERENCE
-from giornata.wire.requests import EditParameters
+from giornata.wire.requests import Approximate, EditParameters
 from giornata.wire.samplers import Sampler
 
 _BY_CARD: Final[tuple[tuple[str, Callable[[ModelCard], bool], str], ...]] = (
@@ -31,6 +31,7 @@ def fields_of(card: ModelCard, *, controlled: bool) -> Mapping[Task, list[str]]:
     """
     refused = {field for field, takes, _ in _BY_CARD if not takes(card)}
     refused |= set() if card.max_references else {REFERENCE}
+    refused |= set() if card.pools_text else {"approximate"}
     refused |= set() if controlled else {"controlnets", *CONTROL_IMAGES}
     return {task: [name for name in FIELDS[task] if name not in refused] for task in card.tasks}
 
@@ -55,6 +56,7 @@ def resolve(
             )
     if parameters.sampler is not None and parameters.sampler not in card.samplers:
         raise _sampler_refused(parameters.sampler, card, served)
+    _check_approximate(parameters, card, served)
     named = {
         "model": parameters.model or card.name,
         "seed": seed if parameters.seed is None else parameters.seed,
@@ -93,6 +95,29 @@ def guided_by(job: Job) -> float | None:
     """
     older = job.parameters.true_cfg_scale or 0.0
     return older if job.cfg_scale is None and older > 1 else job.cfg_scale
+
+
+def _check_approximate(parameters: EditParameters, card: ModelCard, served: Iterable[ModelCard]) -> None:
+    """InvalidField if no picture of the request could begin with another's latent, nor leave one."""
+    asked, sampler = parameters.approximate, Sampler(parameters.sampler or card.default_sampler)
+    if asked is Approximate.OFF:
+        return
+    if not card.pools_text:
+        able = sorted(each.name for each in served if each.pools_text)
+        raise InvalidField(
+            f"The model {card.name} ({card.family}) has no pooled CLIP embedding by which prompts are compared.",
+            field="approximate",
+            received=asked,
+            accepted=Approximate.OFF + (f"; models that take it: {', '.join(able)}" if able else ""),
+        )
+    if sampler.remembers:
+        able = [each for each in card.samplers if not Sampler(each).remembers]
+        raise InvalidField(
+            f"The sampler {sampler} remembers earlier steps: a latent alone is no state to begin with.",
+            field="approximate",
+            received=f"{asked} with the sampler {sampler}",
+            accepted=f"{Approximate.OFF}, or a sampler of {', '.join(able)}" if able else Approximate.OFF,
+        )
 
 
 def _sampler_refused(sampler: Sampler, card: ModelCard, served: Iterable[ModelCard]) -> InvalidField:

@@ -7,6 +7,7 @@ import secrets
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 from giornata.blobs import BlobStore, MemoryBlobs
 from giornata.bus import bus as buses
@@ -26,7 +27,7 @@ from giornata.wire.jobs import BlobRef, Job, Priority
 from giornata.wire.messages import Accepted, SubmitRequest
 from giornata.wire.permissions import User
 from giornata.wire.queues import CostFit
-from giornata.wire.requests import EditParameters, Reuse
+from giornata.wire.requests import Approximate, EditParameters, Reuse
 from giornata.wire.resolution import resolve
 from giornata.wire.stores import STORE_BYTES
 from giornata.wire.workers import WorkerCosts
@@ -50,8 +51,17 @@ def make_job(
     tenant: str = "default",
     weight: float = 1.0,
     slo_ms: int | None = None,
+    approximate: Approximate = Approximate.OFF,
+    steps: int | None = None,
 ) -> Job:
-    asked = EditParameters(prompt="a red star", n=n, reuse=reuse, slo_ms=slo_ms)
+    asked = EditParameters(
+        prompt="a red star",
+        n=n,
+        reuse=reuse,
+        slo_ms=slo_ms,
+        approximate=approximate,
+        num_inference_steps=steps,
+    )
     return Job(
         job_id=f"job_{secrets.token_hex(8)}",
         tenant=tenant,
@@ -115,6 +125,7 @@ async def running_router(
     blobs: BlobStore | None = None,
     cell: str = MAIN,
     line: LineName | None = None,
+    **more: Any,
 ) -> AsyncIterator[asyncio.Task[None]]:
     """A router on a connection of its own; cancelling the task is its sudden death."""
     config = RouterConfig(
@@ -131,6 +142,7 @@ async def running_router(
         line=line,
         ageing_s=ageing_s,
         cell=cell,
+        **more,
     )
     stop = asyncio.Event()
 

@@ -21,14 +21,16 @@ from giornata.wire.errors import InputLost, SchemaMismatch, TaskNotSupported
 from giornata.wire.messages import RunRequest
 from giornata.wire.models import Task
 from giornata.wire.progress import RowRecord
+from giornata.wire.requests import Reuse
 from giornata.wire.resolution import guided_by
 from giornata.wire.values import Intermediate
 from giornata_denoiser.attempts.adapting import adapters_of
 from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.engine.weighing import profits, recorded_bytes, run_ms
 from giornata_denoiser.families.protocol import ModelFamily
-from giornata_denoiser.families.rows import build_row, referred
+from giornata_denoiser.families.rows import Another, build_row, referred
 from giornata_denoiser.rows.adapters import NONE
+from giornata_denoiser.rows.keeping import Keeping
 from giornata_denoiser.rows.row import Row
 from giornata_denoiser.rows.snapshot import Snapshot
 from giornata_denoiser.rows.template import shared_noise
@@ -116,9 +118,8 @@ def _made(
     if generated and Task.GENERATE not in checkpoint.card.tasks:
         raise TaskNotSupported(received=Task.GENERATE, accepted=", ".join(checkpoint.card.tasks))
     multiple, family = checkpoint.card.pixel_multiple, checkpoint.family
-    fields, where = tensors.unpack(conditioning), None
-    if reusing is not None and inspection.compute_set is not None:
-        where = region_of(inspection.compute_set[1])  # by single tokens
+    fields, painted = tensors.unpack(conditioning), painted_region(request)
+    where = None if reusing is None else painted
     if where is not None and "noise" in fields:
         fields["noise"] = shared_noise(fields["noise"], where)
     track = family.schedule.track(
@@ -138,6 +139,7 @@ def _made(
         true_cfg_scale=guided_by(request.job),
         partial_images=parameters.partial_images,
         resume=_snapshot(row, latents),
+        another=_another(row, latents, painted),
         generated=generated,
         references=references,
         adapters=adapters_of(
@@ -147,6 +149,8 @@ def _made(
             {digest: work_of(net.card) for digest, net in checkpoint.controlnets.items()},
         ),
     )
+    if request.keep_after and row.resume is None and not track.remembered:
+        built = replace(built, keeping=Keeping(frozenset(request.keep_after), painted))
     if controls is not None:
         seen = images(tensors.unpack(controls), len(request.job.controls))
         built = replace(built, control_images=tuple(each.to(family.dtype) for each in seen))
@@ -209,7 +213,22 @@ def _taking(row: Row, where: Region, how: Reusing, family: ModelFamily) -> Row:
     return taking if found is None else replace(widened, corrections=found)
 
 
+def painted_region(request: RunRequest) -> Region | None:
+    """The tokens, one by one, that an edit computes where it reuses the others; None where it computes all."""
+    cells = request.inspection.compute_set
+    if cells is None or request.job.parameters.reuse is Reuse.OFF:
+        return None
+    return region_of(cells[1])
+
+
+def _another(row: RowRecord, latents: bytes | None, painted: Region | None) -> Another | None:
+    if row.resume is None or not row.resume.another or latents is None:
+        return None
+    kept = Snapshot.of(row.resume.step, tensors.unpack(latents))
+    return Another(kept.step, kept.latent, painted)
+
+
 def _snapshot(row: RowRecord, latents: bytes | None) -> Snapshot | None:
-    if row.resume is None or latents is None:
+    if row.resume is None or row.resume.another or latents is None:
         return None
     return Snapshot.of(row.resume.step, tensors.unpack(latents))

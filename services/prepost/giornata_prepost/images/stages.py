@@ -53,6 +53,8 @@ class Inspected:
     pixel_ratio: float
     """Share of the original's pixels with an effective alpha above 0."""
     template_key: str
+    mask_key: str
+    mask_whole: bool
     crop: Box | None
     reference_grids: tuple[tuple[int, int], ...]
     prepared: bytes
@@ -188,6 +190,8 @@ def _measured(  # noqa: PLR0917 - one of two callers has no mask
         compute_set=None if computed is None else {1: computed},
         pixel_ratio=float(np.count_nonzero(alpha) / alpha.size),
         template_key=_template_key(seen, card, beside.pictures),
+        mask_key=_mask_key(edited),
+        mask_whole=bool(edited.all()),
         crop=crop,
         reference_grids=beside.grids,
         prepared=save({"image": np.ascontiguousarray(seen), "mask": edited.astype(np.uint8) * np.uint8(255)}),
@@ -195,6 +199,12 @@ def _measured(  # noqa: PLR0917 - one of two callers has no mask
         references=beside.packed,
     )
     return found, View(size, crop, model, seen)
+
+
+def _mask_key(edited: masks.Region) -> str:
+    """See :attr:`giornata.wire.jobs.Inspection.mask_key`."""
+    height, width = edited.shape
+    return hashlib.sha256(struct.pack("<2I", height, width) + np.packbits(edited).tobytes()).hexdigest()
 
 
 def _template_key(pixels: Pixels, card: ModelCard, references: Sequence[Pixels]) -> str:
