@@ -119,6 +119,14 @@ class SimHost:
         self._clock.at(ends, arrived)
         return ends
 
+    def plan(self, loras: Iterable[NeededLora], now: float) -> None:
+        """Load what a plan wants here, one adapter at a time, while no row's load takes the link to the store."""
+        for lora in loras:
+            if self._links[None].wait_s(now):
+                return
+            if self.where(lora.digest) is None:
+                self.bring(lora, lambda _: None, now)
+
 
 class SimLoras:
     """The adapters of one worker.
