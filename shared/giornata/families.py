@@ -96,12 +96,12 @@ class Kind:
     causal_references: bool = False
     token_multiple: int = 1
     """Tokens beside a picture's: see :class:`giornata.wire.models.ModelCard`."""
-    pools_prompts: bool = False
-    """Whether its text encoder makes one embedding of a whole prompt."""
     reuses: bool = True
     """Whether edits reuse unless they ask not to; a family does once a trained model has shown what that costs."""
     samplers: tuple[Sampler, ...] = FLOW_MATCHING
     """What requests may ask for; the default of models with discrete times is the checkpoint's scheduler."""
+    pools_text: bool = False
+    """Whether CLIP makes one embedding of a prompt: see :class:`giornata.wire.models.ModelCard`."""
     other_text_tokens: int = 0
     """Text tokens of another encoder, or of a picture in the prompt, which come before those."""
     autoencoder: str = "AutoencoderKL"

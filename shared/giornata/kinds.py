@@ -19,16 +19,17 @@ from giornata.wire.samplers import DISCRETE_TIME
 _FLUX_INPAINT: Final = Kind(
     Family.FLUX_INPAINT,
     takes_true_cfg=True,
+    pools_text=True,
     steps=28,
     guidance_scale=7.0,
     strength=0.6,
     generation_guidance_scale=3.5,
     distilled=Distilled(lambda found: not found.network.get("guidance_embeds"), steps=4),
     mask_latents=1,
-    pools_prompts=True,
 )
 _SD: Final = Kind(
     Family.SD,
+    pools_text=True,
     takes_true_cfg=False,
     steps=50,
     guidance_scale=7.5,
@@ -49,7 +50,6 @@ _SD: Final = Kind(
 _SDXL: Final = replace(
     _SD,
     family=Family.SDXL,
-    pools_prompts=True,
     strength=0.9999,
     generation_guidance_scale=5.0,
     token_latents=4,
@@ -59,6 +59,7 @@ _SDXL: Final = replace(
 )
 _SD3: Final = Kind(
     Family.SD3,
+    pools_text=True,
     takes_true_cfg=False,
     steps=50,
     guidance_scale=7.0,
@@ -73,7 +74,6 @@ _SD3: Final = Kind(
     other_text_tokens=77,
     kept_channels=of_joint,
     by_input_channels={16: Family.SD3},
-    pools_prompts=True,
 )
 _Z_IMAGE: Final = Kind(
     Family.Z_IMAGE,
@@ -181,7 +181,12 @@ KINDS: Final[dict[str, Kind]] = {
     "FluxKontextPipeline": _FLUX_KONTEXT,
     "FluxKontextInpaintPipeline": _FLUX_KONTEXT,
     "FluxFillPipeline": Kind(
-        Family.FLUX_FILL, takes_true_cfg=False, steps=50, guidance_scale=30.0, strength=1.0
+        Family.FLUX_FILL,
+        takes_true_cfg=False,
+        pools_text=True,
+        steps=50,
+        guidance_scale=30.0,
+        strength=1.0,
     ),
     "StableDiffusionPipeline": _SD,
     "StableDiffusionInpaintPipeline": _SD,

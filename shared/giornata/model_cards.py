@@ -67,6 +67,7 @@ def read_model_card(folder: Path, name: str | None = None) -> ModelCard:
         max_text_tokens=padded + kind.other_text_tokens,
         takes_true_cfg=kind.takes_true_cfg,
         reuses=kind.reuses,
+        pools_text=kind.pools_text,
         samplers=kind.samplers,
         default_sampler=_own_sampler(kind, configs),
         keeps_whole_steps=kind.samplers is DISCRETE_TIME,
@@ -76,7 +77,6 @@ def read_model_card(folder: Path, name: str | None = None) -> ModelCard:
         replaces_own=kind.replaces_own,
         causal_references=kind.causal_references,
         token_multiple=kind.token_multiple,
-        pools_prompts=kind.pools_prompts,
         tasks=kind.tasks,
         **_guidance(kind, configs, _serving_defaults(folder / SERVING)),
     )

@@ -273,7 +273,7 @@ def _steps(rows: Rows, options: SimpleNamespace) -> list[dict[str, Any]]:
         return [_step_line(beside, *steps[beside][::2], times) for beside in steps]
 
 
-def _none(lora: RowLora, _path: Path, *, ahead: bool) -> None:  # noqa: ARG001
+def _none(lora: RowLora, path: Path, *, ahead: bool) -> None:
     raise RuntimeError(f"the file {lora.digest} is not in the folder")
 
 

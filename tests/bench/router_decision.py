@@ -1,11 +1,12 @@
 """What a decision costs the router, by the size of the fleet; and what foretelling and taking in telemetry cost.
 
 `decision` chooses a worker and counts the job there; `decide` is all that the scheduler does for a job that joins the
-line, and what it takes to apply it.
+line, and what it takes to apply it; `look` chooses the likely workers of 16 jobs with LoRAs that wait while all workers
+are full, which happens four times a second at most.
 
 Every worker has running edits with masks, and templates in memory; each job that is placed counts for the next one.
 With many workers the policy is asked about those with least to compute and those that have the template; `all` asks
-about every worker. With ``--loras`` every job has as many, and workers tell 256 of 10,000 in each of two tiers. With
+about every worker. With ``--loras`` every job has as many, and workers tell 256 of 5,000 in each of two tiers. With
 ``--devices`` workers are pools of so many, and every job and row has a deadline.
 ``python -m tests.bench.router_decision --help``.
 """
@@ -22,10 +23,10 @@ from giornata.scheduling.backlog import computed
 from giornata.scheduling.degrees.pool import DEGREES
 from giornata.scheduling.demand import Demand, RowShape
 from giornata.scheduling.fair_line import FairLine
-from giornata.scheduling.line import Claim
+from giornata.scheduling.line import RELOOK_S, Claim
 from giornata.scheduling.placement import Placement
 from giornata.scheduling.policies import POLICIES, PolicyName
-from giornata.scheduling.scheduler import LOOKED_AT, InTurn
+from giornata.scheduling.scheduler import AHEAD, LOOKED_AT, InTurn
 from giornata.wire.queues import CostFit
 from giornata.wire.workers import (
     DegreeCosts,
@@ -47,7 +48,7 @@ FLEETS: Final = (8, 100, 1000)
 JOBS: Final = 400
 WARM_UP: Final = 50
 TEMPLATES: Final = 970
-LORAS: Final = 10_000
+LORAS: Final = 5_000
 TOLD: Final = 256
 """LoRAs of a tier that telemetry lists."""
 SEED: Final = 1
@@ -173,6 +174,24 @@ def whole_decisions(
     return measured(times[WARM_UP:])
 
 
+def looks(policy: PolicyName, states: Sequence[ServiceState], looked_at: int, loras: int) -> Measured:
+    """Milliseconds to choose the likely workers of those who wait; none where jobs have no LoRAs."""
+    placement, line = Placement(), FairLine()
+    scheduler = InTurn(POLICIES[policy], looked_at)
+    for state in states:
+        placement.observe(state, 0)
+        for number in range(8):
+            placement.assign(f"{state.instance} {number}", 1, state.instance, _demand(number, 0), 0)
+    for ticket in range(2 * AHEAD):
+        line.join(f"j{ticket}", _demand(ticket, loras), Claim(), 0)
+    times = []
+    for number in range(JOBS // 4):
+        began = time.perf_counter()
+        scheduler.decide(line, placement, RELOOK_S * (number + 1))
+        times.append((time.perf_counter() - began) * 1e3)
+    return measured(times)
+
+
 def _within_ms(states: Sequence[ServiceState]) -> float | None:
     """Until when jobs of a fleet of pools are to be computed."""
     return WITHIN_MS if any(state.worker and state.worker.ranks for state in states) else None
@@ -191,7 +210,7 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     for workers in options.fleets:
         states = fleet(workers, random.Random(SEED), options.loras, options.devices)  # noqa: S311 - a workload
-        for policy in PolicyName:
+        for policy in POLICIES:
             for looked_at in sorted({LOOKED_AT, workers}) if workers > 2 * LOOKED_AT else [workers]:
                 decision, forecast, telemetry = decisions(policy, states, looked_at, options.loras)
                 decide = whole_decisions(policy, states, looked_at, options.loras)
@@ -203,6 +222,7 @@ def main() -> None:
                         "decision us": round(decision.p50_ms * 1e3, 1),
                         "p95 us": round(decision.p95_ms * 1e3, 1),
                         "decide us": round(decide.p50_ms * 1e3, 1),
+                        "look us": round(looks(policy, states, looked_at, options.loras).p50_ms * 1e3, 1),
                         "aim us": AIMS_US.get(workers, "-"),
                         "paper us": PAPER_US.get(workers, "-"),
                         "forecast us": round(forecast.p50_ms * 1e3, 1),

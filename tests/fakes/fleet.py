@@ -44,6 +44,7 @@ CARD = ModelCard(
     default_steps=4,
     default_guidance_scale=30.0,
     default_strength=1.0,
+    pools_text=True,
 )
 REF = BlobRef(key="k", size_bytes=1, sha256="0" * 64)
 INSPECTION = Inspection(
@@ -71,6 +72,8 @@ class FakePrepost:
         self.calls: list[str] = []
         self.inspection = INSPECTION
         """What every picture is measured as."""
+        self.embedding: bytes | None = None
+        """The embedding of every prompt."""
         self.fail: Callable[[str], None] = lambda _verb: None
         self.hold: asyncio.Event | None = None
         """Answers wait for it."""
@@ -125,7 +128,8 @@ class FakePrepost:
 
     async def _encode(self, request: EncodeRequest) -> Encoding:
         self._called("encode")
-        return Encoding(text=REF, text_tokens=48, rows=(REF,) * request.job.parameters.n)
+        rows = (REF,) * request.job.parameters.n
+        return Encoding(text=REF, text_tokens=48, rows=rows, prompt_embedding=self.embedding)
 
     async def _finish(self, request: FinishRequest) -> FinishReply:
         self._called("finish")

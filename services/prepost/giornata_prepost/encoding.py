@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +14,7 @@ from giornata.wire.errors import InputLost, NotSupported, TaskNotSupported
 from giornata.wire.jobs import Job
 from giornata.wire.models import Task
 from giornata.wire.references import REFERENCE
-from giornata.wire.requests import Reuse
+from giornata.wire.requests import Approximate, EditParameters, Reuse
 from giornata.wire.resolution import guided_by
 from giornata_prepost.families.protocol import (
     Condition,
@@ -30,9 +30,7 @@ from giornata_prepost.families.protocol import (
 from giornata_prepost.images.geometry import Size
 from giornata_prepost.images.pictures import Pixels
 from giornata_prepost.loras.acting import TextLora, acting
-
-POOLED: Final = "pooled_prompt_embeds"
-"""The prompt's own, in the text of models with CLIP."""
+from giornata_prepost.prompt_embedding import embedding
 
 
 class Inputs(NamedTuple):
@@ -88,13 +86,17 @@ def encoded(model: ImageModel, job: Job, inputs: Inputs, size: Size) -> Encoded:
     return Encoded(text, *_packed(rows, names, shared=controls.shared), references)
 
 
-def prompt_embedding(text: Tensors) -> bytes | None:
-    """The embedding of a whole prompt in the text of a job, as it travels; None where the model makes none."""
-    pooled = text.get(POOLED)
+def prompt_embedding(model: ImageModel, asked: EditParameters, text: Tensors) -> bytes | None:
+    """See :attr:`giornata.wire.jobs.Encoding.prompt_embedding`; None unless it is asked for."""
+    if asked.approximate is Approximate.OFF:
+        return None
+    pooled = model.pooled(asked.prompt, text)
     if pooled is None:
         return None
-    values = pooled.float().flatten()
-    return bytes((values / values.norm().clamp_min(1e-12)).numpy().astype("<f2").tobytes())
+    tokens, mask = text["prompt_embeds"], text.get(tensors.PROMPT_MASK)
+    if mask is not None and bool(mask.any()):
+        tokens = tokens[mask.bool()]
+    return embedding([part.double().numpy() for part in (pooled, tokens.double().mean(0))])
 
 
 def seen_by(model: ImageModel, prepared: bytes | None) -> Pixels | None:

@@ -37,7 +37,7 @@ from giornata.wire.messages import (
     question,
 )
 from giornata.wire.models import Task
-from giornata.wire.requests import Approximate, EditParameters, Reuse
+from giornata.wire.requests import EditParameters, Reuse
 from giornata.wire.templates import TemplateInputs
 from giornata.wire.values import Intermediate
 from giornata.wire.workers import ServiceName, ServiceState
@@ -171,9 +171,7 @@ class Prepost:
             empty_text=await self._empty_text.keep(size, encoding.seen_by(self._model, prepared))
             if reuses
             else None,
-            embedding=None
-            if job.parameters.approximate is Approximate.OFF
-            else encoding.prompt_embedding(made.text),
+            prompt_embedding=encoding.prompt_embedding(self._model, job.parameters, made.text),
             compute_ms=compute_ms,
         )
 

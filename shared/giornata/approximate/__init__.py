@@ -1,1 +1,1 @@
-"""Edits that begin where an earlier one with a similar prompt was (approximate caching: Nirvana, NSDI '24). Pure."""
+"""The approximate prompt cache: where a row begins with another row's latent (Nirvana, NSDI '24). Pure."""

@@ -1,194 +1,159 @@
-"""The approximate prompt cache: entries by key, what a new job begins with, and what has to go. Pure.
+"""Which rows' latents are kept, by key and by prompt; what goes beyond the budget, or with its template.
 
-It knows latents by their claim checks alone; the caller deletes what it is told.
+It holds claim checks and embeddings, no latents: whoever uses it deletes what a
+:class:`~giornata.approximate.entries.Gone` names. `now_s` is a clock that all routers share, since
+entries outlive the router that added them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+import itertools
+from collections.abc import Collection, Iterable, Iterator
 from typing import Final
 
-import numpy as np
-
+from giornata.approximate.entries import Gone, Hit, embedding_of, without
 from giornata.approximate.eviction import Lcbfu
-from giornata.approximate.index import Near, PromptIndex, Vector
-from giornata.approximate.table import SkipTable
-from giornata.wire.approximate import Beginning, KeptLatent, PromptEntry
-from giornata.wire.jobs import BlobRef
+from giornata.approximate.nearest import Embedding, Nearest
+from giornata.approximate.steps import step_of
+from giornata.approximate.table import Table
+from giornata.wire.prompts import PromptEntry
 
-OVER: Final = 4
-"""Entries that are looked at beyond those that are needed: of some the latents have gone."""
-
-
-@dataclass
-class Counts:
-    """Since the start."""
-
-    hits: int = 0
-    """Rows that were given another edit's latent."""
-    misses: int = 0
-    """Rows that asked for one and found none."""
-    saved_steps: int = 0
-    evicted: int = 0
-    """Latents that had to go."""
-
-
-@dataclass(frozen=True)
-class Changes:
-    """What the caller has to do."""
-
-    deleted: tuple[BlobRef, ...] = ()
-    """Latents that nothing refers to any more."""
-    written: PromptEntry | None = None
-    """The entry as it is to be recorded; None where it did not fit."""
-    shrunk: tuple[PromptEntry, ...] = ()
-    """Entries that have fewer latents now."""
-    removed: tuple[str, ...] = ()
-    """Ids of entries that are gone."""
+Kept = tuple[int, int]
+"""An entry's number, and the step of one of its latents."""
+MORE: Final = 8
+"""Entries that are looked at beyond those that are asked for: some may have no latent of a step that pays."""
 
 
 class PromptCache:
-    """Entries within `budget_bytes` of latents, least by LCBFU out first."""
+    """Entries by key, within `budget_bytes` of latents, each until its time has passed."""
 
     def __init__(self, budget_bytes: int) -> None:
-        self.budget_bytes = budget_bytes
-        self.counts = Counts()
-        self.size_bytes = 0
-        """Of all latents."""
-        self._entries: dict[str, PromptEntry] = {}
-        self._indexes: dict[str, PromptIndex] = {}
-        self._worth = Lcbfu[tuple[str, int]]()
-        """Entry and step of every latent."""
+        self._kept = Lcbfu[Kept](budget_bytes)
+        self._numbers = itertools.count()
+        self._entries: dict[int, PromptEntry] = {}
+        self._ids: dict[str, int] = {}
+        self._by_key: dict[str, Nearest] = {}
+        self._by_template: dict[tuple[str, str], set[int]] = {}
+        self.evicted = 0
+        """Latents that went for want of room."""
 
     def __len__(self) -> int:
         return len(self._entries)
 
-    def __iter__(self) -> Iterator[PromptEntry]:
-        return iter(self._entries.values())
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all latents."""
+        return self._kept.size_bytes
 
-    def add(self, entry: PromptEntry) -> Changes:
-        """Take in an edit that has ended; one that is here already changes nothing.
-
-        An entry whose embedding has another size than others of its key is let go of.
-        """
-        if entry.entry_id in self._entries:
-            return Changes(written=self._entries[entry.entry_id])
-        if not entry.kept:
-            return Changes()
-        index = self._indexes.setdefault(entry.key, PromptIndex())
-        try:
-            index.add(entry.entry_id, vector_of(entry.embedding))
-        except ValueError:
-            self._drop_empty(entry.key)
-            return Changes(deleted=tuple(one.latents for one in entry.kept))
-        self._entries[entry.entry_id] = entry
-        self.size_bytes += entry.size_bytes
-        for one in entry.kept:
-            self._worth.add((entry.entry_id, one.step), one.step)
-        return self._evicted(entry.entry_id)
+    def add(self, entry: PromptEntry, now_s: float) -> Gone:
+        """Keep an entry, in place of one of its id; what goes for it, which may be itself."""
+        embedding = embedding_of(entry.prompt_embedding)
+        nearest = self._by_key.get(entry.key)
+        if embedding is None or entry.until_s <= now_s or (nearest and nearest.numbers != len(embedding)):
+            return Gone(tuple(latent.latents for latent in entry.kept), ended=(entry.entry_id,))
+        if entry.entry_id in self._ids:
+            self._forget(self._ids[entry.entry_id])
+        number = next(self._numbers)
+        self._entries[number], self._ids[entry.entry_id] = entry, number
+        self._by_key.setdefault(entry.key, Nearest(len(embedding))).add(number, embedding)
+        if entry.template_key:
+            self._by_template.setdefault((entry.tenant, entry.template_key), set()).add(number)
+        for latent in entry.kept:
+            self._kept.add((number, latent.step), latent.latents.size_bytes, latent.step)
+        gone = list(self._kept.evict())
+        self.evicted += len(gone)
+        return self._gone(gone)
 
     def find(
-        self, key: str, embedding: bytes, *, rows: int, steps: int, table: SkipTable
-    ) -> tuple[Beginning | None, ...]:
-        """Where each of a job's rows may begin, each with another entry; None for rows that find none.
+        self,
+        key: str,
+        embedding: Embedding,
+        table: Table,
+        steps: int,
+        now_s: float,
+        *,
+        count: int = 1,
+        taken: Collection[str] = (),
+    ) -> list[Hit]:
+        """At most `count` latents for rows of so many `steps`, of as many entries, the most alike first.
 
-        It is the latest step that an entry has and the table allows for its cosine. Nothing counts as used before
-        :meth:`take`.
+        `taken` are ids of entries that other rows of the job have begun with.
         """
-        index = self._indexes.get(key)
-        found = list[Beginning]()
-        for near in [] if index is None else index.nearest(vector_of(embedding), rows + OVER):
-            if near.cosine < table.least_cosine or len(found) == rows:
+        nearest, hits = self._by_key.get(key), list[Hit]()
+        if nearest is None:
+            return hits
+        for number, cosine in nearest.nearest(embedding, count + len(taken) + MORE):
+            entry = self._entries[number]
+            if len(hits) == count or cosine < table.least_cosine:
                 break
-            begins = self._begins(near, int(table.share(near.cosine) * steps + 1e-9))
-            if begins is not None:
-                found.append(begins)
-        return (*found, *[None] * (rows - len(found)))
-
-    def take(self, begins: Iterable[Beginning | None]) -> None:
-        """Count these: a row begins there, or with noise."""
-        for one in begins:
-            if one is None:
-                self.counts.misses += 1
+            if entry.entry_id in taken or entry.until_s <= now_s:
                 continue
-            self.counts.hits += 1
-            self.counts.saved_steps += one.step
-            if (one.entry, one.step) in self._worth:
-                self._worth.use((one.entry, one.step))
+            most = step_of(table.share(cosine), steps)
+            latent = max(
+                (each for each in entry.kept if each.step <= most), key=lambda each: each.step, default=None
+            )
+            if latent is not None:
+                hits.append(Hit(entry.entry_id, latent.step, min(1.0, cosine), latent.latents))
+        return hits
 
-    def drop(self, tenant: str, template: str) -> Changes:
-        """Forget all edits of a registered template."""
-        gone = [e for e in self._entries.values() if (e.tenant, e.template) == (tenant, template)]
-        return self._forgotten(gone)
-
-    def lost(self, entry_id: str) -> Changes:
-        """A latent of this entry could not be read."""
-        entry = self._entries.get(entry_id)
-        return Changes() if entry is None else self._forgotten([entry])
-
-    def _begins(self, near: Near, most: int) -> Beginning | None:
-        kept = [one for one in self._entries[near.entry_id].kept if one.step <= most]
-        if not kept:
+    def use(self, hit: Hit, until_s: float) -> PromptEntry | None:
+        """A row begins with a latent, whose entry is kept until then; the entry, None where it has gone meanwhile."""
+        number = self._ids.get(hit.entry)
+        if number is None or (number, hit.step) not in self._kept:
             return None
-        best = max(kept, key=lambda one: one.step)
-        return Beginning(
-            entry=near.entry_id, step=best.step, latents=best.latents, cosine=min(1.0, round(near.cosine, 4))
-        )
+        self._kept.use((number, hit.step))
+        entry = self._entries[number] = self._entries[number].model_copy(update={"until_s": until_s})
+        return entry
 
-    def _forgotten(self, entries: Iterable[PromptEntry]) -> Changes:
-        deleted, removed = list[BlobRef](), list[str]()
-        for entry in entries:
-            self._remove(entry)
-            deleted += (one.latents for one in entry.kept)
-            removed.append(entry.entry_id)
-        return Changes(deleted=tuple(deleted), removed=tuple(removed))
+    def lose(self, entry_id: str, step: int) -> Gone:
+        """A latent was not to be had any more."""
+        number = self._ids.get(entry_id)
+        return Gone() if number is None else self._gone([(number, step)])
 
-    def _evicted(self, entry_id: str) -> Changes:
-        """Let go of what is worth least until the rest fits; `entry_id` has just come."""
-        deleted, changed = list[BlobRef](), dict[str, PromptEntry | None]()
-        while self.size_bytes > self.budget_bytes and (least := self._worth.least()) is not None:
-            name, step = least
-            entry = self._entries[name]
-            (one,) = (each for each in entry.kept if each.step == step)
-            self._worth.remove(least)
-            self.size_bytes -= one.latents.size_bytes
-            self.counts.evicted += 1
-            deleted.append(one.latents)
-            changed[name] = self._without(entry, one)
-        shrunk = tuple(entry for name, entry in changed.items() if entry is not None and name != entry_id)
-        removed = tuple(name for name, entry in changed.items() if entry is None and name != entry_id)
-        return Changes(tuple(deleted), self._entries.get(entry_id), shrunk, removed)
+    def remove_template(self, tenant: str, template_key: str) -> Gone:
+        """A picture's template was deleted: what was made of it goes along."""
+        return self._whole(tuple(self._by_template.get((tenant, template_key), ())))
 
-    def _without(self, entry: PromptEntry, one: KeptLatent) -> PromptEntry | None:
-        """The entry without one of its latents; None where it was the last one."""
-        kept = tuple(each for each in entry.kept if each != one)
-        if not kept:
-            self._remove(entry.model_copy(update={"kept": ()}))
-            return None
-        left = self._entries[entry.entry_id] = entry.model_copy(update={"kept": kept})
-        return left
+    def expire(self, now_s: float) -> Gone:
+        """Forget the entries whose time has passed."""
+        return self._whole([number for number, entry in self._entries.items() if entry.until_s <= now_s])
 
-    def _remove(self, entry: PromptEntry) -> None:
-        del self._entries[entry.entry_id]
-        self.size_bytes -= entry.size_bytes
-        for one in entry.kept:
-            self._worth.remove((entry.entry_id, one.step))
-        self._indexes[entry.key].remove(entry.entry_id)
-        self._drop_empty(entry.key)
+    def _whole(self, numbers: Iterable[int]) -> Gone:
+        return self._gone([(number, each.step) for number in numbers for each in self._entries[number].kept])
 
-    def _drop_empty(self, key: str) -> None:
-        if not len(self._indexes[key]):
-            del self._indexes[key]
+    def _gone(self, gone: Iterable[Kept]) -> Gone:
+        by_entry: dict[int, list[int]] = {}
+        for number, step in gone:
+            by_entry.setdefault(number, []).append(step)
+        latents, changed, ended = [], [], []
+        for number, steps in by_entry.items():
+            entry = self._entries[number]
+            latents += [each.latents for each in entry.kept if each.step in steps]
+            left = self._entries[number] = without(entry, steps)
+            for step in steps:
+                self._kept.remove((number, step))
+            if left.kept:
+                changed.append(left)
+            else:
+                ended.append(entry.entry_id)
+                self._forget(number)
+        return Gone(tuple(latents), tuple(changed), tuple(ended))
 
+    def _forget(self, number: int) -> None:
+        entry = self._entries.pop(number)
+        del self._ids[entry.entry_id]
+        for latent in entry.kept:
+            self._kept.remove((number, latent.step))
+        nearest = self._by_key[entry.key]
+        nearest.remove(number)
+        if not len(nearest):
+            del self._by_key[entry.key]
+        place = entry.tenant, entry.template_key
+        if place in self._by_template:
+            self._by_template[place].discard(number)
+            if not self._by_template[place]:
+                del self._by_template[place]
 
-def vector_of(embedding: bytes) -> Vector:
-    """The numbers of an embedding as they travel, of length 1."""
-    values = np.frombuffer(embedding, dtype="<f2").astype(np.float32)
-    return values / max(1e-12, float(np.linalg.norm(values)))
-
-
-def embedding_of(values: Vector) -> bytes:
-    """As they travel: float16, little endian, of length 1."""
-    length = max(1e-12, float(np.linalg.norm(values)))
-    return (values / length).astype("<f2").tobytes()
+    def entries(self) -> Iterator[PromptEntry]:
+        """All entries, the oldest first."""
+        return iter(tuple(self._entries.values()))

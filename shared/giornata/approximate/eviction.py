@@ -1,72 +1,73 @@
-"""Which kept latent is worth least: the least computationally beneficial and frequently used (Nirvana, 5.2). Pure."""
+"""Which kept latents go when their bytes exceed the budget: least computation beneficial and frequently used (LCBFU).
+
+Nirvana, NSDI '24, §5.4: the latent goes whose uses times steps saved are the least; of equals, the one that was not
+used for longest. A latent that was just added counts as used once: that of a later step is worth more from the start.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-from heapq import heapify, heappop, heappush
-from itertools import count
-from typing import Final, Generic, TypeVar
+import heapq
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Generic, TypeVar
 
-N = TypeVar("N", bound=Hashable)
-STALE: Final = 2
-"""The heap is made anew once it is so many times longer than there are names."""
+K = TypeVar("K")
 
 
-class Lcbfu(Generic[N]):
-    """Names by (1 + uses) times the steps that each use saves; of equals the oldest goes first.
+@dataclass
+class _Held:
+    size_bytes: int
+    steps: int
+    uses: int
+    turn: int
+    """Of its last use."""
 
-    A name that was never used counts as used once: otherwise a new one would be as worthless after one step as after
-    many.
-    """
 
-    def __init__(self) -> None:
-        self._saves: dict[N, tuple[int, int, int]] = {}
-        """Uses, steps saved, and age."""
-        self._heap: list[tuple[int, int, N]] = []
-        """Worth and age; what has been used since, or has gone, is stale."""
-        self._ages = count()
+class Lcbfu(Generic[K]):
+    """Sizes, uses and steps saved of what is kept, within `budget_bytes`."""
+
+    def __init__(self, budget_bytes: int) -> None:
+        self._budget_bytes = budget_bytes
+        self._held: dict[K, _Held] = {}
+        self._order: list[tuple[int, int, K]] = []
+        """A heap by worth and turn; what is not so any more is passed over."""
+        self._turns = itertools.count()
+        self.size_bytes = 0
 
     def __len__(self) -> int:
-        return len(self._saves)
+        return len(self._held)
 
-    def __contains__(self, name: object) -> bool:
-        return name in self._saves
+    def __contains__(self, kept: K) -> bool:
+        return kept in self._held
 
-    def add(self, name: N, steps: int) -> None:
-        """A new name, which saves so many steps each time that it is used."""
-        self._put(name, 0, steps, next(self._ages))
+    def add(self, kept: K, size_bytes: int, steps: int) -> None:
+        """Count something that is kept now, and that saves so many steps a use."""
+        self.remove(kept)
+        self._held[kept] = _Held(size_bytes, steps, 0, 0)
+        self.size_bytes += size_bytes
+        self.use(kept)
 
-    def use(self, name: N) -> None:
-        """It is used once more."""
-        uses, steps, age = self._saves[name]
-        self._put(name, uses + 1, steps, age)
+    def use(self, kept: K) -> None:
+        """It has saved its steps once more."""
+        held = self._held[kept]
+        held.uses, held.turn = held.uses + 1, next(self._turns)
+        heapq.heappush(self._order, (held.uses * held.steps, held.turn, kept))
+        if len(self._order) > 2 * len(self._held) + 64:  # mostly passed over: keep what holds
+            self._order = [(each.uses * each.steps, each.turn, key) for key, each in self._held.items()]
+            heapq.heapify(self._order)
 
-    def uses(self, name: N) -> int:
-        """How often it was used."""
-        return self._saves[name][0]
+    def remove(self, kept: K) -> None:
+        """It is kept no more; nothing where it was not."""
+        held = self._held.pop(kept, None)
+        if held is not None:
+            self.size_bytes -= held.size_bytes
 
-    def remove(self, name: N) -> None:
-        """Forget a name, if it is there."""
-        self._saves.pop(name, None)
-
-    def least(self) -> N | None:
-        """The name that is worth least; None where there is none."""
-        while self._heap:
-            worth, age, name = self._heap[0]
-            known = self._saves.get(name)
-            if known is not None and (_worth(known), known[2]) == (worth, age):
-                return name
-            heappop(self._heap)
-        return None
-
-    def _put(self, name: N, uses: int, steps: int, age: int) -> None:
-        self._saves[name] = uses, steps, age
-        heappush(self._heap, (_worth(self._saves[name]), age, name))
-        if len(self._heap) > STALE * len(self._saves) + 64:
-            self._heap = [(_worth(known), known[2], each) for each, known in self._saves.items()]
-            heapify(self._heap)
-
-
-def _worth(known: tuple[int, int, int]) -> int:
-    uses, steps, _ = known
-    return (1 + uses) * steps
+    def evict(self) -> Iterator[K]:
+        """Remove what exceeds the budget, the least worth first."""
+        while self.size_bytes > self._budget_bytes and self._order:
+            _, turn, kept = heapq.heappop(self._order)
+            held = self._held.get(kept)
+            if held is not None and held.turn == turn:
+                self.remove(kept)
+                yield kept

@@ -1,44 +1,63 @@
-"""How many steps a similar prompt may save: a table per model, measured or the operator's. Pure."""
+"""With how many steps saved a prompt's likeness pays: a table per model.
+
+A row that begins with the latent of an unlike prompt keeps what that one drew. How unlike a prompt may be for each step
+saved, only pictures can tell: a table is profiled where adherence can be judged, or written by the operator. A model
+without one has no hits.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+import itertools
+import math
+from collections.abc import Mapping
+from typing import Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, RootModel, model_validator
+
+from giornata.approximate.steps import SHARES
 
 
-class Line(BaseModel):
-    """From this cosine on, so much of the steps."""
+class Threshold(BaseModel):
+    """From a cosine on, a share of the steps may be saved."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    cosine: Annotated[float, Field(gt=0, le=1)]
-    share: Annotated[float, Field(gt=0, le=0.5)]
+    cosine: float = Field(gt=0, le=1)
+    """Of the two prompts' embeddings, at the least."""
+    share: float = Field(gt=0, le=max(SHARES))
+    """Of the steps, at the most."""
 
 
-class SkipTable(BaseModel):
-    """Lines from the largest cosine to the least; shares do not grow."""
+class Table(BaseModel):
+    """The thresholds of one checkpoint: more alike prompts save more steps."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore")
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
-    schema_: Annotated[Literal[1], Field(alias="schema")]
-    table: Annotated[tuple[Line, ...], Field(min_length=1, max_length=32)]
+    thresholds: tuple[Threshold, ...]
+    """By falling cosine, and falling share."""
+    told: str = ""
+    """Where the numbers come from, for people."""
 
     @model_validator(mode="after")
-    def _descends(self) -> Self:
-        for before, after in zip(self.table, self.table[1:], strict=False):
-            if after.cosine >= before.cosine or after.share > before.share:
-                raise ValueError(
-                    f"received {after.cosine:g}: {after.share:g} after {before.cosine:g}: {before.share:g}; "
-                    "accepted are lesser cosines with shares that do not grow"
-                )
+    def _falls(self) -> Self:
+        pairs = [(each.cosine, each.share) for each in self.thresholds]
+        if any(one[0] <= other[0] or one[1] <= other[1] for one, other in itertools.pairwise(pairs)):
+            raise ValueError("thresholds must fall in cosine and in share, each below the one before it")
         return self
+
+    def share(self, cosine: float) -> float:
+        """The largest share of the steps that prompts so alike may save; 0 for none."""
+        return next((each.share for each in self.thresholds if cosine >= each.cosine), 0.0)
 
     @property
     def least_cosine(self) -> float:
-        """Below it nothing is taken."""
-        return self.table[-1].cosine
+        """Less alike prompts save nothing; infinite where none do."""
+        return min((each.cosine for each in self.thresholds), default=math.inf)
 
-    def share(self, cosine: float) -> float:
-        """Of the steps that a prompt of this cosine may save; 0 below the least."""
-        return next((line.share for line in self.table if cosine >= line.cosine), 0.0)
+
+class Tables(RootModel[Mapping[str, Table]]):
+    """A file of tables, by the checkpoint's digest or its name; a digest goes before a name."""
+
+    def of(self, name: str, digest: str) -> Table | None:
+        """The table of a model; None if there is none."""
+        return self.root.get(digest) or self.root.get(name)

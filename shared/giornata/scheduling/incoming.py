@@ -7,7 +7,7 @@ expected to take what loads of its size take.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Final, NamedTuple
 
 from giornata.scheduling.adapters import Arrivals, NeededLora
@@ -36,6 +36,10 @@ class Incoming:
         """By digest, in the order in which they were asked for."""
         self._free_s = [0.0] * lanes
         """When each lane is."""
+
+    def lacks(self, digests: Collection[str]) -> bool:
+        """Whether none of these is on its way."""
+        return not self._loads or self._loads.keys().isdisjoint(digests)
 
     def copy(self) -> Incoming:
         """The same loads, which then go their own way."""
@@ -81,6 +85,8 @@ class Incoming:
 
     def queue_ms(self, now: float) -> float:
         """Time until a new load begins."""
+        if not self._loads:
+            return 0.0
         return max(0.0, min(self._free_s) - now) * 1e3
 
     def _add(self, digest: str, takes_s: float, lane: int, now: float) -> None:

@@ -92,6 +92,8 @@ class Occupancy:
     """Templates that it has; one that is in both tiers is in memory. The same object until they change."""
     loras: dict[str, Tier] = field(default_factory=dict)
     """The fastest tier of each LoRA that it has, by digest. The same object until they change."""
+    on_device: frozenset[str] = frozenset()
+    """Of the LoRAs, those that are on the device."""
     host_tiers: HostTiers | None = None
     """What the host tiers of LoRAs hold."""
     on_disk: int = 0
@@ -117,12 +119,14 @@ class Occupancy:
             made.ended, made.unseen = before.ended, before.unseen
             if before.pace is pace:
                 made.rates, made.pool = before.rates, before.pool
-            made.places, made.on_disk, made.loras = before.places, before.on_disk, before.loras
+            made.places, made.on_disk = before.places, before.on_disk
+            made.loras, made.on_device = before.loras, before.on_device
         made.pool = pool_of(pace, shown, made.pool)
         if shown.adapters_resident is not None:
             loras = by_tier(shown.adapters_resident)
             if loras != made.loras:
                 made.loras = loras
+                made.on_device = frozenset(shown.adapters_resident.get(Tier.DEVICE, ()))
         if shown.resident is not None:
             tiers = (Tier.DISK, Tier.MEMORY)
             places = {key: tier for tier in tiers for key in shown.resident.get(tier, ())}
@@ -180,6 +184,11 @@ class Occupancy:
         if tier is None and self.host_tiers is not None and self.host_tiers.has(self.shown.lora_host, digest):
             return Tier.DISK
         return tier
+
+    def host_has_any(self, digests: Iterable[str]) -> bool:
+        """Whether the host tier of its machine has one of these LoRAs."""
+        tiers, name = self.host_tiers, self.shown.lora_host
+        return tiers is not None and name is not None and any(tiers.has(name, digest) for digest in digests)
 
     def bring(self, demand: Demand, now: float) -> None:
         """The worker is told to load what `demand` needs."""

@@ -208,8 +208,11 @@ def with_room(candidates: Iterable[Candidate], demand: Demand) -> list[Candidate
 
 def _homes(candidates: Sequence[Candidate]) -> dict[str, str]:
     """The workers to which LoRAs go that no candidate has, by digest."""
-    absent = [{digest for digest, _ in candidate.absent} for candidate in candidates]
-    nowhere = set.intersection(*absent) if absent else set[str]()
+    nowhere = {digest for candidate in candidates[:1] for digest, _ in candidate.absent}
+    for candidate in candidates:
+        if not nowhere:
+            return {}
+        nowhere.intersection_update([digest for digest, _ in candidate.absent])
     names = [candidate.instance for candidate in candidates]
     return {digest: owner for digest in nowhere if (owner := home(names, digest)) is not None}
 

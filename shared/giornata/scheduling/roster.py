@@ -8,11 +8,15 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, insort
 from collections.abc import Callable, Collection, Iterable, Iterator
-from heapq import nsmallest
 from itertools import islice
+from operator import itemgetter
+from typing import Final
 
 from giornata.scheduling.demand import Demand
 from giornata.scheduling.occupancy import Occupancy, Totals
+
+FEWER: Final = 4
+"""One in so many of the workers that are looked at has the adapters: each more that has them has more to compute."""
 
 
 class _Order:
@@ -90,7 +94,8 @@ class Roster:
         self._changed: dict[str, None] = {}
         """Workers that have to be summed up, in the order in which they changed."""
         self._work, self._crowding = _Order(), _Order()
-        self._templates, self._loras = _Holders(), _Holders()
+        self._templates, self._adapters, self._on_device = _Holders(), _Holders(), _Holders()
+        """Who has which templates, which adapters in any tier, and which adapters on the device."""
 
     def __len__(self) -> int:
         return len(self._members)
@@ -103,7 +108,8 @@ class Roster:
         if before is None or before.places is not worker.places:
             self._templates.change(worker.name, before.places if before else (), worker.places)
         if before is None or before.loras is not worker.loras:
-            self._loras.change(worker.name, before.loras if before else (), worker.loras)
+            self._adapters.change(worker.name, before.loras if before else (), worker.loras)
+            self._on_device.change(worker.name, before.on_device if before else (), worker.on_device)
 
     def drop(self, name: str) -> None:
         """Take a worker out, if it is there."""
@@ -113,7 +119,8 @@ class Roster:
             self._work.drop(name)
             self._crowding.drop(name)
             self._templates.change(name, worker.places, ())
-            self._loras.change(name, worker.loras, ())
+            self._adapters.change(name, worker.loras, ())
+            self._on_device.change(name, worker.on_device, ())
 
     def changed(self, name: str) -> None:
         """The rows of a worker have changed."""
@@ -142,13 +149,18 @@ class Roster:
         return [self._members[name] for name in islice(self._ordered(excluded), count)]
 
     def fitting(self, demand: Demand, count: int, excluded: Collection[str] = ()) -> list[Occupancy]:
-        """The `count` workers with least to compute, and as many that have the template, and the LoRAs, of `demand`."""
+        """The `count` workers with least to compute, and those with least to compute that have what `demand` needs.
+
+        So many have its template, and one in :data:`FEWER` its adapters on the device, as many in any tier.
+        """
         found = dict.fromkeys(islice(self._ordered(excluded), count))
         if demand.template is not None:
             found |= dict.fromkeys(self._least_of(self._templates.of(demand.template), count, excluded))
         if demand.adapters:
-            digests = (lora.digest for lora in sorted(demand.adapters, key=lambda lora: -lora.size_bytes))
-            found |= dict.fromkeys(self._least_of(self._loras.of_most(digests), count, excluded))
+            largest = sorted(demand.adapters, key=itemgetter(1), reverse=True)
+            digests, few = [adapter.digest for adapter in largest], max(1, count // FEWER)
+            for holders in (self._on_device, self._adapters):
+                found |= dict.fromkeys(self._least_of(holders.of_most(digests), few, excluded))
         return [self._members[name] for name in found]
 
     def _least_of(self, having: Collection[str], count: int, excluded: Collection[str]) -> Iterable[str]:
@@ -156,7 +168,7 @@ class Roster:
         if len(having) > count * count:  # so many that they are met soon
             return islice((name for name in self._ordered(excluded) if name in having), count)
         self._settle()
-        return nsmallest(count, (name for name in having if name not in excluded), self._work.of)
+        return sorted((name for name in having if name not in excluded), key=self._work.of)[:count]
 
     def has_room(self, demand: Demand, excluded: Collection[str] = ()) -> bool:
         """Whether a worker could take `demand` now; workers that have changed are summed up until one can."""

@@ -36,8 +36,8 @@ APART: Final = 1e-3
 class LineTime:
     """Time that an amount takes, with a part that every amount takes: least squares with forgetting.
 
-    Neither part is negative. Before the first observation it takes `unit_ms` for each unit; where all amounts were about
-    the same, time is in proportion to them.
+    Neither part is negative. Before the first observation it takes `unit_ms` for each unit; where all amounts were
+    about the same, time is in proportion to them.
     """
 
     def __init__(self, unit_ms: float) -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
+from giornata.scheduling.adapters import Arrivals
 from giornata.scheduling.backlog import RowLoad
 from giornata.scheduling.degrees.pool import PoolRow
 from giornata.scheduling.demand import Demand, Pace
@@ -20,16 +20,21 @@ class _Cost(NamedTuple):
     loads: tuple[RowLoad, ...]
     work_ms: float
     """Sum over its rows, without the base of steps."""
+    alone_ms: float
+    """Time of all its rows where no other row is, on one device."""
 
 
-class _Arriving(NamedTuple):
-    """A LoRA of the job, on workers of one kind."""
+class _There(NamedTuple):
+    """The adapters of the job at one worker; see :class:`giornata.scheduling.policies.Candidate`."""
 
-    digest: str
-    ms: Mapping[Tier | None, float]
-    """Time until it is usable, by the fastest tier that has it."""
-    saves_ms: float
-    """Time that later jobs are expected to save if it comes once and stays."""
+    wait_ms: float = 0.0
+    load_ms: float = 0.0
+    held: float = 0.0
+    absent: tuple[tuple[str, float], ...] = ()
+
+
+NONE: Final = _There()
+"""Of a job without adapters."""
 
 
 class Weighing:
@@ -38,26 +43,28 @@ class Weighing:
     def __init__(self, demand: Demand, repeats: float = 0.0, lora_repeats: float = 0.0) -> None:
         self._demand, self._repeats, self._lora_repeats = demand, repeats, lora_repeats
         self._costs: dict[int, tuple[_Cost, _Cost]] = {}
-        self._arriving: dict[int, list[_Arriving]] = {}
+        self._nowhere: dict[int, _There] = {}
+        """By the arrivals of a kind: where none of the adapters is in any tier, and none on its way."""
+        self._digests = frozenset(one.digest for one in demand.adapters)
+        self._needing = demand.needing if demand.joins_within else 1.0
 
     def alone_ms(self, worker: Occupancy) -> float:
         """Time of all rows of the job there, where no other row is."""
         if worker.pool is not None:
             devices = worker.pool.devices
             return max(alone_ms(self._joining(worker)[0], devices), self.among_ms(worker))
-        return self._ms(worker, 1.0)
+        return self._here(worker).alone_ms
 
     def among_ms(self, worker: Occupancy) -> float:
         """Time that the job's rows take of a worker that always has others to compute."""
         if worker.pool is not None:
             return sum(share_ms(row, worker.pool.devices) for row in self._joining(worker))
-        return self._ms(worker, 1 / worker.shown.capacity_rows)
-
-    def _ms(self, worker: Occupancy, share: float) -> float:
-        """Time of all rows of the job, with its `share` of the base of steps."""
-        hit, miss = self._at(worker.pace)
-        cost = hit if self._demand.template in worker.places else miss
+        cost, share = self._here(worker), 1 / worker.shown.capacity_rows
         return share * worker.pace.base_ms * max(load.steps for load in cost.loads) + cost.work_ms
+
+    def _here(self, worker: Occupancy) -> _Cost:
+        hit, miss = self._at(worker.pace)
+        return hit if self._demand.template in worker.places else miss
 
     def _joining(self, worker: Occupancy) -> tuple[PoolRow, ...]:
         """The job's rows as those of a pool; none for a worker with one device."""
@@ -71,7 +78,9 @@ class Weighing:
         demand = self._demand
         hit, miss = self._at(worker.pace)
         template = worker.places.get(demand.template) if demand.template is not None else None
-        wait_ms, load_ms, absent = self._adapters(worker, now) if demand.adapters else (0.0, 0.0, ())
+        there = self._adapters(worker, now) if demand.adapters else NONE
+        own = miss if template is None else hit
+        alone_ms = own.alone_ms if worker.pool is None or not there.wait_ms else self.alone_ms(worker)
         if worker.totals is None:
             raise ValueError(f"worker {worker.name} was not summed up")
         return Candidate(
@@ -80,56 +89,47 @@ class Weighing:
             worker.totals.rows,
             worker.totals.tokens,
             worker.totals.outlook,
-            loads=miss.loads if template is None else hit.loads,
+            loads=own.loads,
             template=template,
             hit_saves_ms=self._repeats * (miss.work_ms - hit.work_ms),
             fetch_ms=worker.fetch_ms if template is Tier.DISK and not fetching else 0.0,
-            wait_ms=wait_ms,
-            load_ms=load_ms,
-            needing_ms=demand.needing * self.alone_ms(worker) if wait_ms else 0.0,
-            held=self._held(worker),
-            absent=absent,
+            wait_ms=there.wait_ms,
+            load_ms=there.load_ms,
+            needing_ms=self._needing * alone_ms if there.wait_ms else 0.0,
+            held=there.held,
+            absent=there.absent,
             joining=self._joining(worker),
         )
 
-    def _held(self, worker: Occupancy) -> float:
-        """Share of the job's LoRAs on the device there."""
-        needed = self._demand.adapters
-        if not needed:
-            return 0.0
-        return sum(worker.loras.get(lora.digest) is Tier.DEVICE for lora in needed) / len(needed)
-
-    def _adapters(self, worker: Occupancy, now: float) -> tuple[float, float, tuple[tuple[str, float], ...]]:
-        """When the job's adapters are usable there, how long new loads would take, and what it lacks.
-
-        New loads begin, one after the other, when the worker has a lane for them; others go on beside them. Each that
-        is in none of the worker's tiers comes with what later jobs save.
-        """
-        known = self._arriving.get(id(worker.arrivals))
-        if known is None:
-            known = [
-                _Arriving(
-                    lora.digest,
-                    {tier: worker.arrivals.ms(lora.size_bytes, tier) for tier in (None, *Tier)},
-                    self._lora_repeats * worker.arrivals.repeated_ms(lora),
-                )
-                for lora in self._demand.adapters
-            ]
-            self._arriving[id(worker.arrivals)] = known
+    def _adapters(self, worker: Occupancy, now: float) -> _There:
+        """New loads begin, one after the other, when the worker has a lane for them; others go on beside them."""
+        here, incoming, nowhere = worker.loras, worker.incoming, self._nowhere.get(id(worker.arrivals))
+        if nowhere is None:
+            nowhere = self._nowhere[id(worker.arrivals)] = self._arrives(worker.arrivals)
+        lacks = here.keys().isdisjoint(self._digests) and incoming.lacks(self._digests)
+        if lacks and not worker.host_has_any(self._digests):
+            queue_ms = incoming.queue_ms(now)
+            return nowhere._replace(wait_ms=queue_ms + nowhere.load_ms) if queue_ms else nowhere
         coming_ms = load_ms = 0.0
-        absent = list[tuple[str, float]]()
-        for digest, ms, saves_ms in known:
-            tier, left_ms = worker.tier_of(digest), worker.incoming.left_ms(digest, now)
-            if tier is None and left_ms is None:
-                absent.append((digest, saves_ms))
+        needed, held, missing = self._demand.adapters, 0, list[tuple[str, float]]()
+        for (digest, size_bytes), lacked in zip(needed, nowhere.absent, strict=True):
+            tier = worker.tier_of(digest)
             if tier is Tier.DEVICE:
-                continue
-            if left_ms is None:
-                load_ms += ms[tier]
-            else:
+                held += 1
+            elif (left_ms := incoming.left_ms(digest, now)) is not None:
                 coming_ms = max(coming_ms, left_ms)
-        wait_ms = max(coming_ms, worker.incoming.queue_ms(now) + load_ms) if load_ms else coming_ms
-        return wait_ms, load_ms, tuple(absent)
+            else:
+                load_ms += worker.arrivals.ms(size_bytes, tier)
+                if tier is None:
+                    missing.append(lacked)
+        wait_ms = max(coming_ms, incoming.queue_ms(now) + load_ms) if load_ms else coming_ms
+        return _There(wait_ms, load_ms, held / len(needed), tuple(missing))
+
+    def _arrives(self, arrivals: Arrivals) -> _There:
+        needed = self._demand.adapters
+        load_ms = sum(arrivals.ms(one.size_bytes, None) for one in needed)
+        absent = tuple((one.digest, self._lora_repeats * arrivals.repeated_ms(one)) for one in needed)
+        return _There(load_ms, load_ms, 0.0, absent)
 
     def _at(self, pace: Pace) -> tuple[_Cost, _Cost]:
         """The cost with the template at hand, and without it."""
@@ -140,4 +140,5 @@ class Weighing:
 
     def _cost(self, pace: Pace, *, reuses: bool) -> _Cost:
         loads = self._demand.loads(pace, reuses=reuses)
-        return _Cost(loads, sum(load.work_ms for load in loads))
+        work_ms = sum(load.work_ms for load in loads)
+        return _Cost(loads, work_ms, pace.base_ms * max(load.steps for load in loads) + work_ms)

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from enum import StrEnum
 
+from pydantic import ConfigDict
+
 from giornata.wire.adapters import ControlUse, LoraUse
 from giornata.wire.errors import ServiceUnavailable
 from giornata.wire.models import ModelCard, Task
@@ -164,10 +166,12 @@ class Inspection(Recorded):
     compute_set: dict[Grain, CellMap] | None = None
     """The cells that an edit computes where it reuses the others, by grain: every cell that the model's mask touches,
     grown by the job's halo. None where reuse gains nothing: the set holds every token, or the mask touches none."""
-    covered: bool = False
-    """Whether the model's mask covers every pixel; False from versions that do not tell."""
     template_key: str
     """Digest of model, family and the pixels that enter the autoencoder; empty of a generation."""
+    mask_key: str = ""
+    """Digest of the mask as the model sees it, by pixels; empty of a generation, and of versions that did not tell."""
+    mask_whole: bool = False
+    """Whether that mask covers every pixel."""
     prepared: BlobRef | None = None
     """uint8 safetensors, None of a generation: `image` (model_height, model_width, 3), `mask` alike, 255 = edit."""
     references: BlobRef | None = None
@@ -197,6 +201,8 @@ class Inspection(Recorded):
 class Encoding(Recorded):
     """What prepost's `encode` makes: conditioning of the job and of each row, as safetensors blobs."""
 
+    model_config = ConfigDict(ser_json_bytes="base64", val_json_bytes="base64")
+
     text: BlobRef
     text_tokens: int
     """Those that pass the network's blocks beside the picture's; 0 of a UNet, which only attends to them."""
@@ -213,8 +219,8 @@ class Encoding(Recorded):
     the job's `controls`. Of UNets (3, height, width) pixels in 0 to 1; else (tokens, channels), packed as latents."""
     empty_text: BlobRef | None = None
     """The empty prompt's conditioning, for template runs; only where the job may reuse."""
-    embedding: bytes | None = None
-    """Of the whole prompt, by the checkpoint's own text encoder: float16, little endian, of length 1. None unless the
-    job asks for `approximate`."""
+    prompt_embedding: bytes | None = None
+    """What the prompt is compared by, of length 1, as float16 in little-endian order: the checkpoint's pooled CLIP
+    embedding and the mean of the prompt's tokens; only where the job asks for `approximate`."""
     compute_ms: float = 0.0
     """Time in the model's thread."""

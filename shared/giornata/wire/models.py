@@ -84,10 +84,11 @@ class ModelCard(Wire):
     """Whether a request's references stand in place of the picture's own tokens."""
     causal_references: bool = False
     """Whether clean tokens attend among themselves alone: they are computed once, and are no companions."""
-    pools_prompts: bool = False
-    """Whether its text encoder makes one embedding of a prompt, by which `approximate` compares prompts."""
     token_multiple: int = 1
     """The network pads text and picture, each for itself, to a multiple of so many tokens, which attend."""
+
+    pools_text: bool = False
+    """Whether its text encoders make one pooled CLIP embedding of a prompt, by which prompts are compared."""
 
     @property
     def guidance(self) -> Guidance:

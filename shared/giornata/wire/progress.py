@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 from pydantic import Field
 
-from giornata.wire.approximate import Beginning, KeptLatent
 from giornata.wire.errors import ErrorBody
 from giornata.wire.jobs import BlobRef, Encoding, Inspection, Job, JobState
 from giornata.wire.values import ComputeTimes, Recorded, StageTimes
@@ -42,6 +41,28 @@ class RowState(Recorded):
     """safetensors: `latents` (tokens, channels) float32, row-major; of some samplers also `memory` and `generator`."""
     loras_from: int = 0
     """The step from which its LoRAs act: 0 unless it began without them."""
+    another: bool = False
+    """Whether the latents are those of another row, as :class:`KeptLatent` has them: the prompt was similar."""
+
+
+class KeptLatent(Recorded):
+    """A row's latent after a step, kept so that rows with similar prompts may begin with it."""
+
+    step: int
+    """Steps computed."""
+    latents: BlobRef
+    """safetensors: `latents` (tokens, channels) float16, of the tokens that the edit computes, row-major."""
+
+
+class ApproximateUse(Recorded):
+    """A row began with the latent of a similar prompt's row."""
+
+    step: int
+    """Steps that it did not compute."""
+    cosine: float
+    """Of what the two prompts are compared by."""
+    entry: str = ""
+    """Id of the row that left it; not told to applications."""
 
 
 class RowRecord(Recorded):
@@ -57,10 +78,6 @@ class RowRecord(Recorded):
     """Lost attempts: the worker died, fell silent or stalled."""
     resume: RowState | None = None
     """The state from which a drained or migrated row goes on."""
-    begins: Beginning | None = None
-    """Another edit's latent with which it begins; None: with noise."""
-    kept: tuple[KeptLatent, ...] = ()
-    """Its latents after some of its steps, for edits with similar prompts; written by the denoiser with its end."""
     latents: BlobRef | None = None
     """Final latents, written by the denoiser."""
     computed_tokens: int | None = None
@@ -68,6 +85,10 @@ class RowRecord(Recorded):
     template: TemplateUse | None = None
     loras_from: int | None = None
     """The step from which its LoRAs acted; None without any."""
+    approximate: ApproximateUse | None = None
+    """None of a row that began with its own noise."""
+    kept: tuple[KeptLatent, ...] = ()
+    """What rows with similar prompts may begin with, until the job has ended."""
     image: BlobRef | None = None
     """The encoded picture, written by prepost's `finish`."""
     error: ErrorBody | None = None

@@ -75,14 +75,14 @@ class Reuse(StrEnum):
 
 
 class Approximate(StrEnum):
-    """Whether pictures may begin with the latent of an earlier edit whose prompt is alike."""
+    """Whether a picture may begin with the latent of an earlier one that had a similar prompt."""
 
     OFF = "off"
-    """They begin with noise: the seed decides."""
+    """It is made from its own seed."""
     AUTO = "auto"
-    """They begin with a latent wherever one is close enough."""
+    """Wherever a prompt is similar enough; the seed then decides nothing."""
     DEADLINE = "deadline"
-    """Only where `slo_ms` would be missed otherwise."""
+    """As `auto`, but only where `slo_ms` would be missed."""
 
 
 ModelName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,95}$")]
@@ -171,10 +171,9 @@ class GenerationParameters(Recorded):
     )
     approximate: Approximate = Field(
         Approximate.OFF,
-        validate_default=True,
-        description="Whether pictures may begin where an earlier one of the same tenant was, whose prompt is alike and "
-        "everything else equal: `off`; `auto`, wherever there is one; `deadline`, only where `slo_ms` would be missed. "
-        "The seed then no longer decides, and the answer tells.",
+        description="Whether a picture may begin with the latent of an earlier one of the same picture, mask and "
+        "parameters whose prompt was similar: `auto`, wherever there is one; `deadline`, only where `slo_ms` would be "
+        "missed. Such a picture takes fewer steps, and its seed decides nothing.",
     )
     user: Annotated[str, StringConstraints(max_length=256)] | None = Field(
         None, description="The application's end user; kept in the job's record and log."
@@ -191,13 +190,6 @@ class GenerationParameters(Recorded):
     @classmethod
     def _joins_loras(cls, share: float | None, info: ValidationInfo) -> float | None:
         return share if share is None else joined_at(share, info.data)
-
-    @field_validator("approximate")
-    @classmethod
-    def _has_a_deadline(cls, approximate: Approximate, info: ValidationInfo) -> Approximate:
-        if approximate is Approximate.DEADLINE and "slo_ms" in info.data and info.data["slo_ms"] is None:
-            raise ValueError("deadline needs slo_ms")
-        return approximate
 
     @field_validator("output_compression")
     @classmethod
@@ -217,6 +209,13 @@ class GenerationParameters(Recorded):
         if negative_prompt is None and scale is not None and scale > 1:
             raise ValueError("true_cfg_scale above 1 needs it")
         return negative_prompt
+
+    @field_validator("approximate")
+    @classmethod
+    def _has_a_deadline(cls, approximate: Approximate, info: ValidationInfo) -> Approximate:
+        if approximate is Approximate.DEADLINE and info.data.get("slo_ms", 0) is None:
+            raise ValueError("deadline needs slo_ms")
+        return approximate
 
     @property
     def output_size(self) -> tuple[int, int] | None:

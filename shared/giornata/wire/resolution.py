@@ -31,7 +31,7 @@ def fields_of(card: ModelCard, *, controlled: bool) -> Mapping[Task, list[str]]:
     """
     refused = {field for field, takes, _ in _BY_CARD if not takes(card)}
     refused |= set() if card.max_references else {REFERENCE}
-    refused |= set() if card.pools_prompts else {"approximate"}
+    refused |= set() if card.pools_text else {"approximate"}
     refused |= set() if controlled else {"controlnets", *CONTROL_IMAGES}
     return {task: [name for name in FIELDS[task] if name not in refused] for task in card.tasks}
 
@@ -54,10 +54,9 @@ def resolve(
                 received="a text" if isinstance(received, str) else received,
                 accepted=f"leave {field} out" + (f"; models that take it: {', '.join(able)}" if able else ""),
             )
-    if parameters.approximate is not Approximate.OFF and not card.pools_prompts:
-        raise _approximate_refused(parameters.approximate, card, served)
     if parameters.sampler is not None and parameters.sampler not in card.samplers:
         raise _sampler_refused(parameters.sampler, card, served)
+    _check_approximate(parameters, card, served)
     named = {
         "model": parameters.model or card.name,
         "seed": seed if parameters.seed is None else parameters.seed,
@@ -98,14 +97,27 @@ def guided_by(job: Job) -> float | None:
     return older if job.cfg_scale is None and older > 1 else job.cfg_scale
 
 
-def _approximate_refused(asked: Approximate, card: ModelCard, served: Iterable[ModelCard]) -> InvalidField:
-    able = sorted(other.name for other in served if other.pools_prompts)
-    return InvalidField(
-        f"The model {card.name} ({card.family}) has no embedding of whole prompts, by which they are compared.",
-        field="approximate",
-        received=asked,
-        accepted="off" + (f"; models that take it: {', '.join(able)}" if able else ""),
-    )
+def _check_approximate(parameters: EditParameters, card: ModelCard, served: Iterable[ModelCard]) -> None:
+    """InvalidField if no picture of the request could begin with another's latent, nor leave one."""
+    asked, sampler = parameters.approximate, Sampler(parameters.sampler or card.default_sampler)
+    if asked is Approximate.OFF:
+        return
+    if not card.pools_text:
+        able = sorted(each.name for each in served if each.pools_text)
+        raise InvalidField(
+            f"The model {card.name} ({card.family}) has no pooled CLIP embedding by which prompts are compared.",
+            field="approximate",
+            received=asked,
+            accepted=Approximate.OFF + (f"; models that take it: {', '.join(able)}" if able else ""),
+        )
+    if sampler.remembers:
+        able = [each for each in card.samplers if not Sampler(each).remembers]
+        raise InvalidField(
+            f"The sampler {sampler} remembers earlier steps: a latent alone is no state to begin with.",
+            field="approximate",
+            received=f"{asked} with the sampler {sampler}",
+            accepted=f"{Approximate.OFF}, or a sampler of {', '.join(able)}" if able else Approximate.OFF,
+        )
 
 
 def _sampler_refused(sampler: Sampler, card: ModelCard, served: Iterable[ModelCard]) -> InvalidField:

@@ -30,6 +30,11 @@ class Sampler(StrEnum):
         """Whether its steps add noise, drawn from the generator of the row's seed."""
         return self in _STOCHASTIC
 
+    @property
+    def remembers(self) -> bool:
+        """Whether its steps follow from earlier ones, too: a latent alone is then no state to go on from."""
+        return self not in _ONE_STEP
+
 
 _STOCHASTIC: Final = frozenset(
     {
@@ -39,6 +44,9 @@ _STOCHASTIC: Final = frozenset(
         Sampler.DPMPP_2M_SDE_KARRAS,
         Sampler.LCM,
     }
+)
+_ONE_STEP: Final = frozenset(
+    {Sampler.EULER, Sampler.EULER_ANCESTRAL, Sampler.DDIM, Sampler.DDPM, Sampler.LCM}
 )
 FLOW_MATCHING: Final = (Sampler.EULER,)
 """Of models that predict a velocity between noise and picture: Flux, SD3."""

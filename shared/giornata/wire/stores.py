@@ -20,6 +20,8 @@ TEMPLATES: Final = "giornata-templates"
 LORAS: Final = "giornata-loras"
 QUARANTINE: Final = "giornata-quarantine"
 """Key-value buckets of job records, registered templates, LoRAs, and jobs given up as their workers were lost."""
+PROMPTS: Final = "giornata-prompts"
+"""Key-value bucket of the approximate prompt cache's entries, for the next router."""
 WANTED: Final = "giornata-wanted"
 """Key-value bucket of what each host tier of LoRAs should hold, by host and cell; routers alone write it."""
 LEASES: Final = "giornata-leases"
@@ -49,7 +51,7 @@ SHARED_STREAMS: Final = (EVENTS, bucket_stream(TEMPLATES), bucket_stream(LORAS),
 
 def cell_streams(cell: str) -> tuple[str, ...]:
     """The streams of a cell's own buckets."""
-    return tuple(bucket_stream(own_name(bucket, cell)) for bucket in (RECORDS, QUARANTINE, LEASES))
+    return tuple(bucket_stream(own_name(bucket, cell)) for bucket in (RECORDS, QUARANTINE, PROMPTS, LEASES))
 
 
 STREAMS: Final = (*SHARED_STREAMS, *cell_streams(MAIN))
@@ -64,13 +66,14 @@ EVENTS_BYTES: Final = 256 << 20
 """In memory. Beyond it the oldest events go. Previews have a share per job: see `PreviewEvent`."""
 _SHARES: Final = {
     bucket_stream(RECORDS): 24,
-    JOBS: 4,
+    JOBS: 3,
     bucket_stream(TEMPLATES): 1,
     bucket_stream(LORAS): 1,
     bucket_stream(WANTED): 1,
     bucket_stream(QUARANTINE): 1,
+    bucket_stream(PROMPTS): 1,
 }
-"""In thirty-seconds of the store."""
+"""Parts of the store, in proportion."""
 
 
 def limits(store_bytes: int, cell: str = MAIN) -> dict[str, int]:

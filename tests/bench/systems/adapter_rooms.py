@@ -1,4 +1,4 @@
-"""What ``tests.bench.adapters_at_scale`` simulates: ROCK's testbed, GenTD26's requests with LoRAs, and eight rows a step."""
+"""What ``tests.bench.adapters_at_scale`` simulates: ROCK's testbed, and GenTD26's requests with LoRAs."""
 
 from __future__ import annotations
 
@@ -56,16 +56,15 @@ class Room:
 
 def machine(speed: float, rows: int = 1) -> Machine:
     """A device that computes `rows` at a time; a step takes :data:`STEP_S` for a picture of :data:`TOKENS`."""
-    token_ms = STEP_S * 1e3 / TOKENS
-    return Machine(
-        StepCosts((0.0, 0.0, token_ms, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)), PLAIN, rows=rows, slowness=1 / speed
-    )
+    token_ms = STEP_S * 1e3 / TOKENS / speed
+    costs = StepCosts((0.0, 0.0, token_ms, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0))
+    return Machine(costs, PLAIN, rows=rows, device=f"of speed {speed:g}")
 
 
-def testbed(device_bytes: float, workers: int = 16, *, mixed: bool = True) -> Room:
+def room(device_bytes: float, workers: int = 16, *, mixed: bool = True) -> Room:
     """Hosts of four devices; every host's memory holds all adapters, once they have come from the store."""
     speeds = [SPEEDS[place // A_HOST % 2] if mixed else 1.0 for place in range(workers)]
-    kept = AdapterSetting(device_bytes, 1e15, 0.0, workers_a_host=A_HOST, **PAPER)
+    kept = replace(PAPER, device_bytes=device_bytes, workers_a_host=A_HOST)
     return Room(tuple(machine(speed) for speed in speeds), kept)
 
 

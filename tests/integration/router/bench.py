@@ -7,6 +7,7 @@ import secrets
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 from giornata.blobs import BlobStore, MemoryBlobs
 from giornata.bus import bus as buses
@@ -27,7 +28,7 @@ from giornata.wire.jobs import BlobRef, Job, Priority
 from giornata.wire.messages import Accepted, SubmitRequest
 from giornata.wire.permissions import User
 from giornata.wire.queues import CostFit
-from giornata.wire.requests import EditParameters, Reuse
+from giornata.wire.requests import Approximate, EditParameters, Reuse
 from giornata.wire.resolution import resolve
 from giornata.wire.stores import STORE_BYTES
 from giornata.wire.workers import WorkerCosts
@@ -51,8 +52,17 @@ def make_job(
     tenant: str = "default",
     weight: float = 1.0,
     slo_ms: int | None = None,
+    approximate: Approximate = Approximate.OFF,
+    steps: int | None = None,
 ) -> Job:
-    asked = EditParameters(prompt="a red star", n=n, reuse=reuse, slo_ms=slo_ms)
+    asked = EditParameters(
+        prompt="a red star",
+        n=n,
+        reuse=reuse,
+        slo_ms=slo_ms,
+        approximate=approximate,
+        num_inference_steps=steps,
+    )
     return Job(
         job_id=f"job_{secrets.token_hex(8)}",
         tenant=tenant,
@@ -118,6 +128,7 @@ async def running_router(
     line: LineName | None = None,
     placement: PlacementName = PlacementName.USE,
     placement_s: float | None = None,
+    **more: Any,
 ) -> AsyncIterator[asyncio.Task[None]]:
     """A router on a connection of its own; cancelling the task is its sudden death."""
     config = RouterConfig(
@@ -136,6 +147,7 @@ async def running_router(
         cell=cell,
         placement=placement,
         placement_s=placement_s,
+        **more,
     )
     stop = asyncio.Event()
 

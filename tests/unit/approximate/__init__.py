@@ -1,0 +1,1 @@
+"""The approximate prompt cache's pure core."""

@@ -68,13 +68,13 @@ def test_jobs_have_the_adapters_that_options_say() -> None:
         """Median latency, share of LoRAs that were near, seconds that rows waited for LoRAs."""
         (line,) = (line for line in run(*flags).splitlines() if "finish_time" in line)
         cells = [cell.strip() for cell in line.split("│")]
-        return float(cells[4]), cells[-3].removesuffix("%"), float(cells[-2] or "nan")
+        return float(cells[4]), cells[-5].removesuffix("%"), float(cells[-4] or "nan")
 
     assert figures(*alone)[1] == "", "no job has any"
     near, blind = figures(*hurried), figures(*hurried, "--blind")
     assert float(near[1]) > float(blind[1])
     assert near[2] < blind[2]
-    assert figures(*small)[2] > 2 * near[2], "each comes from the store"
+    assert figures(*small)[2] > 1.2 * near[2], "each comes from the store"
     assert figures(*hurried, "--controlnet-gb", 3)[0] > 1.1 * near[0]
 
 

@@ -77,7 +77,15 @@ def _parts(folder: Path, extra: str) -> list[Path]:
     ]
 
 
-EXTRAS = [(folder, name) for folder in FOLDERS for name in _extras(folder)]
+PASSED_ON = [
+    (folder, name)
+    for folder in FOLDERS
+    if folder != SHARED
+    for name in _extras(folder)
+    if name in _extras(SHARED)
+]
+"""Extras of services that are those of the code they share."""
+EXTRAS = [(folder, name) for folder in FOLDERS for name in _extras(folder) if (folder, name) not in PASSED_ON]
 
 
 def _names(items: Collection[str]) -> set[str]:
@@ -122,7 +130,10 @@ def test_a_strangers_package_of_the_same_name_can_not_stand_in(folder: Path) -> 
         if any(one.startswith(tuple(f"giornata.{part}" for part in needed)) for one in imports)
     }
     asked = {
-        extra for item in own if Requirement(item).name == "giornata" for extra in Requirement(item).extras
+        extra
+        for item in project["dependencies"]
+        if Requirement(item).name == "giornata"
+        for extra in Requirement(item).extras
     }
     assert asked == (set() if folder == SHARED else wanted)
     assert ("giornata" in _names(own)) == (folder != SHARED)
@@ -173,6 +184,12 @@ def test_an_extra_is_what_its_sources_import_besides(folder: Path, name: str) ->
         "named and not used"
     )
     assert extra & required == set(), "required anyway"
+
+
+@pytest.mark.parametrize(("folder", "name"), PASSED_ON, ids=lambda value: getattr(value, "name", value))
+def test_a_services_extra_is_that_of_the_shared_code(folder: Path, name: str) -> None:
+    assert [Requirement(item).extras for item in _extras(folder)[name]] == [{name}]
+    assert _names(_extras(folder)[name]) == {"giornata"}
 
 
 def test_what_the_launcher_starts_is_in_its_extra() -> None:

@@ -282,3 +282,19 @@ def test_a_crop_is_pasted_at_another_output_size_too(size: str, blur: float) -> 
     np.testing.assert_array_equal(
         np.asarray(Image.open(BytesIO(cropped))), np.asarray(Image.open(BytesIO(whole)))
     )
+
+
+def test_equal_masks_have_one_key_whatever_their_files_and_a_pixel_makes_another() -> None:
+    mask = np.zeros(SCENE.shape[:2], np.uint8)
+    mask[40:80, 40:80] = 255
+
+    def found(given_mask: Pixels, **options: Any) -> Inspected:
+        return inspect(file(SCENE), file(given_mask, **options), asked(), card(), LIMITS)
+
+    first = found(mask)
+    assert found(mask, compress_level=0).mask_key == first.mask_key
+    assert found(np.roll(mask, 8, axis=1)).mask_key != first.mask_key
+    assert not first.mask_whole
+    whole = found(np.full_like(mask, 255))
+    assert whole.mask_whole
+    assert whole.mask_key != first.mask_key

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
 import pytest
@@ -13,14 +13,14 @@ from giornata.planning.costs import StepCosts
 from giornata.scheduling.adapters import NeededLora
 from giornata.scheduling.demand import Pace, RowShape
 from giornata.scheduling.occupancy import Occupancy, Totals
-from giornata.scheduling.roster import Roster
+from giornata.scheduling.roster import FEWER, Roster
 from giornata.wire.workers import Tier
 from tests.fakes.networks import PLAIN_4
 from tests.unit.scheduling.test_placement import DEMAND, SHAPE, row, worker
 
 PACE = Pace()
 CAPACITY = 4
-KEPT = 3
+KEPT = 2 * FEWER
 """Workers that are looked at."""
 
 moves = st.lists(
@@ -45,7 +45,10 @@ def occupied(number: int, rows: int, templates: set[str], loras: Iterable[str] =
     shown = state.worker.model_copy(
         update={
             "resident": {Tier.MEMORY: tuple(sorted(templates))},
-            "adapters_resident": {Tier.DISK: tuple(sorted(loras))},
+            "adapters_resident": {
+                Tier.DISK: tuple(sorted(loras)),
+                Tier.DEVICE: tuple(sorted(loras)) if number % 3 == 0 else (),
+            },
         }
     )
     return Occupancy.of(state, shown, PACE, None)
@@ -75,6 +78,18 @@ def test_a_row_with_a_prefix_weighs_as_one_of_a_demand() -> None:
     assert state.worker is not None
     weighed = Occupancy.of(state, state.worker, pace, None).sum_up(pace, {}).work_ms
     assert weighed == pytest.approx(RowShape(9, 16, 16, 10, prefix=30).load(pace, reuses=False).work_ms)
+
+
+def holding(
+    ordered: Sequence[Occupancy], workers: Collection[Occupancy], first: str, second: str
+) -> list[str]:
+    """With the first LoRA on the device, of these the ones with the second, too, or else those; then in any tier."""
+    found = list[str]()
+    for tiers in ({Tier.DEVICE}, set(Tier)):
+        with_first = [one for one in workers if one.loras.get(first) in tiers]
+        both = [one for one in with_first or workers if one.loras.get(second) in tiers]
+        found += [one.name for one in ordered if one in (both or with_first)][: KEPT // FEWER]
+    return found
 
 
 @given(moves=moves, excluded=st.sets(st.integers(0, 25).map(lambda number: f"d{number}")))
@@ -108,10 +123,7 @@ def test_those_with_least_to_compute_among_all_and_among_holders(
         assert found == list(dict.fromkeys(near + having))
     for first, second in (("l", "m"), ("m", "n"), ("l", "z"), ("z", "n")):
         asked = replace(DEMAND, adapters=(NeededLora(second, 1), NeededLora(first, 2)))
-        with_first = [one for one in members.values() if first in one.loras] or list(members.values())
-        both = [one for one in with_first if second in one.loras]
-        most = both or (with_first if any(first in one.loras for one in with_first) else [])
-        having = [one.name for one in ordered if one in most][:KEPT]
+        having = holding(ordered, members.values(), first, second)
         found = [one.name for one in roster.fitting(asked, KEPT, excluded)]
         assert found == list(dict.fromkeys(near + having))
     everyone = sorted(members.values(), key=lambda one: (held(one).work_ms, one.name))

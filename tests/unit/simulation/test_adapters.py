@@ -15,18 +15,14 @@ from giornata.scheduling.adapters import NeededControl, NeededLora
 from giornata.scheduling.policies import PolicyName
 from giornata.wire.workers import AdapterLoad, Tier
 from giornata_tools.loadgen import facts
-from giornata_tools.simulation.adapters import (
-    AdapterSetting,
-    AdapterWorkload,
-    SimLoras,
-    held_controls,
-    lora_of,
-    with_adapters,
-)
+from giornata_tools.loadgen.adapters import AdapterWorkload
+from giornata_tools.loadgen.workload import MaskShape, Request
+from giornata_tools.simulation.adapters import AdaptersAsked, held_controls, with_adapters
 from giornata_tools.simulation.jobs import SimulatedJob
 from giornata_tools.simulation.machines import Machine, flashps_flux, h800_flux, read
 from giornata_tools.simulation.options import RunOptions, Stages
 from giornata_tools.simulation.processors import Clock
+from giornata_tools.simulation.residency import AdapterSetting, Reason, SimHost, SimLoras
 from giornata_tools.simulation.results import SimulatedRun, summary
 from giornata_tools.simulation.simulator import Simulation
 from tests.fakes.networks import PLAIN
@@ -93,12 +89,59 @@ def test_a_lora_that_had_to_go_comes_from_the_next_tier() -> None:
     assert [load.load_ms for load in told] == pytest.approx([10e3, 1e3, 20e3, 2e3, 2e3, 1e3])
 
 
-def test_two_loads_run_at_a_time() -> None:
+def test_loads_queue_on_their_links() -> None:
+    """From the store one after the other, 10 s each; then each has the link to the device for 1 s."""
     clock = Clock()
     roomy = replace(SETTING, device_bytes=1e3, memory_bytes=1e3)
     loras = SimLoras(roomy, clock, lambda _: None)
     ready = [loras.ready_s([NeededLora(name, 100)], 0.0) for name in "abc"]
-    assert ready == pytest.approx([11, 11, 21])
+    assert ready == pytest.approx([11, 21, 31])
+
+
+def test_workers_of_a_host_share_its_memory_and_its_link_to_the_store() -> None:
+    clock = Clock()
+    roomy = replace(SETTING, device_bytes=1e3, memory_bytes=1e3)
+    host = SimHost(roomy, clock)
+    one, other = (SimLoras(roomy, clock, lambda _: None, host) for _ in range(2))
+    assert one.ready_s([A], 0.0) == pytest.approx(11)
+    assert other.ready_s([A], 0.0) == pytest.approx(11), "it comes from the store once"
+    assert other.ready_s([B], 0.0) == pytest.approx(10 + 20 + 2)
+    while clock.step():
+        pass
+    assert other.ready_s([A, B], 50.0) == 50.0
+    assert one.ready_s([B], 50.0) == pytest.approx(52)
+
+
+def test_loads_ahead_take_no_room_from_rows() -> None:
+    """A device of 300 bytes: with A (100) held, B (200) fits beside it, and then nothing until A's rows have left."""
+    clock = Clock()
+    loras = SimLoras(replace(SETTING, memory_bytes=1e3), clock, lambda _: None)
+    loras.hold(("j", 1), [A])
+    loras.ready_s([A], 0.0)
+    loras.ahead([B], 0.0)
+    loras.ahead([NeededLora("c", 50)], 0.0)
+    while clock.step():
+        pass
+    assert set(loras.resident()[Tier.DEVICE]) == {"a", "b"}
+    assert [why for _, why in loras.loaded] == [Reason.DEMAND, Reason.AHEAD]
+    assert "c" in loras.resident()[Tier.MEMORY], "it waits one hop away"
+    loras.ahead([NeededLora("c", 50)], clock.now)
+    while clock.step():
+        pass
+    assert set(loras.resident()[Tier.DEVICE]) == {"a", "c"}, "B, which no row holds, makes room"
+
+
+def test_what_keeps_nothing_loads_every_time() -> None:
+    clock = Clock()
+    loras = SimLoras(replace(SETTING, memory_bytes=1e3, keeps=False), clock, lambda _: None)
+    for attempt in range(3):
+        loras.hold(("j", attempt), [A])
+        loras.ready_s([A], clock.now)
+        while clock.step():
+            pass
+        loras.release(("j", attempt))
+        assert loras.resident()[Tier.DEVICE] == ()
+    assert len(loras.loaded) == 3
 
 
 def test_what_was_prefetched_is_waited_for_less() -> None:
@@ -134,7 +177,8 @@ def test_loras_arrive_within_their_time_and_tiers_within_their_budgets(
         alone = max(
             sum(setting.hop_s(tier, lora.size_bytes) for tier in (None, Tier.MEMORY)) for lora in wanted
         )
-        queued = sum(setting.hop_s(None, size) for size in sizes.values()) * len(asked)
+        hops = (setting.hop_s(tier, size) for size in sizes.values() for tier in (None, Tier.MEMORY))
+        queued = sum(hops) * len(asked)
         assert now <= ready <= now + alone + queued
 
     for at_s, numbers in asked:
@@ -146,10 +190,23 @@ def test_loras_arrive_within_their_time_and_tiers_within_their_budgets(
     assert sum(load.source is None for load in told) >= loras.hits[None] * (min(budgets) > 0)
 
 
+def asked_for(
+    jobs: list[SimulatedJob], workload: AdapterWorkload, asked: AdaptersAsked, seed: int
+) -> list[SimulatedJob]:
+    """The jobs with adapters that are drawn for their times."""
+    names = workload.draw([one.at_s for one in jobs], seed)
+    requests = [
+        Request(one.at_s, 0, 0.1, 10, 1, 0, MaskShape.BLOB, adapters)
+        for one, adapters in zip(jobs, names, strict=True)
+    ]
+    return with_adapters(jobs, requests, asked, seed)
+
+
 def test_jobs_have_as_many_adapters_as_the_published_services() -> None:
     jobs = [job(number, float(number)) for number in range(3000)]
-    made = with_adapters(jobs, AdapterWorkload.of("katz-a"), seed=1)
-    assert made == with_adapters(jobs, AdapterWorkload.of("katz-a"), seed=1)
+    asked = AdaptersAsked(controls=facts.ADAPTERS["katz-a"]["controlnets"])
+    made = asked_for(jobs, AdapterWorkload.of("katz-a"), asked, seed=1)
+    assert made == asked_for(jobs, AdapterWorkload.of("katz-a"), asked, seed=1)
     shares = {
         kind: {number: count / len(made) for number, count in Counter(counts).items()}
         for kind, counts in (
@@ -161,13 +218,14 @@ def test_jobs_have_as_many_adapters_as_the_published_services() -> None:
         assert told == pytest.approx(facts.ADAPTERS["katz-a"][kind], abs=0.03)
     used = Counter(lora.digest for one in made for lora in one.demand.adapters)
     most = sum(count for _, count in used.most_common(round(0.2 * facts.LORAS)))
-    assert most / used.total() == pytest.approx(0.79, abs=0.04), "GenTD26: the top fifth serve 79 %"
+    assert most / used.total() == pytest.approx(0.735, abs=0.03), "a fifth of 874 by Zipf's law of 0.92"
     for one in made:
         digests = [lora.digest for lora in one.demand.adapters]
         assert len(set(digests)) == len(digests)
         (shape,) = one.demand.shapes
         assert shape.low_rank == sum(low_rank_weights(0, lora.size_bytes) for lora in one.demand.adapters)
-    assert with_adapters(jobs, AdapterWorkload(), seed=1) == jobs
+    assert {lora.size_bytes for one in made for lora in one.demand.adapters} == set(facts.LORA_BYTES)
+    assert asked_for(jobs, AdapterWorkload(), AdaptersAsked(), seed=1) == jobs
 
 
 def test_loras_and_controlnets_lengthen_steps_by_their_multiplications() -> None:
@@ -207,8 +265,8 @@ def test_costs_by_hand_without_adapters_let_them_cost_nothing() -> None:
 
 
 def test_a_router_that_knows_loras_finds_them_more_often_and_rows_wait_less() -> None:
-    workload = replace(AdapterWorkload.of("katz-b"), lora_count=40)
-    jobs = with_adapters([job(number, number / 2, template=None) for number in range(240)], workload, seed=2)
+    plain = [job(number, number / 2, template=None) for number in range(240)]
+    jobs = asked_for(plain, AdapterWorkload.of("katz-b", 40), AdaptersAsked(), seed=2)
     setting = AdapterSetting(
         device_bytes=2e9, memory_bytes=6e9, disk_bytes=6e9, store_bytes_per_s=2e9, disk_bytes_per_s=4e9
     )
@@ -217,8 +275,9 @@ def test_a_router_that_knows_loras_finds_them_more_often_and_rows_wait_less() ->
     for knows in (True, False):
         run = Simulation([machine] * 4, jobs, RunOptions(adapters=knows), adapters=setting).run()
         found[knows] = summary(run)
-    assert (found[True].lora_hit_share or 0) > (found[False].lora_hit_share or 0) + 0.1
-    assert (found[True].lora_wait_mean_s or 0) < 0.8 * (found[False].lora_wait_mean_s or 0)
+    assert (found[True].lora_ready_share or 0) > (found[False].lora_ready_share or 0) + 0.1
+    assert (found[True].lora_loads or 0) < 0.85 * (found[False].lora_loads or 0)
+    assert (found[True].lora_wait_mean_s or 0) < 0.9 * (found[False].lora_wait_mean_s or 0)
     assert found[True].mean_s < found[False].mean_s
 
 
@@ -226,4 +285,3 @@ def test_baselines_do_not_know_adapters() -> None:
     assert RunOptions.of(PolicyName.FINISH_TIME).adapters
     assert not RunOptions.of(PolicyName.REQUEST_LEVEL).adapters
     assert len(held_controls(5)) == 47
-    assert {lora_of(number).size_bytes for number in range(4)} == set(facts.LORA_BYTES)

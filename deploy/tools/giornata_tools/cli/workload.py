@@ -12,7 +12,7 @@ import click
 
 from giornata.wire.adapters import MAX_LORAS
 from giornata.wire.requests import MAX_IMAGES, MAX_STEPS
-from giornata_tools.cli.options import ABOVE_0, AT_LEAST_0, READABLE, Option
+from giornata_tools.cli.options import ABOVE_0, AT_LEAST_0, Option
 from giornata_tools.loadgen import facts, gentd26, trace
 from giornata_tools.loadgen.distributions import Mix
 

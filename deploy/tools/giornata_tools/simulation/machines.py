@@ -107,6 +107,12 @@ class Machine:
     """That it serves."""
 
     @property
+    def speed(self) -> float:
+        """How fast it computes a token without a template, to compare machines."""
+        token_ms = self.costs.compute[2] * self.slowness
+        return 1 / token_ms if token_ms else 1.0
+
+    @property
     def pace(self) -> Pace:
         """What steps really cost."""
         return Pace(

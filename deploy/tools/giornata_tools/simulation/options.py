@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
+from giornata.residency.plans.naming import PlacementName
 from giornata.residency.rules import RuleName
 from giornata.scheduling.fair_line import FairLine, Turn
 from giornata.scheduling.kinds_line import KindsLine
@@ -98,6 +99,8 @@ class RunOptions:
     """What loads cost that hide behind waiting, to the policies that know loads."""
     loads_ahead: bool = True
     """Whether these have likely workers load while jobs wait."""
+    placing: PlacementName = PlacementName.OFF
+    """Which plan says what hosts and devices load before jobs ask for it."""
     seed: int = 0
     """Seed of noise."""
 
@@ -113,7 +116,7 @@ class RunOptions:
         if policy in {PolicyName.RROD, PolicyName.LRUMS}:
             return cls(policy, Binding.ARRIVAL, spreads=False, turn=Turn.ARRIVAL, slack=0.0)
         if policy is PolicyName.ROCK:
-            return cls(policy, turn=Turn.ARRIVAL, line_name=LineName.KINDS)
+            return cls(policy, turn=Turn.ARRIVAL, line_name=LineName.KINDS, placing=PlacementName.ROCK)
         return cls(policy, by_deadline=policy is PolicyName.DEADLINE_AWARE)
 
     def line(self) -> Line:

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Final
 
 from giornata.families import Family
+from giornata.residency.plans.naming import PlacementName
 from giornata.scheduling.kinds_line import KindsLine
 from giornata.scheduling.line import Claim
 from giornata.scheduling.occupancy import Attempt
@@ -20,6 +21,7 @@ from giornata.wire.workers import ServiceName, ServiceState
 from giornata_tools.simulation.jobs import DIGEST, MODEL, Piece, SimulatedJob, digest_of
 from giornata_tools.simulation.machines import Machine
 from giornata_tools.simulation.options import RunOptions, Stages
+from giornata_tools.simulation.placing import Placing
 from giornata_tools.simulation.processors import Clock, Processors, Servers
 from giornata_tools.simulation.residency import AdapterSetting, SimHost
 from giornata_tools.simulation.results import EndedJob, Moment, SimulatedRun
@@ -101,6 +103,11 @@ class Simulation:
             for number, machine in enumerate(machines)
             for name in [f"w{number:04d}"]
         }
+        self._placing = (
+            None
+            if options.placing is PlacementName.OFF
+            else Placing(options.placing, options.seed, kept, hosts, self._workers)
+        )
         self._models = {
             name: (CARD.model_copy(update={"name": machine.model, "digest": digest_of(machine.model)}),)
             for name, machine in zip(self._workers, machines, strict=True)
@@ -131,9 +138,18 @@ class Simulation:
         for job in self._jobs:
             self._clock.at(job.at_s, partial(self._arrive, job))
         self._clock.at(0.0, self._look)
+        if self._placing is not None:
+            self._clock.at(self._placing.period_s, partial(self._place, self._placing))
+
+    def _place(self, placing: Placing, now: float) -> None:
+        """Let plans be made, and again a period later."""
+        placing.run(now)
+        self._clock.at(now + placing.period_s, partial(self._place, placing))
 
     def _arrive(self, job: SimulatedJob, now: float) -> None:
         self._arrived += 1
+        if self._placing is not None:
+            self._placing.see(job.demand.adapters, now)
         self._relay.serve(self._stages.relay_ms / 2e3, now, partial(self._encode, job))
 
     def _encode(self, job: SimulatedJob, now: float) -> None:
@@ -149,7 +165,7 @@ class Simulation:
             return None
         name = likely(self._scheduler, self._placement, job.demand, now)
         if name is not None:
-            self._workers[name].loras.prefetch(job.demand.adapters, now)
+            self._workers[name].loras.ahead(job.demand.adapters, now)
             self._placement.fetch(name, job.demand, now)
         return name
 

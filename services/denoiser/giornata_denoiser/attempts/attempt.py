@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +11,6 @@ from giornata.scheduling.batch import RowKey
 from giornata.wire.errors import GiornataError
 from giornata.wire.messages import RunRequest
 from giornata.wire.workers import RowProgress
-from giornata_denoiser.attempts.beginning import KeptLatents
 from giornata_denoiser.engine.protocol import StepReport
 from giornata_denoiser.rows.row import Row
 
@@ -31,10 +30,6 @@ class Attempt:
         self.request = request
         self.rows: dict[int, Row] = {}
         """By index, as of their last step; empty until their inputs are there."""
-        self.kept = KeptLatents(request)
-        """For edits with similar prompts."""
-        self._begun = frozenset[int]()
-        """Indices of rows that began behind their first step."""
         self.errors: dict[int, GiornataError] = {}
         """By index: rows that failed."""
         self.compute_ms = 0.0
@@ -80,20 +75,8 @@ class Attempt:
             self._ended_s = report.ended_s
             self.compute_ms += (report.ended_s - report.began_s) * 1e3
         self.rows |= {row.key.index: row for row in advanced}
-        for row in advanced:
-            self.kept.take(row)
         self.errors |= {failure.row.key.index: failure.error for failure in failed}
         return advanced
-
-    def begin(self, rows: Iterable[Row]) -> None:
-        """Its inputs are there: the rows as they begin here."""
-        self.rows = {row.key.index: row for row in rows}
-        self._begun = frozenset(index for index, row in self.rows.items() if row.step)
-
-    def began_as_asked(self, index: int) -> bool:
-        """Whether a row began where it should: another edit's latent may have been lost."""
-        asked = next(row for row in self.request.rows if row.index == index)
-        return asked.resume is not None or asked.begins is None or index in self._begun
 
     def fail(self, error: GiornataError) -> None:
         """End all unfinished rows with `error`."""
@@ -112,8 +95,7 @@ class Attempt:
             if asked.index not in listed:
                 continue
             row = self.rows.get(asked.index)
-            begins = asked.resume or asked.begins
-            resumed = begins.step if begins else 0
+            resumed = asked.resume.step if asked.resume else 0
             shape: dict[str, Any] = {"encoded": row is not None}
             if row is not None:
                 first = row.shapes[0]

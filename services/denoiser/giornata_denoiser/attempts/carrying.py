@@ -181,7 +181,7 @@ class Carrier:
         try:
             async with self._fetch(attempt.request) as fetched:
                 rows = tuple(map(attempt.promised, fetched.rows))
-                attempt.begin(rows)
+                attempt.rows = {row.key.index: row for row in rows}
                 if self._engine.submit(rows):
                     await self._released(attempt, fetched)
         except Overloaded as error:

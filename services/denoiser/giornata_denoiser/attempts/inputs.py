@@ -21,15 +21,16 @@ from giornata.wire.errors import InputLost, SchemaMismatch, TaskNotSupported
 from giornata.wire.messages import RunRequest
 from giornata.wire.models import Task
 from giornata.wire.progress import RowRecord
+from giornata.wire.requests import Reuse
 from giornata.wire.resolution import guided_by
 from giornata.wire.values import Intermediate
 from giornata_denoiser.attempts.adapting import adapters_of
-from giornata_denoiser.attempts.beginning import begun, kept_region
 from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.engine.weighing import profits, recorded_bytes, run_ms
 from giornata_denoiser.families.protocol import ModelFamily
-from giornata_denoiser.families.rows import build_row, referred
+from giornata_denoiser.families.rows import Another, build_row, referred
 from giornata_denoiser.rows.adapters import NONE
+from giornata_denoiser.rows.keeping import Keeping
 from giornata_denoiser.rows.row import Row
 from giornata_denoiser.rows.snapshot import Snapshot
 from giornata_denoiser.rows.template import shared_noise
@@ -58,7 +59,6 @@ async def rows_of(
             raise SchemaMismatch("A row has no encoding.", received=row.index)
         conditioning = await intermediate(blobs, request.encoding.rows[row.index], Intermediate.ENCODING)
         latents = await _latents(row, blobs)
-        begins = None if latents is not None else await _beginning(row, blobs)
         controls = await _controls(request, row.index, checkpoint, blobs)
         how = reusing if reusing is None or not rows else replace(reusing, leaves=None)
         work = partial(
@@ -71,7 +71,6 @@ async def rows_of(
             conditioning=conditioning,
             references=references,
             latents=latents,
-            begins=begins,
             controls=controls,
         )
         rows.append(await asyncio.to_thread(work))
@@ -99,17 +98,6 @@ async def _latents(row: RowRecord, blobs: BlobStore) -> bytes | None:
         return None
 
 
-async def _beginning(row: RowRecord, blobs: BlobStore) -> bytes | None:
-    """The latent of another edit with which the row begins; None for noise."""
-    if row.begins is None:
-        return None
-    try:
-        return await blobs.get(row.begins.latents)
-    except InputLost as error:
-        log.warning("beginning_lost", index=row.index, entry=row.begins.entry, error=str(error))
-        return None
-
-
 def _made(
     request: RunRequest,
     checkpoint: Checkpoint,
@@ -120,7 +108,6 @@ def _made(
     conditioning: bytes,
     references: Sequence[Tensor],
     latents: bytes | None,
-    begins: bytes | None,
     controls: bytes | None,
 ) -> Row:
     """One row from safetensors. Unpacking and regions take milliseconds: call it in a worker thread."""
@@ -131,9 +118,8 @@ def _made(
     if generated and Task.GENERATE not in checkpoint.card.tasks:
         raise TaskNotSupported(received=Task.GENERATE, accepted=", ".join(checkpoint.card.tasks))
     multiple, family = checkpoint.card.pixel_multiple, checkpoint.family
-    fields, where = tensors.unpack(conditioning), None
-    if reusing is not None and inspection.compute_set is not None:
-        where = region_of(inspection.compute_set[1])  # by single tokens
+    fields, painted = tensors.unpack(conditioning), painted_region(request)
+    where = None if reusing is None else painted
     if where is not None and "noise" in fields:
         fields["noise"] = shared_noise(fields["noise"], where)
     track = family.schedule.track(
@@ -152,7 +138,8 @@ def _made(
         guidance_scale=parameters.guidance_scale or 0.0,
         true_cfg_scale=guided_by(request.job),
         partial_images=parameters.partial_images,
-        resume=_snapshot(row, latents) or begun(row, begins, fields, track, kept_region(request)),
+        resume=_snapshot(row, latents),
+        another=_another(row, latents, painted),
         generated=generated,
         references=references,
         adapters=adapters_of(
@@ -162,6 +149,8 @@ def _made(
             {digest: work_of(net.card) for digest, net in checkpoint.controlnets.items()},
         ),
     )
+    if request.keep_after and row.resume is None and not track.remembered:
+        built = replace(built, keeping=Keeping(frozenset(request.keep_after), painted))
     if controls is not None:
         seen = images(tensors.unpack(controls), len(request.job.controls))
         built = replace(built, control_images=tuple(each.to(family.dtype) for each in seen))
@@ -224,7 +213,22 @@ def _taking(row: Row, where: Region, how: Reusing, family: ModelFamily) -> Row:
     return taking if found is None else replace(widened, corrections=found)
 
 
+def painted_region(request: RunRequest) -> Region | None:
+    """The tokens, one by one, that an edit computes where it reuses the others; None where it computes all."""
+    cells = request.inspection.compute_set
+    if cells is None or request.job.parameters.reuse is Reuse.OFF:
+        return None
+    return region_of(cells[1])
+
+
+def _another(row: RowRecord, latents: bytes | None, painted: Region | None) -> Another | None:
+    if row.resume is None or not row.resume.another or latents is None:
+        return None
+    kept = Snapshot.of(row.resume.step, tensors.unpack(latents))
+    return Another(kept.step, kept.latent, painted)
+
+
 def _snapshot(row: RowRecord, latents: bytes | None) -> Snapshot | None:
-    if row.resume is None or latents is None:
+    if row.resume is None or row.resume.another or latents is None:
         return None
     return Snapshot.of(row.resume.step, tensors.unpack(latents))

@@ -5,23 +5,26 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import nats.errors
 import structlog
+from torch import Tensor
 
 from giornata import retries, tensors
 from giornata.blobs import BlobStore
 from giornata.records import Records
-from giornata.wire.approximate import KEPT_S, KeptLatent
 from giornata.wire.errors import GiornataError, Overloaded, RowPoisoned
 from giornata.wire.jobs import BlobRef, Job
 from giornata.wire.messages import RunRequest
-from giornata.wire.progress import JobRecord, RowRecord, RowState, TemplateUse
+from giornata.wire.progress import JobRecord, KeptLatent, RowRecord, RowState, TemplateUse
 from giornata.wire.requests import Reuse
 from giornata_denoiser.attempts.attempt import Attempt
-from giornata_denoiser.attempts.beginning import kept_region, new_key, packed
 from giornata_denoiser.rows.row import Row
+from giornata_denoiser.rows.snapshot import LATENT
+
+KEPT: Final = "prompts"
+"""Begins the keys of latents that outlive their job."""
 
 log = structlog.get_logger(__name__)
 
@@ -46,49 +49,41 @@ class Outcomes:
 
         Until the caller's time is over it tries again while NATS or the blob store does not answer.
         """
-        job = attempt.request.job
-        stored = [row.resume.latents for row in attempt.request.rows if row.resume is not None]
+        stored = [row.resume.latents for row in attempt.request.rows if row.resume and not row.resume.another]
+        alone = [row.index for row in attempt.request.rows if row.resume and row.resume.another]
         changes: dict[int, Mapping[str, Any]] = {
             index: {"error": error.body()} for index, error in attempt.errors.items()
         }
         for index, row in attempt.rows.items():
             if index in changes or row.step == 0:
                 continue
-            try:
-                latents = await self._put(job, row)
-            except RowPoisoned as error:  # handed back before its last step was judged
-                changes[index] = {"error": error.body()}
-                continue
-            stored.append(latents)
-            if row.done:
-                changes[index] = {
-                    "latents": latents,
-                    "resume": None,
-                    "computed_tokens": row.computed_tokens,
-                    "template": template_use(job, row),
-                    "loras_from": row.adapters.loras_from if row.adapters.loras else None,
-                    "kept": await self._keep(attempt, row),
-                }
-            else:
-                changes[index] = {"resume": _state(row, latents)}
-            if not attempt.began_as_asked(index):
-                changes[index] = {**changes[index], "begins": None}
+            change, left = await self._outcome(attempt.request.job, row)
+            stored += left
+            if index in alone and not row.another:  # the other row's latent was gone
+                change = {**change, "approximate": None}
+            changes[index] = change
         record = await self._change(attempt.request, changes)
         held = {ref.key for row in record.rows for ref in _latents(row)}
         return Written(record, tuple(ref for ref in stored if ref.key not in held))
 
-    async def _keep(self, attempt: Attempt, row: Row) -> tuple[KeptLatent, ...]:
-        """Keep what edits with similar prompts may begin with. A store without room keeps less, and fails nothing."""
-        region, found = kept_region(attempt.request), list[KeptLatent]()
-        for step, latent in attempt.kept.of(row.key.index).items():
-            data = await asyncio.to_thread(packed, latent, region)
-            try:
-                stored = await self._blobs.put(new_key(attempt.request.job.tenant), data, KEPT_S)
-            except GiornataError as error:
-                log.warning("latent_not_kept", job=row.key.job_id, step=step, error=str(error))
-                break
-            found.append(KeptLatent(step=step, latents=stored))
-        return tuple(found)
+    async def _outcome(self, job: Job, row: Row) -> tuple[Mapping[str, Any], list[BlobRef]]:
+        """What the record is to say of a row that has no error, and the latents that are written for that."""
+        try:
+            latents = await self._put(job, row)
+        except RowPoisoned as error:  # handed back before its last step was judged
+            return {"error": error.body()}, []
+        if not row.done:
+            return {"resume": _state(row, latents)}, [latents]
+        kept = await self._keep(job, row)
+        ended = {
+            "latents": latents,
+            "resume": None,
+            "computed_tokens": row.computed_tokens,
+            "template": template_use(job, row),
+            "loras_from": row.adapters.loras_from if row.adapters.loras else None,
+            "kept": kept,
+        }
+        return ended, [latents, *(each.latents for each in kept)]
 
     async def forget(self, latents: Sequence[BlobRef]) -> None:
         """Delete latents that no record holds any more. A failure is logged: they expire."""
@@ -105,6 +100,24 @@ class Outcomes:
         keep = self._blobs.hand_over if row.done else self._blobs.put
         return await keep(key, data, job.intermediate_ttl_s)
 
+    async def _keep(self, job: Job, row: Row) -> tuple[KeptLatent, ...]:
+        """Keep what rows with similar prompts may begin with; nothing where the store does not take it at once."""
+        try:
+            data = await asyncio.to_thread(_packed, row.kept)
+            keys = [
+                f"{KEPT}/{job.tenant}/{job.job_id}-{row.key.index}-{step}-{secrets.token_hex(4)}"
+                for step in data
+            ]
+            puts = (
+                self._blobs.put(key, each, job.intermediate_ttl_s)
+                for key, each in zip(keys, data.values(), strict=True)
+            )
+            refs = await asyncio.gather(*puts)
+        except GiornataError as error:
+            log.warning("latents_not_kept", job=job.job_id, index=row.key.index, error=str(error))
+            return ()
+        return tuple(KeptLatent(step=step, latents=ref) for step, ref in zip(data, refs, strict=True))
+
     @retries.patiently(nats.errors.Error).wraps
     async def _change(self, request: RunRequest, changes: Mapping[int, Mapping[str, Any]]) -> JobRecord:
         def freed(record: JobRecord) -> JobRecord | None:
@@ -113,7 +126,13 @@ class Outcomes:
         return await self._records.change(request.job.job_id, freed)
 
 
+def _packed(kept: Sequence[tuple[int, Tensor]]) -> dict[int, bytes]:
+    """Latents by step as they travel; those that 16 bits do not hold are left out."""
+    return {step: tensors.pack({LATENT: latent}) for step, latent in kept if bool(latent.isfinite().all())}
+
+
 def _latents(row: RowRecord) -> Iterator[BlobRef]:
+    yield from (each.latents for each in row.kept)
     if row.latents is not None:
         yield row.latents
     if row.resume is not None:

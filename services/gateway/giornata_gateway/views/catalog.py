@@ -92,6 +92,8 @@ class ModelView(View):
     samplers: list[str]
     """What `sampler` may be."""
     default_sampler: str
+    pools_text: bool
+    """Whether `approximate` is accepted: prompts can be compared by their pooled CLIP embeddings."""
     tasks: list[Task]
     """What it is served for; `edit` alone where it needs a picture."""
     fields: dict[Task, list[str]]

@@ -49,11 +49,12 @@ class Inspected:
     companion_tokens: int
     compute_tokens: int
     mask_ratio: float
-    covered: bool
     compute_set: dict[int, CellMap] | None
     pixel_ratio: float
     """Share of the original's pixels with an effective alpha above 0."""
     template_key: str
+    mask_key: str
+    mask_whole: bool
     crop: Box | None
     reference_grids: tuple[tuple[int, int], ...]
     prepared: bytes
@@ -186,10 +187,11 @@ def _measured(  # noqa: PLR0917 - one of two callers has no mask
         companion_tokens=card.companion_tokens(tokens, [height * width for height, width in beside.grids]),
         compute_tokens=compute_tokens,
         mask_ratio=compute_tokens / tokens,
-        covered=bool(edited.all()),
         compute_set=None if computed is None else {1: computed},
         pixel_ratio=float(np.count_nonzero(alpha) / alpha.size),
         template_key=_template_key(seen, card, beside.pictures),
+        mask_key=_mask_key(edited),
+        mask_whole=bool(edited.all()),
         crop=crop,
         reference_grids=beside.grids,
         prepared=save({"image": np.ascontiguousarray(seen), "mask": edited.astype(np.uint8) * np.uint8(255)}),
@@ -197,6 +199,12 @@ def _measured(  # noqa: PLR0917 - one of two callers has no mask
         references=beside.packed,
     )
     return found, View(size, crop, model, seen)
+
+
+def _mask_key(edited: masks.Region) -> str:
+    """See :attr:`giornata.wire.jobs.Inspection.mask_key`."""
+    height, width = edited.shape
+    return hashlib.sha256(struct.pack("<2I", height, width) + np.packbits(edited).tobytes()).hexdigest()
 
 
 def _template_key(pixels: Pixels, card: ModelCard, references: Sequence[Pixels]) -> str:

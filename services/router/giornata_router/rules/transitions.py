@@ -109,8 +109,9 @@ def made_again(
     def again(row: RowRecord) -> RowRecord:
         if row.index not in lost:
             return row
-        latents = None if lost[row.index] is Intermediate.LATENTS else row.latents
-        return row.model_copy(update={"error": None, "latents": latents})
+        if lost[row.index] is not Intermediate.LATENTS:
+            return row.model_copy(update={"error": None})
+        return row.model_copy(update={"error": None, "latents": None, "approximate": None, "kept": ()})
 
     return record.model_copy(
         update={
@@ -211,14 +212,17 @@ def _lean(record: JobRecord, rows: Sequence[RowRecord]) -> dict[str, object]:
 
     A running job's end is then smaller than the revision before it, which a single full NATS server takes.
     """
-    spent: dict[str, object] = {"worker": None, "resume": None}
+    spent: dict[str, object] = {"worker": None, "resume": None, "kept": ()}
     kept = tuple(row.model_copy(update=spent | ({"latents": None} if row.image else {})) for row in rows)
     found, made = record.inspection, record.encoding
     return {
         "rows": kept,
         "inspection": found
         and found.model_copy(update={"compute_set": None, "alpha": None, "references": None}),
-        "encoding": made and made.model_copy(update={"rows": (), "references": None, "empty_text": None}),
+        "encoding": made
+        and made.model_copy(
+            update={"rows": (), "references": None, "empty_text": None, "prompt_embedding": None}
+        ),
     }
 
 

@@ -76,6 +76,7 @@ def test_a_track_is_as_long_as_it_is_told_and_falls(
     assert 0 <= track.levels.min() <= track.levels.max() <= 1
     assert track.levels[-1] == 0
     assert track.remembered <= 4
+    assert bool(track.remembered) <= sampler.remembers, "what a latent alone is no state of is known as such"
     assert all(table.isfinite().all() for table in (track.matrices, track.inputs, track.outside, track.clean))
     assert any(track.draws) is (sampler.stochastic and told > 1)
 

@@ -131,7 +131,7 @@ def _sizes(text: str) -> tuple[float, float] | None:
 )
 @click.option(
     "--lora-eviction",
-    type=click.Choice(list(RuleName)),
+    type=click.Choice([str(name) for name in RuleName]),
     default=RuleName.GDSF.value,
     help="What goes first where LoRAs need room; ROCK and its baselines have lru.",
 )
@@ -154,7 +154,9 @@ def _sizes(text: str) -> tuple[float, float] | None:
     "--loads-ahead/--no-loads-ahead", default=True, help="Whether likely workers load while jobs wait."
 )
 @click.option(
-    "--line", type=click.Choice(list(LineName)), help="Whose turn comes next; default: as the policy has it."
+    "--line",
+    type=click.Choice([str(name) for name in LineName]),
+    help="Whose turn comes next; default: as the policy has it.",
 )
 @click.option(
     "--crowds",

@@ -23,7 +23,7 @@ from giornata_tools.simulation.options import Binding, RunOptions
 from giornata_tools.simulation.results import Simulated, Summary, charts
 from giornata_tools.simulation.scenario import Scenario, fewest_workers
 
-WIDTH: Final = 150
+WIDTH: Final = 170
 """Columns of a table that is not printed to a terminal."""
 COLUMNS: Final = (
     "jobs/s",
