@@ -65,12 +65,12 @@ LEASE_BYTES: Final = 1 << 20
 EVENTS_BYTES: Final = 256 << 20
 """In memory. Beyond it the oldest events go. Previews have a share per job: see `PreviewEvent`."""
 _SHARES: Final = {
-    bucket_stream(RECORDS): 23,
-    JOBS: 4,
+    bucket_stream(RECORDS): 24,
+    JOBS: 3,
     bucket_stream(TEMPLATES): 1,
     bucket_stream(LORAS): 1,
     bucket_stream(WANTED): 1,
-    bucket_stream(QUARANTINE): 2,
+    bucket_stream(QUARANTINE): 1,
     bucket_stream(PROMPTS): 1,
 }
 """Parts of the store, in proportion."""
