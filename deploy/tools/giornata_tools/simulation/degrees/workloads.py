@@ -97,7 +97,7 @@ class PoolWorkload:
     def name(self) -> str:
         """Of its sizes or masks, and of its hits."""
         name = self.masks or str(self.mix)
-        return f"{name}, {self.hits:.0%} hits" if self.hits else name
+        return f"{name}_hits_{100 * self.hits:g}" if self.hits else name
 
     def draw(self) -> list[PoolRequest]:
         """The requests in the order of their arrival."""
