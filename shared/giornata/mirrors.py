@@ -41,6 +41,10 @@ class Mirror(Generic[R]):
         """An owner's records as of the last :meth:`refresh`, in no order."""
         return list(self._owners.get(owner, {}).values())
 
+    def all(self) -> list[R]:
+        """Every owner's records, as :meth:`of`."""
+        return [record for owned in self._owners.values() for record in owned.values()]
+
     @property
     def seen(self) -> int:
         """What :meth:`refresh` has read up to; the records are the same while it is."""

@@ -10,6 +10,17 @@ from giornata.wire.blocks import BlockSpec
 from giornata.wire.controlnets import CloseControl, Closed, ControlBase, DataPath, OpenControl, Opened
 from giornata.wire.errors import ErrorBody
 from giornata.wire.events import DenoisedEvent, DoneEvent, PreviewEvent, StateEvent, StepEvent
+from giornata.wire.host_tiers import (
+    AskTier,
+    BringFile,
+    Brought,
+    HostTier,
+    TierChange,
+    TierLoads,
+    TierSnapshot,
+    WantedFiles,
+    packed,
+)
 from giornata.wire.jobs import BlobRef, Encoding, Inspection, Job, JobState, Priority
 from giornata.wire.loras import (
     BeginUpload,
@@ -23,6 +34,7 @@ from giornata.wire.loras import (
     LoraState,
     LoraStyle,
     NormaliseLora,
+    PinLora,
     ProfiledLora,
     ReadFile,
     Received,
@@ -37,12 +49,14 @@ from giornata.wire.messages import (
     EditMessage,
     EditReply,
     EncodeRequest,
+    Epoch,
     FinishReply,
     FinishRequest,
     Forecast,
     ForecastRequest,
     GenerateMessage,
     InspectRequest,
+    LoadLoras,
     Picture,
     PrefetchTemplate,
     ProbeMessage,
@@ -394,6 +408,15 @@ MESSAGES: list[BaseModel] = [
         queue=QueueState(jobs=1, rows=2, steps=8, wait_ms=1500.0),
         prompts=PromptCounters(hits=3, misses=2, evicted=1, entries=1, size_bytes=512),
         loras=LoraCounters(stored_bytes=6, limit_bytes=2048, uploads=2, finished=1, ready=1, read_bytes=6),
+        host_tier=HostTier(
+            name="h",
+            epoch=7,
+            number=2,
+            changes=(TierChange(number=2, sha256="ab", size_bytes=6),),
+            budget_bytes=2048,
+            used_bytes=6,
+            loads=TierLoads(demand=1, waited_ms=1.5),
+        ),
         answering=("inspect job_1", "finish job_2 0"),
     ),
     BeginUpload(upload_id="upload_1", tenant="default", remaining_ms=900),
@@ -416,6 +439,13 @@ MESSAGES: list[BaseModel] = [
         remaining_ms=900,
     ),
     NormaliseLora(lora=LORA, remaining_ms=900),
+    PinLora(lora_id="lora_1", tenant="default", pinned=True, remaining_ms=900),
+    AskTier(remaining_ms=900),
+    TierSnapshot.of("h", 7, 2, [("ab" * 32, 6)]),
+    BringFile(file=STORED, ahead=True, remaining_ms=900),
+    Brought(loaded=True),
+    WantedFiles(epoch=(7, 8), number=3, sha256s=packed(["ab" * 32])),
+    LoadLoras(files=(STORED,), epoch=Epoch(7, 8)),
     ErrorBody(
         code="mask_empty",
         message="nothing",

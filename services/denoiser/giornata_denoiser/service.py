@@ -30,6 +30,7 @@ from giornata.wire.cells import in_cell
 from giornata.wire.errors import InternalError
 from giornata.wire.messages import (
     CancelRows,
+    LoadLoras,
     PrefetchTemplate,
     RecordRequest,
     RemoveTemplate,
@@ -58,6 +59,7 @@ from giornata_denoiser.pool.leader import Pool
 from giornata_denoiser.pool.memory import Arena
 from giornata_denoiser.pool.opening import check_adapters, decisions, in_thread, pool_of
 from giornata_denoiser.pool.ranks import Ranks
+from giornata_denoiser.rows.adapters import RowLora
 from giornata_denoiser.templates.host import ORDINARY, PINNED, HostMemory
 from giornata_denoiser.templates.lookup import Lookup
 from giornata_denoiser.templates.registered import Registrations
@@ -143,6 +145,7 @@ class Denoiser:
             bus.listen(subjects.worker(instance, "cancel"), CancelRows, self._drop),
             bus.listen(cancels, CancelRows, lambda m: self._carrier.drop_job(m.job_id)),
             bus.listen(subjects.worker(instance, "prefetch"), PrefetchTemplate, self._prefetch),
+            bus.listen(subjects.worker(instance, "load"), LoadLoras, self._load),
             bus.listen(subjects.TEMPLATE_REMOVED, RemoveTemplate, self._runs.remove),
             bus.answer(
                 Endpoint(subjects.worker(instance, "run"), RunRequest, self._run_rows),
@@ -270,7 +273,14 @@ class Denoiser:
             if self._ranks is None:
                 self._loras.prefetch(adapters_of(message.job, steps=1).loras)
 
-    def _obeys(self, message: RunRequest | RecordRequest | CancelRows | PrefetchTemplate) -> bool:
+    def _load(self, message: LoadLoras) -> None:
+        """Subject ``giornata.worker.<worker>.load``."""
+        if self._obeys(message) and self._ranks is None:
+            self._loras.plan(
+                RowLora(digest=file.sha256, size_bytes=file.size_bytes) for file in message.files
+            )
+
+    def _obeys(self, message: RunRequest | RecordRequest | CancelRows | PrefetchTemplate | LoadLoras) -> bool:
         obeys = self._epochs.admits(message.epoch)
         if not obeys:
             log.warning("router_superseded", kind=type(message).__name__, epoch=message.epoch)

@@ -117,6 +117,9 @@ class GatewayConfig(ServiceConfig):
     max_loras: int = Field(
         1000, ge=0, le=100_000, description="LoRAs of one tenant, uploads among them; one more gets 409."
     )
+    max_pinned_loras: int = Field(
+        8, ge=0, le=100_000, description="LoRAs of one tenant that every host keeps; one more gets 409."
+    )
     lora_receive_s: float = Field(
         3600.0,
         gt=0,

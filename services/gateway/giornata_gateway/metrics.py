@@ -7,33 +7,27 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import Metric
 
 from giornata.wire.events import DoneEvent
 from giornata.wire.fleet import InstanceReport
 from giornata.wire.workers import ServiceState
+from giornata_gateway.adapter_metrics import adapter_metrics, host_tier_metrics, lora_metrics
+from giornata_gateway.metric_families import counter, gauge
 from giornata_gateway.views.fleet import stores_of
 
 SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120, 300)
 """Upper bounds of the histograms' buckets."""
 
 
-def _gauge(name: str, meaning: str, *labels: str) -> GaugeMetricFamily:
-    return GaugeMetricFamily(f"giornata_{name}", meaning, labels=labels)
-
-
-def _counter(name: str, meaning: str, *labels: str) -> CounterMetricFamily:
-    return CounterMetricFamily(f"giornata_{name}", meaning, labels=labels)
-
-
 def worker_metrics(reports: Iterable[InstanceReport]) -> Iterator[Metric]:
     """Rows and steps of each worker, and how well its cost model predicts them."""
-    running = _gauge("worker_running_rows", "Rows in a worker's batch.", "worker")
-    waiting = _gauge("worker_waiting_rows", "Rows waiting in a worker.", "worker")
-    steps = _counter("worker_steps", "Row steps since the worker's start.", "worker")
-    r2 = _gauge("worker_cost_r2", "R² of a worker's cost model.", "worker", "of")
+    running = gauge("worker_running_rows", "Rows in a worker's batch.", "worker")
+    waiting = gauge("worker_waiting_rows", "Rows waiting in a worker.", "worker")
+    steps = counter("worker_steps", "Row steps since the worker's start.", "worker")
+    r2 = gauge("worker_cost_r2", "R² of a worker's cost model.", "worker", "of")
     meaning = "Median distance of a worker's predictions from its measurements, in milliseconds."
-    residual = _gauge("worker_cost_residual_ms", meaning, "worker", "of")
+    residual = gauge("worker_cost_residual_ms", meaning, "worker", "of")
     for report in reports:
         state = report.state
         if (worker := state.worker) is None:
@@ -51,17 +45,17 @@ def worker_metrics(reports: Iterable[InstanceReport]) -> Iterator[Metric]:
 def template_metrics(states: Iterable[ServiceState]) -> Iterator[Metric]:
     """What the templates of each worker have done, and how large they are, by tier."""
     meaning = "Edits that could take from a template, by the tier that had it; tier `none`: a miss."
-    lookups = _counter("template_lookups", meaning, "worker", "tier")
-    sizes = _gauge(
+    lookups = counter("template_lookups", meaning, "worker", "tier")
+    sizes = gauge(
         "template_bytes", "Recorded templates, and what edits have learned from them.", "worker", "tier"
     )
-    evictions = _counter("template_evictions", "Templates that had to go for others.", "worker", "tier")
-    runs = _counter("template_runs", "Template runs that ended.", "worker", "outcome")
-    prefetched = _counter("template_prefetches", "Templates read from disk ahead of their edits.", "worker")
-    corrected = _counter(
+    evictions = counter("template_evictions", "Templates that had to go for others.", "worker", "tier")
+    runs = counter("template_runs", "Template runs that ended.", "worker", "outcome")
+    prefetched = counter("template_prefetches", "Templates read from disk ahead of their edits.", "worker")
+    corrected = counter(
         "template_corrections", "Rows that took what an earlier edit of their mask had learned.", "worker"
     )
-    firsts = _counter(
+    firsts = counter(
         "template_firsts", "Pictures of which an edit left what serves the next ones, not recorded.", "worker"
     )
     for state in states:
@@ -92,50 +86,17 @@ def template_metrics(states: Iterable[ServiceState]) -> Iterator[Metric]:
     yield from (lookups, sizes, evictions, runs, prefetched, corrected, firsts)
 
 
-def adapter_metrics(states: Iterable[ServiceState]) -> Iterator[Metric]:
-    """Where the LoRAs of each worker's rows come from, by tier, and what rows do that have to wait."""
-    meaning = "Lookups of LoRAs for rows, by the tier that had them; tier `none`: the LoRA store was asked."
-    lookups = _counter("adapter_lookups", meaning, "worker", "tier")
-    sizes = _gauge("adapter_bytes", "LoRAs in a tier.", "worker", "tier")
-    evictions = _counter("adapter_evictions", "LoRAs that had to go for others.", "worker", "tier")
-    prefetched = _counter("adapter_prefetches", "LoRAs read ahead of their edits.", "worker")
-    failed = _counter("adapter_failures", "Loads that failed.", "worker")
-    meaning = "Rows whose LoRAs were not loaded in time: they `paused`, or `began` without them."
-    late = _counter("adapter_late_rows", meaning, "worker", "what")
-    for state in states:
-        count = state.worker.adapters if state.worker else None
-        if count is None:
-            continue
-        worker = state.instance
-        for tier, hits, size_bytes, evicted in (
-            ("device", count.hits_device, count.device_bytes, count.evicted_device),
-            ("memory", count.hits_memory, count.memory_bytes, count.evicted_memory),
-            ("disk", count.hits_disk, count.disk_bytes, count.evicted_disk),
-        ):
-            lookups.add_metric([worker, tier], hits)
-            sizes.add_metric([worker, tier], size_bytes)
-            evictions.add_metric([worker, tier], evicted)
-        lookups.add_metric([worker, "none"], count.misses)
-        prefetched.add_metric([worker], count.prefetched)
-        failed.add_metric([worker], count.failed)
-        late.add_metric([worker, "paused"], count.paused)
-        late.add_metric([worker, "began"], count.late)
-    yield from (lookups, sizes, evictions, prefetched, failed, late)
-
-
 def router_metrics(states: Iterable[ServiceState]) -> Iterator[Metric]:
     """The jobs that wait at the active router, and what it has learnt of steps and loads by model and device."""
-    jobs = _gauge(
+    jobs = gauge(
         "router_waiting_jobs", "Jobs that no worker has taken yet: in the queue, and prepared.", "cell"
     )
-    rows = _gauge("router_waiting_rows", "Their pictures.", "cell")
-    unreadable = _gauge(
-        "router_unreadable_jobs", "Messages in the queue that the router cannot read.", "cell"
-    )
+    rows = gauge("router_waiting_rows", "Their pictures.", "cell")
+    unreadable = gauge("router_unreadable_jobs", "Messages in the queue that the router cannot read.", "cell")
     labels = ("cell", "model_digest", "device", "of")
-    r2 = _gauge("router_cost_r2", "R² of the router's regressions.", *labels)
+    r2 = gauge("router_cost_r2", "R² of the router's regressions.", *labels)
     meaning = "Median distance of the router's predictions from measurements, in milliseconds."
-    residual = _gauge("router_cost_residual_ms", meaning, *labels)
+    residual = gauge("router_cost_residual_ms", meaning, *labels)
     for state in states:
         if (queue := state.queue) is None or not state.active:
             continue
@@ -153,10 +114,10 @@ def router_metrics(states: Iterable[ServiceState]) -> Iterator[Metric]:
 def prompt_metrics(states: Iterable[ServiceState]) -> Iterator[Metric]:
     """What the approximate prompt cache of the active router has done, and how large it is."""
     meaning = "Pictures with `approximate`, by whether they began with another's latent."
-    lookups = _counter("approximate_lookups", meaning, "cell", "outcome")
-    evicted = _counter("approximate_evictions", "Latents that went for want of room.", "cell")
-    entries = _gauge("approximate_entries", "Pictures whose latents are kept.", "cell")
-    size = _gauge("approximate_bytes", "Bytes of these latents.", "cell")
+    lookups = counter("approximate_lookups", meaning, "cell", "outcome")
+    evicted = counter("approximate_evictions", "Latents that went for want of room.", "cell")
+    entries = gauge("approximate_entries", "Pictures whose latents are kept.", "cell")
+    size = gauge("approximate_bytes", "Bytes of these latents.", "cell")
     for state in states:
         if (told := state.prompts) is None or not state.active:
             continue
@@ -169,39 +130,16 @@ def prompt_metrics(states: Iterable[ServiceState]) -> Iterator[Metric]:
     yield from (lookups, evicted, entries, size)
 
 
-def lora_metrics(states: Iterable[ServiceState]) -> Iterator[Metric]:
-    """What each LoRA store keeps and does."""
-    used = _gauge("lora_store_bytes", "Bytes of all files in the store's folder.", "instance")
-    limit = _gauge("lora_store_limit_bytes", "Bytes from which on no upload begins.", "instance")
-    waiting = _gauge("lora_validating", "LoRAs that wait for prepost, or are with it.", "instance")
-    uploads = _counter("lora_uploads", "Uploads that began or became a LoRA.", "instance", "stage")
-    ended = _counter("lora_validations", "Validations that ended.", "instance", "outcome")
-    read = _counter("lora_read_bytes", "Bytes given out.", "instance")
-    for state in states:
-        if (told := state.loras) is None:
-            continue
-        instance = [state.instance]
-        used.add_metric(instance, told.stored_bytes)
-        limit.add_metric(instance, told.limit_bytes)
-        waiting.add_metric(instance, told.validating)
-        uploads.add_metric([*instance, "begun"], told.uploads)
-        uploads.add_metric([*instance, "finished"], told.finished)
-        ended.add_metric([*instance, "ready"], told.ready)
-        ended.add_metric([*instance, "failed"], told.failed)
-        read.add_metric(instance, told.read_bytes)
-    yield from (used, limit, waiting, uploads, ended, read)
-
-
 def control_metrics(states: Iterable[ServiceState]) -> Iterator[Metric]:
     """What each ControlNet service computes, and where its rows find their weights."""
-    rows = _gauge("control_rows", "Rows that are open.", "instance")
-    size = _gauge("control_resident_bytes", "Weights on the device.", "instance")
-    pending = _gauge("control_pending_ms", "Predicted time of the steps that wait or run.", "instance")
+    rows = gauge("control_rows", "Rows that are open.", "instance")
+    size = gauge("control_resident_bytes", "Weights on the device.", "instance")
+    pending = gauge("control_pending_ms", "Predicted time of the steps that wait or run.", "instance")
     meaning = "Rows that were opened, by whether the weights of all their ControlNets were there."
-    opened = _counter("control_opened_rows", meaning, "instance", "weights")
-    evictions = _counter("control_evictions", "ControlNets that had to go for others.", "instance")
+    opened = counter("control_opened_rows", meaning, "instance", "weights")
+    evictions = counter("control_evictions", "ControlNets that had to go for others.", "instance")
     meaning = "Row steps, `computed` or `late`: nobody waited for them when their turn came."
-    steps = _counter("control_steps", meaning, "instance", "what")
+    steps = counter("control_steps", meaning, "instance", "what")
     for state in states:
         if (told := state.control) is None:
             continue
@@ -219,8 +157,8 @@ def control_metrics(states: Iterable[ServiceState]) -> Iterator[Metric]:
 
 def pool_metrics(states: Iterable[ServiceState]) -> Iterator[Metric]:
     """The devices of workers that have several."""
-    ranks = _gauge("pool_ranks", "Devices of a worker, by what they are doing.", "worker", "phase")
-    starts = _counter("pool_rank_starts", "Processes that were started for a device.", "worker", "device")
+    ranks = gauge("pool_ranks", "Devices of a worker, by what they are doing.", "worker", "phase")
+    starts = counter("pool_rank_starts", "Processes that were started for a device.", "worker", "device")
     for state in states:
         told = state.worker.ranks if state.worker else ()
         for phase, count in sorted(Tally(str(rank.phase) for rank in told).items()):
@@ -232,8 +170,8 @@ def pool_metrics(states: Iterable[ServiceState]) -> Iterator[Metric]:
 
 def store_metrics(states: Iterable[ServiceState]) -> Iterator[Metric]:
     """How full JetStream's streams are, as the active router has read it."""
-    used = _gauge("store_bytes", "Bytes in a stream.", "store")
-    limit = _gauge("store_limit_bytes", "Most bytes that the stream may hold.", "store")
+    used = gauge("store_bytes", "Bytes in a stream.", "store")
+    limit = gauge("store_limit_bytes", "Most bytes that the stream may hold.", "store")
     for room in stores_of(states) or ():
         used.add_metric([room.store], room.used_bytes)
         limit.add_metric([room.store], room.limit_bytes)
@@ -302,7 +240,7 @@ class _Fleet(CollectorRegistry):
     def collect(self) -> Iterator[Metric]:
         """Ready instances per service, and what workers and the active router tell."""
         states = [report.state for report in self._reports]
-        instances = _gauge("fleet_instances", "Ready instances.", "service")
+        instances = gauge("fleet_instances", "Ready instances.", "service")
         ready = Tally(str(state.service) for state in states if state.ready and not state.draining)
         for service, count in sorted(ready.items()):
             instances.add_metric([service], count)
@@ -314,5 +252,6 @@ class _Fleet(CollectorRegistry):
         yield from prompt_metrics(states)
         yield from store_metrics(states)
         yield from lora_metrics(states)
+        yield from host_tier_metrics(states)
         yield from control_metrics(states)
         yield from pool_metrics(states)

@@ -11,6 +11,7 @@ from pydantic import Field, FilePath, field_validator, model_validator
 from giornata.approximate.table import Tables
 from giornata.bus.streams import LINGER_S
 from giornata.config import CellConfig
+from giornata.residency.plans.naming import PlacementName
 from giornata.scheduling.line import AGEING_S, LineName
 from giornata.scheduling.policies import LOAD_WEIGHT, PolicyName
 
@@ -37,6 +38,16 @@ class RouterConfig(CellConfig):
         description="Whose turn comes next: `fair`, tenants take turns; `kinds`, ROCK's queues of alike jobs, which "
         "needs the extra `rock`. Default `fair`; `kinds` for the policy `rock`.",
     )
+    placement: PlacementName = Field(
+        PlacementName.USE,
+        description="What the host tiers of LoRAs, and memories of workers, should hold: `use`, what is used most for "
+        "what another load costs; `off`, what jobs needed; as one of the baselines, `rock`, with the extra `rock`, or "
+        "`proactive`.",
+    )
+    placement_s: float | None = Field(
+        None, gt=0, description="Pause between two plans of placement; default 15, `rock` 45, `proactive` 60."
+    )
+    placement_seed: int = Field(0, description="Of the draws of the placement `rock`.")
     load_weight: float = Field(
         LOAD_WEIGHT,
         ge=0,
@@ -123,6 +134,8 @@ class RouterConfig(CellConfig):
             )
         if self.policy is PolicyName.ROCK or self.line_name is LineName.KINDS:
             require_rock(asked)
+        if self.placement is PlacementName.ROCK:
+            require_rock(f"placement={self.placement}")
         return self
 
     @property

@@ -32,7 +32,14 @@ from giornata.wire import subjects
 from giornata.wire.cells import MAIN, in_cell
 from giornata.wire.events import DenoisedEvent, EventKind
 from giornata.wire.fleet import FleetRequest
-from giornata.wire.messages import CancelRows, ForecastRequest, RemoveTemplate, SubmitRequest, TemplateRequest
+from giornata.wire.messages import (
+    Accepted,
+    CancelRows,
+    ForecastRequest,
+    RemoveTemplate,
+    SubmitRequest,
+    TemplateRequest,
+)
 from giornata.wire.stores import LEASES, own_name
 from giornata.wire.telemetry import TelemetryReader
 from giornata.wire.workers import ServiceName, ServiceState
@@ -43,6 +50,7 @@ from giornata_router.fleet_desk import FleetDesk
 from giornata_router.kinds import keep_fitted
 from giornata_router.lease import RENEW_S, Leadership, Lease, LeaseEndedError
 from giornata_router.lines import line_of
+from giornata_router.placement_desk import PlacementDesk
 from giornata_router.prepost import PrepostClient, Questions
 from giornata_router.prompts import Prompts
 from giornata_router.queue import Queue
@@ -97,6 +105,7 @@ class Router:
         self._queue: Queue | None = None
         """What is led; None on a standby."""
         self._desk = FleetDesk(bus, placement.fleet, config.instance, config.cell)
+        self._places = PlacementDesk(bus, placement, config)
         bus.on_reconnect.append(self._dispatch.recheck)
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -133,11 +142,13 @@ class Router:
         self._dispatch.observe(state)
         self._questions.observe(state, self._clock.listened_s)
         self._desk.observe(state, time.monotonic())
+        self._places.observe(state)
 
     def _look(self) -> None:
         self._dispatch.look(self._clock.listened_s)
         self._questions.look(self._clock.listened_s)
         self._desk.look()
+        self._places.look()
 
     async def _lead(self, lease: Lease, stop: asyncio.Event) -> None:
         """Accept jobs and carry them out while the lease is ours, and NATS answers."""
@@ -161,7 +172,7 @@ class Router:
         template = partial(register, self._tools, await TemplateRecords.open(self._bus.jetstream))
         here = partial(in_cell, cell=self._config.cell)
         endpoints = (
-            Endpoint(here(subjects.SUBMIT), SubmitRequest, self._by_holder(queue.submit)),
+            Endpoint(here(subjects.SUBMIT), SubmitRequest, self._by_holder(partial(self._submit, queue))),
             Endpoint(here(subjects.FORECAST), ForecastRequest, self._by_holder(queue.forecast)),
             Endpoint(here(subjects.FLEET), FleetRequest, self._by_holder(self._desk.page)),
             Endpoint(here(subjects.TEMPLATE), TemplateRequest, self._by_holder(template)),
@@ -179,6 +190,7 @@ class Router:
             pulls.create_task(self._tools.prompts.run(prompts), name="prompts")
             pulls.create_task(self._desk.tell(self._leadership, queue.waits_ms), name="summary")
             pulls.create_task(queue.run(), name="queue")
+            pulls.create_task(self._places.run(self._leadership), name="placement")
             if isinstance(self._line, KindsLine):
                 pulls.create_task(keep_fitted(self._line), name="kinds")
             self._bus.on_reconnect.append(queue.recheck)
@@ -189,6 +201,12 @@ class Router:
             finally:
                 self._bus.on_reconnect.remove(queue.recheck)
             raise _StepDownError  # a task group has no other way to cancel its tasks
+
+    async def _submit(self, queue: Queue, request: SubmitRequest) -> Accepted:
+        """Endpoint ``giornata.router.submit``: see :meth:`giornata_router.queue.Queue.submit`."""
+        accepted = await queue.submit(request)
+        self._places.see(lora.sha256 for lora in request.job.loras if lora.scale)
+        return accepted
 
     def _by_holder(
         self, handler: Callable[[Request], Awaitable[Reply]]

@@ -106,7 +106,7 @@ async def ensure(
 async def ensure_shared(
     jetstream: JetStreamContext, *, replicas: int, events_ttl_s: float, store_bytes: int = stores.STORE_BYTES
 ) -> None:
-    """Create what all cells share, as :func:`ensure`: the event stream; buckets of templates, LoRAs, wanted sets."""
+    """Create what all cells share, as :func:`ensure`: the event stream, and the buckets of tenants and of plans."""
     limits = stores.limits(store_bytes)
     events = StreamConfig(
         name=stores.EVENTS,

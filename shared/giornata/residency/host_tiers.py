@@ -6,7 +6,7 @@ waits. Where one is missing, the tier is named by :meth:`HostTiers.gaps`, and a 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -85,6 +85,10 @@ class HostTiers:
         """The store has left, or fell silent: its tier is filled by nobody."""
         for name in [name for name, known in self._known.items() if known.instance == instance]:
             del self._known[name]
+
+    def keep(self, instances: Collection[str]) -> None:
+        """Forget the tiers of all other stores."""
+        self._known = {name: known for name, known in self._known.items() if known.instance in instances}
 
     def gaps(self) -> dict[str, str]:
         """Instances to ask for a snapshot, by the name of their tier."""

@@ -41,6 +41,12 @@ class Uses:
         while self._window[0][0] < now - self._window_s:
             self._window.popleft()
 
+    def copy(self) -> Uses:
+        """The uses as they are now, for another thread."""
+        made = Uses(self._half_life_s, self._window_s)
+        made._lately, made._window = self._lately.copy(), self._window.copy()
+        return made
+
     def lately(self, digest: str, now: float) -> float:
         """Uses of an adapter; each counts half after the half-life."""
         counted, at_s = self._lately.get(digest, (0.0, now))

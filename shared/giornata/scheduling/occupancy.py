@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Final
 
+from giornata.residency.host_tiers import HostTiers
 from giornata.scheduling.adapters import Arrivals, by_tier
 from giornata.scheduling.backlog import Backlog, Outlook, RowLoad
 from giornata.scheduling.degrees.pool import PoolRow
@@ -93,6 +94,8 @@ class Occupancy:
     """The fastest tier of each LoRA that it has, by digest. The same object until they change."""
     on_device: frozenset[str] = frozenset()
     """Of the LoRAs, those that are on the device."""
+    host_tiers: HostTiers | None = None
+    """What the host tiers of LoRAs hold."""
     on_disk: int = 0
     """Templates on disk, wherever else they are."""
     stalled: bool = False
@@ -175,10 +178,23 @@ class Occupancy:
             del self.ended[next(iter(self.ended))]
         self.totals = None
 
+    def tier_of(self, digest: str) -> Tier | None:
+        """The fastest tier that has a LoRA; the host tier of its machine counts as its disk."""
+        tier = self.loras.get(digest)
+        if tier is None and self.host_tiers is not None and self.host_tiers.has(self.shown.lora_host, digest):
+            return Tier.DISK
+        return tier
+
+    def host_has_any(self, digests: Iterable[str]) -> bool:
+        """Whether the host tier of its machine has one of these LoRAs."""
+        tiers, name = self.host_tiers, self.shown.lora_host
+        return tiers is not None and name is not None and any(tiers.has(name, digest) for digest in digests)
+
     def bring(self, demand: Demand, now: float) -> None:
         """The worker is told to load what `demand` needs."""
         if demand.adapters:
-            self.incoming.bring(demand.adapters, self.loras, self.arrivals, now)
+            held = {lora.digest: tier for lora in demand.adapters if (tier := self.tier_of(lora.digest))}
+            self.incoming.bring(demand.adapters, held, self.arrivals, now)
 
     def forget(self, attempt: Attempt, totals: Totals | None, incoming: Incoming) -> None:
         """Take `attempt` back as if it had never been given, with the `totals` and the loads of before."""

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import Final
 
 from giornata.fleet import Fleet, Heard
+from giornata.residency.host_tiers import HostTiers
 from giornata.scheduling.backlog import Prospect
 from giornata.scheduling.controls import ControlOffers
 from giornata.scheduling.demand import Demand
@@ -53,6 +54,7 @@ class Placement:
         self._refused: set[str] = set()
         self._pools: set[str] = set()
         """Workers with several devices."""
+        self._host_tiers: HostTiers | None = None
         self._control_offers = ControlOffers()
         self._now = 0.0
         """The latest time that was told."""
@@ -74,6 +76,7 @@ class Placement:
         worker.controlnets = frozenset(card.digest for card in state.controlnets)
         worker.fetch_ms = self.estimates.fetch_ms(name, worker.disk_bytes)
         worker.arrivals = self.estimates.arrivals(name)
+        worker.host_tiers = self._host_tiers
         worker.incoming.settle(worker.loras, now)
         for attempt in worker.listed:
             booking = self._bookings.get(attempt)
@@ -93,6 +96,10 @@ class Placement:
             if model not in served:
                 self._roster(model).drop(name)
         return bool(served) and worker.rows < shown.capacity_rows
+
+    def hosts(self, tiers: HostTiers) -> None:
+        """Count what the host tiers of workers' machines hold as on their disks, from the next telemetry on."""
+        self._host_tiers = tiers
 
     def listen(self, now: float) -> None:
         """Count silence from now on: nothing could be heard until now."""

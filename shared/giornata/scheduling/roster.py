@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, insort
 from collections.abc import Callable, Collection, Iterable, Iterator
-from heapq import nsmallest
 from itertools import islice
 from operator import itemgetter
 from typing import Final
@@ -169,7 +168,7 @@ class Roster:
         if len(having) > count * count:  # so many that they are met soon
             return islice((name for name in self._ordered(excluded) if name in having), count)
         self._settle()
-        return nsmallest(count, (name for name in having if name not in excluded), self._work.of)
+        return sorted((name for name in having if name not in excluded), key=self._work.of)[:count]
 
     def has_room(self, demand: Demand, excluded: Collection[str] = ()) -> bool:
         """Whether a worker could take `demand` now; workers that have changed are summed up until one can."""

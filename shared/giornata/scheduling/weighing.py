@@ -79,6 +79,8 @@ class Weighing:
         hit, miss = self._at(worker.pace)
         template = worker.places.get(demand.template) if demand.template is not None else None
         there = self._adapters(worker, now) if demand.adapters else NONE
+        own = miss if template is None else hit
+        alone_ms = own.alone_ms if worker.pool is None or not there.wait_ms else self.alone_ms(worker)
         if worker.totals is None:
             raise ValueError(f"worker {worker.name} was not summed up")
         return Candidate(
@@ -87,13 +89,13 @@ class Weighing:
             worker.totals.rows,
             worker.totals.tokens,
             worker.totals.outlook,
-            loads=miss.loads if template is None else hit.loads,
+            loads=own.loads,
             template=template,
             hit_saves_ms=self._repeats * (miss.work_ms - hit.work_ms),
             fetch_ms=worker.fetch_ms if template is Tier.DISK and not fetching else 0.0,
             wait_ms=there.wait_ms,
             load_ms=there.load_ms,
-            needing_ms=self._needing * self.alone_ms(worker) if there.wait_ms else 0.0,
+            needing_ms=self._needing * alone_ms if there.wait_ms else 0.0,
             held=there.held,
             absent=there.absent,
             joining=self._joining(worker),
@@ -104,13 +106,14 @@ class Weighing:
         here, incoming, nowhere = worker.loras, worker.incoming, self._nowhere.get(id(worker.arrivals))
         if nowhere is None:
             nowhere = self._nowhere[id(worker.arrivals)] = self._arrives(worker.arrivals)
-        if here.keys().isdisjoint(self._digests) and incoming.lacks(self._digests):
+        lacks = here.keys().isdisjoint(self._digests) and incoming.lacks(self._digests)
+        if lacks and not worker.host_has_any(self._digests):
             queue_ms = incoming.queue_ms(now)
             return nowhere._replace(wait_ms=queue_ms + nowhere.load_ms) if queue_ms else nowhere
         coming_ms = load_ms = 0.0
         needed, held, missing = self._demand.adapters, 0, list[tuple[str, float]]()
         for (digest, size_bytes), lacked in zip(needed, nowhere.absent, strict=True):
-            tier = here.get(digest)
+            tier = worker.tier_of(digest)
             if tier is Tier.DEVICE:
                 held += 1
             elif (left_ms := incoming.left_ms(digest, now)) is not None:

@@ -6,10 +6,11 @@ from pydantic import Field
 
 from giornata.wire.adapters import ControlCard
 from giornata.wire.cells import MAIN
+from giornata.wire.host_tiers import HostTier
 from giornata.wire.models import ModelCard
 from giornata.wire.queues import StoreRoom
 from giornata.wire.values import Wire
-from giornata.wire.workers import RankState, ServiceName, ServiceState, TemplateCounters
+from giornata.wire.workers import AdapterCounters, RankState, ServiceName, ServiceState, TemplateCounters
 
 
 class FleetSummary(Wire):
@@ -85,6 +86,10 @@ class WorkerView(Wire):
     """Median time of its recent steps, each of which advances every running row by one; null without any."""
     ranks: tuple[RankState, ...] = ()
     """Its devices, where it has several: a pool."""
+    adapters: AdapterCounters | None = None
+    """What its LoRAs have done since its start."""
+    lora_host: str | None = None
+    """The host tier that it takes LoRAs from."""
 
 
 class ControlView(Wire):
@@ -117,6 +122,8 @@ class InstanceView(Wire):
     worker: WorkerView | None = None
     control: ControlView | None = None
     """Of a ControlNet service alone."""
+    host_tier: HostTier | None = None
+    """Of a LoRA store that fills one."""
 
 
 class FleetView(Wire):

@@ -6,7 +6,7 @@ from enum import StrEnum
 from typing import Final, NamedTuple
 
 from giornata.wire.jobs import BlobRef, Encoding, Inspection, Job, Priority
-from giornata.wire.loras import NormaliseLora
+from giornata.wire.loras import NormaliseLora, StoredFile
 from giornata.wire.progress import ApproximateUse, RowRecord
 from giornata.wire.requests import EditParameters, GenerationParameters, OutputFormat
 from giornata.wire.templates import TemplateInputs, TemplateRecord
@@ -174,6 +174,14 @@ class PrefetchTemplate(Wire):
 
     job: Job
     inspection: Inspection
+    epoch: Epoch | None = None
+
+
+class LoadLoras(Wire):
+    """router → one denoiser: the placement wants these LoRAs in your memory, the most wanted first."""
+
+    files: tuple[StoredFile, ...]
+    """Canonical files."""
     epoch: Epoch | None = None
 
 

@@ -42,7 +42,7 @@ ALL_LORA_TIERS = ("giornata.lora.bring.*", "giornata.lora.tier.*")
 """What the LoRA store of one machine is asked about its host tier."""
 ALL_ADAPTER = "giornata.prepost.adapter.*"
 """Have the canonical file of a LoRA made (prepost of its model)."""
-WorkerVerb = Literal["run", "cancel", "record", "prefetch"]
+WorkerVerb = Literal["run", "cancel", "record", "prefetch", "load"]
 ALL_WORKERS = tuple(f"giornata.worker.*.{verb}" for verb in get_args(WorkerVerb))
 ControlVerb = Literal["open", "close"]
 ALL_CONTROLNET = tuple(f"giornata.controlnet.*.{verb}" for verb in get_args(ControlVerb))
@@ -102,7 +102,7 @@ def cancel(job: str) -> str:
 
 
 def worker(name: str, verb: WorkerVerb) -> str:
-    """For one denoiser: rows to run or to cancel, a template to record or, since it is probably needed, to prefetch."""
+    """For one denoiser: rows to run or to cancel, a template to record or to prefetch, LoRAs to load by plan."""
     return f"giornata.worker.{token(name)}.{verb}"
 
 

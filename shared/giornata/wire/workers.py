@@ -228,7 +228,13 @@ class AdapterCounters(Wire):
     """Rows that began without theirs."""
     device_bytes: int = 0
     memory_bytes: int = 0
+    memory_limit_bytes: int = 0
+    """Most bytes of unpinned LoRAs in memory; 0 from versions that do not tell."""
     disk_bytes: int = 0
+    planned: int = 0
+    """LoRAs that were loaded since the placement wanted them; not among `prefetched`."""
+    waited_ms: float = 0.0
+    """Time that loads for rows took, together."""
 
 
 class RankPhase(StrEnum):

@@ -118,6 +118,7 @@ def lora(
         model=model,
         name=name,
         shared=False,
+        pinned=False,
         style=None,
         rank=8,
         modules=4,

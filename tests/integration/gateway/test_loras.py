@@ -45,8 +45,14 @@ async def doors(nats_url: str, redis_url: str, tmp_path: Path) -> AsyncIterator[
     async with (
         open_bench(nats_url, tmp_path) as bench,
         bench.bus.serve("prepost", prepost, instance="tiny"),
-        bench.instance(lora_file_bytes=4 << 20),
-        open_stage(nats_url, redis_url, tmp_path, api_keys_file=keys, max_loras=2) as stage,
+        bench.instance(
+            lora_file_bytes=4 << 20,
+            lora_host_folder=tmp_path / "host",
+            lora_host_name=bench.model,
+        ),
+        open_stage(
+            nats_url, redis_url, tmp_path, api_keys_file=keys, max_loras=2, max_pinned_loras=1
+        ) as stage,
     ):
         yield stage
 
@@ -235,3 +241,21 @@ async def test_a_probe_is_an_edit_with_the_loras_of_the_tenant_that_it_names(
     async with bus.connect(nats_url, "stranger") as other:  # an application's inbox
         with pytest.raises(InvalidField):
             await other.call(subjects.EDIT_PROBE, probe, EditReply, Deadline.after_ms(HUNG_MS))
+
+
+async def test_a_lora_is_pinned_and_unpinned_by_its_tenant(doors: Stage) -> None:
+    _, told = await upload(doors, lora(40))
+    _, ready = await ask(doors, "GET", f"/{told['id']}?wait_ms=60000")
+    assert not ready["pinned"]
+    status, pinned = await ask(doors, "PUT", f"/{told['id']}/pin")
+    assert (status, pinned["pinned"]) == (200, True)
+    assert (await ask(doors, "PUT", f"/{told['id']}/pin"))[0] == 200  # it may be asked again
+    status, error = await ask(doors, "PUT", f"/{told['id']}/pin", BOB)
+    assert (status, error["error"]["code"]) == (404, "lora_not_found")
+    _, second = await upload(doors, lora(41))
+    await ask(doors, "GET", f"/{second['id']}?wait_ms=60000")
+    status, error = await ask(doors, "PUT", f"/{second['id']}/pin")
+    assert (status, error["error"]["code"]) == (409, "lora_limit")
+    status, unpinned = await ask(doors, "DELETE", f"/{told['id']}/pin")
+    assert (status, unpinned["pinned"]) == (200, False)
+    assert (await ask(doors, "PUT", f"/{second['id']}/pin"))[0] == 200

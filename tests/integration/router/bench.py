@@ -15,6 +15,7 @@ from giornata.bus import streams
 from giornata.bus.bus import Bus
 from giornata.deadlines import Deadline
 from giornata.records import Quarantine, Records
+from giornata.residency.plans.naming import PlacementName
 from giornata.scheduling.line import AGEING_S, LineName
 from giornata.scheduling.policies import PolicyName
 from giornata.wire import subjects
@@ -125,6 +126,8 @@ async def running_router(
     blobs: BlobStore | None = None,
     cell: str = MAIN,
     line: LineName | None = None,
+    placement: PlacementName = PlacementName.USE,
+    placement_s: float | None = None,
     **more: Any,
 ) -> AsyncIterator[asyncio.Task[None]]:
     """A router on a connection of its own; cancelling the task is its sudden death."""
@@ -142,6 +145,8 @@ async def running_router(
         line=line,
         ageing_s=ageing_s,
         cell=cell,
+        placement=placement,
+        placement_s=placement_s,
         **more,
     )
     stop = asyncio.Event()

@@ -7,8 +7,10 @@ from rich.console import Console
 from giornata.wire.adapters import ControlCard, ControlKind
 from giornata.wire.controlnets import ControlState
 from giornata.wire.fleet import FleetView
+from giornata.wire.host_tiers import HostTier, TierChange, TierLoads
 from giornata.wire.queues import QueueState, StoreRoom
 from giornata.wire.workers import (
+    AdapterCounters,
     RankPhase,
     RankState,
     RowProgress,
@@ -19,6 +21,7 @@ from giornata.wire.workers import (
 )
 from giornata_gateway.views.fleet import fleet_view
 from giornata_router.rules.reports import StepRates, report
+from giornata_tools.cli.adapter_table import adapter_table
 from giornata_tools.cli.status import fleet_table, sums
 from tests.contract.messages import CARD
 
@@ -138,3 +141,64 @@ def test_a_model_that_lacks_a_service_is_named() -> None:
 def test_no_router_is_told_from_no_workers() -> None:
     assert "No router is active" in sums(fleet_view(None))
     assert "No router is active" not in sums(told([state(ServiceName.ROUTER, "r1")]))
+
+
+def test_adapters_are_shown_by_host_and_worker_and_reason() -> None:
+    tier = HostTier(
+        name="rack-1",
+        epoch=1,
+        number=1,
+        changes=(TierChange(number=1, sha256="ab", size_bytes=1),),
+        budget_bytes=2_000_000_000,
+        used_bytes=500_000_000,
+        hits=11,
+        loads=TierLoads(demand=7, ahead=5, plan=3, waited_ms=2500.0),
+        evicted=2,
+        failed=1,
+        plans=4,
+        plans_ignored=6,
+        missing=9,
+    )
+    counts = AdapterCounters(
+        hits_device=21, hits_memory=22, hits_disk=23, misses=24, prefetched=25, planned=26, waited_ms=1500.0
+    )
+    worker = BUSY.model_copy(update={"adapters": counts, "lora_host": "rack-1"})
+    states = [
+        state(ServiceName.LORA_STORE, "s1", host_tier=tier),
+        state(ServiceName.DENOISER, "d1", worker=worker),
+    ]
+    fleet = told(states)
+    (store,) = (one for one in fleet.instances if one.host_tier)
+    assert store.host_tier is not None
+    assert store.host_tier.changes == ()  # of no use to people
+    console = Console(width=200)
+    with console.capture() as capture:
+        console.print(adapter_table(fleet))
+    lines = [line.split() for line in capture.get().splitlines()]
+    assert lines[1] == [
+        "rack-1",
+        "500",
+        "2000",
+        "9",
+        "11",
+        "7",
+        "5",
+        "3",
+        "2.5",
+        "2",
+        "1",
+        "4,",
+        "6",
+        "ignored",
+    ]
+    assert lines[4] == ["d1", "rack-1", "device", "0", "21", "0", "24", "25", "26", "1.5", "0"]
+    assert lines[5] == ["memory", "0", "22", "0"]
+    assert lines[6] == ["disk", "0", "23", "0"]
+
+
+def test_without_adapters_the_table_says_so() -> None:
+    console = Console(width=200)
+    with console.capture() as capture:
+        console.print(adapter_table(told([state(ServiceName.GATEWAY, "g1")])))
+    assert "No LoRA store fills a host tier." in capture.get()
+    assert "No worker tells of LoRAs." in capture.get()

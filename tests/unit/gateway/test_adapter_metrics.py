@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from giornata.wire.host_tiers import HostTier, TierLoads
 from giornata.wire.workers import AdapterCounters, ServiceName, ServiceState
-from giornata_gateway.metrics import adapter_metrics
+from giornata_gateway.adapter_metrics import adapter_metrics, host_tier_metrics
 from tests.contract.messages import WORKER
 
 COUNTERS = AdapterCounters(
@@ -21,6 +22,9 @@ COUNTERS = AdapterCounters(
     device_bytes=12,
     memory_bytes=13,
     disk_bytes=14,
+    planned=15,
+    waited_ms=16.0,
+    memory_limit_bytes=17,
 )
 
 
@@ -57,5 +61,48 @@ def test_every_counter_of_a_worker_is_told_once() -> None:
         ("bytes", "d1", "device"): 12,
         ("bytes", "d1", "memory"): 13,
         ("bytes", "d1", "disk"): 14,
+        ("planned_loads", "d1"): 15,
+        ("wait_seconds", "d1"): 0.016,
+        ("limit_bytes", "d1", "memory"): 17,
     }
-    assert sorted(told.values()) == sorted(COUNTERS.model_dump().values())
+    counted = COUNTERS.model_dump() | {"waited_ms": 0.016}  # in seconds
+    assert sorted(told.values()) == sorted(counted.values())
+
+
+def test_a_host_tier_is_told_by_its_name() -> None:
+    tier = HostTier(
+        name="rack-1",
+        epoch=1,
+        number=1,
+        budget_bytes=2,
+        used_bytes=3,
+        hits=4,
+        loads=TierLoads(demand=5, ahead=6, plan=7, waited_ms=8000.0),
+        evicted=9,
+        failed=10,
+        plans=11,
+        plans_ignored=12,
+        missing=13,
+    )
+    state = ServiceState(
+        service=ServiceName.LORA_STORE, instance="s1", host="h", version="1", ready=True, host_tier=tier
+    )
+    told = {
+        (family.name.removeprefix("giornata_lora_host_"), *sample.labels.values()): sample.value
+        for family in host_tier_metrics([state, state.model_copy(update={"host_tier": None})])
+        for sample in family.samples
+    }
+    assert told == {
+        ("limit_bytes", "rack-1"): 2,
+        ("bytes", "rack-1"): 3,
+        ("hits", "rack-1"): 4,
+        ("loads", "rack-1", "demand"): 5,
+        ("loads", "rack-1", "ahead"): 6,
+        ("loads", "rack-1", "plan"): 7,
+        ("wait_seconds", "rack-1"): 8,
+        ("evictions", "rack-1"): 9,
+        ("failures", "rack-1"): 10,
+        ("plans", "rack-1", "taken"): 11,
+        ("plans", "rack-1", "ignored"): 12,
+        ("missing", "rack-1"): 13,
+    }

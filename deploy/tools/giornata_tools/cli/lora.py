@@ -27,7 +27,7 @@ PAGE: Final = 100
 
 @click.group()
 def lora() -> None:
-    """Upload, list, remove and profile LoRAs.
+    """Upload, list, pin, remove and profile LoRAs.
 
     A LoRA is a file of safetensors for one model, with the names of diffusers, PEFT, kohya or XLabs.
     """
@@ -137,6 +137,24 @@ async def remove(gateway: HttpClient, lora_id: str, *, as_json: bool) -> int:
     """Remove one. Edits that have begun end as before."""
     told = await gateway.delete(f"/v1/loras/{lora_id}")
     click.echo(json.dumps(told) if as_json else f"{lora_id} is removed.", err=not as_json)
+    return 0
+
+
+@_command("pin")
+@click.argument("lora_id", metavar="ID")
+async def pin(gateway: HttpClient, lora_id: str, *, as_json: bool) -> int:
+    """Have every host keep one."""
+    told = await gateway.put(f"/v1/loras/{lora_id}/pin")
+    click.echo(json.dumps(told) if as_json else f"{lora_id} is pinned.", err=not as_json)
+    return 0
+
+
+@_command("unpin")
+@click.argument("lora_id", metavar="ID")
+async def unpin(gateway: HttpClient, lora_id: str, *, as_json: bool) -> int:
+    """Let hosts let go of one again."""
+    told = await gateway.delete(f"/v1/loras/{lora_id}/pin")
+    click.echo(json.dumps(told) if as_json else f"{lora_id} is not pinned.", err=not as_json)
     return 0
 
 

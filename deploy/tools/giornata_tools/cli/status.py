@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
 from typing import Any, Final
 
 import click
@@ -17,6 +18,7 @@ from giornata.wire.errors import ErrorBody
 from giornata.wire.fleet import FleetView, InstanceView
 from giornata.wire.workers import RankState, ServiceName, TemplateCounters
 from giornata_tools import interrupts
+from giornata_tools.cli.adapter_table import adapter_table
 from giornata_tools.cli.options import api_key_option, gateway_of, url_option
 from giornata_tools.doors.edits import Refused
 from giornata_tools.doors.http_door import HttpClient, open_http
@@ -29,38 +31,42 @@ STYLES: Final = {"ready": "green", "starting": "yellow", "draining": "yellow", "
 @click.command()
 @url_option
 @api_key_option
+@click.option("--adapters", is_flag=True, help="Show where LoRAs are, and why they were loaded.")
 @click.option("--watch", is_flag=True, help="Go on until Ctrl-C.")
 @click.option(
     "--json", "as_json", is_flag=True, help="Print what the gateway tells; with --watch a line each time."
 )
 @click.pass_context
-def status(ctx: click.Context, url: str | None, api_key: str | None, *, watch: bool, as_json: bool) -> None:
+def status(
+    ctx: click.Context, url: str | None, api_key: str | None, *, adapters: bool, watch: bool, as_json: bool
+) -> None:
     """Show every instance of every service: its state, its pictures in progress, its pace; and the queue.
 
     A question mark is what is not known yet, such as the pace of a worker that has computed nothing lately.
     """
     gateway = gateway_of(url)
-    ctx.exit(interrupts.run(lambda: run(gateway, api_key, watch=watch, as_json=as_json)))
+    ctx.exit(interrupts.run(lambda: run(gateway, api_key, adapters=adapters, watch=watch, as_json=as_json)))
 
 
-async def run(url: str, api_key: str | None, *, watch: bool, as_json: bool) -> int:
+async def run(url: str, api_key: str | None, *, adapters: bool = False, watch: bool, as_json: bool) -> int:
     """Ask and print; the exit status. Ctrl-C is how watching ends, and so no failure."""
+    table = adapter_table if adapters else fleet_table
     try:
         async with open_http(url, api_key) as door:
             if watch:
-                return await _watch(door, as_json=as_json)
+                return await _watch(door, table, as_json=as_json)
             told = await door.read(PATH)
             if as_json:
                 click.echo(json.dumps(told, indent=2))
             else:
-                Console().print(fleet_table(_fleet(told)))
+                Console().print(table(_fleet(told)))
     except Refused as error:
         click.echo(f"Error: {error}", err=True)
         return 1
     return 0
 
 
-async def _watch(door: HttpClient, *, as_json: bool) -> int:
+async def _watch(door: HttpClient, table: Callable[[FleetView], RenderableType], *, as_json: bool) -> int:
     try:
         if as_json:
             async for told in door.follow(PATH):
@@ -68,7 +74,7 @@ async def _watch(door: HttpClient, *, as_json: bool) -> int:
         else:
             with Live(console=Console(), auto_refresh=False) as live:
                 async for told in door.follow(PATH):
-                    live.update(fleet_table(_fleet(told)), refresh=True)
+                    live.update(table(_fleet(told)), refresh=True)
     except asyncio.CancelledError:
         return 0
     click.echo("The gateway ended the stream; it is shutting down.", err=True)

@@ -104,6 +104,13 @@ class HttpClient:
                 await _check(answer)
                 return _OBJECT.validate_json(await answer.read())
 
+    async def put(self, path: str) -> dict[str, Any]:
+        """JSON object of ``PUT path`` without a body; raises as :meth:`read`."""
+        with _told_as_refused(self._url):
+            async with self._session.put(self._url + path) as answer:
+                await _check(answer)
+                return _OBJECT.validate_json(await answer.read())
+
     async def follow(self, path: str) -> AsyncIterator[dict[str, Any]]:
         """Data of the events of ``GET path``, until the gateway ends the stream.
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from itertools import islice
@@ -115,6 +115,7 @@ class LoraTiers(Generic[S]):
             reload_ms=lambda size_bytes: self._arrivals.ms(size_bytes, Tier.MEMORY),
         )
         self._lock = threading.Lock()
+        self._memory_bytes, self._waited_s = budgets.memory, 0.0
         self._disk = Ledger(budgets.disk, rule_of(eviction))
         self._members: dict[str, tuple[RowLora, ...]] = {}
         """The LoRAs of every set that was asked for."""
@@ -158,11 +159,21 @@ class LoraTiers(Generic[S]):
         if loras:
             self._threads.submit(self._prefetched, loras)
 
+    def plan(self, loras: Iterable[RowLora]) -> None:
+        """Bring files into memory where they fit beside pinned ones: the placement wants them there."""
+        for lora in loras:
+            self._threads.submit(self._planned, lora)
+
     def counted(self) -> AdapterCounters:
         """The counters and sizes, as telemetry tells them."""
         with self._lock:
             found = dict(self._counters) | {"disk_bytes": self._disk.size_bytes}
-        sizes = {"device_bytes": self._sets.size_bytes, "memory_bytes": self._files.size_bytes}
+        sizes = {
+            "device_bytes": self._sets.size_bytes,
+            "memory_bytes": self._files.size_bytes,
+            "memory_limit_bytes": self._memory_bytes,
+            "waited_ms": self._waited_s * 1e3,
+        }
         gone = {"evicted_device": self._sets.evicted, "evicted_memory": self._files.evicted}
         return AdapterCounters.model_validate({**found, **sizes, **gone})
 
@@ -178,6 +189,7 @@ class LoraTiers(Generic[S]):
     def _loaded(self, loras: tuple[RowLora, ...]) -> S:
         name = name_of(loras)
         self._members[name] = loras
+        begun = time.perf_counter()
         try:
             found = self._sets.load(name, lambda: self._made(name, loras, counted=True))
         except Exception:
@@ -185,6 +197,8 @@ class LoraTiers(Generic[S]):
             raise
         if not found.loaded:
             self._count("hits_device")
+        with self._lock:
+            self._waited_s += time.perf_counter() - begun if found.loaded else 0.0
         if found.value is None:
             raise RuntimeError(f"the set {name} was not made")
         return found.value
@@ -234,6 +248,14 @@ class LoraTiers(Generic[S]):
                 self._sets.load(name, lambda: self._made(name, loras, counted=False), ahead=True)
         except Exception:  # a load's edge: the row that needs it tries again, and is told
             log.exception("loras_not_prefetched", loras=[lora.digest for lora in loras])
+
+    def _planned(self, lora: RowLora) -> None:
+        try:
+            if lora.digest not in self._files and lora.size_bytes <= self._files.room_bytes:
+                self._file(lora, counted=False)
+                self._count("planned")
+        except Exception:  # a load's edge: the row that needs it tries again, and is told
+            log.exception("lora_not_loaded_by_plan", lora=lora.digest)
 
     def _file(self, lora: RowLora, *, counted: bool) -> LoraFile:
         fetched = False

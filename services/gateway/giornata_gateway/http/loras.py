@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from aiohttp import web
+from aiohttp import hdrs, web
 
 from giornata.deadlines import Deadline
 from giornata.wire.loras import PIECE_BYTES
@@ -50,6 +50,13 @@ async def listed(request: web.Request) -> web.Response:
     limit = number_of(request.query, "limit", DEFAULT_PAGE, MAX_PAGE, least=1)
     records = await request.app[GATEWAY].loras.of(request[TENANT].name)
     return json_answer(lora_list(records, limit, request.query.get("after")))
+
+
+async def pin(request: web.Request) -> web.Response:
+    """Have every host keep a LoRA of the tenant's own: PUT; DELETE no longer."""
+    name, pinned = request.match_info["lora_id"], request.method == hdrs.METH_PUT
+    record = await request.app[GATEWAY].loras.pin(request[TENANT].name, name, pinned=pinned)
+    return json_answer(lora_view(record))
 
 
 async def delete(request: web.Request) -> web.Response:

@@ -36,7 +36,7 @@ from giornata_gateway.views.jobs import (
 from giornata_gateway.views.loras import LoraDeleted, LoraList, LoraView
 from giornata_gateway.views.templates import TemplateDeleted, TemplateList, TemplateView
 
-GET, POST, DELETE = hdrs.METH_GET, hdrs.METH_POST, hdrs.METH_DELETE
+GET, POST, PUT, DELETE = hdrs.METH_GET, hdrs.METH_POST, hdrs.METH_PUT, hdrs.METH_DELETE
 
 Json = dict[str, Any]
 JSON: Final = "application/json"
@@ -225,6 +225,14 @@ ROUTES: Final = (
     Route(
         GET, "/v1/loras/{lora_id}", loras.status, "getLora", "How far a LoRA is.",
         {200: Reply("Its state.", {JSON: LoraView})}, (400, 401, 404, 429, 503), (SETTLED,),
+    ),
+    Route(
+        PUT, "/v1/loras/{lora_id}/pin", loras.pin, "pinLora", "Have every host keep a LoRA.",
+        {200: Reply("It is pinned.", {JSON: LoraView})}, (401, 403, 404, 409, 503),
+    ),
+    Route(
+        DELETE, "/v1/loras/{lora_id}/pin", loras.pin, "unpinLora", "Let hosts let go of a LoRA again.",
+        {200: Reply("It is not pinned.", {JSON: LoraView})}, (401, 403, 404, 503),
     ),
     Route(
         DELETE, "/v1/loras/{lora_id}", loras.delete, "deleteLora", "Forget a LoRA or stop an upload.",

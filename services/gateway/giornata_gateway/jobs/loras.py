@@ -16,7 +16,7 @@ from giornata.tenant_records import LoraRecords, owner_of
 from giornata.wire import subjects
 from giornata.wire.adapters import LoraUse
 from giornata.wire.errors import LoraLimit, LoraNotFound
-from giornata.wire.loras import EVERYONE, LoraRecord, LoraState, RemoveLora
+from giornata.wire.loras import EVERYONE, LoraRecord, LoraState, PinLora, RemoveLora
 from giornata.wire.models import ModelCard
 from giornata.wire.requests import GenerationParameters
 from giornata_gateway.config import GatewayConfig
@@ -105,6 +105,24 @@ class Loras:
         own, shared = self.mirror.of(owner_of(tenant)), self.mirror.of(owner_of(EVERYONE))
         usable = [record for record in shared if record.state is LoraState.READY]
         return sorted([*own, *usable], key=attrgetter("created_s", "lora_id"), reverse=True)
+
+    async def pin(self, tenant: str, lora_id: str, *, pinned: bool) -> LoraRecord:
+        """Have every host keep a tenant's own LoRA, or no longer.
+
+        Raises:
+            LoraNotFound: the tenant has none of this id.
+            LoraLimit: the tenant has as many pinned ones as it may have.
+            LoraNotReady, LoraPinsFull: the LoRA store refuses it.
+        """
+        await self.records.get(tenant, lora_id)
+        if pinned:
+            await self.mirror.refresh()
+            others = sum(one.pinned and one.lora_id != lora_id for one in self.mirror.of(owner_of(tenant)))
+            most = self.config.max_pinned_loras
+            if others >= most:
+                raise LoraLimit(received=f"{others + 1} pinned LoRAs", accepted=f"at most {most}; unpin one")
+        request = PinLora(lora_id=lora_id, tenant=tenant, pinned=pinned, remaining_ms=ANSWER_MS)
+        return await self.bus.call(subjects.lora("pin"), request, LoraRecord, Deadline.after_ms(ANSWER_MS))
 
     async def delete(self, tenant: str, lora_id: str) -> None:
         """Forget a tenant's own LoRA or upload; edits that have begun end as before."""

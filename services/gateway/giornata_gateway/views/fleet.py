@@ -67,5 +67,7 @@ def _instance(report: InstanceReport) -> InstanceView:
             steps_per_s=report.steps_per_s,
             step_ms=report.step_ms,
             ranks=worker.ranks,
+            adapters=worker.adapters,
+            lora_host=worker.lora_host,
         )
     return InstanceView.model_validate(told)

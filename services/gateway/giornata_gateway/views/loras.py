@@ -33,6 +33,8 @@ class LoraView(View):
     joins_within: float | None
     """Share of the steps that a row with `lora_wait=bounded` may make without it, as pictures have shown; 0: none. Null
     until it is profiled: rows wait for it."""
+    pinned: bool
+    """Whether every host keeps it."""
     bytes: int
     """Size of the file; of an upload, what has come."""
     sha256: str | None
@@ -75,6 +77,7 @@ def lora_view(record: LoraRecord) -> LoraView:
         modules=canonical.modules if canonical else None,
         text_modules=canonical.text_modules if canonical else None,
         joins_within=record.joins_within,
+        pinned=record.pinned,
         bytes=source.size_bytes if source else record.received_bytes,
         sha256=source.sha256 if source else None,
         created_at=record.created_s,

@@ -147,7 +147,8 @@ def report(state: ServiceState, rates: StepRates, now: float) -> InstanceReport:
     """One instance; `rates` was fed its telemetry, by the clock of `now`."""
     worker = state.worker
     if worker is None:
-        return InstanceReport(state=state)
+        tier = state.host_tier and state.host_tier.model_copy(update={"changes": ()})
+        return InstanceReport(state=state.model_copy(update={"host_tier": tier}))
     bare = worker.model_copy(
         update={"running": (), "waiting": (), "samples": (), "loads": (), "resident": None}
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from enum import StrEnum
-from importlib.util import find_spec
 from typing import Final, NamedTuple
 
 from giornata.residency import uses as counting
@@ -43,8 +42,3 @@ PLANNERS: Final[Mapping[PlacementName, Planner]] = {
     ),
 }
 """All but `off`."""
-
-
-def lacks_extra(name: PlacementName) -> bool:
-    """Whether a plan needs scikit-learn, which is not installed."""
-    return name is PlacementName.ROCK and find_spec("sklearn") is None

@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 
 from giornata.residency.plans import hardware
-from giornata.residency.plans.naming import PlacementName, lacks_extra
 from giornata.residency.plans.rock import FULL, Rock, replicas
 from giornata.residency.plans.values import Observed, Place, PlaceKind
 from giornata.residency.uses import Uses
@@ -114,9 +113,3 @@ def test_many_places_are_clustered_by_their_totals() -> None:
         for number, place in enumerate(some)
     )
     assert hardware.clusters(places) == [list(places[0::2]), list(places[1::2])]
-
-
-def test_without_its_extra_rock_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("giornata.residency.plans.naming.find_spec", lambda _: None)
-    assert lacks_extra(PlacementName.ROCK)
-    assert not lacks_extra(PlacementName.USE)

@@ -1,0 +1,98 @@
+"""``giornata status --adapters``: where LoRAs are, by host and worker, and why they were loaded."""
+
+from __future__ import annotations
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from giornata.wire.fleet import FleetView, InstanceView
+
+NONE = "-"
+
+
+def adapter_table(fleet: FleetView) -> RenderableType:
+    """A line per host tier, then a line per worker."""
+    return Group(_hosts(fleet), Text(), _workers(fleet))
+
+
+def _hosts(fleet: FleetView) -> RenderableType:
+    table = _table(
+        "host",
+        "MB",
+        "of",
+        "missing",
+        "hits",
+        "demand",
+        "ahead",
+        "plan",
+        "waited s",
+        "evicted",
+        "failed",
+        "plans",
+    )
+    for one in fleet.instances:
+        if (tier := one.host_tier) is None:
+            continue
+        loads = tier.loads
+        table.add_row(
+            tier.name,
+            _mb(tier.used_bytes),
+            _mb(tier.budget_bytes),
+            str(tier.missing),
+            str(tier.hits),
+            str(loads.demand),
+            str(loads.ahead),
+            str(loads.plan),
+            f"{loads.waited_ms / 1e3:.1f}",
+            str(tier.evicted),
+            str(tier.failed),
+            f"{tier.plans}" + (f", {tier.plans_ignored} ignored" if tier.plans_ignored else ""),
+        )
+    return table if table.row_count else Text("No LoRA store fills a host tier.")
+
+
+def _workers(fleet: FleetView) -> RenderableType:
+    table = _table(
+        "worker", "host", "tier", "MB", "hits", "evicted", "from store", "ahead", "plan", "waited s", "failed"
+    )
+    for one in fleet.instances:
+        for row in _rows(one):
+            table.add_row(*row)
+    return table if table.row_count else Text("No worker tells of LoRAs.")
+
+
+def _rows(one: InstanceView) -> list[tuple[str, ...]]:
+    """A worker's line of each tier; what belongs to the worker stands in the first."""
+    if one.worker is None or (counts := one.worker.adapters) is None:
+        return []
+    loads = (
+        str(counts.misses),
+        str(counts.prefetched),
+        str(counts.planned),
+        f"{counts.waited_ms / 1e3:.1f}",
+        str(counts.failed),
+    )
+    tiers = (
+        ("device", counts.device_bytes, counts.hits_device, counts.evicted_device),
+        ("memory", counts.memory_bytes, counts.hits_memory, counts.evicted_memory),
+        ("disk", counts.disk_bytes, counts.hits_disk, counts.evicted_disk),
+    )
+    rows = []
+    for place, (tier, size_bytes, hits, evicted) in enumerate(tiers):
+        name = (one.instance, one.worker.lora_host or NONE) if place == 0 else ("", "")
+        told = loads if place == 0 else ("",) * len(loads)
+        rows.append((*name, tier, _mb(size_bytes), str(hits), str(evicted), *told))
+    return rows
+
+
+def _table(*names: str) -> Table:
+    table = Table(box=None, pad_edge=False, collapse_padding=True, header_style="bold")
+    for name in names:
+        words = name in {"host", "worker", "tier"}
+        table.add_column(name, justify="left" if words else "right", no_wrap=not words, overflow="fold")
+    return table
+
+
+def _mb(size_bytes: int) -> str:
+    return f"{size_bytes / 1e6:.0f}"
