@@ -49,6 +49,7 @@ from giornata.wire.messages import (
     EditMessage,
     EditReply,
     EncodeRequest,
+    Epoch,
     FinishReply,
     FinishRequest,
     Forecast,
@@ -444,7 +445,7 @@ MESSAGES: list[BaseModel] = [
     BringFile(file=STORED, ahead=True, remaining_ms=900),
     Brought(loaded=True),
     WantedFiles(epoch=(7, 8), number=3, sha256s=packed(["ab" * 32])),
-    LoadLoras(files=(STORED,), epoch=(7, 8)),
+    LoadLoras(files=(STORED,), epoch=Epoch(7, 8)),
     ErrorBody(
         code="mask_empty",
         message="nothing",
