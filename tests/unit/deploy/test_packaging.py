@@ -52,6 +52,10 @@ COMPUTING = {
 """What these modules import, `giornata` does not require, and so a service that uses them must."""
 
 
+SPREAD = {"rock": ("scheduling/kinds_fit.py", "residency/plans/hardware.py")}
+"""Sources of an extra of the shared code that has no folder of its own."""
+
+
 def _project(folder: Path) -> dict[str, Any]:
     project: dict[str, Any] = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
     return project
@@ -66,7 +70,7 @@ def _extras(folder: Path) -> dict[str, list[str]]:
 def _parts(folder: Path, extra: str) -> list[Path]:
     """The sources that an extra is for."""
     if folder == SHARED:
-        return [SHARED / "giornata" / extra]
+        return [SHARED / "giornata" / name for name in SPREAD.get(extra, (extra,))]
     if extra == "bench":
         return [path for name in ("drawing", "scatter") for path in folder.rglob(f"{name}.py")]
     if extra == "profiling":
