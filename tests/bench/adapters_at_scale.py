@@ -25,6 +25,8 @@ from giornata.scheduling.policies import PolicyName
 from giornata.scheduling.rock import Rock
 from giornata.scheduling.scheduler import Scheduler
 from giornata_tools.loadgen import gentd26
+from giornata_tools.loadgen.charts import Chart, Drawn
+from giornata_tools.loadgen.drawing import COLOURS, figure, svg
 from giornata_tools.loadgen.trace import TraceLine
 from giornata_tools.simulation.jobs import SimulatedJob
 from giornata_tools.simulation.options import RunOptions
@@ -88,6 +90,8 @@ VARIANTS: Final[Mapping[str, Variant]] = {
     "ours by kinds": Variant(replace(_OURS, line_name=LineName.KINDS)),
     FREE_LOADS: Variant(_OURS, free=True),
 }
+DRAWN: Final = ("rrod", "lrums", "proactive", BASE, OURS, "ours at load weight 2", FREE_LOADS)
+"""Ways to serve that charts show."""
 SHARED: Final[Mapping[str, Variant]] = {
     **{
         name: VARIANTS[name]
@@ -200,6 +204,21 @@ def rows_of(setting: str, base: str, found: Mapping[str, Sequence[Figures]]) -> 
     return rows
 
 
+def charts(rows: Sequence[Mapping[str, Any]]) -> None:
+    """A chart of each setting: the mean latency over the loads of each way to serve, as dots."""
+    for place, setting in enumerate(dict.fromkeys(row["setting"] for row in rows)):
+        dots = {
+            row["served by"]: [(row["loads a use"], row["mean s"])]
+            for row in rows
+            if row["setting"] == setting and (row["served by"] in DRAWN or len(rows) <= len(COLOURS))
+        }
+        chart = Chart(
+            f"Adapters at scale, {setting}", "loads a use", "mean latency, seconds", dots, Drawn.DOTS
+        )
+        if dots:
+            (report.OUT / f"adapters_at_scale_{place}.svg").write_text(svg(figure(chart)), "utf-8")
+
+
 def settings_of(options: SimpleNamespace) -> dict[str, Asked]:
     """What the flags ask for, by name."""
     usual = Asked(options.rate, options.seconds, options.speed, 512.0)
@@ -214,7 +233,7 @@ def settings_of(options: SimpleNamespace) -> dict[str, Asked]:
 
 
 def main() -> None:
-    """Print and write ``out/bench/adapters_at_scale.json``."""
+    """Print and write ``out/bench/adapters_at_scale.json``, and charts beside it."""
     options = parsed(
         __doc__,
         [
@@ -252,6 +271,7 @@ def main() -> None:
             "found ready": "share of jobs with adapters whose rows did not wait for them once they had a worker",
         },
     )
+    charts(rows)
 
 
 if __name__ == "__main__":
