@@ -258,7 +258,7 @@ def main() -> None:
             found = {}
             for name in names:
                 found[name] = [next(runs) for _ in range(options.seeds)]
-                print(setting, name, *(round(run.mean, 2) for run in found[name]), flush=True)
+                print(*rows_of(setting, asked.base, {name: found[name]})[0].values(), flush=True)
             rows += rows_of(setting, asked.base, found)
     report.write(
         "adapters_at_scale",
