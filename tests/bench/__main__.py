@@ -49,6 +49,8 @@ LONG: Final[dict[str, list[str]]] = {
     "cells": ["--seconds", "30", "--jobs", "2000", "--repeats", "3"],
     "serve": ["--seconds", "300", "--shares", "0.2,0.4,0.6,0.8,1.0,1.2"],
     "simulator_fidelity": ["--seconds", "600"],
+    "adapters_at_scale": ["--device-mb", "512,2048", "--shared", "0.15,0.25"],
+    "adapters_shift": [],
     "simulation": ["--seconds", "600", "--seeds", "5", "--workers", "1000"],
 }
 """The benchmarks in their order, and the flags of a long run; each module's ``--help`` tells the others."""

@@ -2,8 +2,8 @@
 
 One job a worker at a time, on 16 devices of two speeds, with 220 adapters of 5 to 200 MB and crowds: ROCK's testbed
 (CLUSTER '25, section 6), with the loads of its Table 3. With `--gentd26` also the requests with LoRAs of that trace, on
-eight devices of one speed. All go through the router's own schedulers, lines and plans; figures are means over seeds,
-with the range of the means.
+eight devices of one speed, and with `--shared` devices on which eight rows share a step. The router's own schedulers,
+lines and plans serve all; figures are means over seeds, with the range of the means.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import fmean
+from types import SimpleNamespace
 from typing import Any, Final
 
 from giornata.residency.plans.naming import PlacementName
@@ -24,18 +25,31 @@ from giornata.scheduling.policies import PolicyName
 from giornata.scheduling.rock import Rock
 from giornata.scheduling.scheduler import Scheduler
 from giornata_tools.loadgen import gentd26
+from giornata_tools.loadgen.charts import Chart, Drawn
+from giornata_tools.loadgen.drawing import COLOURS, figure, svg
 from giornata_tools.loadgen.trace import TraceLine
 from giornata_tools.simulation.jobs import SimulatedJob
 from giornata_tools.simulation.options import RunOptions
 from giornata_tools.simulation.results import summary
 from giornata_tools.simulation.simulator import Simulation
 from tests.bench.reporting import report
-from tests.bench.systems.adapter_rooms import FREE, Room, paper_jobs, room, trace_jobs
+from tests.bench.systems.adapter_rooms import (
+    FREE,
+    Room,
+    batching_jobs,
+    batching_room,
+    paper_jobs,
+    room,
+    trace_jobs,
+)
 from tests.flags import Several, option, parsed
 
 WARMUP_S: Final = 600.0
+SHARED_WARMUP_S: Final = 60.0
+SHARED_S: Final = 900.0
+"""Length of a run in which rows share steps."""
 BASE: Final = "rock"
-"""All others are compared with it."""
+FREE_LOADS: Final = "free loads"
 OURS: Final = "ours"
 TRACE: Final = "gentd26"
 
@@ -49,6 +63,8 @@ class Variant:
     eviction: RuleName = RuleName.GDSF
     free: bool = False
     """Loads take no time."""
+    joins_within: float = 0.0
+    """Share of the steps that may be made before adapters are there."""
 
 
 _OURS: Final = RunOptions(turn=Turn.ARRIVAL)
@@ -59,20 +75,36 @@ VARIANTS: Final[Mapping[str, Variant]] = {
     "lrums": Variant(_LRUMS),
     "proactive": Variant(replace(_LRUMS, placing=PlacementName.PROACTIVE)),
     BASE: Variant(_ROCK),
-    "rock, one queue": Variant(_ROCK, partial(Rock, queues=False)),
-    "rock, no placement": Variant(replace(_ROCK, placing=PlacementName.OFF)),
+    "rock with one queue": Variant(_ROCK, partial(Rock, queues=False)),
+    "rock without placement": Variant(replace(_ROCK, placing=PlacementName.OFF)),
     "blind": Variant(replace(_OURS, adapters=False), eviction=RuleName.LRU),
     "loads known": Variant(replace(_OURS, loads_ahead=False, load_weight=0.0), eviction=RuleName.LRU),
     "begun while waiting": Variant(replace(_OURS, load_weight=0.0), eviction=RuleName.LRU),
     "load weight": Variant(_OURS, eviction=RuleName.LRU),
     OURS: Variant(_OURS),
-    "ours, plan by use": Variant(replace(_OURS, placing=PlacementName.USE)),
-    "ours, load weight 1": Variant(replace(_OURS, load_weight=1.0)),
-    "ours, load weight 4": Variant(replace(_OURS, load_weight=4.0)),
-    "ours, least work first": Variant(replace(_OURS, turn=Turn.LEAST_WORK)),
-    "ours, kinds": Variant(replace(_OURS, line_name=LineName.KINDS)),
-    "free loads": Variant(_OURS, free=True),
+    "ours with plan by use": Variant(replace(_OURS, placing=PlacementName.USE)),
+    "ours at load weight 1": Variant(replace(_OURS, load_weight=1.0)),
+    "ours at load weight 2": Variant(replace(_OURS, load_weight=2.0)),
+    "ours at load weight 4": Variant(replace(_OURS, load_weight=4.0)),
+    "ours by least work": Variant(replace(_OURS, turn=Turn.LEAST_WORK)),
+    "ours by kinds": Variant(replace(_OURS, line_name=LineName.KINDS)),
+    FREE_LOADS: Variant(_OURS, free=True),
 }
+DRAWN: Final = ("rrod", "lrums", "proactive", BASE, OURS, "ours at load weight 2", FREE_LOADS)
+"""Ways to serve that charts show."""
+SHARED: Final[Mapping[str, Variant]] = {
+    **{
+        name: VARIANTS[name]
+        for name in ("lrums", BASE, "blind", OURS, "ours at load weight 1", "ours at load weight 2")
+    },
+    "ours at load weight 0": Variant(replace(_OURS, load_weight=0.0)),
+    "bounded at load weight 0": Variant(replace(_OURS, load_weight=0.0), joins_within=1 / 3),
+    "bounded": Variant(_OURS, joins_within=1 / 3),
+    "bounded at load weight 1": Variant(replace(_OURS, load_weight=1.0), joins_within=1 / 3),
+    "bounded at load weight 2": Variant(replace(_OURS, load_weight=2.0), joins_within=1 / 3),
+    FREE_LOADS: VARIANTS[FREE_LOADS],
+}
+"""Of the setting in which eight rows share a step."""
 
 
 @dataclass(frozen=True)
@@ -95,14 +127,35 @@ class Asked:
     speed: float
     device_mb: float
     lines: tuple[TraceLine, ...] = ()
-    """Of the trace; empty: ROCK's testbed."""
+    """Of the trace; empty: ROCK's testbed, or shared steps."""
+    shares: bool = False
+    """Whether eight rows share a step."""
+
+    @property
+    def variants(self) -> Mapping[str, Variant]:
+        """What is compared, by name."""
+        return SHARED if self.shares else VARIANTS
+
+    @property
+    def base(self) -> str:
+        """The variant with which others are compared."""
+        return FREE_LOADS if self.shares else BASE
+
+    @property
+    def warmup_s(self) -> float:
+        """Jobs that arrive in it are left out."""
+        return 0.0 if self.lines else SHARED_WARMUP_S if self.shares else WARMUP_S
 
     def room(self) -> Room:
         """The cluster."""
+        if self.shares:
+            return batching_room()
         return room(self.device_mb * 1e6, 8 if self.lines else 16, mixed=not self.lines)
 
-    def jobs(self, seed: int) -> list[SimulatedJob]:
+    def jobs(self, seed: int, joins_within: float) -> list[SimulatedJob]:
         """Jobs of a run."""
+        if self.shares:
+            return batching_jobs(seed, rate=self.rate, seconds=self.seconds, joins_within=joins_within)
         if self.lines:
             return trace_jobs(self.lines, seed, speed=self.speed)
         return paper_jobs(seed, rate=self.rate, seconds=self.seconds)
@@ -111,12 +164,13 @@ class Asked:
 def figures(task: tuple[str, int], asked: Asked) -> Figures:
     """Run a variant by its name, with a seed."""
     name, seed = task
-    variant, here = VARIANTS[name], asked.room()
+    variant, here = asked.variants[name], asked.room()
     adapters = FREE if variant.free else replace(here.adapters, eviction=variant.eviction)
     made = variant.scheduler() if variant.scheduler else None
     options = replace(variant.options, seed=seed)
-    run = Simulation(here.machines, asked.jobs(seed), options, adapters=adapters, scheduler=made).run()
-    found = summary(run, 0.0 if asked.lines else WARMUP_S)
+    jobs = asked.jobs(seed, variant.joins_within)
+    run = Simulation(here.machines, jobs, options, adapters=adapters, scheduler=made).run()
+    found = summary(run, asked.warmup_s)
     return Figures(
         found.mean_s,
         found.p99_s,
@@ -126,18 +180,20 @@ def figures(task: tuple[str, int], asked: Asked) -> Figures:
     )
 
 
-def rows_of(setting: str, found: Mapping[str, Sequence[Figures]]) -> list[dict[str, Any]]:
-    """A row for every variant; ratios of runs with the same jobs come first."""
+def rows_of(setting: str, base: str, found: Mapping[str, Sequence[Figures]]) -> list[dict[str, Any]]:
+    """A row for every variant; ratios of runs with the same jobs come first, empty where `base` was left out."""
     rows = []
     for name, runs in found.items():
-        ratios = [own.mean / other.mean for own, other in zip(runs, found.get(BASE, runs), strict=True)]
+        compared = zip(runs, found.get(base, ()), strict=False)
+        ratios = [own.mean / other.mean for own, other in compared]
         means = [run.mean for run in runs]
         rows.append(
             {
                 "setting": setting,
                 "served by": name,
-                f"mean ÷ {BASE}'s": round(fmean(ratios), 3),
-                "range": f"{min(ratios):.2f}-{max(ratios):.2f}",
+                "mean ÷ base's": round(fmean(ratios), 3) if ratios else "",
+                "range": f"{min(ratios):.2f}-{max(ratios):.2f}" if ratios else "",
+                "base": base,
                 "mean s": round(fmean(means), 2),
                 "of seeds": f"{min(means):.1f}-{max(means):.1f}",
                 "P99 s": round(fmean(run.p99 for run in runs), 1),
@@ -148,8 +204,36 @@ def rows_of(setting: str, found: Mapping[str, Sequence[Figures]]) -> list[dict[s
     return rows
 
 
+def charts(rows: Sequence[Mapping[str, Any]]) -> None:
+    """A chart of each setting: the mean latency over the loads of each way to serve, as dots."""
+    for place, setting in enumerate(dict.fromkeys(row["setting"] for row in rows)):
+        dots = {
+            row["served by"]: [(row["loads a use"], row["mean s"])]
+            for row in rows
+            if row["setting"] == setting and (row["served by"] in DRAWN or len(rows) <= len(COLOURS))
+        }
+        chart = Chart(
+            f"Adapters at scale, {setting}", "loads a use", "mean latency, seconds", dots, Drawn.DOTS
+        )
+        if dots:
+            (report.OUT / f"adapters_at_scale_{place}.svg").write_text(svg(figure(chart)), "utf-8")
+
+
+def settings_of(options: SimpleNamespace) -> dict[str, Asked]:
+    """What the flags ask for, by name."""
+    usual = Asked(options.rate, options.seconds, options.speed, 512.0)
+    settings = {f"{device_mb:g} MB": replace(usual, device_mb=device_mb) for device_mb in options.device_mb}
+    if options.gentd26:
+        folder = Path(options.gentd26)
+        timed, adapted = ((folder / name).read_text("utf-8") for name in (gentd26.TIMED, gentd26.ADAPTED))
+        settings[TRACE] = replace(usual, lines=tuple(gentd26.read(timed, adapted)))
+    for rate in options.shared:
+        settings[f"shared steps, {rate:g}/s"] = replace(usual, rate=rate, seconds=SHARED_S, shares=True)
+    return settings
+
+
 def main() -> None:
-    """Print and write ``out/bench/adapters_at_scale.json``."""
+    """Print and write ``out/bench/adapters_at_scale.json``, and charts beside it."""
     options = parsed(
         __doc__,
         [
@@ -159,30 +243,23 @@ def main() -> None:
             option("--device-mb", type=Several(float), default="512", help="for adapters, with commas"),
             option("--gentd26", default="", help="folder of the trace's two files"),
             option("--speed", type=float, default=18.0, help="of the trace"),
+            option("--shared", type=Several(float), default="", help="rates where eight rows share a step"),
             option("--only", type=Several(str), default="", help="variants by name"),
             option("--processes", type=int, default=1, help="runs at the same time"),
         ],
     )
-    settings = {
-        f"{device_mb:g} MB": Asked(options.rate, options.seconds, options.speed, device_mb)
-        for device_mb in options.device_mb
-    }
-    if options.gentd26:
-        folder = Path(options.gentd26)
-        timed, adapted = ((folder / name).read_text("utf-8") for name in (gentd26.TIMED, gentd26.ADAPTED))
-        lines = tuple(gentd26.read(timed, adapted))
-        settings[TRACE] = replace(next(iter(settings.values())), device_mb=512.0, lines=lines)
-    names = [name for name in VARIANTS if not options.only or name in options.only]
+    settings = settings_of(options)
     rows: list[dict[str, Any]] = []
     with ProcessPoolExecutor(options.processes) as pool:
         for setting, asked in settings.items():
+            names = [name for name in asked.variants if not options.only or name in options.only]
             tasks = [(name, seed) for name in names for seed in range(options.seeds)]
             runs = pool.map(partial(figures, asked=asked), tasks)
             found = {}
             for name in names:
                 found[name] = [next(runs) for _ in range(options.seeds)]
                 print(setting, name, *(round(run.mean, 2) for run in found[name]), flush=True)
-            rows += rows_of(setting, found)
+            rows += rows_of(setting, asked.base, found)
     report.write(
         "adapters_at_scale",
         rows,
@@ -194,6 +271,7 @@ def main() -> None:
             "found ready": "share of jobs with adapters whose rows did not wait for them once they had a worker",
         },
     )
+    charts(rows)
 
 
 if __name__ == "__main__":

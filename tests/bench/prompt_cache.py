@@ -147,24 +147,28 @@ def measured(painter: Painter, case: Case, rng: random.Random) -> Iterator[tuple
 def fitted(samples: Sequence[Sample]) -> Table:
     """The lowest cosine for each share at which edits at least so alike lose at most :data:`LOST` of adherence.
 
-    That is so at every cosine above it, too, and some pair is just so alike.
-
-    A share for which a lower cosine would do than for a smaller share makes that one needless.
+    Some pair is just so alike, and more alike edits lose no more either, or a single picture. A share for which
+    a lower cosine would do than for a smaller share makes that one needless.
     """
     found: list[Threshold] = []
     for share in sorted(SHARES, reverse=True):
-        of_share = [each for each in samples if each.share == share]
-        least = None
-        for cosine in GRID:
-            alike = [each for each in of_share if each.cosine >= cosine]
-            lost = sum(each.scratch for each in alike) - sum(each.right for each in alike)
-            if lost > LOST * len(alike):
-                break
-            if len(alike) >= PAIRS and min(each.cosine for each in alike) < cosine + 0.01:
-                least = cosine
+        least = _least_cosine([each for each in samples if each.share == share])
         if least is not None and (not found or least < found[-1].cosine):
             found.append(Threshold(cosine=least, share=share))
     return Table(thresholds=tuple(found))
+
+
+def _least_cosine(samples: Sequence[Sample]) -> float | None:
+    least = None
+    for cosine in GRID:
+        alike = [each for each in samples if each.cosine >= cosine]
+        lost = sum(each.scratch for each in alike) - sum(each.right for each in alike)
+        if lost > max(1, LOST * len(alike)):
+            break
+        enough = len(alike) >= PAIRS and min(each.cosine for each in alike) < cosine + 0.01
+        if enough and lost <= LOST * len(alike):
+            least = cosine
+    return least
 
 
 def report(samples: Sequence[Sample], table: Table) -> Iterator[str]:
@@ -222,16 +226,24 @@ def write(table: Table, digest: str, told: str, path: Path = TABLES) -> None:
 
 @click.command()
 @click.option("--cases", default=24, show_default=True, help="Scenes.")
+@click.option("--draw", "draws", default=0, show_default=True, help="Seed of the other prompts.")
+@click.option(
+    "--join",
+    "joined",
+    multiple=True,
+    type=click.Path(path_type=Path, exists=True),
+    help="samples.json of an earlier run, which counts, too.",
+)
 @click.option(
     "--out", type=click.Path(path_type=Path), default=None, help="Folder for samples and contact sheet."
 )
 @click.option("--write", "writes", is_flag=True, help="Put table and contact sheet into the checkout.")
-def main(cases: int, out: Path | None, *, writes: bool) -> None:
+def main(cases: int, draws: int, joined: Sequence[Path], out: Path | None, *, writes: bool) -> None:
     """Measure the shipped model."""
     torch.set_num_threads(1)
     # the pipeline would draw the posterior from the noise's generator, which given latents leave at its beginning
     DiagonalGaussianDistribution.sample = lambda self, generator=None: self.mode()
-    painter, rng = Painter(MODEL), random.Random(0)  # noqa: S311 - prompts, no secrets
+    painter, rng = Painter(MODEL), random.Random(draws)  # noqa: S311 - prompts, no secrets
     samples: list[Sample] = []
     rows: list[list[Pixels]] = []
     for slot in spread([each for each in slots() if each.task == "add" and each.side == SIDE], cases):
@@ -251,14 +263,16 @@ def main(cases: int, out: Path | None, *, writes: bool) -> None:
             ]
         )
         click.echo(".", nl=False, err=True)
+    own = list(samples)
+    samples += [Sample(**each) for path in joined for each in json.loads(path.read_text(encoding="utf-8"))]
     table = fitted(samples)
     click.echo("\n".join(report(samples, table)))
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
-        (out / "samples.json").write_text(json.dumps([each._asdict() for each in samples]), encoding="utf-8")
+        (out / "samples.json").write_text(json.dumps([each._asdict() for each in own]), encoding="utf-8")
         sheet(rows[:SHOWN]).save(out / "approximate.png")
     if writes:
-        told = f"python -m tests.bench.prompt_cache --cases {cases}: {SIDE} pixels, {STEPS} steps"
+        told = f"tests.bench.prompt_cache: {len(samples)} edits of {SIDE} pixels, {STEPS} steps"
         write(table, read_model_card(MODEL).digest, told)
         sheet(rows[:SHOWN]).save(SHEET, optimize=True)
 

@@ -15,8 +15,8 @@ import asyncio
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final
@@ -25,17 +25,20 @@ import psutil
 
 from giornata.model_cards import read_model_card
 from giornata.planning.operations import COMPUTE
+from giornata.scheduling.adapters import NeededLora
 from giornata.scheduling.demand import Demand, RowShape
 from giornata.wire.models import ModelCard
 from giornata.wire.requests import EditParameters
 from giornata_prepost.images.stages import PixelLimits, inspect
 from giornata_tools.checkout import TRAINED
 from giornata_tools.launcher.stack import Stack
+from giornata_tools.loadgen.adapters import AdapterWorkload
 from giornata_tools.loadgen.charts import Chart, Drawn, Points, distribution
-from giornata_tools.loadgen.distributions import arrival_times
+from giornata_tools.loadgen.distributions import Crowds, arrival_times, crowded_times
 from giornata_tools.loadgen.drawing import figure, svg
 from giornata_tools.loadgen.outcomes import Spread, spread
 from giornata_tools.loadgen.workload import Request, Workload, draw
+from giornata_tools.simulation.adapters import adapted
 from giornata_tools.simulation.jobs import DIGEST, MODEL, SimulatedJob, template_name
 from giornata_tools.simulation.templates import TemplateSetting
 from tests.bench.reporting.report import OUT, write
@@ -52,6 +55,7 @@ from tests.bench.systems.calibration import (
     simulated,
 )
 from tests.bench.systems.live import PROMPT, Pictures, production, record, saturation, served
+from tests.bench.systems.loras import ready_loras, write_loras
 from tests.flags import Several, option, parsed
 
 LIMITS: Final = PixelLimits(max_pixels=1 << 24, budget_pixels=1 << 22)
@@ -69,6 +73,11 @@ def options_of(arguments: Sequence[str] | None = None) -> SimpleNamespace:
             option("--shares", type=Several(float), default=[0.3, 0.6, 0.9], help="of saturation"),
             option("--alone", type=int, default=10, help="edits that measure stages, a round"),
             option("--burst", type=int, default=48, help="edits that measure saturation"),
+            option(
+                "--loras", type=int, default=0, help="distinct small LoRAs, by Zipf's law of 1.1; 0: none"
+            ),
+            option("--stores", type=int, default=1, help="LoRA stores"),
+            option("--crowds", type=float, default=1.0, help="times as many requests for a while"),
             option("--simulations", type=int, default=5, help="of each live run"),
             option("--seed", type=int, default=0),
         ],
@@ -77,16 +86,20 @@ def options_of(arguments: Sequence[str] | None = None) -> SimpleNamespace:
 
 
 def jobs_of(
-    requests: Sequence[Request], pictures: Pictures, card: ModelCard, text: int
+    requests: Sequence[Request], pictures: Pictures, card: ModelCard, text: int, sizes: Mapping[str, int]
 ) -> list[SimulatedJob]:
-    """The requests as the simulator takes them, with the tokens that their masks really touch."""
+    """The requests as the simulator takes them, with the tokens that their masks really touch.
+
+    `sizes` are bytes of LoRAs by their ids.
+    """
     files = pictures.material(requests)
     made = []
     for number, request in enumerate(requests):
         image, computed = _tokens(files.templates[request.template].file, files.masks[request], card)
         shape = RowShape(text, image, computed, request.steps or card.default_steps)
         demand = Demand(MODEL, DIGEST, (shape,), template_name(request.template))
-        made.append(SimulatedJob(f"j{number}", request.at_s, demand))
+        plain = SimulatedJob(f"j{number}", request.at_s, demand)
+        made.append(adapted(plain, [NeededLora(name, sizes[name]) for name in request.adapters]))
     return made
 
 
@@ -146,6 +159,8 @@ class Bench:
     card: ModelCard
     rest: Idle
     """While nobody edits."""
+    sizes: Mapping[str, int]
+    """Bytes of LoRAs by their ids."""
 
     @property
     def templates(self) -> TemplateSetting:
@@ -164,18 +179,21 @@ class Bench:
     def calibrated(self, rounds: Sequence[Round]) -> Calibration:
         """What things take by `rounds`."""
         alone = [edit.request for told in rounds for edit in told.alone]
-        jobs = jobs_of(alone, self.pictures, self.card, self.heard.text)
+        jobs = jobs_of(alone, self.pictures, self.card, self.heard.text, self.sizes)
         return calibrated(rounds, self.heard, jobs, self.templates, self.rest)
 
     async def live(self, rate: float) -> Live:
         """Requests by chance at `rate` a second; one where none would arrive."""
-        times = arrival_times(rate, self.options.seconds, self.options.seed) or [0.0]
+        seconds, seed = self.options.seconds, self.options.seed
+        crowds = Crowds(self.options.crowds, seconds / 8, seconds / 3)
+        times = crowded_times(rate, seconds, seed, crowds) if crowds.factor > 1 else []
+        times = times or arrival_times(rate, seconds, seed) or [0.0]
         requests = draw(times, self.work, self.options.seed)
         self.heard.rows.clear()
         began_s, stolen_s = time.perf_counter(), psutil.cpu_times().steal
         outcomes = await served([self.stack.url], requests, self.pictures)
         took_s, stolen_s = time.perf_counter() - began_s, psutil.cpu_times().steal - stolen_s
-        jobs = jobs_of(requests, self.pictures, self.card, self.heard.text)
+        jobs = jobs_of(requests, self.pictures, self.card, self.heard.text, self.sizes)
         latencies = [outcome.latency_s for outcome in outcomes]
         return Live(jobs, latencies, check_work(jobs, self.heard), stolen_s / took_s)
 
@@ -190,13 +208,24 @@ async def main(arguments: Sequence[str] | None = None) -> None:
     curves: dict[str, Points] = {}
     with tempfile.TemporaryDirectory(prefix="gio-") as folder:
         await record(Path(folder), burst, pictures)
-        async with listening(options.denoisers, Path(folder)) as (stack, heard):
+        loras = Path(folder) / "loras" if options.loras else None
+        if loras is not None:
+            write_loras(loras, options.loras)
+        async with listening(options.denoisers, Path(folder), loras, options.stores) as (stack, heard):
+            sizes: dict[str, int] = {}
+            if loras is not None:
+                ids = await ready_loras(stack.url, options.loras)
+                files = {path.stem: path.stat().st_size for path in loras.rglob("*.safetensors")}
+                sizes = {ids[name]: files[name] for name in sorted(files)}
+                drawn = AdapterWorkload({1: 0.85, 2: 0.15}, zipf=1.1, names=tuple(sizes))
+                work = replace(work, adapters=drawn)
+                burst = draw([0.0] * options.burst, work, options.seed + 1)
             rest = await idle(stack)
             await served([stack.url], burst[: options.burst // 2], pictures)  # warms up
             most = saturation(await served([stack.url], burst, pictures))
             print(f"saturated at {most:.3f} requests/s; idle: {rest}")
             card = read_model_card(TRAINED, None)
-            bench = Bench(stack, heard, options, work, pictures, card, rest)
+            bench = Bench(stack, heard, options, work, pictures, card, rest, sizes)
             rounds = [await bench.round(0)]
             for number, share in enumerate(options.shares):
                 live = await bench.live(share * most)

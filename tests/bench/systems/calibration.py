@@ -7,6 +7,7 @@ to foretell. Step samples, while edits come one by one and all at once, are fitt
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import statistics
 import time
@@ -28,15 +29,16 @@ from giornata.planning.regression import Fit, fit
 from giornata.scheduling.estimates import work_of
 from giornata.wire import subjects
 from giornata.wire.permissions import User
-from giornata.wire.workers import RowProgress, ServiceName, ServiceState, StepSample
+from giornata.wire.workers import AdapterLoad, RowProgress, ServiceName, ServiceState, StepSample, Tier
 from giornata_tools.launcher.stack import Stack
 from giornata_tools.loadgen.workload import Request
 from giornata_tools.simulation.jobs import SimulatedJob
 from giornata_tools.simulation.machines import Machine
 from giornata_tools.simulation.options import RunOptions, Stages
+from giornata_tools.simulation.residency import AdapterSetting
 from giornata_tools.simulation.simulator import Simulation
 from giornata_tools.simulation.templates import TemplateSetting
-from tests.bench.systems.live import PROMPT, Pictures, giornata, served
+from tests.bench.systems.live import DEVICE_MB, PROMPT, Pictures, giornata, served
 from tests.e2e.pictures import edit_form
 
 STEPS: Final = 30
@@ -55,6 +57,7 @@ class Heard:
     """What denoisers told."""
 
     samples: list[StepSample] = field(default_factory=list)
+    adapter_loads: list[AdapterLoad] = field(default_factory=list)
     rows: dict[str, RowProgress] = field(default_factory=dict)
     """The latest of each job."""
     operations: Operations | None = None
@@ -72,6 +75,7 @@ class Heard:
         if state.worker is None or state.worker.cost_model is None:
             return
         self.samples += state.worker.samples
+        self.adapter_loads += state.worker.adapter_loads
         self.rows |= {row.job_id: row for row in (*state.worker.waiting, *state.worker.running)}
         if state.worker.blocks is not None:
             self.operations = Operations(state.worker.blocks)
@@ -79,11 +83,13 @@ class Heard:
 
 
 @asynccontextmanager
-async def listening(denoisers: int, templates: Path) -> AsyncIterator[tuple[Stack, Heard]]:
+async def listening(
+    denoisers: int, templates: Path, loras: Path | None = None, stores: int = 1
+) -> AsyncIterator[tuple[Stack, Heard]]:
     """The whole system, and what its denoisers tell."""
     heard = Heard()
     async with (
-        giornata(denoisers, templates) as stack,
+        giornata(denoisers, templates, loras, stores) as stack,
         bus.connect(
             stack.nats_url,
             "fidelity",
@@ -127,6 +133,8 @@ class Calibration:
     """That are left by what runs though nobody edits."""
     drift: float
     """How much slower steps were in the last round than in the first."""
+    adapters: AdapterSetting = field(default_factory=AdapterSetting)
+    """What devices keep of LoRAs, and what their loads took."""
 
 
 @dataclass(frozen=True)
@@ -205,7 +213,10 @@ async def _alone(stack: Stack, requests: Sequence[Request], pictures: Pictures) 
             if place == WARM:
                 computed_s = _relay_s(stack)
             image, mask = files.templates[request.template].file, files.masks[request]
-            form = edit_form(image, mask, prompt=PROMPT, num_inference_steps=request.steps, seed=request.seed)
+            asked = {"prompt": PROMPT, "num_inference_steps": request.steps, "seed": request.seed}
+            if request.adapters:
+                asked["loras"] = json.dumps([{"id": name} for name in request.adapters])
+            form = edit_form(image, mask, **asked)
             began = time.perf_counter()
             async with http.post("/v1/images/edits", data=form) as answer:
                 body = await answer.json()
@@ -272,13 +283,33 @@ def calibrated(
     )
     cores = max(1.0, (os.cpu_count() or 1) - rest.all)
     first, last = (_slowness(rounds[place].samples, compute) for place in (0, -1))
-    known = Calibration(compute, machine, stages, cores, last / first)
+    known = Calibration(compute, machine, stages, cores, last / first, _kept(heard.adapter_loads))
     quiet = replace(known, machine=replace(machine, noise=0.0))
     longer_ms = [
         edit.took_ms - 1e3 * simulated([replace(job, at_s=0.0)], quiet, 1, templates, 1)[0]
         for edit, job in zip(alone, jobs, strict=True)
     ]
     return replace(known, stages=replace(stages, hops_ms=max(0.0, statistics.fmean(longer_ms))))
+
+
+def _kept(loads: Sequence[AdapterLoad]) -> AdapterSetting:
+    """What devices hold, and links by the loads that were told: their mean time as latency, beside it none."""
+    took_s = {
+        source: [load.load_ms / 1e3 for load in loads if load.source is source]
+        for source in (None, Tier.DISK, Tier.MEMORY)
+    }
+    mean_s = {source: statistics.fmean(told) if told else 0.0 for source, told in took_s.items()}
+    return AdapterSetting(
+        device_bytes=DEVICE_MB << 20,
+        memory_bytes=1e12,
+        disk_bytes=1e12,
+        store_bytes_per_s=1e15,
+        disk_bytes_per_s=1e15,
+        link_bytes_per_s=1e15,
+        store_latency_s=mean_s[None],
+        disk_latency_s=mean_s[Tier.DISK],
+        link_latency_s=mean_s[Tier.MEMORY],
+    )
 
 
 def simulated(
@@ -293,6 +324,7 @@ def simulated(
             RunOptions(seed=seed),
             templates=templates,
             stages=known.stages,
+            adapters=known.adapters,
             cores=known.cores,
         ).run()
         found += run.latencies()

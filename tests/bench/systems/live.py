@@ -34,6 +34,8 @@ LIMIT_S: Final = 900.0
 """Of one answer."""
 IN_FLIGHT: Final = 1000
 RECORDED_S: Final = 60.0
+DEVICE_MB: Final = 4
+"""Of LoRAs that no row uses: about a dozen of :mod:`tests.bench.systems.loras`."""
 
 
 @dataclass(frozen=True)
@@ -62,21 +64,28 @@ def saturation(outcomes: Sequence[Outcome]) -> float:
 
 
 @asynccontextmanager
-async def giornata(denoisers: int, templates: Path) -> AsyncIterator[Stack]:
+async def giornata(
+    denoisers: int, templates: Path, loras: Path | None = None, stores: int = 1
+) -> AsyncIterator[Stack]:
     """The whole system with the model that ships, a thread a process, ready.
 
     Args:
         denoisers: how many.
         templates: folder of recorded templates, for all denoisers.
+        loras: shared folder of LoRAs, of which devices hold :data:`DEVICE_MB`; None: there are none.
+        stores: LoRA stores.
     """
+    env = {"GIORNATA_TEMPLATE_FOLDER": str(templates)}
+    if loras is not None:
+        env |= {"GIORNATA_LORA_SHARED_FOLDER": str(loras), "GIORNATA_LORA_DEVICE_MB": str(DEVICE_MB)}
     with tempfile.TemporaryDirectory(prefix="gio-", dir=socket_folder()) as name:
         folder = Path(name)
         plan = StackPlan(
             state=folder,
             logs=folder / "logs",
             models=(Model(str(TRAINED)),),
-            replicas={**ONE_EACH, ServiceName.DENOISER: denoisers},
-            env={"GIORNATA_TEMPLATE_FOLDER": str(templates)},
+            replicas={**ONE_EACH, ServiceName.DENOISER: denoisers, ServiceName.LORA_STORE: stores},
+            env=env,
         )
         async with running(plan, lambda _: None) as stack:
             await stack.bring_up()

@@ -134,6 +134,7 @@ class RunOptions:
             adapters,
             eviction=RuleName.LRU,
             keeps=self.policy is not PolicyName.RROD,
+            on_turn=self.policy is not PolicyName.ROCK,
             device_bytes=share * adapters.device_bytes,
         )
 

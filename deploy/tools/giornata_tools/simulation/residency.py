@@ -51,6 +51,8 @@ class AdapterSetting:
     eviction: RuleName = RuleName.GDSF
     keeps: bool = True
     """Whether devices keep adapters that no row uses; RROD's do not."""
+    on_turn: bool = False
+    """Whether adapters are loaded only when their rows have a place, as by the baselines of ROCK."""
     workers_a_host: int = 1
     """That share memory, disk and the link to the store."""
 
@@ -91,6 +93,8 @@ class SimHost:
         self._links = {source: setting.link(source) for source in (None, Tier.DISK)}
         self._coming: dict[str, float] = {}
         """When an adapter is in memory, of those that are on their way."""
+        self.arrivals = 0
+        """In memory, since the start."""
 
     def where(self, digest: str) -> Tier | None:
         """The fastest of its tiers that has an adapter or will have it."""
@@ -111,6 +115,7 @@ class SimHost:
 
         def arrived(then: float) -> None:
             del self._coming[lora.digest]
+            self.arrivals += 1
             if source is None:
                 self.disk.add(lora.digest, lora.size_bytes, reload_ms=took_s * 1e3, now=then)
             self.memory.add(lora.digest, lora.size_bytes, reload_ms=took_s * 1e3, now=then)
@@ -151,6 +156,7 @@ class SimLoras:
         self._link = setting.link(Tier.MEMORY)
         self._coming: dict[str, float] = {}
         """When an adapter is on the device, of those that are on their way."""
+        self._arrivals = 0
         self._held: dict[Attempt, tuple[str, ...]] = {}
         self.hits: Counter[Tier | None] = Counter()
         """Adapters of rows that came, by where they were, those on their way included."""
@@ -188,6 +194,11 @@ class SimLoras:
             else:
                 self.host.bring(lora, self._told, now)
 
+    @property
+    def arrivals(self) -> int:
+        """What has come to a tier since the start, of this worker or of its host."""
+        return self.host.arrivals + self._arrivals
+
     def resident(self) -> dict[Tier, tuple[str, ...]]:
         """Adapters by tier, lately used first, as telemetry tells them."""
         device = (digest for digest in reversed(list(self.device)) if digest not in self._coming)
@@ -223,6 +234,7 @@ class SimLoras:
 
         def arrived(_now: float) -> None:
             del self._coming[lora.digest]
+            self._arrivals += 1
             self.device.unpin(lora.digest)
             self._told(AdapterLoad(source=Tier.MEMORY, size_bytes=lora.size_bytes, load_ms=took_s * 1e3))
 

@@ -66,6 +66,9 @@ class SimWorker:
         self.counted.lora_hits, self.counted.loaded = self.loras.hits, self.loras.loaded
         self._unfinished: dict[Attempt, tuple[Piece, int]] = {}
         """With how many of its rows are not computed."""
+        self._queue = deque[Piece]()
+        """Not prepared yet."""
+        self._on_turn = (adapters or AdapterSetting()).on_turn
         self._fetching: dict[Attempt, Piece] = {}
         self._segment: Segment | None = None
         self._numbers = count()
@@ -78,12 +81,28 @@ class SimWorker:
             adapter_lanes=1,
         )
         self._changed = True
+        self._arrivals = 0
+        """Of adapters, when telemetry was told last."""
         self._pausing = False
 
     def take(self, piece: Piece, now: float) -> None:
         """Take assigned rows: look for their template; they join as soon as they can."""
         self._changed = True
         self._unfinished[piece.key] = piece, len(piece.rows)
+        self._queue.append(piece)
+        self._take_turns(now)
+
+    def _take_turns(self, now: float) -> None:
+        """Prepare rows in the order in which they came; where adapters are loaded on turn, once there is a place."""
+        while self._queue:
+            fetching = sum(len(piece.rows) for piece in self._fetching.values())
+            taken = fetching + len(self.batch.running) + len(self.batch.waiting)
+            if self._on_turn and taken >= self.machine.rows:
+                return
+            self._prepare(self._queue.popleft(), now)
+
+    def _prepare(self, piece: Piece, now: float) -> None:
+        """Look for the rows' template, and load their adapters."""
         demand = piece.job.demand
         tier, ready_s = self._look_up(demand, now)
         template = demand.template if tier else None
@@ -123,15 +142,18 @@ class SimWorker:
         """Give up rows that were assigned; their worker goes on without them after the present step."""
         self._changed = True
         self._fetching.pop(key, None)
+        self._queue = deque(piece for piece in self._queue if piece.key != key)
         self.loras.release(key)
         self.batch.cancel(*key)
         if self._segment is not None:
             self._cut(self._segment, now)
+        self._take_turns(now)
         return self._unfinished.pop(key)[0]
 
     def state(self, now: float) -> WorkerState | None:
         """Telemetry; None where nothing has changed since the last message."""
-        if not (self._changed or self._unfinished or self._segment):
+        arrivals, self._arrivals = self._arrivals, self.loras.arrivals
+        if not (self._changed or self._unfinished or self._segment or arrivals < self._arrivals):
             return None
         self._changed = False
         made = self._segment.made(now) if self._segment is not None else 0
@@ -139,7 +161,7 @@ class SimWorker:
         waiting = tuple(progress(row, 0) for row in self.batch.waiting)
         fetching = tuple(
             progress(row, 0)
-            for piece in self._fetching.values()
+            for piece in (*self._fetching.values(), *self._queue)
             for row in self._rows(piece, piece.job.demand.template)
         )
         samples, loads = tuple(self._samples), tuple(self._loads[-SAMPLES:])
@@ -248,7 +270,9 @@ class SimWorker:
         left = [row for row in segment.rows if row.left <= 0]
         self.batch.settle((), [row.key for row in left])
         ended = [piece for row in left if (piece := self._left(row)) is not None]
-        self._begin(now)
+        self._take_turns(now)
+        if self._segment is None:
+            self._begin(now)
         for piece in ended:
             self._done(piece, now)
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from giornata.residency.plans.naming import PlacementName
 from giornata.residency.rules import RuleName
 from giornata.scheduling.line import LineName
 from giornata.scheduling.policies import LOAD_WEIGHT, PolicyName
@@ -134,6 +135,11 @@ def _sizes(text: str) -> tuple[float, float] | None:
     type=click.Choice([str(name) for name in RuleName]),
     default=RuleName.GDSF.value,
     help="What goes first where LoRAs need room; ROCK and its baselines have lru.",
+)
+@click.option(
+    "--placement",
+    type=click.Choice([str(name) for name in PlacementName]),
+    help="Which plan says what hosts and devices load before jobs ask for it; default: as the policy has it.",
 )
 @click.option(
     "--workers-a-host", type=COUNT, default=1, help="That share memory, disk and the link to the store."

@@ -15,6 +15,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from giornata.residency.plans.naming import PlacementName
 from giornata.scheduling.line import LineName
 from giornata.scheduling.policies import PolicyName
 from giornata_tools.bars import counting
@@ -80,6 +81,7 @@ def _options(given: Mapping[str, Any], policy: str, seed: int) -> RunOptions:
         adapters=usual.adapters and not given["blind"],
         binding=Binding(given["binding"]) if given["binding"] else usual.binding,
         line_name=LineName(given["line"]) if given["line"] else usual.line_name,
+        placing=PlacementName(given["placement"]) if given["placement"] else usual.placing,
         load_weight=given["load_weight"],
         loads_ahead=given["loads_ahead"],
         telemetry_hz=given["telemetry_hz"],
