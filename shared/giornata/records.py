@@ -17,6 +17,7 @@ from nats.js.kv import KeyValue
 from pydantic import BaseModel
 
 from giornata.bus.streams import LINGER_S
+from giornata.cancellation import heed_cancel
 from giornata.deadlines import Deadline
 from giornata.retries import error_code, repeated, written
 from giornata.wire import codec
@@ -199,6 +200,7 @@ class RecordBucket(Generic[R]):
         """Entries of matching keys: the present ones, then every change; None stands somewhere between them."""
         watcher = await repeated(lambda: self.bucket.watch(pattern, inactive_threshold=UNHEARD_S))
         try:
+            heed_cancel()
             yield watcher
         finally:
             await watcher.stop()  # type: ignore[no-untyped-call]  # nats-py annotates it in part

@@ -15,9 +15,10 @@ from typing import BinaryIO, Final
 
 import structlog
 
+from giornata.cancellation import heed_cancel
 from giornata.lora_transfer import WHOLE_MS
 from giornata.residency.allowance import Allowance
-from giornata.wire.errors import GiornataError, LoraNotFound, LoraTooLarge, LoraUnreadable
+from giornata.wire.errors import GiornataError, LoraNotFound, LoraTooLarge, LoraUnreadable, ServiceUnavailable
 from giornata.wire.host_tiers import (
     MOST_FILES,
     AskTier,
@@ -71,6 +72,7 @@ class HostTierDesk:
         self._allowance = Allowance(plan_bytes_per_s)
         self._epoch = time.time_ns() // 1000
         self._loads: dict[str, _Load] = {}
+        self._running: set[asyncio.Task[None]] = set()
         self._counts = Counter[str]()
         self._waited_s = self._copied_s = 0.0
         self._copied_bytes = 0
@@ -130,6 +132,7 @@ class HostTierDesk:
     async def run(self, look_s: float) -> None:
         """Bring what is wanted, for ever: at each change, and every `look_s` what demand has pushed out."""
         while True:
+            heed_cancel()
             self._news.clear()
             self._remove(self._room.guard())
             for digest in self._room.missing():
@@ -139,6 +142,11 @@ class HostTierDesk:
             with suppress(TimeoutError):
                 async with asyncio.timeout(look_s):
                     await self._news.wait()
+
+    def close(self) -> None:
+        """Let go of what is being brought: the store stops."""
+        for task in self._running:
+            task.cancel()
 
     def told(self, plans: int, plans_ignored: int) -> HostTier:
         """Its telemetry."""
@@ -180,7 +188,9 @@ class HostTierDesk:
 
     def _begin(self, digest: str, reason: str) -> _Load:
         load = self._loads[digest] = _Load(digest, reason, time.monotonic())
-        self._tasks.create_task(self._carry(load), name=f"load-{digest[:12]}")
+        task = self._tasks.create_task(self._carry(load), name=f"load-{digest[:12]}")
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
         return load
 
     async def _carry(self, load: _Load) -> None:
@@ -196,17 +206,17 @@ class HostTierDesk:
         except (GiornataError, OSError) as error:
             self._end(load, error)
             return
-        there, failed = False, None
+        failed: Exception | None = ServiceUnavailable("This LoRA store is stopping.")
         try:
             await self._copy(path, load)
             self._folder.appear(digest)
-            there = True
+            failed = None
         except (GiornataError, OSError) as error:
             failed = error
         finally:
-            if not there:
+            if failed is not None:
                 self._folder.part(digest).unlink(missing_ok=True)
-            self._remove(self._room.leave(digest, size_bytes if there else None))
+            self._remove(self._room.leave(digest, None if failed else size_bytes))
             self._end(load, failed)
 
     async def _copy(self, path: Path, load: _Load) -> None:

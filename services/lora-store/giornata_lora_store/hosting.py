@@ -86,7 +86,10 @@ async def hosting(
             desk = HostTierDesk(
                 loads, folder, files, config.lora_host_mb << 20, config.lora_plan_mb_s * (1 << 20)
             )
-            yield Hosting(config, bus, desk, pins)
+            try:
+                yield Hosting(config, bus, desk, pins)
+            finally:
+                desk.close()
     finally:
         folder.close()
 

@@ -13,6 +13,7 @@ from nats.js import JetStreamContext
 from nats.js.errors import APIError
 from nats.js.kv import KeyValue
 
+from giornata.cancellation import heed_cancel
 from giornata.residency.host_tiers import HostTiers
 from giornata.tenant_records import LoraRecords
 from giornata.wire import codec, stores
@@ -141,6 +142,7 @@ async def follow_plans(
     The bucket is opened again every `look_s`: a watcher does not tell that its bucket was replaced.
     """
     while True:
+        heed_cancel()
         try:
             bucket = await jetstream.key_value(stores.WANTED)
             await _followed(bucket, stores.wanted_key(tier, "*"), take, look_s)
@@ -158,6 +160,7 @@ async def _followed(
 ) -> None:
     watcher = await bucket.watch(pattern)
     try:
+        heed_cancel()
         async with asyncio.timeout(look_s):
             async for entry in watcher:
                 if entry is not None:
@@ -171,6 +174,7 @@ async def _followed(
 async def follow_records(records: LoraRecords, take: Callable[[str, LoraRecord | None], None]) -> None:
     """Tell `take` of every record of a LoRA and of every change, for ever."""
     while True:
+        heed_cancel()
         try:
             async for key, record in records.bucket.changes(">"):
                 take(key, record)

@@ -16,6 +16,7 @@ import structlog
 from nats.js.errors import APIError
 
 from giornata.bus.bus import Bus
+from giornata.cancellation import heed_cancel
 from giornata.deadlines import Deadline
 from giornata.mirrors import Mirror
 from giornata.residency.host_tiers import HostTiers
@@ -79,6 +80,7 @@ class PlacementDesk:
         """Ask for what was missed, and plan when it is time, for ever; nothing is written once the lease has ended."""
         self._written, self._planned_s, mirror = {}, -float("inf"), None
         while True:
+            heed_cancel()
             try:
                 await self._ask_gaps()
                 if self._planner is None:

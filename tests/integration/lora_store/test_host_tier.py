@@ -210,6 +210,28 @@ async def test_plans_go_on_after_the_bucket_was_lost_and_the_store_was_restarted
             assert set(heard.tiers.held(bench.model)) == {file.sha256 for file in files}
 
 
+async def test_a_store_that_stops_lets_go_of_planned_loads_and_leaves_no_part(bench: Store) -> None:
+    file = put(bench.folder, 1, 12 * MB)
+    slow = options(bench, lora_host_mb=16, lora_plan_mb_s=1e-6)
+    folder = bench.folder.parent / "host" / WHOLE_FILES
+    async with hearing(bench) as heard, bench.instance(**slow):
+        await want(bench, 1, file)
+        await heard.until(lambda: heard.told.used_bytes == file.size_bytes and heard.told.missing == 1)
+    assert list(folder.iterdir()) == []
+
+
+async def test_demand_hastens_a_planned_load(bench: Store) -> None:
+    file = put(bench.folder, 1, 12 * MB)
+    slow = options(bench, lora_host_mb=16, lora_plan_mb_s=1e-6)
+    async with hearing(bench) as heard, bench.instance(**slow):
+        await want(bench, 1, file)
+        await heard.until(lambda: heard.told.used_bytes == file.size_bytes and heard.told.missing == 1)
+        assert (await bring(bench, file)).loaded
+        await heard.holds(file)
+        await heard.until(lambda: heard.told.loads.demand == 1)
+        assert heard.told.loads.plan == 0
+
+
 async def test_a_folder_is_filled_by_one_store(bench: Store) -> None:
     async with bench.instance(**options(bench)):
         with pytest.raises(ExceptionGroup) as raised:
