@@ -113,7 +113,7 @@ def test_the_document_has_every_route_and_no_other() -> None:
         (path, method)
         for path, item in paths.items()
         for method in item
-        if method in {"get", "post", "delete"}
+        if method in {"get", "post", "put", "delete"}
     }
     app = web.Application()
     app.add_routes([route.served() for route in ROUTES])
@@ -148,7 +148,7 @@ def test_the_document_is_valid_and_has_every_field_and_code() -> None:
 def test_what_takes_an_idempotency_key_says_so_and_what_it_may_answer() -> None:
     keyed = set()
     for path, item in document("")["paths"].items():
-        for method in {"get", "post", "delete"} & item.keys():
+        for method in {"get", "post", "put", "delete"} & item.keys():
             names = {parameter["name"] for parameter in item[method].get("parameters", [])}
             taken = HEADER in names
             assert taken == ("422" in item[method]["responses"]), (method, path)
@@ -162,7 +162,7 @@ def test_what_takes_an_idempotency_key_says_so_and_what_it_may_answer() -> None:
 
 def test_what_changes_something_may_be_refused_to_pages_of_other_sites() -> None:
     for path, item in document("")["paths"].items():
-        for method in {"get", "post", "delete"} & item.keys():
+        for method in {"get", "post", "put", "delete"} & item.keys():
             refused = "`cross_site`" in item[method]["responses"].get("403", {}).get("description", "")
             assert refused == (method != "get"), (method, path)
 
