@@ -55,7 +55,7 @@ from tests.bench.systems.calibration import (
     simulated,
 )
 from tests.bench.systems.live import PROMPT, Pictures, production, record, saturation, served
-from tests.bench.systems.loras import ready_loras, write_loras
+from tests.bench.systems.loras import TAKEN_IN_S, ready_loras, taken_in, write_loras
 from tests.flags import Several, option, parsed
 
 LIMITS: Final = PixelLimits(max_pixels=1 << 24, budget_pixels=1 << 22)
@@ -214,6 +214,9 @@ async def main(arguments: Sequence[str] | None = None) -> None:
         async with listening(options.denoisers, Path(folder), loras, options.stores) as (stack, heard):
             sizes: dict[str, int] = {}
             if loras is not None:
+                await stack.watch.until(
+                    taken_in(options.loras), TAKEN_IN_S, lambda _: "LoRAs are not taken in"
+                )
                 ids = await ready_loras(stack.url, options.loras)
                 files = {path.stem: path.stat().st_size for path in loras.rglob("*.safetensors")}
                 sizes = {ids[name]: files[name] for name in sorted(files)}

@@ -65,7 +65,7 @@ def saturation(outcomes: Sequence[Outcome]) -> float:
 
 @asynccontextmanager
 async def giornata(
-    denoisers: int, templates: Path, loras: Path | None = None, stores: int = 1
+    denoisers: int, templates: Path, loras: Path | None = None, stores: int = 1, *, records: bool = False
 ) -> AsyncIterator[Stack]:
     """The whole system with the model that ships, a thread a process, ready.
 
@@ -74,8 +74,11 @@ async def giornata(
         templates: folder of recorded templates, for all denoisers.
         loras: shared folder of LoRAs, of which devices hold :data:`DEVICE_MB`; None: there are none.
         stores: LoRA stores.
+        records: second edits of a picture are recorded, instead of leaving what serves the next ones.
     """
     env = {"GIORNATA_TEMPLATE_FOLDER": str(templates)}
+    if records:
+        env["GIORNATA_TEMPLATE_FIRST_MB"] = "0"
     if loras is not None:
         env |= {"GIORNATA_LORA_SHARED_FOLDER": str(loras), "GIORNATA_LORA_DEVICE_MB": str(DEVICE_MB)}
     with tempfile.TemporaryDirectory(prefix="gio-", dir=socket_folder()) as name:
@@ -99,7 +102,7 @@ async def record(folder: Path, requests: Sequence[Request], pictures: Pictures) 
         SystemExit: some were not recorded.
     """
     few = {request.template: replace(request, steps=8, at_s=0.0) for request in requests}
-    async with giornata(1, folder) as stack:
+    async with giornata(1, folder, records=True) as stack:
         for _ in range(2):  # a template is recorded at its second edit
             await served([stack.url], list(few.values()), pictures)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -10,12 +11,15 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
+from giornata.fleet import Fleet
 from giornata_tools.checkout import TRAINED
 
 SIZE: Final = 0.01
 """Standard deviation of factors: pictures hardly change."""
 RANKS: Final = (4, 8, 16)
 READY_MS: Final = 60_000
+TAKEN_IN_S: Final = 120.0
+"""Within which stores find what lies in their shared folder, and validate it."""
 
 
 def write_loras(folder: Path, count: int) -> None:
@@ -37,6 +41,15 @@ def name_of(number: int) -> str:
     return f"style{number:03d}"
 
 
+def taken_in(count: int) -> Callable[[Fleet], bool]:
+    """Whether stores have validated so many LoRAs."""
+
+    def enough(fleet: Fleet) -> bool:
+        return sum(state.loras.ready for state in fleet.all() if state.loras is not None) >= count
+
+    return enough
+
+
 async def ready_loras(url: str, count: int) -> dict[str, str]:
     """Ids by name, once all are ready.
 
@@ -45,7 +58,7 @@ async def ready_loras(url: str, count: int) -> dict[str, str]:
     """
     found: dict[str, str] = {}
     async with aiohttp.ClientSession(url) as http:
-        async with http.get("/v1/loras", params={"limit": 1000}) as answer:
+        async with http.get("/v1/loras", params={"limit": 100}) as answer:
             listed = (await answer.json())["data"]
         for one in listed:
             async with http.get(f"/v1/loras/{one['id']}", params={"wait_ms": READY_MS}) as answer:
