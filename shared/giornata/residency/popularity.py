@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from giornata.residency.halving import HalvedCounts
+
 HALF_LIFE: Final = 64.0
 """Uses of any name after which a use counts half: with a few, the latest use decides; with many, their number."""
 
@@ -15,17 +17,14 @@ class Popularity:
     """
 
     def __init__(self, half_life: float = HALF_LIFE) -> None:
-        self._half_life = half_life
         self._uses = 0
-        self._scores: dict[str, tuple[float, int]] = {}
-        """By name: its score when it was used last, and when that was."""
+        self._counts = HalvedCounts(half_life)
 
     def use(self, name: str) -> None:
         """`name` is used now."""
         self._uses += 1
-        self._scores[name] = (1 + self.score(name), self._uses)
+        self._counts.add(name, self._uses)
 
     def score(self, name: str) -> float:
         """Sum over its uses of 2 ** (-uses since then / half-life); 0 for a name that was never used."""
-        before, used = self._scores.get(name, (0.0, self._uses))
-        return float(before * 2 ** ((used - self._uses) / self._half_life))
+        return self._counts.at(name, self._uses)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable
 from enum import StrEnum
 from typing import Protocol
 
+from giornata.residency.halving import HalvedCounts
 from giornata.residency.uses import HALF_LIFE_S, REMEMBERED
 
 
@@ -68,25 +68,15 @@ class Gdsf:
     """
 
     def __init__(self, half_life_s: float = HALF_LIFE_S) -> None:
-        self._half_life_s = half_life_s
         self._clock = 0.0
-        self._uses: OrderedDict[str, tuple[float, float]] = OrderedDict()
-        """By name: uses, as they counted at the latest one, and when that was; the latest last."""
+        self._uses = HalvedCounts(half_life_s, REMEMBERED)
         self._costs: dict[str, float] = {}
         """Reload time per byte of names that the tier has, in milliseconds."""
         self._worth: dict[str, float] = {}
 
-    def uses(self, name: str, now: float) -> float:
-        """Uses of late."""
-        counted, at_s = self._uses.get(name, (0.0, now))
-        return float(counted * 0.5 ** ((now - at_s) / self._half_life_s))
-
     def used(self, name: str, now: float) -> None:
         """See :class:`Rule`."""
-        self._uses[name] = self.uses(name, now) + 1.0, now
-        self._uses.move_to_end(name)
-        if len(self._uses) > REMEMBERED:
-            self._uses.popitem(last=False)
+        self._uses.add(name, now)
         self._weigh(name, now)
 
     def entered(self, name: str, size_bytes: int, reload_ms: float, now: float) -> None:
@@ -105,7 +95,7 @@ class Gdsf:
 
     def _weigh(self, name: str, now: float) -> None:
         if name in self._costs:
-            self._worth[name] = self._clock + max(1.0, self.uses(name, now)) * self._costs[name]
+            self._worth[name] = self._clock + max(1.0, self._uses.at(name, now)) * self._costs[name]
 
 
 class RuleName(StrEnum):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict, deque
+from collections import Counter, deque
 from collections.abc import Iterable
 from itertools import combinations
 from typing import Final
+
+from giornata.residency.halving import HalvedCounts
 
 HALF_LIFE_S: Final = 1800.0
 """Time after which a use counts half."""
@@ -23,8 +25,7 @@ class Uses:
 
     def __init__(self, half_life_s: float = HALF_LIFE_S, window_s: float = 600.0) -> None:
         self._half_life_s, self._window_s = half_life_s, window_s
-        self._lately: OrderedDict[str, tuple[float, float]] = OrderedDict()
-        """Uses as they counted at the latest one, and when that was; the latest last."""
+        self._lately = HalvedCounts(half_life_s, REMEMBERED)
         self._window: deque[tuple[float, frozenset[str]]] = deque()
 
     def see(self, adapters: Iterable[str], now: float) -> None:
@@ -33,10 +34,7 @@ class Uses:
         if not asked:
             return
         for digest in sorted(asked):
-            self._lately[digest] = self.lately(digest, now) + 1.0, now
-            self._lately.move_to_end(digest)
-        while len(self._lately) > REMEMBERED:
-            self._lately.popitem(last=False)
+            self._lately.add(digest, now)
         self._window.append((now, asked))
         while self._window[0][0] < now - self._window_s:
             self._window.popleft()
@@ -49,8 +47,7 @@ class Uses:
 
     def lately(self, digest: str, now: float) -> float:
         """Uses of an adapter; each counts half after the half-life."""
-        counted, at_s = self._lately.get(digest, (0.0, now))
-        return float(counted * 0.5 ** ((now - at_s) / self._half_life_s))
+        return self._lately.at(digest, now)
 
     def known(self) -> tuple[str, ...]:
         """Adapters that were asked for, the latest last."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
 from functools import partial
-from hashlib import blake2b
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
+from giornata.residency.rendezvous import home
 from giornata.scheduling.backlog import Effect, Outlook, RowLoad
 from giornata.scheduling.degrees.pool import PoolRow
 from giornata.scheduling.demand import Demand
@@ -215,15 +215,3 @@ def _homes(candidates: Sequence[Candidate]) -> dict[str, str]:
         nowhere.intersection_update([digest for digest, _ in candidate.absent])
     names = [candidate.instance for candidate in candidates]
     return {digest: owner for digest in nowhere if (owner := home(names, digest)) is not None}
-
-
-def home(instances: Iterable[str], key: str) -> str | None:
-    """The worker that the key of a template or a LoRA names, by the highest hash.
-
-    Few of them move when workers come and go.
-    """
-
-    def weight(instance: str) -> bytes:
-        return blake2b(f"{key}\0{instance}".encode(), digest_size=8).digest()
-
-    return max(instances, key=weight, default=None)
