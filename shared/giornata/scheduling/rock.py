@@ -16,7 +16,7 @@ from giornata.scheduling.kinds_line import KindsLine
 from giornata.scheduling.line import Key, Line, QueuedRows
 from giornata.scheduling.matching import Free, affinity, chosen, weights
 from giornata.scheduling.placement import Placement
-from giornata.scheduling.scheduler import LOOKED_AT, ROW, Decision, Placed
+from giornata.scheduling.scheduler import LOOKED_AT, Decision, Placed, room_for_any
 
 OLD_S: Final = 60.0
 """A queue whose first job has waited for so long comes first."""
@@ -33,7 +33,7 @@ class Rock:
 
     def decide(self, line: Line, placement: Placement, now: float) -> Decision:
         """See :class:`giornata.scheduling.scheduler.Scheduler`."""
-        if not any(placement.has_room(Demand(*model, (ROW,))) for model in line.models):
+        if not room_for_any(line, placement):
             return Decision()
         with placement.trial() as count:
             if self.queues and isinstance(line, KindsLine):

@@ -96,6 +96,11 @@ def likely(scheduler: Scheduler, placement: Placement, demand: Demand, now: floa
     return placement.soonest(demand)
 
 
+def room_for_any(line: Line, placement: Placement) -> bool:
+    """Whether some worker could take a row of a model that jobs wait for."""
+    return any(placement.has_room(Demand(*model, (ROW,))) for model in line.models)
+
+
 @dataclass(frozen=True)
 class InTurn:
     """Serves jobs in the order of the line.
@@ -120,7 +125,7 @@ class InTurn:
         """See :class:`Scheduler`."""
         looks_at = line.looks_at if self.loads_ahead else None
         looks = looks_at is not None and looks_at <= now
-        has_room = any(placement.has_room(Demand(*model, (ROW,))) for model in line.models)
+        has_room = room_for_any(line, placement)
         if not (has_room or looks):
             return Decision(
                 wake_at=looks_at

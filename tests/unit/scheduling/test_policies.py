@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from giornata.planning.costs import StepCosts
+from giornata.residency.rendezvous import home
 from giornata.scheduling.backlog import Backlog, Outlook, RowLoad
 from giornata.scheduling.demand import Demand, Pace, RowShape
 from giornata.scheduling.policies import (
@@ -15,7 +16,6 @@ from giornata.scheduling.policies import (
     PolicyName,
     deadline_aware,
     finish_time,
-    home,
     mask_aware,
     request_level,
     round_robin,

@@ -136,8 +136,7 @@ async def show_lora(gateway: HttpClient, lora_id: str, *, as_json: bool) -> int:
 async def remove(gateway: HttpClient, lora_id: str, *, as_json: bool) -> int:
     """Remove one. Edits that have begun end as before."""
     told = await gateway.delete(f"/v1/loras/{lora_id}")
-    click.echo(json.dumps(told) if as_json else f"{lora_id} is removed.", err=not as_json)
-    return 0
+    return _told(told, f"{lora_id} is removed.", as_json=as_json)
 
 
 @_command("pin")
@@ -145,8 +144,7 @@ async def remove(gateway: HttpClient, lora_id: str, *, as_json: bool) -> int:
 async def pin(gateway: HttpClient, lora_id: str, *, as_json: bool) -> int:
     """Have every host keep one."""
     told = await gateway.put(f"/v1/loras/{lora_id}/pin")
-    click.echo(json.dumps(told) if as_json else f"{lora_id} is pinned.", err=not as_json)
-    return 0
+    return _told(told, f"{lora_id} is pinned.", as_json=as_json)
 
 
 @_command("unpin")
@@ -154,7 +152,12 @@ async def pin(gateway: HttpClient, lora_id: str, *, as_json: bool) -> int:
 async def unpin(gateway: HttpClient, lora_id: str, *, as_json: bool) -> int:
     """Let hosts let go of one again."""
     told = await gateway.delete(f"/v1/loras/{lora_id}/pin")
-    click.echo(json.dumps(told) if as_json else f"{lora_id} is not pinned.", err=not as_json)
+    return _told(told, f"{lora_id} is not pinned.", as_json=as_json)
+
+
+def _told(told: dict[str, Any], sentence: str, *, as_json: bool) -> int:
+    """Print the gateway's answer, or what it comes to; the exit status."""
+    click.echo(json.dumps(told) if as_json else sentence, err=not as_json)
     return 0
 
 

@@ -22,9 +22,9 @@ TIMED: Final = "lora_request_trace.csv"
 ADAPTED: Final = "data_trace_processed.csv"
 """Column lora_args: a list of dictionaries with modelVersionId, as Python writes it."""
 MOST_CHARACTERS: Final = 1 << 16
-"""Of a cell."""
+"""Longest cell that is read."""
 STEPS: Final = 30
-"""Of a request that tells none."""
+"""Steps of a request that tells none."""
 
 
 def read(timed: str, adapted: str) -> list[TraceLine]:

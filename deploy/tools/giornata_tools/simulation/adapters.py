@@ -20,7 +20,7 @@ class AdaptersAsked:
     """What is known of jobs' adapters beside the names of their LoRAs, which requests tell."""
 
     sizes: AdapterSizes = field(default_factory=AdapterSizes)
-    """Of LoRAs."""
+    """Sizes of LoRAs."""
     controls: Mix = field(default_factory=lambda: {0: 1.0})
     """Number of ControlNets of a job."""
     joins_within: float = 0.0

@@ -22,7 +22,7 @@ from giornata_tools.simulation.residency import AdapterSetting
 OF_ADAPTERS: Final = frozenset({PolicyName.RROD, PolicyName.LRUMS, PolicyName.ROCK})
 """Policies of adapter serving, with rules of their own for what devices keep."""
 ROCK_SHARE: Final = 0.85
-"""Of a device's bytes for adapters: beyond it ROCK lets the least recently used go."""
+"""Share of a device's bytes for adapters beyond which ROCK lets the least recently used go."""
 BASELINES: Final = frozenset(
     {PolicyName.ROUND_ROBIN, PolicyName.REQUEST_LEVEL, PolicyName.TOKEN_LEVEL, PolicyName.MASK_AWARE}
 )

@@ -79,7 +79,7 @@ PAPER: Final = AdapterSetting(
     link_bytes_per_s=80e6,
     link_latency_s=4.0,
 )
-"""Of an adapter of 65 MB: 4.8 s from the host, 6.8 s from the store (ROCK, Table 3, its best and its worst latency).
+"""An adapter of 65 MB takes 4.8 s from the host, 6.8 s from the store (ROCK, Table 3, its best and its worst latency).
 Every host's memory holds all adapters."""
 
 
@@ -92,7 +92,7 @@ class SimHost:
         self.disk = Ledger(round(setting.disk_bytes), rule_of(setting.eviction))
         self._links = {source: setting.link(source) for source in (None, Tier.DISK)}
         self._coming: dict[str, float] = {}
-        """When an adapter is in memory, of those that are on their way."""
+        """When each adapter that is on its way is in memory."""
         self.arrivals = 0
         """In memory, since the start."""
 
@@ -155,7 +155,7 @@ class SimLoras:
         self.device = Ledger(round(setting.device_bytes), rule_of(setting.eviction))
         self._link = setting.link(Tier.MEMORY)
         self._coming: dict[str, float] = {}
-        """When an adapter is on the device, of those that are on their way."""
+        """When each adapter that is on its way is on the device."""
         self._arrivals = 0
         self._held: dict[Attempt, tuple[str, ...]] = {}
         self.hits: Counter[Tier | None] = Counter()

@@ -54,7 +54,7 @@ class Scenario:
     templates: TemplateSetting = field(default_factory=TemplateSetting)
     stages: Stages = field(default_factory=Stages)
     asked: AdaptersAsked = field(default_factory=AdaptersAsked)
-    """Of the adapters that the workload or the trace has."""
+    """Sizes, ControlNets and waits of the adapters that the workload or the trace names."""
     adapters: AdapterSetting = field(default_factory=AdapterSetting)
     reuse: bool = True
     slo_s: float | None = None

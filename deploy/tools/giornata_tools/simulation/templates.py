@@ -22,7 +22,7 @@ class TemplateSetting:
     """How all workers keep templates."""
 
     size_bytes: float = 0.0
-    """Of each; 0: all of them fit anywhere."""
+    """Size of one template; 0: all of them fit anywhere."""
     kv_bytes: float = 0.0
     """Keys and values that a row takes from memory a step; 0: loads are neglected."""
     registered: frozenset[str] = frozenset()

@@ -28,11 +28,11 @@ SKEW_TOKENS: Final = 16384
 BEGUN: Final[Mapping[float, float]] = {0.1: 0.3, 0.2: 0.3, 0.3: 0.2, 0.4: 0.1, 0.5: 0.1}
 """Chances of where a row begins that a prompt cache helps, as a share of its steps: Nirvana's 5 to 25 of 50."""
 HITS_SAVE: Final = sum(share * chance for share, chance in BEGUN.items())
-"""Of all steps, where every picture finds a latent."""
+"""Share of all steps that is saved where every picture finds a latent."""
 MOST_SAVED: Final = max(BEGUN)
-"""Of all steps, where every picture begins as late as can be."""
+"""Share of all steps that is saved where every picture begins as late as it can."""
 NIRVANA: Final = 0.21
-"""Of all computing, saved by Nirvana (NSDI '24, abstract)."""
+"""Share of all computing that Nirvana saves (NSDI '24, abstract)."""
 
 
 class Mix(StrEnum):
