@@ -1,8 +1,9 @@
 """Does the simulator tell what happens? Live runs at shares of saturation, and the same requests on a virtual clock.
 
 Before and after every live run, what steps, stages and messages take is measured on runs of their own, since the
-machine is not equally fast at all times (`calibration.py`). Requests with another seed arrive by chance, live and
-simulated: masks, step counts and times are the same, and nothing that the live run measured is told to the simulator.
+machine is not equally fast at all times; and once how long a burst takes that all denoisers compute at once
+(`calibration.py`). Requests with another seed arrive by chance, live and simulated: masks, step counts and times are
+the same, and nothing that the live run measured is told to the simulator.
 Writes ``out/bench/simulator_fidelity.json`` and a chart of both distributions at every rate.
 
 To see in a minute or two that it runs: ``--denoisers 1 --side 64 --templates 1 --seconds 4 --shares 0.5 --alone 1
@@ -49,6 +50,7 @@ from tests.bench.systems.calibration import (
     Idle,
     Round,
     calibrated,
+    contended,
     idle,
     listening,
     measured,
@@ -59,6 +61,8 @@ from tests.bench.systems.loras import TAKEN_IN_S, ready_loras, taken_in, write_l
 from tests.flags import Several, option, parsed
 
 LIMITS: Final = PixelLimits(max_pixels=1 << 24, budget_pixels=1 << 22)
+
+STRAYS: Final = 0.05
 
 
 def options_of(arguments: Sequence[str] | None = None) -> SimpleNamespace:
@@ -110,27 +114,39 @@ def _tokens(image: bytes, mask: bytes, card: ModelCard) -> tuple[int, int]:
     return found.tokens, found.tokens if found.compute_set is None else found.compute_set[1].count
 
 
-def check_work(jobs: Sequence[SimulatedJob], heard: Heard) -> int:
-    """Whether denoisers were given the work that is simulated; how many rows they computed in full that could reuse.
+@dataclass(frozen=True)
+class Work:
+    """How the rows that denoisers told of differ from those that are simulated."""
 
-    A denoiser does so where it expects nothing of reuse, and it expects by the costs that it measured at its start.
+    in_full: int = 0
+    """Computed in full though they could reuse, since the costs measured at the start said so."""
+    widened: int = 0
+    """Computed with a wider region, for which corrections were there already."""
+    strays: int = 0
+    """Of none of the jobs: a denoiser that was frozen tells of its last rows again."""
+
+
+def check_work(jobs: Sequence[SimulatedJob], heard: Heard) -> Work:
+    """Whether denoisers were given the work that is simulated.
 
     Raises:
-        SystemExit: a row that they told of is none of the jobs'.
+        SystemExit: a job's row was not told, or more than :data:`STRAYS` of the rows are none of the jobs'.
     """
     known = Counter((shape.computed, shape.steps) for job in jobs for shape in job.demand.shapes)
     told = Counter((row.computed_tokens or row.tokens, row.steps) for row in heard.rows.values())
-    in_full = Counter(row.steps for row in heard.rows.values() if not row.computed_tokens)
-    unknown = told - known
-    for tokens, steps in unknown.elements():
-        others = [(computed, count) for computed, count in known - told if count == steps]
-        if not in_full[steps] or not others:
-            raise SystemExit(
-                f"denoisers had a row of {tokens} tokens and {steps} steps that is not simulated"
-            )
-        in_full[steps] -= 1
-        known[others[0]] -= 1
-    return unknown.total()
+    most = max(row.tokens for row in heard.rows.values())
+    unknown = sorted((told - known).elements())
+    in_full = widened = 0
+    for computed, steps in sorted((known - told).elements()):
+        found = next((row for row in unknown if row[1] == steps and row[0] >= computed), None)
+        if found is None:
+            raise SystemExit(f"no denoiser told of a job's row of {computed} tokens and {steps} steps")
+        unknown.remove(found)
+        in_full += found[0] == most
+        widened += found[0] < most
+    if len(unknown) > STRAYS * known.total():
+        raise SystemExit(f"denoisers told of rows that are not simulated (tokens, steps): {unknown}")
+    return Work(in_full, widened, len(unknown))
 
 
 @dataclass(frozen=True)
@@ -141,8 +157,7 @@ class Live:
     """Its requests, as the simulator takes them."""
     latencies: Sequence[float]
     """In seconds."""
-    in_full: int
-    """Rows that were computed in full though they could reuse."""
+    work: Work
     stolen: float
     """Cores that other guests of the machine took."""
 
@@ -161,6 +176,10 @@ class Bench:
     """While nobody edits."""
     sizes: Mapping[str, int]
     """Bytes of LoRAs by their ids."""
+    burst: Sequence[Request]
+    """Requests that came at once."""
+    burst_s: float
+    """Until the last of them had ended."""
 
     @property
     def templates(self) -> TemplateSetting:
@@ -180,7 +199,9 @@ class Bench:
         """What things take by `rounds`."""
         alone = [edit.request for told in rounds for edit in told.alone]
         jobs = jobs_of(alone, self.pictures, self.card, self.heard.text, self.sizes)
-        return calibrated(rounds, self.heard, jobs, self.templates, self.rest)
+        known = calibrated(rounds, self.heard, jobs, self.templates, self.rest)
+        burst = jobs_of(self.burst, self.pictures, self.card, self.heard.text, self.sizes)
+        return contended(known, burst, self.burst_s, self.options.denoisers, self.templates)
 
     async def live(self, rate: float) -> Live:
         """Requests by chance at `rate` a second; one where none would arrive."""
@@ -189,7 +210,7 @@ class Bench:
         times = crowded_times(rate, seconds, seed, crowds) if crowds.factor > 1 else []
         times = times or arrival_times(rate, seconds, seed) or [0.0]
         requests = draw(times, self.work, self.options.seed)
-        self.heard.rows.clear()
+        self.heard.forget_rows()
         began_s, stolen_s = time.perf_counter(), psutil.cpu_times().steal
         outcomes = await served([self.stack.url], requests, self.pictures)
         took_s, stolen_s = time.perf_counter() - began_s, psutil.cpu_times().steal - stolen_s
@@ -228,7 +249,7 @@ async def main(arguments: Sequence[str] | None = None) -> None:
             most = saturation(await served([stack.url], burst, pictures))
             print(f"saturated at {most:.3f} requests/s; idle: {rest}")
             card = read_model_card(TRAINED, None)
-            bench = Bench(stack, heard, options, work, pictures, card, rest, sizes)
+            bench = Bench(stack, heard, options, work, pictures, card, rest, sizes, burst, len(burst) / most)
             rounds = [await bench.round(0)]
             for number, share in enumerate(options.shares):
                 live = await bench.live(share * most)
@@ -237,7 +258,7 @@ async def main(arguments: Sequence[str] | None = None) -> None:
                 told = simulated(live.jobs, known, options.denoisers, bench.templates, options.simulations)
                 lines.append(_line(share, share * most, live.latencies, told))
                 calibrations.append(
-                    _known(known) | {"live_in_full": live.in_full, "live_stolen_cores": round(live.stolen, 3)}
+                    _known(known) | {"live_work": vars(live.work), "live_stolen_cores": round(live.stolen, 3)}
                 )
                 print(*(f"{name} {value}" for name, value in lines[-1].items()), sep=", ", flush=True)
                 for name, values in (("live", live.latencies), ("simulated", told)):

@@ -21,7 +21,8 @@ from giornata.wire.jobs import Priority
 from giornata_router.rules.forecasting import Forecasting
 from giornata_router.rules.places import Places
 from tests.bench.reporting.report import measured, write
-from tests.bench.router_decision import SEED, fleet
+from tests.bench.router_decision import SEED
+from tests.bench.systems.deciding import fleet
 from tests.fakes.fleet import CARD
 from tests.flags import Several, option, parsed
 

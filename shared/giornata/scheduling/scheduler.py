@@ -16,7 +16,7 @@ from giornata.scheduling.fair_line import FairLine
 from giornata.scheduling.line import LOOK_S, Claim, Key, Line, QueuedRows
 from giornata.scheduling.occupancy import Attempt
 from giornata.scheduling.placement import Placement
-from giornata.scheduling.policies import Policy
+from giornata.scheduling.policies import Candidate, Policy
 
 LOOKED_AT: Final = 16
 """How many of many workers a policy is asked about: so many with least to compute, and as many with the template."""
@@ -161,6 +161,8 @@ class _Deciding:
     """Jobs of each model that wait although there is room; a model with :data:`MAX_CHOOSY` is asked no more."""
     excluded: set[str] = field(default_factory=set)
     """Workers that are kept free."""
+    reserved: dict[Key, Candidate] = field(default_factory=dict)
+    """The full workers that jobs with adapters wait for although others have room; later jobs count them there."""
     left: dict[str, Key] = field(default_factory=dict)
     """The first job of each model that finds no room, though there may be room for a row."""
     too_many: dict[tuple[str, frozenset[str]], int] = field(default_factory=dict)
@@ -181,7 +183,7 @@ class _Deciding:
             candidates = self.placement.candidates(asked, self.rules.looked_at, self.excluded, rest.fetching)
             chosen = self.rules.policy(candidates, asked)
             if chosen is None:
-                goes_on = self._wait(rest, asked)
+                goes_on = self._wait(rest, asked, candidates)
                 break
             self.count(rest.job_id, chosen.instance, asked)
             rows = rest.rows[: asked.rows]
@@ -204,20 +206,33 @@ class _Deciding:
         for entry in waiting:
             rest = entry.without(given[entry.key]).asked(self.now)
             asked = rest.piece() if self.rules.spreads else rest
-            known = self.placement.candidates(asked, self.rules.looked_at, (), entry.fetching)
-            best = self.rules.policy([c._replace(capacity_rows=ANY) for c in known], asked)
+            best = self.reserved.get(entry.key) or self._wanted(
+                self.placement.candidates(asked, self.rules.looked_at, (), entry.fetching), asked
+            )
             if best is None:
                 continue
             near = best.load_ms and best.prediction().begin_ms <= AHEAD_S * 1e3
             if near and best.instance not in entry.told:
                 yield Likely(entry.key, best.instance, asked)
-            self.count(entry.job_id, best.instance, rest)
+            if entry.key not in self.reserved:
+                self.count(entry.job_id, best.instance, rest)
 
-    def _wait(self, entry: QueuedRows, asked: Demand) -> bool:
-        """Let `entry` wait; False when no other job is to be asked."""
+    def _wanted(self, candidates: Sequence[Candidate], asked: Demand) -> Candidate | None:
+        """The best worker, whether it has room now or not."""
+        return self.rules.policy([c._replace(capacity_rows=ANY) for c in candidates], asked)
+
+    def _wait(self, entry: QueuedRows, asked: Demand, candidates: Sequence[Candidate]) -> bool:
+        """Let `entry` wait; False when no other job is to be asked.
+
+        Where it waits for a worker that holds its adapters, later jobs count it there: else each of many would wait for
+        the same one.
+        """
         model = asked.model_digest
         if self.placement.has_room(asked, self.excluded):
             self.choosy[model] += 1
+            if asked.adapters and (best := self._wanted(candidates, asked)) is not None:
+                self.reserved[entry.key] = best
+                self.count(entry.job_id, best.instance, entry.asked(self.now))
             return sum(count >= MAX_CHOOSY for count in self.choosy.values()) < self.models
         if not asked.alone:
             self.too_many[_kind(asked)] = asked.rows

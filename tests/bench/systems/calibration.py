@@ -48,6 +48,7 @@ WARM: Final = 2
 IDLE_S: Final = 5.0
 SETTLED_S: Final = 1.5
 """After which the router knows of denoisers what the launcher does, and a round's rows are told of no more."""
+CORES_WITHIN: Final = 0.02
 ALONE_S: Final = 30.0
 """Within which the others' absence is noticed, and their return."""
 
@@ -60,6 +61,8 @@ class Heard:
     adapter_loads: list[AdapterLoad] = field(default_factory=list)
     rows: dict[str, RowProgress] = field(default_factory=dict)
     """The latest of each job."""
+    past: set[str] = field(default_factory=set)
+    """Jobs whose rows are forgotten: a denoiser that was frozen may tell of them once more."""
     operations: Operations | None = None
     """Of the network; None until a denoiser has told."""
     capacity: tuple[int, int] = (0, 0)
@@ -76,10 +79,16 @@ class Heard:
             return
         self.samples += state.worker.samples
         self.adapter_loads += state.worker.adapter_loads
-        self.rows |= {row.job_id: row for row in (*state.worker.waiting, *state.worker.running)}
+        rows = (*state.worker.waiting, *state.worker.running)
+        self.rows |= {row.job_id: row for row in rows if row.job_id not in self.past}
         if state.worker.blocks is not None:
             self.operations = Operations(state.worker.blocks)
         self.capacity = state.worker.capacity_rows, state.worker.capacity_tokens
+
+    def forget_rows(self) -> None:
+        """Rows that are told from now on are other jobs'."""
+        self.past |= self.rows.keys()
+        self.rows.clear()
 
 
 @asynccontextmanager
@@ -310,6 +319,30 @@ def _kept(loads: Sequence[AdapterLoad]) -> AdapterSetting:
         disk_latency_s=mean_s[Tier.DISK],
         link_latency_s=mean_s[Tier.MEMORY],
     )
+
+
+def contended(
+    known: Calibration,
+    burst: Sequence[SimulatedJob],
+    took_s: float,
+    denoisers: int,
+    templates: TemplateSetting,
+) -> Calibration:
+    """With the cores that a burst had for itself: processes that compute at once also share caches and memory.
+
+    Args:
+        known: by edits of one denoiser at a time.
+        burst: jobs that all came at once.
+        took_s: until the last of them had ended, live.
+        denoisers: that shared it.
+        templates: that denoisers have.
+    """
+    least, most = 0.5, known.cores
+    while most - least > CORES_WITHIN:
+        cores = (least + most) / 2
+        told = max(simulated(burst, replace(known, cores=cores), denoisers, templates, 1))
+        least, most = (least, cores) if told < took_s else (cores, most)
+    return replace(known, cores=most)
 
 
 def simulated(

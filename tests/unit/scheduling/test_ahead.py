@@ -108,6 +108,19 @@ def test_those_before_have_their_workers_first() -> None:
     assert told(decided(line, known, 0.0)) == [], "16 seconds: jobs without adapters take places too"
 
 
+def test_a_job_that_waits_for_the_holder_counts_there_for_later_ones() -> None:
+    """Ten steps each; the holder is busy for two seconds. The second job would begin there after twelve."""
+    large = NeededLora(LORA.digest, 1000 * MB)
+    asked = replace(DEMAND, adapters=(large,))
+    line, known = line_of(asked, asked), placement(busy("a", 2, held=[large]), busy("b"))
+    decision = decided(line, known, 0.0)
+    assert [(placed.key[0], placed.worker) for placed in decision.placements] == [("j1", "b")]
+    assert decision.loads == (), "the first one's is there"
+    assert decided(line, known, RELOOK_S).placements == (), "the first one waits on"
+    known.observe(busy("a", held=[large]), 2.0)
+    assert [placed.worker for placed in decided(line, known, 2.0).placements] == ["a"]
+
+
 def test_what_is_there_or_on_its_way_is_not_loaded() -> None:
     line, known = line_of(ADAPTED, ADAPTED), placement(busy("a", 4, held=[OTHER]))
     assert told(decided(line, known, 0.0)) == [("j0", "a")], "the second one's is on its way then"
