@@ -92,7 +92,8 @@ class GatewayConfig(ServiceConfig):
         20.0,
         gt=0,
         le=600,
-        description="Time a client may take for a mebibyte of its answer before it is cut off.",
+        description="Time a client may take for a mebibyte of its answer before it is cut off, and its machine for a "
+        "sign of life.",
     )
     budget_s: float = Field(120.0, gt=0, le=3600, description="Time allowed for an edit whose client waits.")
     job_budget_s: float = Field(900.0, gt=0, le=86400, description="Time allowed for an asynchronous job.")

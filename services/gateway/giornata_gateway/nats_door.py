@@ -9,7 +9,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import ExitStack, asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
@@ -64,11 +64,15 @@ KINDS: Final = {kind_type: kind for kind, kind_type in EVENT_TYPES.items()}
 async def open_door(gateway: Gateway) -> AsyncIterator[None]:
     """Answer over NATS while inside; on leaving, finish the edits and generations that were delivered."""
     endpoints = EditEndpoints(gateway, min(REPLY_BYTES, gateway.bus.client.max_payload))
+
+    def counting(endpoint: Endpoint) -> Endpoint:
+        return replace(endpoint, unread=partial(_unread, gateway, endpoint.subject))
+
     asks = partial(Endpoint, limit_bytes=endpoints.limit_bytes, headers=True, reply=True)
-    edit = asks(subjects.EDIT, EditEnvelope, endpoints.edit)
-    probe = asks(subjects.EDIT_PROBE, ProbeEnvelope, endpoints.probe)
-    generate = asks(subjects.GENERATE, GenerateEnvelope, endpoints.generate)
-    cancel = Endpoint(subjects.EDIT_CANCEL, CancelMessage, endpoints.cancel, reply=True)
+    edit = counting(asks(subjects.EDIT, EditEnvelope, endpoints.edit))
+    probe = counting(asks(subjects.EDIT_PROBE, ProbeEnvelope, endpoints.probe))
+    generate = counting(asks(subjects.GENERATE, GenerateEnvelope, endpoints.generate))
+    cancel = counting(Endpoint(subjects.EDIT_CANCEL, CancelMessage, endpoints.cancel, reply=True))
     async with gateway.bus.serve("gateway", edit, probe, generate, cancel, instance=gateway.config.instance):
         yield
 
@@ -220,6 +224,11 @@ def _key(headers: Mapping[str, str]) -> str | None:
     """The idempotency key of a message."""
     given = [headers[IDEMPOTENCY_HEADER]] if IDEMPOTENCY_HEADER in headers else []
     return read_key(given, IDEMPOTENCY_HEADER)
+
+
+def _unread(gateway: Gateway, route: str, error: GiornataError) -> None:
+    """Count a message that is no request."""
+    gateway.metrics.answered("nats", route, error.status, error.code, 0.0)
 
 
 @contextmanager

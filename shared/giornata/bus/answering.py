@@ -40,6 +40,22 @@ class Endpoint:
     headers: bool = False
     reply: bool = False
     """Whether the handler takes the answer's subject, too, after the headers; it is empty where none is asked for."""
+    unread: Callable[[GiornataError], None] | None = None
+    """Is told of every message that reaches no handler, and why."""
+
+    def request_in(self, message: Msg) -> BaseModel:
+        """The request that a message holds; MalformedMessage where it holds none."""
+        try:
+            return codec.decode(self.kind, message.data)
+        except SchemaMismatch as error:
+            refusal = MalformedMessage(str(error))
+            self.not_read(refusal)
+            raise refusal from error
+
+    def not_read(self, why: GiornataError) -> None:
+        """A message reaches no handler."""
+        if self.unread is not None:
+            self.unread(why)
 
 
 class UnansweredError(Exception):
@@ -52,6 +68,7 @@ def spawning(tasks: asyncio.TaskGroup, endpoint: Endpoint) -> Receive:
     async def receive(message: Msg) -> None:
         if message.reply and not subjects.is_inbox(message.reply):
             log.error("answer_refused", subject=message.subject, reply=message.reply[:200])
+            endpoint.not_read(MalformedMessage("The answer goes to no inbox."))
             return
         tasks.create_task(_respond(endpoint, message), name=endpoint.subject)
 
@@ -61,10 +78,7 @@ def spawning(tasks: asyncio.TaskGroup, endpoint: Endpoint) -> Receive:
 async def _respond(endpoint: Endpoint, message: Msg) -> None:
     """Answer one request; every failure is an answer too, with a stable code, except :class:`UnansweredError`."""
     try:
-        try:
-            request = codec.decode(endpoint.kind, message.data)
-        except SchemaMismatch as error:
-            raise MalformedMessage(str(error)) from error
+        request = endpoint.request_in(message)
         remaining_ms = getattr(request, "remaining_ms", None)
         try:
             async with asyncio.timeout(None if remaining_ms is None else remaining_ms / 1000) as scope:
@@ -75,7 +89,8 @@ async def _respond(endpoint: Endpoint, message: Msg) -> None:
             if not scope.expired():
                 raise  # the handler's own
             raise DeadlineExceeded from error
-        await message.respond(codec.encode(reply, limit_bytes=endpoint.limit_bytes))
+        if message.reply:
+            await message.respond(codec.encode(reply, limit_bytes=endpoint.limit_bytes))
     except GiornataError as error:
         await _respond_error(message, error)
     except UnansweredError:

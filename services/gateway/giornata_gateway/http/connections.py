@@ -1,20 +1,25 @@
-"""Connections of the HTTP door: how many there may be, and how long a request's head may take.
+"""Connections of the HTTP door: how many there may be, how long a request's head may take, and which peers are gone.
 
-aiohttp limits neither: it waits for the rest of a head until its keep-alive timeout ends.
+aiohttp limits none of that: it waits for the rest of a head until its keep-alive timeout ends, and for a peer that
+vanished as long as the kernel does, which is hours.
 """
 
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Any
+from typing import Any, Final
 
 from aiohttp import web
 
 from giornata.wire.errors import GiornataError, RequestTimeout, TooManyConnections
 from giornata_gateway.views.answers import ErrorAnswer, error_detail
+
+PROBES: Final = 4
+"""How often a silent peer is asked for a sign of life within the time that it may take."""
 
 
 @dataclass(frozen=True)
@@ -25,6 +30,8 @@ class ConnectionLimits:
     """From a connection's beginning, or a later request's first byte, to the end of the head."""
     idle_s: float
     """Between an answer and the next request's first byte."""
+    unheard_s: float
+    """How long a peer may acknowledge nothing that is sent to it, and be silent before it is asked for a sign."""
     connections: int
     refused: Callable[[GiornataError], None]
     """Is told of every connection that is closed by a limit and of the answer that it got."""
@@ -34,7 +41,9 @@ class LimitedRunner(web.AppRunner):
     """An application whose connections are limited; `options` are aiohttp's."""
 
     def __init__(self, app: web.Application, limits: ConnectionLimits, **options: Any) -> None:
-        super().__init__(app, keepalive_timeout=limits.idle_s, **options)
+        # after an answer that came first, the rest of a body is read for as long as a head may take
+        timing: dict[str, Any] = {"keepalive_timeout": limits.idle_s, "lingering_time": limits.head_s}
+        super().__init__(app, **timing, **options)
         self._limits = limits
 
     async def _make_server(self) -> web.Server:
@@ -67,6 +76,7 @@ class _Connection(web.RequestHandler):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
+        drop_vanished(transport.get_extra_info("socket"), self._limits.unheard_s)
         manager = self._manager
         if manager is not None and len(manager.connections) > self._limits.connections:
             accepted = f"{self._limits.connections} connections"
@@ -114,6 +124,24 @@ class _Connection(web.RequestHandler):
         if self.transport is not None:
             self.transport.write(answer(error))
         self.force_close()
+
+
+def drop_vanished(peer: socket.socket, unheard_s: float) -> None:
+    """Have the kernel end a connection whose peer vanished without a word, where the system can (tcp(7)).
+
+    What is sent must be acknowledged within `unheard_s`. A peer that is silent for so long is asked for a sign of life,
+    and has as long again: a client that waits for its picture sends nothing, but its kernel answers.
+    """
+    whole_s = max(1, round(unheard_s))
+    wanted = {
+        "TCP_KEEPIDLE": whole_s,
+        "TCP_KEEPINTVL": max(1, whole_s // PROBES),
+        "TCP_KEEPCNT": PROBES,
+        "TCP_USER_TIMEOUT": round(unheard_s * 1000),
+    }
+    for name, value in wanted.items():
+        if hasattr(socket, name):
+            peer.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 def answer(error: GiornataError) -> bytes:

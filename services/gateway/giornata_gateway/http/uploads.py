@@ -57,8 +57,7 @@ async def read_upload(request: web.Request, grow: Grow) -> Upload:
         async with asyncio.timeout(config.receive_s) as limit:
             return await _Reading(config, grow, limit).read(await request.multipart())
     except TimeoutError as error:
-        accepted = f"{config.receive_s:g} s, and at least {config.receive_bytes_per_s} bytes a second"
-        raise RequestTimeout(LATE, accepted=accepted) from error
+        raise too_slow(config) from error
     except MALFORMED as error:
         raise malformed(str(error)) from error
 
@@ -79,14 +78,16 @@ async def read_json(request: web.Request, grow: Grow) -> dict[str, object]:
     grow(BUFFER_BYTES)
     data = bytearray()
     try:
-        async with asyncio.timeout(config.receive_s):
+        async with asyncio.timeout(config.receive_s) as until:
+            pace = Pace(config, until)
             async for chunk in request.content.iter_any():
+                pace.come(len(chunk))
                 grow(JSON_COPIES * len(chunk))
                 data += chunk
                 if len(data) > config.max_request_bytes:
                     raise too_large("The request", config.max_request_bytes)
     except TimeoutError as error:
-        raise RequestTimeout(LATE, accepted=f"{config.receive_s:g} s") from error
+        raise too_slow(config) from error
     except web.RequestPayloadError as error:
         raise BadRequest("The body ends early.", received=str(error), accepted="a JSON object") from error
     try:
@@ -116,6 +117,12 @@ def _parsed(data: bytes | bytearray) -> Any:
 
 def _no_number(name: str) -> Any:
     raise ValueError(f"{name} is no number of JSON")
+
+
+def too_slow(config: GatewayConfig) -> RequestTimeout:
+    """The refusal of a body that comes too slowly."""
+    accepted = f"{config.receive_s:g} s, and at least {config.receive_bytes_per_s} bytes a second"
+    return RequestTimeout(LATE, accepted=accepted)
 
 
 def check_plain(request: web.Request) -> None:
