@@ -44,6 +44,10 @@ class GatewayConfig(ServiceConfig):
         description="Pictures that a tenant may ask this gateway for in a minute where the keys' file does not say; "
         "0: no limit.",
     )
+    a1111: bool = Field(
+        default=True,
+        description="Whether A1111's API is served, too, below /sdapi/v1; false: it is not there.",
+    )
     notice_s: float = Field(
         5.0,
         ge=0,

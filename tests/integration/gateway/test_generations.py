@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import io
 from typing import Any
 
+import aiohttp
 import openai
 import pytest
 from openai.types import ImageGenCompletedEvent, ImageGenPartialImageEvent, ImagesResponse
@@ -201,3 +203,13 @@ async def test_edits_choose_among_all_models_and_generations_among_their_own(pai
     assert (asked.guidance_scale, asked.num_inference_steps) == (7.0, 3)
     painter.router.failure = GiornataError("It failed.")
     assert (await generated(painter))[0] == 500
+
+
+async def test_a_variation_is_refused_and_told_what_comes_nearest(painter: Stage) -> None:
+    form = aiohttp.FormData({"n": "2"}, default_to_multipart=True)
+    form.add_field("image", io.BytesIO(b"picture"), filename="image.png")
+    async with painter.http.post("/v1/images/variations", data=form) as response:
+        error = (await response.json())["error"]
+        assert (response.status, error["code"]) == (400, "task_not_supported")
+    assert "/v1/images/edits" in error["accepted"]
+    assert painter.router.submitted == set()

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from aiohttp import web
 
 from giornata.deadlines import Deadline
-from giornata.wire.errors import JobNotFinished, from_body
+from giornata.wire.errors import JobNotFinished, TaskNotSupported, from_body
 from giornata.wire.jobs import JobState, Priority
 from giornata.wire.progress import JobRecord
 from giornata_gateway.http.body import JSON_COPIES, send
@@ -37,6 +37,15 @@ async def edit(request: web.Request) -> web.StreamResponse:
 async def generate(request: web.Request) -> web.StreamResponse:
     """Make pictures from text and answer with them; a client that leaves cancels that."""
     return await _carried_out(request, GenerationForm)
+
+
+async def vary(_request: web.Request) -> web.StreamResponse:
+    """Refuse a variation: it has no prompt, and every family that is served needs one."""
+    raise TaskNotSupported(
+        "No model that is served makes variations: that takes a network that reads a picture in a prompt's place.",
+        received="a variation",
+        accepted="POST /v1/images/edits with a prompt; without a mask it repaints the whole picture",
+    )
 
 
 async def _carried_out(request: web.Request, kind: type[EditForm | GenerationForm]) -> web.StreamResponse:

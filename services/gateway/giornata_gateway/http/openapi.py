@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from importlib.resources import files
 from typing import Final
 
@@ -73,11 +73,11 @@ CONTROL: Final = "What ControlNets see; `image` of `controlnets` names it by its
 WRITTEN: Final = {"type": "string", "contentEncoding": "base64"}
 
 
-def document(server_url: str) -> Json:
-    """The document; `server_url` is how clients reach this gateway, empty for the address that served it."""
+def document(server_url: str, routes: Sequence[Route] = ROUTES) -> Json:
+    """The document of `routes`; `server_url` is how clients reach them, empty for the address that served it."""
     words = (files("giornata_gateway.http") / "openapi.md").read_text(encoding="utf-8")
     paths: Json = {}
-    for route in ROUTES:
+    for route in routes:
         paths.setdefault(route.path, {})[route.method.lower()] = _operation(route)
     return {
         "openapi": "3.1.0",
@@ -91,8 +91,8 @@ def document(server_url: str) -> Json:
         "security": [{}, {"bearer": []}],
         "paths": paths,
         "components": {
-            "schemas": _schemas(),
-            "securitySchemes": {"bearer": {"type": "http", "scheme": "bearer"}},
+            "schemas": _schemas(routes),
+            "securitySchemes": {kind: {"type": "http", "scheme": kind} for kind in ("bearer", "basic")},
         },
     }
 
@@ -121,6 +121,8 @@ def _operation(route: Route) -> Json:
         *([KEY] if route.repeatable else []),
     ]
     operation: Json = {"operationId": route.name, "summary": route.summary, "responses": told}
+    if route.basic:
+        operation["security"] = [{}, {"bearer": []}, {"basic": []}]
     if parameters:
         operation["parameters"] = parameters
     if route.bodies:
@@ -181,11 +183,11 @@ def _reference(kind: type[BaseModel]) -> Json:
     return {"$ref": f"#/components/schemas/{kind.__name__}"}
 
 
-def _schemas() -> Json:
+def _schemas(routes: Sequence[Route]) -> Json:
     """The forms and views that the routes name."""
-    forms = [route.form for route in ROUTES if route.form]
-    asked = dict.fromkeys(body for route in ROUTES for body in route.bodies.values())
-    views = {ErrorAnswer: None} | {view: None for route in ROUTES for view in _views(route)}
+    forms = [route.form for route in routes if route.form]
+    asked = dict.fromkeys(body for route in routes for body in route.bodies.values())
+    views = {ErrorAnswer: None} | {view: None for route in routes for view in _views(route)}
     _, schema = models_json_schema(
         [*((form, "validation") for form in asked), *((view, "serialization") for view in views)],
         ref_template="#/components/schemas/{model}",
@@ -202,7 +204,7 @@ def _schemas() -> Json:
             told["oneOf"] = [{"required": ["image"]}, {"required": ["template_id"]}]
         else:
             told["required"] = ["image"]
-    for form in (route.json_form for route in ROUTES if route.json_form):
+    for form in (route.json_form for route in routes if route.json_form):
         schemas[form.__name__]["properties"] |= {REFERENCE: WRITTEN_REFERENCES} | _controls(WRITTEN)
     return schemas
 

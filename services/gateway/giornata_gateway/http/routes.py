@@ -22,7 +22,7 @@ from giornata_gateway.intake.rules.forms import (
     LoraForm,
     TemplateForm,
 )
-from giornata_gateway.intake.rules.tenants import bearer, check_site
+from giornata_gateway.intake.rules.tenants import bearer, check_site, password
 from giornata_gateway.views.answers import ImagesAnswer
 from giornata_gateway.views.catalog import HealthView, ModelList, ReadyView
 from giornata_gateway.views.jobs import (
@@ -83,6 +83,10 @@ class Route:
     """The fields of a multipart form, beside its files."""
     json_form: type[BaseModel] | None = None
     """The fields of a JSON object that asks for pictures."""
+    json_body: type[BaseModel] | None = None
+    """The fields of any other JSON object."""
+    basic: bool = False
+    """The key may also come as the password of HTTP Basic."""
     repeatable: bool = False
     """An idempotency key makes one job of several requests."""
     keyed: bool = True
@@ -93,7 +97,7 @@ class Route:
     @property
     def bodies(self) -> dict[str, type[BaseModel]]:
         """What a request's body is, by content type; empty for a route without one."""
-        both = {FORM: self.form, JSON: self.json_form}
+        both = {FORM: self.form, JSON: self.json_form or self.json_body}
         return {kind: body for kind, body in both.items() if body is not None}
 
     def served(self) -> web.RouteDef:
@@ -106,10 +110,15 @@ class Route:
         request[ROUTE] = self
         if "job_id" in request.match_info:
             request[JOB_ID] = request.match_info["job_id"]
+        authorization = request.headers.get("Authorization")
+        written = password(authorization) if self.basic else None
         if self.method != GET:  # a page of another site cannot read what a GET answers
-            check_site(request.headers.get("Sec-Fetch-Site"), keyed=gateway.keys is not None)
+            keyed = (
+                gateway.keys is not None and written is None
+            )  # browsers remember passwords, and send them by themselves
+            check_site(request.headers.get("Sec-Fetch-Site"), keyed=keyed)
         if self.keyed:
-            request[TENANT] = gateway.tenant(bearer(request.headers.get("Authorization")))
+            request[TENANT] = gateway.tenant(written or bearer(authorization))
         return await self.handler(request)
 
 
@@ -169,6 +178,10 @@ ROUTES: Final = (
         POST, "/v1/images/generations", jobs.generate, "generate", "Make pictures from text and wait for them.",
         {200: Reply("Made.", {JSON: ImagesAnswer, STREAM: _events(Task.GENERATE), **PICTURES})},
         EVERY, json_form=GenerationForm, repeatable=True,
+    ),
+    Route(
+        POST, "/v1/images/variations", jobs.vary, "vary", "Refused: no served model makes variations of a picture.",
+        {}, (400, 401, 403),
     ),
     Route(
         POST, "/v1/jobs", jobs.create, "createJob",

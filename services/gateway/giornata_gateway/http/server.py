@@ -11,17 +11,21 @@ from typing import Final
 import structlog
 from aiohttp import hdrs, web
 
-from giornata.wire.errors import GiornataError, ServiceUnavailable
+from giornata.wire.errors import GiornataError, ServiceUnavailable, Unauthorized
 from giornata_gateway.gateway import Gateway
 from giornata_gateway.http import status, studio
+from giornata_gateway.http.a1111 import IN_PROGRESS
+from giornata_gateway.http.a1111_routes import A1111_ROUTES
 from giornata_gateway.http.connections import ConnectionLimits, LimitedRunner
 from giornata_gateway.http.errors import GATEWAY, REPEATED, TENANT, Handler, errors_as_json
 from giornata_gateway.http.openapi import document
 from giornata_gateway.http.routes import ROUTE, ROUTES
 from giornata_gateway.intake.rules.idempotency import REPEATED as REPEATED_HEADER
+from giornata_gateway.jobs.in_progress import InProgress
 
 log = structlog.get_logger(__name__)
 
+BEARER_OR_BASIC: Final = 'Bearer, Basic realm="Giornata", charset="UTF-8"'
 CLOSE_S: Final = 5.0
 """After the drain: how long answers that are being written may still take."""
 
@@ -70,8 +74,10 @@ def _application(gateway: Gateway) -> web.Application:
     app.on_response_prepare.append(_tell)
     app[GATEWAY] = gateway
     app[studio.ASSETS] = studio.load_assets()
-    app[status.DOCUMENT] = document(gateway.config.public_url)
-    app.add_routes([*(route.served() for route in ROUTES), *studio.PAGES])
+    app[IN_PROGRESS] = InProgress()
+    routes = (*ROUTES, *(A1111_ROUTES if gateway.config.a1111 else ()))
+    app[status.DOCUMENT] = document(gateway.config.public_url, routes)
+    app.add_routes([*(route.served() for route in routes), *studio.PAGES])
     return app
 
 
@@ -91,6 +97,8 @@ async def _tell(request: web.Request, response: web.StreamResponse) -> None:
         response.headers.update(gateway.quotas.headers(request[TENANT]))
     if request.get(REPEATED):
         response.headers[REPEATED_HEADER] = "true"
+    if route is not None and route.basic and response.status == Unauthorized.status:
+        response.headers[hdrs.WWW_AUTHENTICATE] = BEARER_OR_BASIC
     if gateway.departure.announced.is_set():
         response.headers[hdrs.CONNECTION] = "close"
         response.force_close()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Collection
 from typing import Any, Final
 
 from aiohttp import BodyPartReader, MultipartReader, web
@@ -28,6 +29,8 @@ NAME_CHARACTERS: Final = 64
 """No field has a longer name."""
 JSON_FIELDS: Final = 8
 """The texts of a JSON body, its pictures aside, are no larger than so many fields of a form may be."""
+PICTURES: Final = frozenset({REFERENCE, *CONTROL_IMAGES})
+"""Fields of a JSON body that hold pictures."""
 JSON_COPIES: Final = 3
 """A JSON body is held as it came, as text, and as its pictures."""
 MALFORMED: Final = (ValueError, AssertionError, RuntimeError, BadHttpMessage, web.RequestPayloadError)
@@ -62,8 +65,12 @@ async def read_upload(request: web.Request, grow: Grow) -> Upload:
         raise malformed(str(error)) from error
 
 
-async def read_json(request: web.Request, grow: Grow) -> dict[str, object]:
+async def read_json(
+    request: web.Request, grow: Grow, pictures: Collection[str] = PICTURES
+) -> dict[str, object]:
     """The fields of a JSON object, but for those that are null: OpenAI's clients may send null for a default.
+
+    `pictures` are the fields that may be large.
 
     Raises:
         TooManyRequests, RequestTimeout, PayloadTooLarge: as :func:`read_upload`.
@@ -102,7 +109,6 @@ async def read_json(request: web.Request, grow: Grow) -> dict[str, object]:
     if longest > NAME_CHARACTERS:
         received, accepted = f"{longest} characters", f"at most {NAME_CHARACTERS}"
         raise BadRequest("No field has so long a name.", received=received, accepted=accepted)
-    pictures = {REFERENCE, *CONTROL_IMAGES}
     written = sum(
         len(value) for name, value in told.items() if name not in pictures and isinstance(value, str)
     )

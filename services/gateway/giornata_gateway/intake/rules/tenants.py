@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hmac
 import ipaddress
 from dataclasses import dataclass, replace
@@ -70,6 +71,18 @@ def bearer(authorization: str | None) -> str | None:
     """The token of an ``Authorization: Bearer`` header."""
     scheme, _, token = (authorization or "").partition(" ")
     return token.strip() or None if scheme.lower() == "bearer" else None
+
+
+def password(authorization: str | None) -> str | None:
+    """The password of an ``Authorization: Basic`` header (RFC 7617); the user's name may be any."""
+    scheme, _, token = (authorization or "").partition(" ")
+    if scheme.lower() != "basic":
+        return None
+    try:
+        _, _, word = base64.b64decode(token, validate=True).decode().partition(":")
+    except ValueError:
+        return None
+    return word or None
 
 
 def is_loopback(host: str) -> bool:

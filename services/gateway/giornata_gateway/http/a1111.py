@@ -1,0 +1,179 @@
+"""``/sdapi/v1``: A1111's API, a translation onto the jobs that the other routes make.
+
+A1111 paints one picture at a time, so that its `progress` and `interrupt` name none. Here they mean the jobs of the
+tenant that asks, as far as requests of this API wait for them at this gateway.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack
+from typing import Final
+
+from aiohttp import web
+
+from giornata.deadlines import Deadline
+from giornata.wire.errors import GiornataError, InvalidField, ModelNotFound
+from giornata.wire.jobs import Priority
+from giornata.wire.models import ModelCard
+from giornata.wire.progress import JobRecord
+from giornata_gateway.gateway import Gateway
+from giornata_gateway.http.body import JSON_COPIES, send
+from giornata_gateway.http.errors import GATEWAY, JOB_ID, TENANT, json_answer
+from giornata_gateway.http.requests import check_query
+from giornata_gateway.http.uploads import read_json
+from giornata_gateway.intake.rules.a1111 import prompts
+from giornata_gateway.intake.rules.a1111.forms import ImageToImage, TextToImage, read, read_settings
+from giornata_gateway.intake.rules.a1111.models import model_of
+from giornata_gateway.intake.rules.a1111.parameters import parameters_of, translated
+from giornata_gateway.intake.rules.a1111.units import SCRIPTS, controls_of
+from giornata_gateway.intake.rules.written import picture
+from giornata_gateway.jobs.in_progress import InProgress
+from giornata_gateway.jobs.preparation import EditOrder
+from giornata_gateway.views import a1111 as views
+from giornata_gateway.views.answers import error_of
+from giornata_gateway.views.catalog import choose_card
+
+IN_PROGRESS: Final = web.AppKey("a1111_in_progress", InProgress)
+"""What requests of this API wait for."""
+PICTURES: Final = frozenset({"mask", "init_images", SCRIPTS})
+"""Fields that hold pictures."""
+
+
+async def txt2img(request: web.Request) -> web.StreamResponse:
+    """Make pictures from text and answer with them; a client that leaves cancels that."""
+    return await _painted(request, TextToImage)
+
+
+async def img2img(request: web.Request) -> web.StreamResponse:
+    """Edit a picture and answer with what it became; a client that leaves cancels that."""
+    return await _painted(request, ImageToImage)
+
+
+async def progress(request: web.Request) -> web.Response:
+    """How far the oldest of the tenant's jobs is."""
+    check_query(request.query, "skip_current_image")
+    ledger, tenant = request.app[GATEWAY].ledger, request[TENANT].name
+    waited_for = [job.job_id for job in request.app[IN_PROGRESS].of(tenant)]
+    records = [await ledger.records.get(job_id) for job_id in waited_for]
+    forecast = await ledger.forecast(waited_for[0]) if waited_for else None
+    return json_answer(views.progress(records, forecast, time.time()))
+
+
+async def interrupt(request: web.Request) -> web.Response:
+    """Cancel all of the tenant's jobs in progress."""
+    for job in request.app[IN_PROGRESS].of(request[TENANT].name):
+        await request.app[GATEWAY].ledger.cancel(job.job_id)
+    return json_answer(views.Nothing())
+
+
+async def models(request: web.Request) -> web.Response:
+    """Served models."""
+    return json_answer(views.models(request.app[GATEWAY].fleet.cards()))
+
+
+async def samplers(request: web.Request) -> web.Response:
+    """The samplers that served models take."""
+    return json_answer(views.samplers(request.app[GATEWAY].fleet.cards()))
+
+
+async def loras(request: web.Request) -> web.Response:
+    """The LoRAs that the tenant may use."""
+    return json_answer(views.loras(await request.app[GATEWAY].loras.of(request[TENANT].name)))
+
+
+async def options(request: web.Request) -> web.Response:
+    """What a request without `override_settings` stands for."""
+    return json_answer(views.options(request.app[GATEWAY].fleet.cards()))
+
+
+async def set_options(request: web.Request) -> web.Response:
+    """Accept options that are as they stand: a gateway keeps none, and each request brings its own."""
+    gateway = request.app[GATEWAY]
+    with gateway.uploads.growing() as grow:
+        asked = read_settings(await read_json(request, grow)).sd_model_checkpoint
+    cards = gateway.fleet.cards()
+    if asked is not None and [model_of(asked, cards)] != list(cards):
+        raise InvalidField(
+            "Options are not kept between requests.",
+            field="sd_model_checkpoint",
+            received=asked,
+            accepted="override_settings.sd_model_checkpoint in every request",
+        )
+    return json_answer(views.Nothing())
+
+
+async def _painted(request: web.Request, kind: type[TextToImage]) -> web.StreamResponse:
+    gateway, tenant = request.app[GATEWAY], request[TENANT]
+    gateway.places.check()
+    gateway.quotas.check(tenant)
+    try:
+        with ExitStack() as held:
+            with gateway.uploads.growing() as grow:
+                form = read(kind, await read_json(request, grow, PICTURES))
+                admitted = await gateway.admit(await _order(request, form), None, held)
+            async with gateway.awaited(admitted, streamed=False) as awaited:
+                request[JOB_ID] = awaited.job.job_id
+                with request.app[IN_PROGRESS].held(awaited.job):
+                    record = await gateway.submission.outcome(awaited)
+            admitted.carried_out()
+        if (error := error_of(record)) is not None:
+            raise error
+    except GiornataError as error:
+        raise translated(error) from error
+    return await _answer(request, form, record)
+
+
+async def _order(request: web.Request, form: TextToImage) -> EditOrder:
+    gateway, tenant = request.app[GATEWAY], request[TENANT]
+    card = _card(gateway, form)
+    prompt, tags = prompts.split(form.prompt, "prompt")
+    _, refused = prompts.split(form.negative_prompt, "negative_prompt")
+    if refused:
+        raise InvalidField(
+            "A negative prompt names no LoRA.",
+            field="negative_prompt",
+            received=refused[0].name,
+            accepted="words",
+        )
+    named = prompts.named(tags, await gateway.loras.of(tenant.name), card) if tags else ()
+    controls = await asyncio.to_thread(controls_of, form.alwayson_scripts)
+    image = mask = None
+    if isinstance(form, ImageToImage):
+        image = await asyncio.to_thread(picture, form.init_images[0], "init_images")
+        mask = await asyncio.to_thread(picture, form.mask, "mask") if form.mask else None
+    return EditOrder(
+        parameters=parameters_of(form, prompt, card, named, controls),
+        image=image,
+        mask=mask,
+        control_images=controls.images,
+        tenant=tenant,
+        priority=Priority.INTERACTIVE,
+        deadline=Deadline.after_ms(gateway.config.budget_s * 1000),
+        task=form.task,
+    )
+
+
+def _card(gateway: Gateway, form: TextToImage) -> ModelCard:
+    cards: Mapping[str, ModelCard] = gateway.fleet.cards()
+    label = form.override_settings.sd_model_checkpoint
+    name = None if label is None else model_of(label, cards)
+    try:
+        return choose_card(cards, name, gateway.fleet.missing(), form.task)
+    except ModelNotFound as error:
+        error.received = label
+        raise
+
+
+async def _answer(request: web.Request, form: TextToImage, record: JobRecord) -> web.StreamResponse:
+    gateway, asked = request.app[GATEWAY], form.model_dump(exclude=set(PICTURES))
+    refs = [row.image for row in record.images if row.image is not None]
+    async with gateway.answers.room(JSON_COPIES * sum(ref.size_bytes for ref in refs)):
+        pictures = [await gateway.picture(ref) for ref in refs]
+        body = await asyncio.to_thread(
+            lambda: views.painted(record, pictures, asked, time.time()).model_dump_json().encode()
+        )
+        pictures.clear()
+        return await send(request, body, "application/json", {"X-Giornata-Job": record.job.job_id})

@@ -1,0 +1,84 @@
+"""A1111's names of samplers and schedulers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final, NamedTuple
+
+from giornata.wire.errors import InvalidField
+from giornata.wire.models import ModelCard
+from giornata.wire.samplers import Sampler
+
+AUTOMATIC: Final = "automatic"
+KARRAS: Final = "karras"
+UNIFORM: Final = "uniform"
+
+
+class Named(NamedTuple):
+    """How A1111 names a sampler, and the noise levels that it takes."""
+
+    name: str
+    scheduler: str
+    automatic: bool = True
+    """Whether the scheduler `automatic` stands for these noise levels: Karras' where there are several, as in A1111."""
+
+
+NAMES: Final[Mapping[Sampler, Named]] = MappingProxyType(
+    {
+        Sampler.EULER: Named("Euler", UNIFORM),
+        Sampler.EULER_ANCESTRAL: Named("Euler a", UNIFORM),
+        Sampler.DDIM: Named("DDIM", UNIFORM),
+        Sampler.DDPM: Named("DDPM", UNIFORM),
+        Sampler.PNDM: Named("PLMS", UNIFORM),
+        Sampler.DPMPP_2M: Named("DPM++ 2M", UNIFORM, automatic=False),
+        Sampler.DPMPP_2M_KARRAS: Named("DPM++ 2M", KARRAS),
+        Sampler.DPMPP_2M_SDE: Named("DPM++ 2M SDE", UNIFORM, automatic=False),
+        Sampler.DPMPP_2M_SDE_KARRAS: Named("DPM++ 2M SDE", KARRAS),
+        Sampler.DPMPP_3M: Named("DPM++ 3M", UNIFORM, automatic=False),
+        Sampler.DPMPP_3M_KARRAS: Named("DPM++ 3M", KARRAS),
+        Sampler.UNIPC: Named("UniPC", UNIFORM),
+        Sampler.DEIS: Named("DEIS", UNIFORM),
+        Sampler.HEUN: Named("Heun", UNIFORM),
+        Sampler.LCM: Named("LCM", UNIFORM),
+    }
+)
+DEFAULTS: Final = frozenset({"euler", "euler a"})
+"""What clients send whose user chose nothing: a model that does not take it computes by its own sampler."""
+_BY_NAME: Final = {
+    (named.name.lower(), scheduler): sampler
+    for sampler, named in NAMES.items()
+    for scheduler in (named.scheduler, *([AUTOMATIC] if named.automatic else []))
+}
+
+
+def sampler_of(name: str | None, scheduler: str | None, card: ModelCard) -> Sampler | None:
+    """The sampler of a request for the model `card`; None: the model's own.
+
+    InvalidField where the model does not take the two together.
+    """
+    wanted, levels = (name or "").strip().lower(), (scheduler or AUTOMATIC).strip().lower()
+    if wanted.endswith(f" {KARRAS}"):  # as A1111 named them before it had schedulers
+        wanted, levels = wanted.removesuffix(f" {KARRAS}"), KARRAS
+    if not wanted:
+        if levels == AUTOMATIC:
+            return None
+        wanted = NAMES[Sampler(card.default_sampler)].name.lower()
+    if name is not None and wanted in card.samplers and levels == AUTOMATIC:
+        return Sampler(wanted)
+    sampler = _BY_NAME.get((wanted, levels))
+    if sampler in card.samplers:
+        return sampler
+    if wanted in DEFAULTS and levels == AUTOMATIC:
+        return None
+    raise InvalidField(
+        f"The model {card.name} ({card.family}) does not take this sampler with this scheduler.",
+        field="sampler_name",
+        received=f"{name or 'none'} with the scheduler {scheduler or AUTOMATIC}",
+        accepted=", ".join(f"{told.name} with {told.scheduler}" for told in taken(card)),
+    )
+
+
+def taken(card: ModelCard) -> list[Named]:
+    """A1111's names of what a model takes."""
+    return [NAMES[Sampler(sampler)] for sampler in card.samplers]

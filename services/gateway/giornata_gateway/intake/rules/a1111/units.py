@@ -1,0 +1,151 @@
+"""Units of A1111's extension for ControlNets (sd-webui-controlnet)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from giornata.wire.adapters import MAX_CONTROLNETS, MAX_SCALE, Annotator
+from giornata.wire.errors import GiornataError, InvalidField
+from giornata.wire.requests import asked
+from giornata_gateway.intake.rules.a1111.models import unlabelled
+from giornata_gateway.intake.rules.a1111.neutral import OFF, Values, without_neutral
+from giornata_gateway.intake.rules.written import picture
+
+SCRIPTS: Final = "alwayson_scripts"
+CONTROLNET: Final = "controlnet"
+MODULES: Final[Mapping[str, Annotator | None]] = MappingProxyType(
+    {
+        "none": None,
+        "canny": Annotator.CANNY,
+        "soft_edge": Annotator.SOFT_EDGE,
+        "tile": Annotator.TILE,
+        "tile_resample": Annotator.TILE,
+    }
+)
+"""What makes a control image, by A1111's names and by ours."""
+NEUTRAL: Final[Mapping[str, Values]] = MappingProxyType(
+    {
+        "mask": ("",),
+        "mask_image": ("",),
+        "effective_region_mask": ("",),
+        "resize_mode": (0, 1, 2, "Just Resize", "Crop and Resize", "Resize and Fill"),
+        "control_mode": (0, "Balanced"),
+        "guessmode": OFF,
+        "union_control_type": ("Unknown",),
+        "processor_res": (-1, 64, 512),
+        "threshold_a": (-1, 0, 64, 100),
+        "threshold_b": (-1, 0, 64, 200),
+    }
+)
+"""A control image has the frame of its picture, so that the modes of resizing are one; `canny` has 100 and 200."""
+UNREAD: Final = frozenset({"hr_option", "low_vram", "lowvram", "pixel_perfect", "save_detected_map"})
+"""They change no picture here: annotators work at the picture's size, and answers hold no control images."""
+SCRIPT_OFF: Final[tuple[object, ...]] = ([], [False], [{}])
+"""Arguments of other scripts that ask for nothing."""
+
+
+class Unit(BaseModel):
+    """One ControlNet of a request."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    enabled: bool = True
+    model: str = Field(max_length=200)
+    module: str = Field("none", max_length=64)
+    image: str = ""
+    input_image: str = ""
+    """What older clients call `image`."""
+    weight: float = Field(1.0, ge=0, le=MAX_SCALE)
+    guidance_start: float = Field(0.0, ge=0, lt=1)
+    guidance_end: float = Field(1.0, gt=0, le=1)
+
+
+class Controls(NamedTuple):
+    """ControlNets as :class:`giornata.wire.adapters.AskedControl` takes them, and their control images."""
+
+    asked: tuple[dict[str, Any], ...] = ()
+    images: tuple[bytes, ...] = ()
+
+
+def controls_of(scripts: Mapping[str, object]) -> Controls:
+    """The ControlNets in the `alwayson_scripts` of a request.
+
+    InvalidField where another script is to run, or a unit asks for what has no meaning here.
+    """
+    units: list[Unit] = []
+    for name, script in scripts.items():
+        arguments = script.get("args") if isinstance(script, Mapping) else script
+        if name.lower() == CONTROLNET:
+            units += _units(name, arguments)
+        elif arguments is not None and arguments not in SCRIPT_OFF:
+            raise InvalidField(
+                "No script of this name runs here.",
+                field=f"{SCRIPTS}.{name}",
+                received=json.dumps(arguments),
+                accepted=f"{CONTROLNET}; other scripts without args",
+            )
+    controls: list[dict[str, Any]] = []
+    images: list[bytes] = []
+    for index, unit in enumerate(units):
+        written = unit.image or unit.input_image
+        control: dict[str, Any] = {
+            "model": unlabelled(unit.model),
+            "annotator": _annotator(unit, index),
+            "scale": unit.weight,
+            "start": unit.guidance_start,
+            "end": unit.guidance_end,
+        }
+        if written:
+            control["image"] = len(images)
+            images.append(picture(written, _field(index, "image")))
+        controls.append(control)
+    return Controls(tuple(controls), tuple(images))
+
+
+def _units(name: str, arguments: object) -> list[Unit]:
+    """The units that are switched on."""
+    if not isinstance(arguments, list) or not all(isinstance(unit, dict) for unit in arguments):
+        raise InvalidField(
+            "The units are no list of objects.",
+            field=f"{SCRIPTS}.{name}.args",
+            received=type(arguments).__name__,
+            accepted='[{"model": "…", "image": "base64"}]',
+        )
+    wanted = [unit for unit in arguments if unit and unit.get("enabled", True)]
+    if len(wanted) > MAX_CONTROLNETS:
+        raise InvalidField(
+            "The request has too many ControlNets.",
+            field=f"{SCRIPTS}.{name}.args",
+            received=len(wanted),
+            accepted=f"at most {MAX_CONTROLNETS}",
+        )
+    return [_unit(index, unit) for index, unit in enumerate(wanted)]
+
+
+def _unit(index: int, given: Mapping[str, object]) -> Unit:
+    try:
+        return asked(Unit, without_neutral(given, NEUTRAL, UNREAD))
+    except GiornataError as error:
+        error.field = _field(index, error.field or "")
+        raise
+
+
+def _annotator(unit: Unit, index: int) -> Annotator | None:
+    module = unit.module.strip().lower() or "none"
+    if module not in MODULES:
+        raise InvalidField(
+            "No preprocessor of this name makes control images here.",
+            field=_field(index, "module"),
+            received=unit.module,
+            accepted=", ".join(MODULES),
+        )
+    return MODULES[module]
+
+
+def _field(index: int, name: str) -> str:
+    return f"{SCRIPTS}.{CONTROLNET}.args.{index}.{name}"

@@ -1,0 +1,349 @@
+"""A1111's API against real NATS and Valkey, with a scripted router: by hand and by `webuiapi`, a client of A1111."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import secrets
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import numpy as np
+import pytest
+import webuiapi
+from jsonschema import Draft202012Validator  # type: ignore[import-untyped]  # has no types
+from openapi_spec_validator import validate
+from PIL import Image
+
+from giornata.families import Family
+from giornata.tenant_records import LoraRecords
+from giornata.wire.adapters import Annotator, ControlCard, ControlKind
+from giornata.wire.errors import SizeMismatch
+from giornata.wire.jobs import JobState
+from giornata.wire.loras import Canonical, LoraRecord, LoraState, StoredFile
+from giornata.wire.messages import Forecast
+from giornata.wire.models import Task
+from giornata.wire.requests import MaskMode
+from giornata.wire.samplers import DISCRETE_TIME, Sampler
+from giornata.wire.workers import RowProgress
+from giornata_gateway.http.a1111_routes import A1111_ROUTES
+from giornata_gateway.http.routes import Route
+from tests.fakes.key_files import write_keys
+from tests.integration.fake_router import CARD, picture_of
+from tests.integration.gateway_fakes import Stage, open_stage
+from tests.patience import HUNG_S
+
+IMAGE = base64.b64encode(b"picture").decode()
+MASK = base64.b64encode(b"mask").decode()
+EDIT: dict[str, Any] = {"prompt": "a red star", "init_images": [IMAGE], "mask": MASK, "seed": 7}
+LORA = f"lora_{'a' * 32}"
+READY = LoraRecord(
+    lora_id=LORA,
+    tenant="",
+    created_s=0,
+    state=LoraState.READY,
+    model=CARD.name,
+    name="rims.safetensors",
+    canonical=Canonical(
+        file=StoredFile(sha256="c" * 64, size_bytes=1234), model_digest=CARD.digest, rank=16, modules=40
+    ),
+)
+SDXL = CARD.model_copy(
+    update={
+        "name": "sdxl",
+        "family": Family.SDXL,
+        "digest": "5" * 64,
+        "guided_above": 1.0,
+        "samplers": DISCRETE_TIME,
+        "tasks": (Task.EDIT, Task.GENERATE),
+        "generation_guidance_scale": 5.0,
+        "native_size": 1024,
+    }
+)
+
+
+@pytest.fixture
+async def painter(stage: Stage) -> Stage:
+    """A gateway whose fleet has a Fill model, and one with classifier-free guidance that generates."""
+    stage.router.cards = (CARD, SDXL)
+    await stage.router.announce()
+    return stage
+
+
+async def post(stage: Stage, path: str, body: object, **headers: str) -> tuple[int, dict[str, Any]]:
+    async with stage.http.post(f"/sdapi/v1/{path}", json=body, headers=headers) as response:
+        return response.status, await response.json()
+
+
+async def get(stage: Stage, path: str, **headers: str) -> Any:
+    async with stage.http.get(f"/sdapi/v1/{path}", headers=headers) as response:
+        body = await response.json()
+        assert response.status == 200, body
+        return body
+
+
+def basic(key: str) -> str:
+    return aiohttp.encode_basic_auth("anybody", key)
+
+
+async def test_an_edit_becomes_a_job_and_is_answered_in_a1111s_form(stage: Stage) -> None:
+    asked = EDIT | {
+        "batch_size": 2,
+        "steps": 6,
+        "mask_blur": 3,
+        "inpainting_fill": 1,
+        "denoising_strength": 0.6,
+        "inpaint_full_res_padding": 24,
+        "inpainting_mask_invert": 1,
+        "sampler_name": "Euler a",
+        "cfg_scale": 7,
+        "distilled_cfg_scale": 12,
+        "width": 512,
+        "height": 512,
+    }
+    status, answer = await post(stage, "img2img", asked)
+    assert status == 200, answer
+    assert [base64.b64decode(image) for image in answer["images"]] == [picture_of(0), picture_of(1)]
+    assert answer["parameters"]["prompt"] == "a red star"
+    assert "init_images" not in answer["parameters"]
+    info = json.loads(answer["info"])
+    assert (info["all_seeds"], info["steps"], info["denoising_strength"]) == ([7, 8], 6, 0.6)
+    assert info["infotexts"][1].splitlines()[1].startswith("Steps: 6, Sampler: Euler, CFG scale: 12, Seed: 8")
+    job = (await stage.record()).job
+    assert info["job_id"] == job.job_id
+    told = job.parameters
+    assert (told.n, told.num_inference_steps, told.mask_blur, told.strength) == (2, 6, 3.0, 0.6)
+    assert (told.padding_mask_crop, told.mask_mode, told.size) == (24, MaskMode.BLACK, "auto")
+    assert (told.sampler, told.guidance_scale) == (Sampler.EULER, 12.0)
+    assert job.image is not None
+    assert job.mask is not None
+    assert await stage.router.blobs.get(job.image) == b"picture"
+    assert await stage.router.blobs.get(job.mask) == b"mask"
+
+
+async def test_what_webuiapi_sends_by_itself_is_accepted(painter: Stage) -> None:
+    host, port = painter.url.removeprefix("http://").split(":")
+    image = Image.fromarray(np.zeros((48, 64, 3), np.uint8))
+
+    def use() -> Any:
+        client = webuiapi.WebUIApi(host=host, port=int(port))
+        client._to_api_result = lambda response: (
+            response.status_code,
+            response.json(),
+        )  # the pictures are none
+        with client.session:
+            titles = client.util_get_model_names()
+            named = {"override_settings": {"sd_model_checkpoint": titles[0]}}
+            painted = [
+                client.txt2img(prompt="a red barn", seed=3, width=1024, height=768, **named),
+                client.img2img(prompt="a barn", images=[image], width=64, height=48, **named),
+                client.img2img(prompt="a star", images=[image], mask_image=image, **named),
+            ]
+            told = client.get_options(), client.get_progress(), client.get_loras()
+            return titles, client.util_get_sampler_names(), painted, *told
+
+    titles, samplers, painted, options, progress, loras = await asyncio.to_thread(use)
+    assert titles == ["sdxl [5555555555]", "tiny [dddddddddd]"]
+    assert {"DPM++ 2M", "Euler", "Euler a", "LCM"} <= set(samplers)
+    assert [status for status, _ in painted] == [200, 200, 200], painted
+    assert (options["sd_model_checkpoint"], options["samples_format"]) == (None, "png")
+    assert (progress["progress"], progress["state"]["job_count"], loras) == (0.0, 0, [])
+    made, whole, masked = (job.parameters for job in painter.router.jobs.values())
+    assert (made.size, made.seed, made.num_inference_steps, made.guidance_scale) == ("1024x768", 3, 20, 7.0)
+    assert made.sampler is Sampler.EULER_ANCESTRAL
+    assert (whole.size, whole.strength, whole.padding_mask_crop) == ("64x48", 0.75, None)
+    assert (masked.strength, masked.padding_mask_crop, masked.mask_mode) == (1.0, 0, MaskMode.WHITE)
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "field", "received"),
+    [
+        ({"restore_faces": True}, "invalid_field", "restore_faces", "true"),
+        ({"tiling": 1}, "invalid_field", "tiling", "1"),
+        ({"subseed_strength": 0.3}, "invalid_field", "subseed_strength", "0.3"),
+        ({"styles": ["oil"]}, "invalid_field", "styles", '["oil"]'),
+        ({"script_name": "Loopback"}, "invalid_field", "script_name", '"Loopback"'),
+        ({"inpainting_fill": 0, "denoising_strength": 0.4}, "invalid_field", "denoising_strength", "0.4"),
+        ({"inpainting_fill": 4}, "invalid_field", "inpainting_fill", "4"),
+        ({"denoising_strength": 0}, "invalid_field", "denoising_strength", "0"),
+        ({"width": 768, "height": 512}, "invalid_field", "width", "768x512"),
+        ({"width": 768}, "invalid_field", "request", None),
+        ({"batch_size": 4, "n_iter": 4}, "invalid_field", "request", None),
+        ({"cfg_scale": 4}, "invalid_field", "cfg_scale", "4"),
+        ({"negative_prompt": "blue"}, "invalid_field", "negative_prompt", "a text"),
+        ({"sampler_name": "DPM++ 2M"}, "invalid_field", "sampler_name", None),
+        ({"override_settings": {"sd_model_checkpoint": "v1-5"}}, "model_not_found",
+         "override_settings.sd_model_checkpoint", "v1-5"),
+        ({"override_settings": {"CLIP_stop_at_last_layers": 2}}, "invalid_field",
+         "override_settings.CLIP_stop_at_last_layers", "2"),
+        ({"override_settings": {"jpeg_quality": 2}}, "invalid_field", None, None),
+        ({"alwayson_scripts": {"ADetailer": {"args": [True, {"ad_model": "face"}]}}}, "invalid_field",
+         "alwayson_scripts.ADetailer", None),
+        ({"alwayson_scripts": {"ControlNet": {"args": [{"model": "canny", "module": "openpose"}]}}},
+         "invalid_field", "alwayson_scripts.controlnet.args.0.module", "openpose"),
+        ({"alwayson_scripts": {"ControlNet": {"args": [{"model": "c", "module": "canny"}]}}},
+         "controlnet_not_found", "alwayson_scripts.controlnet", "c"),
+        ({"prompt": "a <lora:gone:0.5> star"}, "lora_not_found", "prompt", "gone"),
+        ({"prompt": "a (red:1.3) star"}, "invalid_field", "prompt", "(red:1.3)"),
+        ({"prompt": ""}, "invalid_field", "prompt", ""),
+        ({"init_images": []}, "invalid_field", "init_images", None),
+        ({"init_images": ["?"]}, "invalid_field", "init_images", None),
+        ({"mask": "?"}, "invalid_field", "mask", None),
+        ({"colour": "red"}, "unknown_field", "colour", "colour"),
+    ],
+)  # fmt: skip
+async def test_what_has_no_meaning_is_refused_by_its_name(
+    stage: Stage, change: dict[str, Any], code: str, field: str | None, received: str | None
+) -> None:
+    status, answer = await post(stage, "img2img", EDIT | change)
+    error = answer["error"]
+    assert 400 <= status < 500, answer
+    assert error["code"] == code, answer
+    if field is not None:
+        assert error["param"] == field, answer
+    if received is not None:
+        assert error["received"] == received, answer
+    assert stage.router.jobs == {}
+
+
+async def test_a_failed_job_names_a1111s_field(stage: Stage) -> None:
+    stage.router.failure = SizeMismatch(field="size", received="64x64", accepted="64x48")
+    status, answer = await post(
+        stage, "img2img", EDIT | {"inpaint_full_res": False, "width": 64, "height": 64}
+    )
+    assert (status, answer["error"]["code"], answer["error"]["param"]) == (400, "size_mismatch", "width")
+    assert (await stage.record()).job.parameters.size == "64x64"
+
+
+async def test_controlnets_are_units_of_the_extension(stage: Stage) -> None:
+    card = ControlCard(name="outline", digest="o" * 64, kind=ControlKind.FLUX, text_channels=32)
+    stage.router.controlnets = {"tiny": (card,)}
+    await stage.router.announce()
+    units = [
+        webuiapi.ControlNetUnit(model="outline [00000000]", weight=0.5, guidance_end=0.8).to_dict()
+        | {"image": base64.b64encode(b"lines").decode()},
+        webuiapi.ControlNetUnit(module="canny", model="outline").to_dict(),
+        {"enabled": False, "model": "none", "module": "openpose"},
+    ]
+    status, answer = await post(
+        stage, "img2img", EDIT | {"alwayson_scripts": {"ControlNet": {"args": units}}}
+    )
+    assert status == 200, answer
+    job = (await stage.record()).job
+    seen, made = job.controls
+    assert (seen.model, seen.image, seen.annotator, seen.scale, seen.end) == ("outline", 0, None, 0.5, 0.8)
+    assert (made.model, made.image, made.annotator, made.scale) == ("outline", None, Annotator.CANNY, 1.0)
+    assert [await stage.router.blobs.get(ref) for ref in job.control_images] == [b"lines"]
+
+
+@pytest.fixture
+async def doors(nats_url: str, redis_url: str, tmp_path: Path) -> AsyncIterator[Stage]:
+    """A gateway with the keys of two tenants."""
+    alice = f"alice-{secrets.token_hex(4)}"
+    keys = write_keys(tmp_path, {"sk-alice-123": alice, "sk-robert-12": "bob"})
+    async with open_stage(nats_url, redis_url, tmp_path, api_keys_file=keys) as stage:
+        records = await LoraRecords.open(stage.router.bus.jetstream)
+        await records.create(READY.model_copy(update={"tenant": alice}))
+        yield stage
+
+
+async def test_a_prompt_names_the_tenants_loras(doors: Stage) -> None:
+    alice, bob = {"Authorization": basic("sk-alice-123")}, {"Authorization": basic("sk-robert-12")}
+    assert [(one["name"], one["alias"]) for one in await get(doors, "loras", **alice)] == [("rims", LORA)]
+    assert await get(doors, "loras", **bob) == []
+    asked = EDIT | {"prompt": "a red <lora:rims:0.5> star"}
+    status, answer = await post(doors, "img2img", asked, **alice)
+    assert status == 200, answer
+    job = (await doors.record()).job
+    assert job.parameters.prompt == "a red star"
+    assert [(use.lora_id, use.scale) for use in job.loras] == [(LORA, 0.5)]
+    status, answer = await post(doors, "img2img", asked, **bob)
+    assert (status, answer["error"]["code"]) == (404, "lora_not_found")
+
+
+async def test_progress_and_interrupt_see_the_tenants_own_jobs_alone(doors: Stage) -> None:
+    doors.router.hold = asyncio.Event()
+    alice, bob = {"Authorization": basic("sk-alice-123")}, {"Authorization": "Bearer sk-robert-12"}
+    waiting = asyncio.create_task(post(doors, "img2img", EDIT | {"steps": 4}, **alice))
+    async with asyncio.timeout(HUNG_S):
+        await doors.router.held.wait()
+    job = (await doors.record()).job
+    doors.router.forecast = Forecast(position=0, finish_ms=1500)
+    doors.router.progress = (RowProgress(job_id=job.job_id, attempt=1, index=0, step=1, steps=4, tokens=5),)
+    own = await get(doors, "progress?skip_current_image=true", **alice)
+    assert (own["progress"], own["eta_relative"], own["current_image"]) == (0.25, 1.5, None)
+    assert own["state"]["job"] == own["current_task"] == job.job_id
+    assert (own["state"]["job_count"], own["state"]["sampling_step"], own["state"]["sampling_steps"]) == (
+        1,
+        1,
+        4,
+    )
+    assert (await get(doors, "progress", **bob))["state"]["job_count"] == 0
+    assert await post(doors, "interrupt", None, **bob) == (200, {})
+    assert not (await doors.record()).cancel
+    assert await post(doors, "interrupt", None, **alice) == (200, {})
+    status, answer = await waiting
+    assert (status, answer["error"]["code"]) == (409, "job_cancelled")
+    assert (await doors.record()).state is JobState.CANCELLED
+    assert (await get(doors, "progress", **alice))["state"]["job_count"] == 0
+
+
+@pytest.mark.parametrize("route", A1111_ROUTES, ids=lambda route: f"{route.method} {route.path}")
+async def test_every_route_wants_a_key(doors: Stage, route: Route) -> None:
+    for given in ({}, {"Authorization": "Bearer sk-nobody-12"}, {"Authorization": basic("sk-nobody-12")},
+                  {"Authorization": "Basic ?"}):  # fmt: skip
+        async with doors.http.request(route.method, route.path, headers=given) as response:
+            assert response.status == 401
+            assert response.headers["WWW-Authenticate"].startswith('Bearer, Basic realm="')
+
+
+async def test_a_password_is_no_key_elsewhere(doors: Stage) -> None:
+    async with doors.http.get("/v1/models", headers={"Authorization": basic("sk-alice-123")}) as response:
+        assert (response.status, response.headers["WWW-Authenticate"]) == (401, "Bearer")
+
+
+async def test_a_page_of_another_site_cannot_use_a_password_that_the_browser_remembers(doors: Stage) -> None:
+    foreign = {"Sec-Fetch-Site": "cross-site"}
+    status, answer = await post(doors, "interrupt", None, Authorization=basic("sk-alice-123"), **foreign)
+    assert (status, answer["error"]["code"]) == (403, "cross_site")
+    status, _ = await post(doors, "interrupt", None, Authorization="Bearer sk-alice-123", **foreign)
+    assert status == 200
+
+
+async def test_options_are_not_kept(painter: Stage) -> None:
+    status, answer = await post(painter, "options", {"sd_model_checkpoint": "tiny"})
+    assert (status, answer["error"]["param"]) == (400, "sd_model_checkpoint")
+    painter.router.cards = (CARD,)
+    await painter.router.announce()
+    assert (await get(painter, "options"))["sd_model_checkpoint"] == "tiny [dddddddddd]"
+    for title in ("tiny", "tiny [dddddddddd]", "d" * 10):
+        assert await post(painter, "options", {"sd_model_checkpoint": title}) == (200, {})
+    status, answer = await post(painter, "options", {"sd_model_checkpoint": "sdxl"})
+    assert (status, answer["error"]["param"]) == (400, "sd_model_checkpoint")
+
+
+async def test_a_gateway_may_be_without_it(nats_url: str, redis_url: str, tmp_path: Path) -> None:
+    async with open_stage(nats_url, redis_url, tmp_path, a1111=False) as stage:
+        async with stage.http.get("/sdapi/v1/options") as response:
+            assert response.status == 404
+        async with stage.http.get("/openapi.json") as response:
+            assert not [path for path in (await response.json())["paths"] if path.startswith("/sdapi")]
+
+
+async def test_answers_are_as_documented(stage: Stage) -> None:
+    async with stage.http.get("/openapi.json") as response:
+        document = await response.json()
+    validate(document)
+    schemas = {"components": document["components"]}
+    for path in ("sd-models", "samplers", "loras", "options", "progress"):
+        told = document["paths"][f"/sdapi/v1/{path}"]["get"]
+        assert told["security"] == [{}, {"bearer": []}, {"basic": []}]
+        schema = told["responses"]["200"]["content"]["application/json"]["schema"]
+        Draft202012Validator(schemas | schema).validate(await get(stage, path))
+    body = document["paths"]["/sdapi/v1/img2img"]["post"]["requestBody"]["content"]["application/json"]
+    check = Draft202012Validator(schemas | body["schema"])
+    check.validate(EDIT | {"restore_faces": None, "subseed": 5})
+    assert not check.is_valid(EDIT | {"restore_faces": True})
