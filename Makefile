@@ -63,11 +63,12 @@ test: setup ## run the tests, but for those that train, or last for minutes
 test-long: setup ## run the tests that train a model, judge its pictures, or disturb a stack for minutes
 	$(PYTEST) -m long
 
-check: setup ## lint, format, types, import rules, the pages and the Compose schema
+check: setup ## lint, format, types, import rules, the pages, and the schemas of Compose and Kubernetes
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest --quiet tests/unit/test_import_rules.py tests/unit/test_readme_facts.py
+	$(BIN)/python -m pytest --quiet tests/unit/test_import_rules.py tests/unit/test_readme_facts.py \
+		tests/unit/deploy/test_kustomize.py tests/unit/deploy/test_kubernetes.py
 	$(BIN)/sphinx-build --quiet --fresh-env --fail-on-warning --conf-dir docs . out/site
 	$(BIN)/check-jsonschema --builtin-schema vendor.compose-spec deploy/compose.yaml deploy/compose.cluster.yaml
 

@@ -32,9 +32,19 @@ class DeviceConfig(CellConfig):
         pattern=r"^(auto|cpu|cuda(:\d+)?)$",
         description="Where it computes; auto: a GPU if there is one.",
     )
+    device_claims: Path | None = Field(
+        None,
+        description="Folder that the replicas of this host share: each claims a free GPU there, and keeps it while it "
+        "runs. Without effect on a CPU, or where a GPU is named by number; default: all take the first one.",
+    )
     dtype: Literal["auto", "float32", "bfloat16"] = Field(
         "auto", description="Of the weights; auto: bfloat16 on a GPU, float32 on a CPU."
     )
+
+    @property
+    def gpus_wanted(self) -> int:
+        """How many free GPUs of its host it claims, where it has some and :attr:`device_claims`."""
+        return int(self.device in {"auto", "cuda"})
 
     def torch_device(self) -> torch.device:
         """Where it computes."""

@@ -15,11 +15,9 @@ running services keep theirs; rights follow this version. Only the owner may rea
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import os
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -27,6 +25,7 @@ import click
 from pydantic import TypeAdapter, ValidationError
 
 from giornata.api_keys import KeysFile, KeysFileError, parse
+from giornata.locks import alone
 from giornata.nats_reload import reload_servers
 from giornata.wire.cells import MAIN, CellName
 from giornata.wire.errors import GiornataError
@@ -93,7 +92,7 @@ def update_users(folder: Path, keys: Path) -> None:
     file in `folder`; KeysFileError as :func:`read_keys`.
     """
     config = folder / USERS_CONF
-    with _alone(config.parent):
+    with alone(config.parent):
         anonymous = User.APPLICATION if has_anonymous(config.read_text(encoding="utf-8")) else None
         write_users(folder, read_keys(keys).passwords, anonymous=anonymous)
 
@@ -112,16 +111,6 @@ def read_keys(path: Path) -> KeysFile:
         raise KeysFileError(f"{path} cannot be read: {error.strerror}") from error
     except KeysFileError as error:
         raise KeysFileError(f"{path} is {error}") from None
-
-
-@contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX)  # until it is closed
-        yield
-    finally:
-        os.close(handle)
 
 
 def write_cluster(folder: Path, listen: str, hosts: Sequence[str], name: str = CLUSTER_CONF) -> None:

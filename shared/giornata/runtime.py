@@ -103,5 +103,7 @@ def _log_failure(error: Exception) -> None:
         for one in error.exceptions:
             _log_failure(one)
         return
-    surprise = None if isinstance(error, GiornataError) else error
-    log.error("service_failed", error=str(error) or type(error).__name__, exc_info=surprise)
+    if isinstance(error, GiornataError):
+        log.error("service_failed", code=error.code, error=str(error))
+    else:
+        log.error("service_failed", error=str(error) or type(error).__name__, exc_info=error)

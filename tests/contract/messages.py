@@ -8,6 +8,7 @@ from giornata.families import Family
 from giornata.wire.adapters import ControlKind
 from giornata.wire.blocks import BlockSpec
 from giornata.wire.controlnets import CloseControl, Closed, ControlBase, DataPath, OpenControl, Opened
+from giornata.wire.devices import HostDevice
 from giornata.wire.errors import ErrorBody
 from giornata.wire.events import DenoisedEvent, DoneEvent, PreviewEvent, StateEvent, StepEvent
 from giornata.wire.host_tiers import (
@@ -417,6 +418,7 @@ MESSAGES: list[BaseModel] = [
             used_bytes=6,
             loads=TierLoads(demand=1, waited_ms=1.5),
         ),
+        claims=(HostDevice(device="cuda:3", id="GPU-8f7d4a5c"),),
         answering=("inspect job_1", "finish job_2 0"),
     ),
     BeginUpload(upload_id="upload_1", tenant="default", remaining_ms=900),

@@ -107,6 +107,8 @@ class FakeRouter:
     """Jobs stay at their first step until it is set, or they are cancelled."""
     leads: bool = True
     """It tells of the fleet."""
+    waits_ms: dict[str, float] = field(default_factory=dict)
+    """What it predicts, by model."""
     gateways: Fleet = field(default_factory=Fleet)
     """The gateways that it hears."""
     steps_when: asyncio.Event | None = None
@@ -201,7 +203,7 @@ class FakeRouter:
         """Tell what the fleet can do, as the router that leads does."""
         if self.leads:
             states = self.states() if ready else []
-            await self.bus.publish(subjects.SUMMARY, summary("fake-router", states))
+            await self.bus.publish(subjects.SUMMARY, summary("fake-router", states, wait_ms=self.waits_ms))
 
     def _hear_cancel(self, message: CancelRows) -> None:
         if message.job_id in self.cancelled:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 
@@ -26,6 +26,7 @@ from giornata.wire.controlnets import (
     Opened,
     control_row,
 )
+from giornata.wire.devices import HostDevice
 from giornata.wire.errors import InternalError
 from giornata.wire.workers import ServiceName, ServiceState
 from giornata_controlnet.computing import Computing
@@ -39,12 +40,20 @@ log = structlog.get_logger(__name__)
 
 
 class ControlNetService:
-    """One instance, which computes `nets`."""
+    """One instance, which computes `nets`; `claims` are told."""
 
     _addresses: Mapping[DataPath, str]
 
-    def __init__(self, config: ControlNetConfig, bus: Bus, blobs: BlobStore, nets: Nets) -> None:
+    def __init__(
+        self,
+        config: ControlNetConfig,
+        bus: Bus,
+        blobs: BlobStore,
+        nets: Nets,
+        claims: Sequence[HostDevice] = (),
+    ) -> None:
         self._config, self._bus, self._blobs, self._nets = config, bus, blobs, nets
+        self._claims = tuple(claims)
         self._rows = Rows(config.control_rows, config.control_idle_s)
         self._draining = False
         self._crash: Exception | None = None
@@ -154,4 +163,5 @@ class ControlNetService:
             draining=self._draining,
             controlnets=nets.cards,
             control=state,
+            claims=self._claims,
         )

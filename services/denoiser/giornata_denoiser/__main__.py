@@ -9,6 +9,7 @@ from functools import partial
 from giornata import runtime
 from giornata.blobs import open_blobs
 from giornata.bus import bus, streams
+from giornata.device_claims import claimed
 from giornata.heap import keep_freed
 from giornata.planning.costing import CostModel
 from giornata.records import Records
@@ -24,12 +25,13 @@ from giornata_denoiser.service import Denoiser
 
 async def serve(config: DenoiserConfig, stop: asyncio.Event) -> None:
     """Open NATS, blobs and the model; denoise until `stop`."""
-    if config.torch_device().type == "cpu":
-        keep_freed()
     async with (
+        claimed(ServiceName.DENOISER, config.instance, config.device_claims, config.gpus_wanted) as claims,
         bus.connect_as(ServiceName.DENOISER, config) as connected,
         open_blobs(config.blobs_url, config.handover_folder, config.handover_mb) as blobs,
     ):
+        if config.torch_device().type == "cpu":
+            keep_freed()
         await streams.ensure(
             connected.jetstream,
             replicas=config.replicas,
@@ -49,7 +51,15 @@ async def serve(config: DenoiserConfig, stop: asyncio.Event) -> None:
             profile = await asyncio.to_thread(profile_of, config, checkpoint)
         costs = CostModel.of(profile)
         serving = Denoiser(
-            config, connected, blobs, records, checkpoint, profile=profile, costs=costs, ranks=ranks
+            config,
+            connected,
+            blobs,
+            records,
+            checkpoint,
+            profile=profile,
+            costs=costs,
+            ranks=ranks,
+            claims=claims,
         )
         await serving.run(stop)
 

@@ -14,7 +14,7 @@ from giornata.planning.batch import PlannerName
 from giornata.residency.rules import RuleName
 from giornata.scheduling.batch import Joining
 from giornata_denoiser.controls.choosing import Executor
-from giornata_denoiser.devices import parsed
+from giornata_denoiser.devices import VARIABLE, claimed_of, parsed
 from giornata_denoiser.rows.stored import BITS
 from giornata_denoiser.rows.template import Form
 
@@ -169,6 +169,7 @@ class DenoiserConfig(ModelConfig):
     devices: str = Field(
         "",
         description="Devices that compute steps together, as a pool: cuda:0,cuda:1, or cpu,cpu; a process for each. "
+        "cuda,cuda: any two GPUs that are free (`device_claims`). "
         "Default: the one `device`, in this process.",
     )
     decisions_file: Path | None = Field(
@@ -252,11 +253,25 @@ class DenoiserConfig(ModelConfig):
         """The devices of a pool, in order; none where this process computes."""
         return parsed(self.devices)
 
+    @property
+    def gpus_wanted(self) -> int:
+        """See :class:`~giornata.checkpoints.DeviceConfig`; of a pool those without a number."""
+        return claimed_of(self.devices) if self.devices else super().gpus_wanted
+
     @field_validator("devices")
     @classmethod
     def _devices_are_known(cls, value: str) -> str:
         parsed(value)
         return value
+
+    @model_validator(mode="after")
+    def _free_gpus_are_claimed(self) -> Self:
+        if claimed_of(self.devices) and self.device_claims is None:
+            raise ValueError(
+                f"{VARIABLE} asks for any free GPU, which takes GIORNATA_DEVICE_CLAIMS, a folder that the replicas of "
+                "this host share; name it, or number the GPUs"
+            )
+        return self
 
     @model_validator(mode="after")
     def _bits_are_known(self) -> Self:

@@ -12,21 +12,29 @@ from giornata.scheduling.degrees.subsets import MOST_DEVICES
 from giornata.wire.errors import Failed
 
 VARIABLE: Final = "GIORNATA_DEVICES"
+ANY: Final = "cuda"
+"""A GPU that is free."""
 
 
 def parsed(text: str) -> tuple[str, ...]:
     """The devices that ``cuda:0,cuda:1`` or ``cpu,cpu`` names, in order; none of an empty text.
 
+    ``cuda,cuda`` are two that the process claims: the only ones that it sees, and so the first two.
+
     Raises:
         ValueError: one is no device, a GPU comes twice, there are too many, or GPUs and the CPU are mixed.
     """
-    devices = tuple(part.strip() for part in text.split(",")) if text.strip() else ()
-    unknown = [device for device in devices if device != "cpu" and not _is_gpu(device)]
+    devices = _named(text)
+    free = devices.count(ANY)
+    unknown = [device for device in devices if device not in {"cpu", ANY} and not _is_gpu(device)]
     if unknown:
         raise ValueError(
-            f"{VARIABLE} names {', '.join(map(repr, unknown))}; write each device as cpu or cuda:N, separated by commas"
+            f"{VARIABLE} names {', '.join(map(repr, unknown))}; write each device as cpu, as cuda:N, or as cuda for "
+            "any that is free, separated by commas"
         )
-    twice = sorted(device for device, count in Counter(devices).items() if count > 1 and device != "cpu")
+    twice = sorted(
+        device for device, count in Counter(devices).items() if count > 1 and device not in {"cpu", ANY}
+    )
     if twice:
         raise ValueError(
             f"{VARIABLE} names {', '.join(twice)} twice; name every GPU once, the CPU as often as it has ranks"
@@ -38,7 +46,16 @@ def parsed(text: str) -> tuple[str, ...]:
         )
     if len({device == "cpu" for device in devices}) > 1:
         raise ValueError(f"{VARIABLE} names the CPU beside GPUs; name devices of one kind")
-    return devices
+    if free and free < len(devices):
+        raise ValueError(
+            f"{VARIABLE} names {free} of {len(devices)} GPUs without a number; number all or none"
+        )
+    return tuple(f"{ANY}:{index}" for index in range(free)) or devices
+
+
+def claimed_of(text: str) -> int:
+    """How many devices of the list are any GPUs that are free."""
+    return _named(text).count(ANY)
 
 
 def check_present(devices: Sequence[str], gpus: int | None = None) -> None:
@@ -57,6 +74,10 @@ def check_present(devices: Sequence[str], gpus: int | None = None) -> None:
             received=", ".join(devices),
             accepted=there,
         )
+
+
+def _named(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(",")) if text.strip() else ()
 
 
 def _is_gpu(device: str) -> bool:

@@ -27,6 +27,7 @@ from giornata.retries import just_made
 from giornata.tenant_records import TemplateRecords
 from giornata.wire import subjects
 from giornata.wire.cells import in_cell
+from giornata.wire.devices import HostDevice
 from giornata.wire.errors import InternalError
 from giornata.wire.messages import (
     CancelRows,
@@ -77,6 +78,7 @@ class Denoiser:
     """One instance with one model; `costs` follow what its steps and loads take, from what the profile says.
 
     With `ranks` it is the leader of a pool: these have loaded the model, and its own `checkpoint` is an outline.
+    `claims` are told.
     """
 
     _engine: EngineLoop | Pool
@@ -98,8 +100,9 @@ class Denoiser:
         profile: Profile,
         costs: CostModel,
         ranks: Ranks | None = None,
+        claims: tuple[HostDevice, ...] = (),
     ) -> None:
-        self._ranks, self._arena = ranks, Arena()
+        self._ranks, self._arena, self._claims = ranks, Arena(), claims
         self._config, self._bus, self._blobs, self._checkpoint = config, bus, blobs, checkpoint
         self._profile, self._costs = profile, costs
         self._outcomes = Outcomes(blobs, records, config.instance)
@@ -330,4 +333,5 @@ class Denoiser:
             models=(self._checkpoint.card,),
             controlnets=tuple(net.card for net in self._checkpoint.controlnets.values()),
             worker=worker,
+            claims=self._claims,
         )

@@ -41,6 +41,14 @@ class Heard(NamedTuple):
         return [name for name in NEEDED if name is not ServiceName.ROUTER and not ready.get(name)]
 
 
+class PredictedWait(NamedTuple):
+    """How long a picture of a model would wait for a worker of a cell."""
+
+    cell: str
+    model: str
+    wait_s: float
+
+
 class FleetListener:
     """What is served, by the latest summary of each cell. It stays known while no router leads, since one soon does.
 
@@ -82,6 +90,14 @@ class FleetListener:
             for heard in self._known()
             if any((card.name, card.digest) == (model, digest) for card in heard.summary.models)
         }
+
+    def predicted_waits(self) -> list[PredictedWait]:
+        """About how long a picture would wait for a worker, by cell and model; what is unknown is left out."""
+        return [
+            PredictedWait(heard.summary.cell, model, wait_ms / 1e3)
+            for heard in self._led()
+            for model, wait_ms in heard.summary.wait_ms.items()
+        ]
 
     def missing(self) -> list[ServiceName]:
         """Services that an edit needs and that have no ready instance in the best cell; the router where none leads.

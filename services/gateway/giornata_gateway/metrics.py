@@ -13,6 +13,7 @@ from giornata.wire.events import DoneEvent
 from giornata.wire.fleet import InstanceReport
 from giornata.wire.workers import ServiceState
 from giornata_gateway.adapter_metrics import adapter_metrics, host_tier_metrics, lora_metrics
+from giornata_gateway.fleet import PredictedWait
 from giornata_gateway.metric_families import counter, gauge
 from giornata_gateway.views.fleet import stores_of
 
@@ -109,6 +110,15 @@ def router_metrics(states: Iterable[ServiceState]) -> Iterator[Metric]:
                 r2.add_metric([cell, kind.model_digest, kind.device, of], one.r2)
                 residual.add_metric([cell, kind.model_digest, kind.device, of], one.residual_ms)
     yield from (jobs, rows, unreadable, r2, residual)
+
+
+def wait_metric(waits: Iterable[PredictedWait]) -> Metric:
+    """What autoscalers scale denoisers by; a model whose workers' speed is unknown has none."""
+    meaning = "How long one more picture would wait for a worker, as the active router predicts it."
+    found = gauge("router_predicted_wait_seconds", meaning, "cell", "model")
+    for cell, model, wait_s in waits:
+        found.add_metric([cell, model], wait_s)
+    return found
 
 
 def prompt_metrics(states: Iterable[ServiceState]) -> Iterator[Metric]:
@@ -225,17 +235,17 @@ class Metrics:
         if event.error is not None and not awaited:
             self._errors.labels(event.error.code).inc()
 
-    def exposition(self, reports: Sequence[InstanceReport]) -> bytes:
+    def exposition(self, reports: Sequence[InstanceReport], waits: Sequence[PredictedWait] = ()) -> bytes:
         """Everything in Prometheus' text format; of the fleet what is reported, and nothing without a router."""
-        return generate_latest(self.registry) + generate_latest(_Fleet(reports))
+        return generate_latest(self.registry) + generate_latest(_Fleet(reports, waits))
 
 
 class _Fleet(CollectorRegistry):
     """What is reported of the fleet, as a registry."""
 
-    def __init__(self, reports: Sequence[InstanceReport]) -> None:
+    def __init__(self, reports: Sequence[InstanceReport], waits: Sequence[PredictedWait]) -> None:
         super().__init__()
-        self._reports = reports
+        self._reports, self._waits = reports, waits
 
     def collect(self) -> Iterator[Metric]:
         """Ready instances per service, and what workers and the active router tell."""
@@ -249,6 +259,7 @@ class _Fleet(CollectorRegistry):
         yield from template_metrics(states)
         yield from adapter_metrics(states)
         yield from router_metrics(states)
+        yield wait_metric(self._waits)
         yield from prompt_metrics(states)
         yield from store_metrics(states)
         yield from lora_metrics(states)

@@ -24,6 +24,7 @@ from giornata.bus.bus import Bus
 from giornata.bus.telemetry import state_of, telemetry
 from giornata.wire import subjects
 from giornata.wire.cells import in_cell
+from giornata.wire.devices import HostDevice
 from giornata.wire.errors import ServiceUnavailable
 from giornata.wire.jobs import BlobRef, Encoding, Inspection, Job
 from giornata.wire.loras import NormaliseLora
@@ -69,10 +70,17 @@ log = structlog.get_logger(__name__)
 
 
 class Prepost:
-    """One instance with one model."""
+    """One instance with one model; `claims` are told."""
 
-    def __init__(self, config: PrepostConfig, blobs: BlobStore, pool: ImagePool, model: ImageModel) -> None:
-        self._config, self._blobs = config, blobs
+    def __init__(
+        self,
+        config: PrepostConfig,
+        blobs: BlobStore,
+        pool: ImagePool,
+        model: ImageModel,
+        claims: Sequence[HostDevice] = (),
+    ) -> None:
+        self._config, self._blobs, self._claims = config, blobs, tuple(claims)
         self._pool, self._model = pool, model
         self._limits = PixelLimits(config.max_pixels, config.model_pixels)
         # of two edits a process has in memory, one is computed while the other's pictures arrive
@@ -264,4 +272,5 @@ class Prepost:
             self._config,
             models=(self._model.card,),
             answering=tuple(self._answering.values()),
+            claims=self._claims,
         )

@@ -260,6 +260,10 @@ class SchemaMismatch(Failed, code="schema_mismatch"):
     """A message has a schema number or a shape that this version does not read."""
 
 
+class NoFreeDevice(Failed, code="no_free_device"):
+    """Other instances of the service have the GPUs of this host."""
+
+
 class InternalError(Failed, code="internal_error", retryable=True):
     """An unexpected error; the log of the service has the details."""
 

@@ -6,6 +6,7 @@ from pydantic import Field
 
 from giornata.wire.adapters import ControlCard
 from giornata.wire.cells import MAIN
+from giornata.wire.devices import HostDevice
 from giornata.wire.host_tiers import HostTier
 from giornata.wire.models import ModelCard
 from giornata.wire.queues import StoreRoom
@@ -124,6 +125,8 @@ class InstanceView(Wire):
     """Of a ControlNet service alone."""
     host_tier: HostTier | None = None
     """Of a LoRA store that fills one."""
+    claims: tuple[HostDevice, ...] = ()
+    """GPUs that it has claimed on its host."""
 
 
 class FleetView(Wire):

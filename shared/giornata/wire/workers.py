@@ -8,6 +8,7 @@ from giornata.wire.adapters import ControlCard
 from giornata.wire.blocks import BlockSpec
 from giornata.wire.cells import MAIN
 from giornata.wire.controlnets import ControlBase, ControlState
+from giornata.wire.devices import HostDevice
 from giornata.wire.host_tiers import HostTier
 from giornata.wire.loras import LoraCounters
 from giornata.wire.models import ModelCard
@@ -330,5 +331,7 @@ class ServiceState(Wire):
     """A LoRA store's."""
     host_tier: HostTier | None = None
     """Of a LoRA store that fills one."""
+    claims: tuple[HostDevice, ...] = ()
+    """GPUs that the instance has claimed on its host (:mod:`giornata.device_claims`)."""
     answering: tuple[str, ...] | None = None
     """Questions that a prepost works on (:func:`giornata.wire.messages.question`); None: the version does not tell."""

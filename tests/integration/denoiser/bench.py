@@ -20,6 +20,7 @@ from giornata.bus.bus import Bus
 from giornata.deadlines import Deadline
 from giornata.records import Records
 from giornata.wire import subjects
+from giornata.wire.devices import HostDevice
 from giornata.wire.events import DenoisedEvent, PreviewEvent, StepEvent
 from giornata.wire.jobs import BlobRef, Encoding, Inspection, Job, JobState, Priority
 from giornata.wire.messages import RunAnswer, RunReply, RunRequest
@@ -74,6 +75,8 @@ class Bench:
     records: Records
     checkpoint: Checkpoint
     urls: tuple[str, str]
+    claims: tuple[HostDevice, ...] = ()
+    """Of the workers."""
     steps: asyncio.Queue[StepEvent] = field(default_factory=asyncio.Queue)
     previews: asyncio.Queue[PreviewEvent] = field(default_factory=asyncio.Queue)
     denoised: asyncio.Queue[DenoisedEvent] = field(default_factory=asyncio.Queue)
@@ -98,6 +101,7 @@ class Bench:
             replace(self.checkpoint, family=replace(self.checkpoint.family, network=network)),
             profile=PROFILE,
             costs=Steady.of(PROFILE),
+            claims=self.claims,
         )
         worker = Worker(config.instance, network, asyncio.Event())
         async with self.bus.listen(

@@ -12,6 +12,7 @@ import torch
 from PIL import Image
 
 from giornata.planning.batch import PlannerName
+from giornata.wire.devices import HostDevice
 from giornata.wire.errors import ServiceUnavailable
 from giornata.wire.events import PREVIEW_BYTES
 from giornata.wire.messages import RunAnswer
@@ -124,6 +125,12 @@ async def test_a_worker_keeps_padding_and_tells_so(bench: Bench, reuse: str, tex
                 current = (await bench.states.get()).worker
                 samples += current.samples if current else []
         assert [sample.text_tokens for sample in samples] == text
+
+
+async def test_telemetry_tells_the_gpus_that_were_claimed(bench: Bench) -> None:
+    bench.claims = (HostDevice(device="cuda:3", id="GPU-3a"),)
+    async with bench.worker():
+        assert (await asyncio.wait_for(bench.states.get(), WAIT_S)).claims == bench.claims
 
 
 async def test_a_worker_without_room_says_full(bench: Bench) -> None:

@@ -157,6 +157,14 @@ async def test_metrics_count_doors_codes_stages_and_workers(stage: Stage) -> Non
         assert line in text, line
 
 
+async def test_metrics_tell_the_wait_that_autoscalers_scale_by(stage: Stage) -> None:
+    stage.router.waits_ms = {"flux": 8000.0}
+    await stage.router.announce()
+    async with stage.http.get("/metrics") as response:
+        text = await response.text()
+    assert 'giornata_router_predicted_wait_seconds{cell="main",model="flux"} 8.0' in text
+
+
 async def test_the_fleet_is_listed(stage: Stage) -> None:
     async with stage.http.get("/v1/fleet") as response:
         instances = (await response.json())["instances"]

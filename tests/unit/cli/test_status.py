@@ -6,6 +6,7 @@ from rich.console import Console
 
 from giornata.wire.adapters import ControlCard, ControlKind
 from giornata.wire.controlnets import ControlState
+from giornata.wire.devices import HostDevice
 from giornata.wire.fleet import FleetView
 from giornata.wire.host_tiers import HostTier, TierChange, TierLoads
 from giornata.wire.queues import QueueState, StoreRoom
@@ -102,6 +103,19 @@ def test_templates_of_all_workers_are_summed_up() -> None:
         "templates: 6 MiB in memory, 0 MiB on disk"
     )
     assert "templates:" not in sums(told(STATES))
+
+
+def test_an_instance_has_a_line_with_the_gpus_that_it_has_claimed() -> None:
+    gpus = tuple(HostDevice(device=f"cuda:{index}", id=f"GPU-{index}f") for index in (2, 5))
+    sharing = [
+        state(ServiceName.DENOISER, "d1", worker=BUSY, claims=gpus),
+        state(ServiceName.PREPOST, "p1", claims=gpus[:1]),
+        state(ServiceName.PREPOST, "p2"),
+    ]
+    assert sums(told(sharing)).splitlines()[2:] == [
+        "claimed by d1: cuda:2 GPU-2f, cuda:5 GPU-5f",
+        "claimed by p1: cuda:2 GPU-2f",
+    ]
 
 
 def test_a_pool_has_a_line_with_its_devices() -> None:

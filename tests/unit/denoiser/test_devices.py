@@ -29,9 +29,11 @@ def test_devices_are_listed_with_commas(text: str, devices: tuple[str, ...]) -> 
     ("text", "told"),
     [
         ("cuda:0,cuda:1,cuda:0", "cuda:0 twice; name every GPU once"),
-        ("gpu", "'gpu'; write each device as cpu or cuda:N"),
-        ("cuda", "'cuda'; write each device as cpu or cuda:N"),
-        ("cuda:0,", "''; write each device as cpu or cuda:N"),
+        ("gpu", "'gpu'; write each device as cpu, as cuda:N, or as cuda for any that is free"),
+        ("cuda:0,", "''; write each device as cpu, as cuda:N, or as cuda for any that is free"),
+        ("cuda,cuda:1,cuda", "2 of 3 GPUs without a number; number all or none"),
+        ("cpu,cuda", "the CPU beside GPUs; name devices of one kind"),
+        (",".join(["cuda"] * 9), "9 devices; a pool has at most 8"),
         ("cpu,cuda:0", "the CPU beside GPUs; name devices of one kind"),
         (",".join(["cpu"] * 9), "9 devices; a pool has at most 8: start another denoiser for the rest"),
     ],
@@ -60,3 +62,29 @@ def test_more_ranks_than_the_machine_has_devices_are_refused(
 def test_the_cpu_has_as_many_ranks_as_are_asked_for() -> None:
     check_present(("cpu",) * 8, gpus=0)
     check_present(("cuda:0", "cuda:1"), gpus=2)
+
+
+@pytest.mark.parametrize(
+    ("told", "wanted"),
+    [
+        ({}, 1),
+        ({"device": "cuda"}, 1),
+        ({"device": "cuda:3"}, 0),
+        ({"device": "cpu"}, 0),
+        ({"devices": "cuda,cuda"}, 2),
+        ({"devices": "cuda"}, 1),
+        ({"devices": "cuda:2,cuda:3"}, 0),
+        ({"devices": "cpu,cpu"}, 0),
+    ],
+)
+def test_gpus_without_a_number_are_claimed(told: dict[str, str], wanted: int) -> None:
+    config = DenoiserConfig.model_validate({"model": "m", "device_claims": "/claims", **told})
+    assert config.gpus_wanted == wanted
+
+
+def test_a_pool_of_free_gpus_takes_a_folder_of_claims() -> None:
+    assert DenoiserConfig.model_validate(
+        {"model": "m", "devices": "cuda, cuda", "device_claims": "/c"}
+    ).device_names == ("cuda:0", "cuda:1"), "it sees those that it has claimed, and no others"
+    with pytest.raises(ValidationError, match="which takes GIORNATA_DEVICE_CLAIMS"):
+        DenoiserConfig(model="m", devices="cuda,cuda")

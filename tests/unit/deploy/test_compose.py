@@ -18,6 +18,7 @@ import yaml
 from giornata.nats_users import password_file, write_cluster, write_users
 from giornata.wire.permissions import User
 from giornata.wire.workers import ServiceName
+from giornata_denoiser.config import DenoiserConfig
 from giornata_gateway.config import GatewayConfig
 from giornata_gateway.http.server import CLOSE_S
 from giornata_gateway.intake.rules.tenants import is_loopback
@@ -150,9 +151,8 @@ def test_the_gpu_profile_swaps_the_computing_services(compose: dict[str, Any], s
     assert (cpu["profiles"], gpu["profiles"]) == (["cpu"], ["gpu"])
     [device] = gpu["deploy"]["resources"]["reservations"]["devices"]
     assert device["capabilities"] == ["gpu"]
-    assert device["device_ids"] == [f"${{{service.upper()}_GPU:-0}}"], (
-        "`count` would give everybody the first"
-    )
+    default = "all" if service == ServiceName.DENOISER else "0"
+    assert device["device_ids"] == [f"${{{service.upper()}_GPU:-{default}}}"]
     assert "resources" not in cpu["deploy"]
     assert gpu["deploy"]["replicas"] == cpu["deploy"]["replicas"]
     assert gpu["environment"] == cpu["environment"]
@@ -227,6 +227,22 @@ def test_the_documented_command_starts_a_whole_system(compose: dict[str, Any]) -
 def test_every_variable_is_explained_at_the_top(compose: dict[str, Any]) -> None:
     head, _, body = (DEPLOY / "compose.yaml").read_text().partition("\nname: giornata\n")
     assert set(re.findall(r"\$\{([A-Z_]+)", body)) <= set(re.findall(r"[A-Z_]{5,}", head))
+
+
+def test_denoisers_of_a_model_claim_a_gpu_each_in_memory_that_they_share(compose: dict[str, Any]) -> None:
+    for variant in ("denoiser", "denoiser-gpu"):
+        service = compose["services"][variant]
+        folder = service["environment"]["GIORNATA_DEVICE_CLAIMS"]
+        config = DenoiserConfig.model_validate({"model": "m", "device_claims": folder})
+        assert config.gpus_wanted == 1
+        assert f"devices:{folder}" in service["volumes"]
+    assert compose["volumes"]["devices"]["driver_opts"]["type"] == "tmpfs", (
+        "NFS would lock for other hosts, too"
+    )
+    for variant in SECOND:
+        assert "GIORNATA_DEVICE_CLAIMS" not in compose["services"][variant]["environment"], (
+            "it shares SECOND_GPU with its prepost, and with whoever is there"
+        )
 
 
 def test_controlnet_services_share_their_sockets_with_the_denoisers(compose: dict[str, Any]) -> None:

@@ -8,6 +8,7 @@ from giornata.wire.fleet import FleetView
 from giornata.wire.queues import QueueState, StoreRoom
 from giornata.wire.workers import RowProgress, ServiceName, ServiceState, StepSample, WorkerState
 from giornata_gateway.fleet import FleetListener
+from giornata_gateway.metrics import Metrics
 from giornata_gateway.views.fleet import fleet_view
 from giornata_router.rules.reports import SAMPLES_S, WINDOW_S, StepRates, report, summary
 from tests.fakes.fleet import CARD
@@ -180,6 +181,20 @@ def test_a_summary_names_the_streams_that_its_router_finds_nearly_full() -> None
     assert fleet.nearly_full() == ()
     fleet.hear(told)
     assert fleet.nearly_full() == ("b",)
+
+
+def test_what_autoscalers_ask_for_is_the_wait_that_routers_predict() -> None:
+    fleet = FleetListener(bridged_s=60)
+    for cell, waits in (("main", {"a": 2500.0, "b": 0.0}), ("eu", {"a": 500.0})):
+        told = summary("r1", [of(ServiceName.ROUTER, "r1")])
+        fleet.hear(told.model_copy(update={"cell": cell, "wait_ms": waits}))
+    text = Metrics(lambda: 0).exposition([], fleet.predicted_waits()).decode()
+    for line in (
+        'giornata_router_predicted_wait_seconds{cell="main",model="a"} 2.5',
+        'giornata_router_predicted_wait_seconds{cell="main",model="b"} 0.0',
+        'giornata_router_predicted_wait_seconds{cell="eu",model="a"} 0.5',
+    ):
+        assert line in text, line
 
 
 def test_a_gateway_tells_no_router_from_no_workers() -> None:

@@ -115,7 +115,7 @@ def fleet_table(fleet: FleetView) -> RenderableType:
 
 
 def sums(fleet: FleetView) -> str:
-    """The whole fleet in two lines; more for models that are not served, templates, pools and nearly full streams."""
+    """The whole fleet in two lines; more for models that are not served, templates, devices and full streams."""
     if not fleet.router_active:
         return "No router is active; nothing is known of the fleet."
     if not fleet.instances:
@@ -135,6 +135,10 @@ def sums(fleet: FleetView) -> str:
     for one in fleet.instances:
         if one.worker and one.worker.ranks:
             told += f"\npool {one.instance}: {', '.join(map(_rank, one.worker.ranks))}"
+        if one.claims:
+            told += (
+                f"\nclaimed by {one.instance}: {', '.join(f'{gpu.device} {gpu.id}' for gpu in one.claims)}"
+            )
     for room in fleet.stores or ():
         if room.nearly_full:
             told += f"\nnearly full: {room.store}, {room.used_bytes >> 20} of {room.limit_bytes >> 20} MiB"

@@ -49,7 +49,7 @@ async def readyz(request: web.Request) -> web.Response:
 async def metrics(request: web.Request) -> web.Response:
     """Prometheus' text format."""
     gateway = request.app[GATEWAY]
-    body = gateway.metrics.exposition(await gateway.reports() or ())
+    body = gateway.metrics.exposition(await gateway.reports() or (), gateway.fleet.predicted_waits())
     return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
 

@@ -1,0 +1,133 @@
+"""A GPU for each replica: an instance claims free GPUs of its host when it starts, and keeps them while it runs.
+
+A claim is a lock on a file, named for a service and a GPU, in a folder that the replicas of a host share. It is
+advisory: a process that does not ask can use the GPU all the same. Different services may have one GPU.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
+from pathlib import Path
+from typing import Final
+
+import structlog
+from pydantic import TypeAdapter, ValidationError
+
+from giornata.locks import alone, lock_if_free
+from giornata.wire.devices import HostDevice
+from giornata.wire.errors import Failed, NoFreeDevice
+from giornata.wire.workers import ServiceName
+
+VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
+ASKING_S: Final = 120.0
+"""Most that telling the GPUs may take: it loads torch and wakes the driver."""
+DEVICES: Final = TypeAdapter(tuple[HostDevice, ...])
+
+log = structlog.get_logger(__name__)
+
+
+async def visible_gpus() -> tuple[HostDevice, ...]:
+    """The GPUs that this process may use, told by another one: this one must not meet CUDA before it is restricted.
+
+    Raises:
+        Failed: they cannot be told.
+    """
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "giornata.gpus"),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        async with asyncio.timeout(ASKING_S):
+            told, errors = await process.communicate()
+        return DEVICES.validate_json(told)
+    except TimeoutError:
+        raise Failed(f"torch did not tell the GPUs of this host within {ASKING_S:.0f} s.") from None
+    except ValidationError as error:
+        reason = errors.decode(errors="replace").strip().rpartition("\n")[2]
+        raise Failed(f"torch could not tell the GPUs of this host: {reason}") from error
+    finally:
+        if process.returncode is None:
+            with suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+
+
+@asynccontextmanager
+async def claimed(
+    service: ServiceName,
+    instance: str,
+    folder: Path | None,
+    wanted: int,
+    *,
+    seen: Callable[[], Awaitable[Sequence[HostDevice]]] = visible_gpus,
+) -> AsyncIterator[tuple[HostDevice, ...]]:
+    """Claim so many GPUs and show CUDA no others, from ``cuda:0`` on; nothing without a `folder`, or without any GPU.
+
+    It is entered before this process asks torch for a GPU. `seen` tells the GPUs that there are.
+
+    Raises:
+        NoFreeDevice: other instances of `service` have too many of them.
+        Failed: the GPUs cannot be told, or the folder is no folder that this user may write.
+    """
+    gpus = await seen() if folder is not None and wanted else ()
+    if folder is None or not gpus:
+        yield ()
+        return
+    with claims(folder, service, instance, gpus, wanted) as found:
+        if len(found) < len(gpus):
+            os.environ[VISIBLE] = ",".join(gpu.id for gpu in found)
+        log.info("devices_claimed", devices=[f"{gpu.device} {gpu.id}" for gpu in found])
+        yield found
+
+
+@contextmanager
+def claims(
+    folder: Path, service: str, instance: str, gpus: Sequence[HostDevice], wanted: int
+) -> Iterator[tuple[HostDevice, ...]]:
+    """Hold the first `wanted` of `gpus` that no other instance of `service` holds: all of them, or none.
+
+    Raises:
+        NoFreeDevice: fewer are free; says who has the others.
+        Failed: the folder is no folder that this user may write.
+    """
+    found: list[HostDevice] = []
+    others: list[str] = []
+    with ExitStack() as stack:
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with alone(folder):  # of two that want several, one shall have them
+                for gpu in gpus:
+                    holder = stack.enter_context(_claim(folder / f"{service}-{gpu.id}", instance))
+                    if holder is None:
+                        found.append(gpu)
+                    else:
+                        others.append(f"{gpu.device} by {holder}")
+                    if len(found) == wanted:
+                        break
+        except OSError as error:
+            raise Failed(f"No GPU can be claimed in {folder}: {error.strerror or error}.") from error
+        if len(found) < wanted:
+            raise NoFreeDevice(
+                f"Too few GPUs of this host are free for another {service}. Taken: {', '.join(others) or 'none'}.",
+                received=f"{wanted} wanted, {len(found)} of {len(gpus)} free",
+                accepted="as many replicas on a host as it has GPUs for, or a GPU by its number, which is not claimed",
+            )
+        yield tuple(found)
+
+
+@contextmanager
+def _claim(path: Path, instance: str) -> Iterator[str | None]:
+    """Take the file at `path` for `instance`; None, or who has it."""
+    with lock_if_free(path) as handle:
+        if handle is None:
+            yield path.read_text(encoding="utf-8", errors="replace")[:128] or "another instance"
+        else:
+            os.ftruncate(handle, 0)
+            os.pwrite(handle, instance.encode(), 0)
+            yield None

@@ -1,0 +1,177 @@
+"""A GPU for each replica: claims of real processes, on GPUs that are told to them and do not exist."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+
+from giornata.device_claims import VISIBLE, claimed, claims, visible_gpus
+from giornata.wire.devices import HostDevice
+from giornata.wire.errors import Failed, NoFreeDevice
+from giornata.wire.workers import ServiceName
+from tests.patience import HUNG_S
+
+GPUS = tuple(HostDevice(device=f"cuda:{index}", id=f"GPU-{index}a") for index in range(8))
+REPLICA = """
+import asyncio, json, sys
+from pathlib import Path
+from giornata import runtime
+from giornata.checkpoints import DeviceConfig
+from giornata.device_claims import VISIBLE, claimed
+from giornata.wire.devices import HostDevice
+from giornata.wire.workers import ServiceName
+import os
+
+async def seen():
+    return [HostDevice(device=f"cuda:{i}", id=f"GPU-{i}a") for i in range(8)]
+
+async def main(config, stop):
+    wanted = config.gpus_wanted * int(os.environ["WANTED"])
+    async with claimed(ServiceName.DENOISER, config.instance, config.device_claims, wanted, seen=seen) as mine:
+        print(json.dumps([[gpu.device for gpu in mine], os.environ.get(VISIBLE)]), flush=True)
+        await stop.wait()
+
+sys.exit(runtime.start(ServiceName.DENOISER, DeviceConfig, main))
+"""
+
+
+class Replica:
+    """A process that claims as a service does."""
+
+    def __init__(self, folder: Path, name: str, wanted: int = 1, *flags: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", REPLICA, "--instance", name, "--log-format", "json", *flags],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"GIORNATA_DEVICE_CLAIMS": str(folder), "WANTED": str(wanted)},
+        )
+
+    def told(self) -> tuple[list[str], str | None]:
+        """Its GPUs, and what it lets CUDA see."""
+        assert self.process.stdout is not None
+        devices, visible = json.loads(self.process.stdout.readline())
+        return devices, visible
+
+    def end(self) -> str:
+        """Its log, once it has ended by itself."""
+        _, log = self.process.communicate(timeout=HUNG_S)
+        return log
+
+
+@contextmanager
+def replicas(folder: Path, count: int, wanted: int = 1, *flags: str) -> Iterator[list[Replica]]:
+    started = [Replica(folder, f"d{index}", wanted, *flags) for index in range(count)]
+    try:
+        yield started
+    finally:
+        for replica in started:
+            replica.process.kill()
+            replica.end()
+
+
+def test_eight_replicas_that_start_together_have_a_gpu_each(tmp_path: Path) -> None:
+    with replicas(tmp_path, 8) as started:
+        told = [replica.told() for replica in started]
+        assert sorted(devices for devices, _ in told) == [[gpu.device] for gpu in GPUS]
+        ids = {gpu.device: gpu.id for gpu in GPUS}
+        assert all(visible == ids[devices[0]] for devices, visible in told), "CUDA sees no other"
+        ninth = Replica(tmp_path, "d8")
+        log = ninth.end()
+        assert ninth.process.returncode == 1
+        [line] = [json.loads(line) for line in log.splitlines() if "service_failed" in line]
+        assert line["code"] == "no_free_device"
+        assert "Received: 1 wanted, 0 of 8 free." in line["error"]
+        for devices, holder in zip([devices for devices, _ in told], range(8), strict=True):
+            assert f"{devices[0]} by d{holder}" in line["error"]
+
+
+def test_a_killed_holder_frees_its_gpu_for_the_next(tmp_path: Path) -> None:
+    with replicas(tmp_path, 2, 4) as started:
+        devices, _ = started[0].told()
+        started[1].told()
+        started[0].process.kill()
+        started[0].end()
+        with replicas(tmp_path, 1, 4) as [successor]:
+            assert successor.told()[0] == devices
+
+
+def test_of_two_pools_that_start_together_one_has_all_that_it_wants(tmp_path: Path) -> None:
+    with replicas(tmp_path, 2, 5) as started:
+        lines = [replica.process.stdout.readline() for replica in started if replica.process.stdout]
+        assert sorted(bool(line) for line in lines) == [False, True]
+
+
+def test_a_replica_with_a_device_by_number_claims_nothing(tmp_path: Path) -> None:
+    with replicas(tmp_path, 2, 1, "--device", "cuda:3") as started:
+        assert [replica.told() for replica in started] == [([], os.environ.get(VISIBLE))] * 2
+
+
+def test_services_do_not_stand_in_each_others_way(tmp_path: Path) -> None:
+    with (
+        claims(tmp_path, "denoiser", "d1", GPUS[:1], 1) as first,
+        claims(tmp_path, "prepost", "p1", GPUS[:1], 1) as other,
+    ):
+        assert first == other == GPUS[:1]
+
+
+def test_what_cannot_be_claimed_whole_is_left_to_others(tmp_path: Path) -> None:
+    with claims(tmp_path, "denoiser", "d1", GPUS[:2], 1):
+        with pytest.raises(NoFreeDevice), claims(tmp_path, "denoiser", "d2", GPUS[:2], 2):
+            pass
+        with claims(tmp_path, "denoiser", "d3", GPUS[:2], 1) as found:
+            assert found == GPUS[1:2]
+
+
+def test_a_folder_is_made_for_this_user_alone_and_an_unfit_one_is_told(tmp_path: Path) -> None:
+    with claims(tmp_path / "a" / "b", "denoiser", "d1", GPUS, 1):
+        assert stat.S_IMODE((tmp_path / "a" / "b").stat().st_mode) == 0o700
+    (tmp_path / "file").touch()
+    with (
+        pytest.raises(Failed, match="No GPU can be claimed in"),
+        claims(tmp_path / "file", "denoiser", "d1", GPUS, 1),
+    ):
+        pass
+
+
+async def test_gpus_are_told_by_a_process_of_their_own() -> None:
+    """On a machine without GPUs: none, and no error."""
+    assert len(await visible_gpus()) == torch.cuda.device_count()
+
+
+async def test_a_torch_that_fails_is_no_machine_without_gpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "torch.py").write_text("raise ImportError('libcuda.so.1 is damaged')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with pytest.raises(
+        Failed, match=r"torch could not tell the GPUs of this host: .*libcuda\.so\.1 is damaged"
+    ):
+        await visible_gpus()
+
+
+async def test_nothing_changes_on_a_cpu_or_without_a_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(VISIBLE, raising=False)
+
+    async def none() -> tuple[HostDevice, ...]:
+        return ()
+
+    async def unasked() -> tuple[HostDevice, ...]:
+        raise AssertionError
+
+    for folder, wanted, seen in ((tmp_path / "c", 1, none), (None, 1, unasked), (tmp_path / "c", 0, unasked)):
+        async with claimed(ServiceName.DENOISER, "d1", folder, wanted, seen=seen) as found:
+            assert found == ()
+    assert not (tmp_path / "c").exists()
+    assert VISIBLE not in os.environ
