@@ -64,7 +64,7 @@ KINDS: Final = {kind_type: kind for kind, kind_type in EVENT_TYPES.items()}
 async def open_door(gateway: Gateway) -> AsyncIterator[None]:
     """Answer over NATS while inside; on leaving, finish the edits and generations that were delivered."""
     endpoints = EditEndpoints(gateway, min(REPLY_BYTES, gateway.bus.client.max_payload))
-    asks = partial(Endpoint, limit_bytes=endpoints.limit_bytes, headers=True, reply=True)
+    asks = partial(Endpoint, limit_bytes=endpoints.limit_bytes, headers=True, reply=True, door=True)
     edit = asks(subjects.EDIT, EditEnvelope, endpoints.edit)
     probe = asks(subjects.EDIT_PROBE, ProbeEnvelope, endpoints.probe)
     generate = asks(subjects.GENERATE, GenerateEnvelope, endpoints.generate)
