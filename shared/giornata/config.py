@@ -67,6 +67,16 @@ class ServiceConfig(BaseSettings):
         "info", description="Least severe level logged."
     )
     log_format: Literal["console", "json"] = Field("console", description="Lines for people or for machines.")
+    traces_url: str | None = Field(
+        None,
+        description="Collector that takes spans by OTLP over HTTP, such as http://collector:4318; default none.",
+    )
+    traces_share: float = Field(
+        1.0,
+        ge=0,
+        le=1,
+        description="Share of the edits that are traced; a caller's traceparent decides for its own.",
+    )
     telemetry_hz: float = Field(4.0, ge=1, le=20, description="How often this instance tells its state.")
     drain_s: float = Field(
         20.0, ge=0, le=600, description="How long a stopping service finishes what it has begun."
@@ -82,10 +92,12 @@ class ServiceConfig(BaseSettings):
     )
     result_ttl_s: int = Field(3600, ge=1, le=7 * 86400, description="How long inputs and results are kept.")
 
-    @field_validator("nats_url", "blobs_url")
+    @field_validator("nats_url", "blobs_url", "traces_url")
     @classmethod
-    def _is_address(cls, value: str, info: ValidationInfo) -> str:
+    def _is_address(cls, value: str | None, info: ValidationInfo) -> str | None:
         """The error names the mistake and not the value: an address may hold a password."""
+        if value is None:
+            return None
         schemes = _SCHEMES[str(info.field_name)]
         for part in value.split(",") if info.field_name == "nats_url" else [value]:
             scheme, separator, rest = part.strip().partition("://")
@@ -119,6 +131,7 @@ class CellConfig(ServiceConfig):
 _SCHEMES: Final = {
     "nats_url": ("nats", "tls", "ws", "wss"),
     "blobs_url": ("redis", "rediss", "unix", "s3"),
+    "traces_url": ("http", "https"),
 }
 
 C = TypeVar("C", bound=ServiceConfig)

@@ -23,6 +23,7 @@ from giornata.bus.answering import Endpoint
 from giornata.bus.bus import connect_as
 from giornata.bus.telemetry import state_of, telemetry
 from giornata.config import CellConfig, ServiceConfig, load
+from giornata.seeing import spans, switching
 from giornata.signals import on_signals
 from giornata.wire.errors import GiornataError
 from giornata.wire.workers import ServiceName
@@ -41,10 +42,14 @@ def start(service: ServiceName, kind: type[C], main: Callable[[C, asyncio.Event]
     config = load(kind, service)
     configure_logs(config.log_level, config.log_format, config.instance)
     try:
+        if config.traces_url is not None:
+            switching.on(service, config.instance, config.traces_url, config.traces_share)
         uvloop.run(_supervise(partial(main, config)))
     except Exception as error:  # noqa: BLE001 - the process's edge: logged and told by the exit status
         _log_failure(error)
         return 1
+    finally:
+        spans.close()
     return 0
 
 

@@ -18,6 +18,7 @@ from giornata.blobs import BlobStore, HostBlobs, MemoryBlobs, RedisBlobs, S3Blob
 from giornata.blobs.folder import Folder
 from giornata.blobs.redis import CONNECTIONS
 from giornata.blobs.s3 import END
+from giornata.blobs.traced import TracedBlobs
 from giornata.wire.errors import BlobStoreFull, InputLost, ServiceUnavailable
 from giornata.wire.jobs import BlobRef
 from tests.s3_server import BUCKET, CREDENTIALS, S3Server, s3_server
@@ -58,11 +59,12 @@ async def on_a_host(kind: type[HostBlobs], url: str) -> AsyncIterator[BlobStore]
 HOSTS = {"host": HostBlobs, "handed over": HandedOver}
 
 
-@pytest.fixture(params=["memory", "redis", "s3", *HOSTS])
+@pytest.fixture(params=["memory", "traced", "redis", "s3", *HOSTS])
 async def blobs(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[BlobStore]:
     """Each implementation."""
-    if request.param == "memory":
-        yield MemoryBlobs()
+    if request.param in {"memory", "traced"}:
+        memory = MemoryBlobs()
+        yield TracedBlobs(memory) if request.param == "traced" else memory
     elif request.param == "s3":
         request.getfixturevalue("credentials")
         server = request.getfixturevalue("s3")

@@ -27,8 +27,8 @@ def worker_metrics(reports: Iterable[InstanceReport]) -> Iterator[Metric]:
     waiting = gauge("worker_waiting_rows", "Rows waiting in a worker.", "worker")
     steps = counter("worker_steps", "Row steps since the worker's start.", "worker")
     r2 = gauge("worker_cost_r2", "R² of a worker's cost model.", "worker", "of")
-    meaning = "Median distance of a worker's predictions from its measurements, in milliseconds."
-    residual = gauge("worker_cost_residual_ms", meaning, "worker", "of")
+    meaning = "Median distance of a worker's predictions from its measurements."
+    residual = gauge("worker_cost_residual_seconds", meaning, "worker", "of")
     for report in reports:
         state = report.state
         if (worker := state.worker) is None:
@@ -39,7 +39,7 @@ def worker_metrics(reports: Iterable[InstanceReport]) -> Iterator[Metric]:
         if worker.cost_model is not None:
             for of, one in (("compute", worker.cost_model.compute), ("load", worker.cost_model.load)):
                 r2.add_metric([state.instance, of], one.r2)
-                residual.add_metric([state.instance, of], one.residual_ms)
+                residual.add_metric([state.instance, of], one.residual_ms / 1e3)
     yield from (running, waiting, steps, r2, residual)
 
 
@@ -96,8 +96,8 @@ def router_metrics(states: Iterable[ServiceState]) -> Iterator[Metric]:
     unreadable = gauge("router_unreadable_jobs", "Messages in the queue that the router cannot read.", "cell")
     labels = ("cell", "model_digest", "device", "of")
     r2 = gauge("router_cost_r2", "R² of the router's regressions.", *labels)
-    meaning = "Median distance of the router's predictions from measurements, in milliseconds."
-    residual = gauge("router_cost_residual_ms", meaning, *labels)
+    meaning = "Median distance of the router's predictions from measurements."
+    residual = gauge("router_cost_residual_seconds", meaning, *labels)
     for state in states:
         if (queue := state.queue) is None or not state.active:
             continue
@@ -108,7 +108,7 @@ def router_metrics(states: Iterable[ServiceState]) -> Iterator[Metric]:
         for kind in queue.costs:
             for of, one in (("compute", kind.compute), ("load", kind.load)):
                 r2.add_metric([cell, kind.model_digest, kind.device, of], one.r2)
-                residual.add_metric([cell, kind.model_digest, kind.device, of], one.residual_ms)
+                residual.add_metric([cell, kind.model_digest, kind.device, of], one.residual_ms / 1e3)
     yield from (jobs, rows, unreadable, r2, residual)
 
 
@@ -144,7 +144,7 @@ def control_metrics(states: Iterable[ServiceState]) -> Iterator[Metric]:
     """What each ControlNet service computes, and where its rows find their weights."""
     rows = gauge("control_rows", "Rows that are open.", "instance")
     size = gauge("control_resident_bytes", "Weights on the device.", "instance")
-    pending = gauge("control_pending_ms", "Predicted time of the steps that wait or run.", "instance")
+    pending = gauge("control_pending_seconds", "Predicted time of the steps that wait or run.", "instance")
     meaning = "Rows that were opened, by whether the weights of all their ControlNets were there."
     opened = counter("control_opened_rows", meaning, "instance", "weights")
     evictions = counter("control_evictions", "ControlNets that had to go for others.", "instance")
@@ -156,7 +156,7 @@ def control_metrics(states: Iterable[ServiceState]) -> Iterator[Metric]:
         instance = [state.instance]
         rows.add_metric(instance, told.rows)
         size.add_metric(instance, told.resident_bytes)
-        pending.add_metric(instance, told.pending_ms)
+        pending.add_metric(instance, told.pending_ms / 1e3)
         opened.add_metric([*instance, "resident"], told.hits)
         opened.add_metric([*instance, "loaded"], told.misses)
         evictions.add_metric(instance, told.evicted)

@@ -68,7 +68,7 @@ async def open_door(gateway: Gateway) -> AsyncIterator[None]:
     def counting(endpoint: Endpoint) -> Endpoint:
         return replace(endpoint, unread=partial(_unread, gateway, endpoint.subject))
 
-    asks = partial(Endpoint, limit_bytes=endpoints.limit_bytes, headers=True, reply=True)
+    asks = partial(Endpoint, limit_bytes=endpoints.limit_bytes, headers=True, reply=True, door=True)
     edit = counting(asks(subjects.EDIT, EditEnvelope, endpoints.edit))
     probe = counting(asks(subjects.EDIT_PROBE, ProbeEnvelope, endpoints.probe))
     generate = counting(asks(subjects.GENERATE, GenerateEnvelope, endpoints.generate))

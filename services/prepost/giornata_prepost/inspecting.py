@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from giornata.blobs import BlobStore
+from giornata.seeing.spans import span
 from giornata.wire.errors import InputLost
 from giornata.wire.jobs import BlobRef, Inspection, Job
 from giornata.wire.models import ModelCard, Task
@@ -57,7 +58,10 @@ class Inspecting:
         references = await self._files(job.references)
         controls = Controls(await self._files(job.control_images), job.controls)
         edit = (image, mask, job.parameters, self.card, self.limits, references, controls)
-        return await self.pool.timed(inspect, *edit, limit_s=self.timeout_s)
+        with span("inspect pictures") as inspecting:
+            found, compute_ms = await self.pool.timed(inspect, *edit, limit_s=self.timeout_s)
+            inspecting.note(compute_ms=compute_ms)
+        return found, compute_ms
 
     async def _generation(self, job: Job) -> Inspection:
         """The inspection of a generation, which has no picture but its references and control images."""

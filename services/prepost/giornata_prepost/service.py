@@ -22,6 +22,7 @@ from giornata.blobs import BlobStore, intermediate
 from giornata.bus.answering import Endpoint
 from giornata.bus.bus import Bus
 from giornata.bus.telemetry import state_of, telemetry
+from giornata.seeing.spans import span
 from giornata.wire import subjects
 from giornata.wire.cells import in_cell
 from giornata.wire.devices import HostDevice
@@ -158,9 +159,11 @@ class Prepost:
         ]
         inputs = encoding.Inputs(prepared, references, controls, await texts.of(job.loras))
         size = model_size(inspection)
-        made, compute_ms = await self._thread.timed(
-            Precedence.BEGIN, encoding.encoded, self._model, job, inputs, size
-        )
+        with span("encode") as encoding_span:
+            made, compute_ms = await self._thread.timed(
+                Precedence.BEGIN, encoding.encoded, self._model, job, inputs, size
+            )
+            encoding_span.note(compute_ms=compute_ms)
         reuses = job.parameters.reuse is not Reuse.OFF
         shared = None
         if made.references is not None:
@@ -189,11 +192,15 @@ class Prepost:
         job.check_model(self._model.card)
         size = model_size(request.inspection)
         latents = await intermediate(self._blobs, request.latents, Intermediate.LATENTS)
-        painted, decode_ms = await self._thread.timed(
-            Precedence.FINISH, self._model.decode, latents_of(latents, request), size
-        )
+        with span("decode", index=request.index) as decoding:
+            painted, decode_ms = await self._thread.timed(
+                Precedence.FINISH, self._model.decode, latents_of(latents, request), size
+            )
+            decoding.note(compute_ms=decode_ms)
         async with self._held:
-            file, paste_ms = await self._finished(job, request.inspection, painted)
+            with span("paste", index=request.index) as pasting:
+                file, paste_ms = await self._finished(job, request.inspection, painted)
+                pasting.note(compute_ms=paste_ms)
         return FinishReply(
             image=await self._store(job.job_id, f"image-{request.index}", file, job.result_ttl_s),
             decode_ms=decode_ms,

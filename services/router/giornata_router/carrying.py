@@ -14,6 +14,8 @@ from nats.aio.msg import Msg
 from giornata.bus.work_queue import acknowledge
 from giornata.records import Revised
 from giornata.scheduling.waiting import QueuedJob
+from giornata.seeing import spans
+from giornata.seeing.told import Kind
 from giornata.wire import codec
 from giornata.wire.errors import GiornataError, JobNotFound, ServiceUnavailable, StoreFull
 from giornata.wire.jobs import Job
@@ -102,14 +104,30 @@ async def carry(tools: Tools, held: HeldJob) -> bool:
 async def _walk(tools: Tools, held: HeldJob) -> None:
     job = codec.decode(Job, held.data)
     waited_s, held.waits_since_s = time.monotonic() - held.waits_since_s, time.monotonic()
-    held.walk = Walk(tools, await _known(tools, held, job), waited_s * 1e3)
-    if held.cancelled:
-        held.walk.cancel()
-    try:
-        record = await held.walk.to_the_end()
-    finally:
-        held.walk, held.waits_since_s = None, time.monotonic()
-    _tell(job, record)
+    with spans.span(
+        "job",
+        Kind.TAKES,
+        root=True,
+        parent=spans.below(job.traceparent),
+        began_ago_s=waited_s,
+        job=job.job_id,
+        model=job.model,
+        task=job.task.value,
+        rows=job.parameters.n,
+        tries=held.tries + 1,
+    ) as span:
+        spans.past("queue", waited_s)
+        held.walk = Walk(tools, await _known(tools, held, job), waited_s * 1e3)
+        if held.cancelled:
+            held.walk.cancel()
+        try:
+            record = await held.walk.to_the_end()
+        finally:
+            held.walk, held.waits_since_s = None, time.monotonic()
+        span.note(state=record.state.value)
+        if record.error is not None:
+            span.fail(record.error.code)
+        _tell(job, record)
 
 
 async def _known(tools: Tools, held: HeldJob, job: Job) -> Revised[JobRecord]:

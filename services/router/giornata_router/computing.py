@@ -19,13 +19,15 @@ from giornata.approximate.entries import Hit
 from giornata.cancellation import heed_cancel
 from giornata.scheduling.demand import Demand
 from giornata.scheduling.line import Claim
+from giornata.seeing import spans
+from giornata.seeing.told import Kind
 from giornata.wire.errors import DeadlineExceeded, GiornataError, InternalError, JobCancelled, Overloaded
 from giornata.wire.events import DenoisedEvent
 from giornata.wire.jobs import Encoding, Inspection, JobState
 from giornata.wire.messages import RunAnswer, RunRequest
 from giornata.wire.progress import Assignment, JobRecord, RowRecord, assignments
 from giornata.wire.requests import Approximate
-from giornata_router.dispatch import NoReport, Outcome
+from giornata_router.dispatch import NoReport, Outcome, PendingRows
 from giornata_router.lease import LeaseEndedError
 from giornata_router.live_record import EndedError, LiveRecord
 from giornata_router.rules import transitions
@@ -50,6 +52,10 @@ class Computing:
         self._hits: dict[int, Hit] = {}
         """Latents of similar prompts that rows begin with, by index, until the record says so."""
         self._tasks = asyncio.TaskGroup()
+        self._within = spans.headers()
+        """The walk's span, below which every attempt is, whichever task found its worker."""
+        self._lost_spans: dict[int, str] = {}
+        """The span of the last attempt that was lost with a row, by its index."""
 
     async def run(self) -> None:
         """Wait until every row has its latents or an error.
@@ -83,15 +89,23 @@ class Computing:
         claim = Claim(job.priority, job.tenant, job.weight, self._denoised_by_s(demand))
         indices = [row.index for row in rows]
         self._live.doing = "waiting for a worker with room"
-        async with self._dispatch.in_line(
-            job.job_id, indices, demand, claim, numbers=self._numbers, fetching=self._fetching
-        ) as pending:
-            while pending.left or pending.placed:
-                given, likely = await pending.news()
-                if given:
-                    await self._assign(given)
-                for worker in likely:
-                    await self._tools.workers.prefetch(worker, job, self._inspection)
+        with spans.span("place", parent=self._within, rows=len(rows)) as span:
+            async with self._dispatch.in_line(
+                job.job_id, indices, demand, claim, numbers=self._numbers, fetching=self._fetching
+            ) as pending:
+                await self._placed(pending, span)
+
+    async def _placed(self, pending: PendingRows, span: spans.Span) -> None:
+        """Until every pending row has a worker."""
+        job = self._job
+        while pending.left or pending.placed:
+            given, likely = await pending.news()
+            for one in given:
+                span.event("placed", worker=one.worker, attempt=one.attempt, rows=len(one.rows))
+            if given:
+                await self._assign(given)
+            for worker in likely:
+                await self._tools.workers.prefetch(worker, job, self._inspection)
 
     async def _assign(self, given: Sequence[Assignment]) -> None:
         begun: list[Assignment] = []
@@ -142,13 +156,23 @@ class Computing:
     async def _attempt(self, assignment: Assignment, rows: Sequence[RowRecord], *, adopted: bool) -> None:
         """Send `rows` to their worker, which may have them already, and wait for what becomes of them."""
         job_id, attempt = self._job.job_id, assignment.attempt
-        async with self._dispatch.expecting(job_id, attempt) as report:
-            if adopted:
-                self._dispatch.adopt(job_id, assignment, self._demand(rows))
-            record = await self._offered(assignment, rows, adopted=adopted)
-            if record is None:
-                record = await self._settled(assignment, await report)
-        self._resume_or_place(_pending(record, assignment.rows))
+        links = {self._lost_spans[row.index]: None for row in rows if row.index in self._lost_spans}
+        with spans.span(
+            "attempt", Kind.ASKS, parent=self._within, links=links, attempt=attempt, worker=assignment.worker
+        ) as span:
+            async with self._dispatch.expecting(job_id, attempt) as report:
+                if adopted:
+                    self._dispatch.adopt(job_id, assignment, self._demand(rows))
+                record = await self._offered(assignment, rows, adopted=adopted)
+                if record is None:
+                    outcome = await report
+                    record = await self._settled(assignment, outcome)
+                    span.note(outcome=_outcome(outcome))
+            left = _pending(record, assignment.rows)
+            if left:
+                span.fail("attempt_lost")
+                self._lost_spans |= dict.fromkeys((row.index for row in left), span.traceparent or "")
+        self._resume_or_place(left)
 
     async def _offered(
         self, assignment: Assignment, rows: Sequence[RowRecord], *, adopted: bool
@@ -223,6 +247,13 @@ class Computing:
 def _pending(record: JobRecord, rows: Sequence[int]) -> tuple[RowRecord, ...]:
     """The ones of `rows` that are still to be computed."""
     return tuple(row for row in record.pending_rows if row.index in rows)
+
+
+def _outcome(outcome: Outcome) -> str:
+    """How an attempt ended, for its span."""
+    if isinstance(outcome, NoReport):
+        return outcome.name.lower()
+    return "handed_back" if outcome.handed_back else "computed"
 
 
 def _foremost(group: ExceptionGroup) -> Exception:

@@ -20,6 +20,8 @@ from giornata import retries
 from giornata.bus.bus import Bus
 from giornata.deadlines import Deadline
 from giornata.fleet import Fleet, Heard
+from giornata.seeing.spans import span
+from giornata.seeing.told import Kind
 from giornata.wire import subjects
 from giornata.wire.cells import in_cell
 from giornata.wire.errors import DeadlineExceeded, GiornataError, Overloaded
@@ -138,9 +140,14 @@ class PrepostClient:
     ) -> R:
         request = make(remaining_ms=deadline.at_most(limit_s).remaining_ms())
 
+        tries: list[str] = []
+        name = f"ask {subjects.kind_of(subject)}"
+
         async def ask_once() -> R:
-            async with self._questions.asked(question(request)):
-                return await self._bus.call(subject, request, reply, deadline.at_most(limit_s))
+            with span(name, Kind.ASKS, links=tries[-1:], tries=len(tries) + 1) as asking:
+                tries.append(asking.traceparent or "")
+                async with self._questions.asked(question(request)):
+                    return await self._bus.call(subject, request, reply, deadline.at_most(limit_s))
 
         def policy() -> AsyncRetrying:
             return retries.elsewhere(_worth_another_try, _after_faults(self._config.stage_tries))

@@ -13,6 +13,8 @@ from giornata.blobs.memory import MemoryBlobs
 from giornata.blobs.redis import RedisBlobs
 from giornata.blobs.s3 import S3Blobs
 from giornata.blobs.store import BlobStore, intermediate, refer
+from giornata.blobs.traced import TracedBlobs
+from giornata.seeing import spans
 
 __all__ = [
     "BlobStore",
@@ -42,4 +44,4 @@ async def open_blobs(
         if handover is not None:
             folder = stack.enter_context(Folder.open(handover, handover_mb << 20))
             store = await stack.enter_async_context(HostBlobs.open(store, folder))
-        yield store
+        yield TracedBlobs(store) if spans.on() else store

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import nats.errors
@@ -13,6 +13,8 @@ from nats.aio.msg import Msg
 from nats.micro.request import ERROR_CODE_HEADER, ERROR_HEADER
 from pydantic import BaseModel
 
+from giornata.seeing.spans import span
+from giornata.seeing.told import Kind
 from giornata.wire import codec, subjects
 from giornata.wire.errors import (
     DeadlineExceeded,
@@ -42,6 +44,13 @@ class Endpoint:
     """Whether the handler takes the answer's subject, too, after the headers; it is empty where none is asked for."""
     unread: Callable[[GiornataError], None] | None = None
     """Is told of every message that reaches no handler, and why."""
+    door: bool = False
+    """Whether a trace begins here, where the request brings none."""
+    name: str = field(init=False)
+    """The subject without what differs from instance to instance, for spans."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "name", subjects.kind_of(self.subject))
 
     def request_in(self, message: Msg) -> BaseModel:
         """The request that a message holds; MalformedMessage where it holds none."""
@@ -82,9 +91,13 @@ async def _respond(endpoint: Endpoint, message: Msg) -> None:
         remaining_ms = getattr(request, "remaining_ms", None)
         try:
             async with asyncio.timeout(None if remaining_ms is None else remaining_ms / 1000) as scope:
-                headers = [message.headers or {}] if endpoint.headers else []
+                brought = message.headers or {}
+                headers = [brought] if endpoint.headers else []
                 asked = [message.reply] if endpoint.reply else []
-                reply = await endpoint.handler(request, *headers, *asked)
+                with span(
+                    endpoint.name, Kind.ANSWERS, root=endpoint.door, parent=brought, subject=endpoint.name
+                ):
+                    reply = await endpoint.handler(request, *headers, *asked)
         except TimeoutError as error:
             if not scope.expired():
                 raise  # the handler's own

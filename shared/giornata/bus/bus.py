@@ -42,6 +42,7 @@ from giornata.bus.connection import (
 from giornata.bus.listening import Listening
 from giornata.config import ServiceConfig
 from giornata.deadlines import Deadline
+from giornata.seeing import spans
 from giornata.wire import codec
 from giornata.wire.errors import (
     DeadlineExceeded,
@@ -121,7 +122,9 @@ class Bus:
         lost, returning = False, None
         while True:
             try:
-                return await self.client.request(subject, data, timeout=deadline.remaining_s())
+                return await self.client.request(
+                    subject, data, timeout=deadline.remaining_s(), headers=spans.headers()
+                )
             except LostError:
                 log.info("asked_again", subject=subject)
                 lost, returning = True, None

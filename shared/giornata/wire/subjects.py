@@ -56,6 +56,14 @@ forget it, to note how late it may join, to pin it to every host."""
 _ID = re.compile(r"[A-Za-z0-9_-]{1,96}\Z")
 
 
+def kind_of(subject: str) -> str:
+    """What is asked on a subject, without the ids of instances, models and cells: ``prepost encode``."""
+    first, *others = subject.split(".")[1:]
+    if first in {"worker", "controlnet"}:
+        others = others[1:2]
+    return " ".join((first, *others[:1]))
+
+
 def is_inbox(subject: str) -> bool:
     """Whether an answer may go there. An answer to any other subject would lend the asker the answerer's rights."""
     return subject.startswith((f"{INBOX}.", f"{INBOX}_"))

@@ -24,6 +24,14 @@ FOLDERS = [SHARED, TOOLS, *sorted(path.parent for path in ROOT.glob("services/*/
 
 NAMED_BY_NOBODY = {"accelerate", "hiredis", "numpy", "protobuf", "sentencepiece", "transformers"}
 """Required for what diffusers, transformers, redis and safetensors do with them, and not imported by each that asks."""
+NAMESPACES = {
+    "opentelemetry.context.": "opentelemetry-api",
+    "opentelemetry.exporter.": "opentelemetry-exporter-otlp-proto-http",
+    "opentelemetry.proto.": "opentelemetry-proto",
+    "opentelemetry.sdk.": "opentelemetry-sdk",
+    "opentelemetry.trace.": "opentelemetry-api",
+}
+"""What begins modules of packages that several distributions share, and the distribution that brings them."""
 WITH_TORCH = {"triton"}
 """torch's CUDA builds bring it, others do without; tests run its kernels on the CPU."""
 RUN_BY_NAME = {
@@ -52,7 +60,10 @@ COMPUTING = {
 """What these modules import, `giornata` does not require, and so a service that uses them must."""
 
 
-SPREAD = {"rock": ("scheduling/kinds_fit.py", "residency/plans/hardware.py")}
+SPREAD = {
+    "rock": ("scheduling/kinds_fit.py", "residency/plans/hardware.py"),
+    "traces": ("seeing/otlp.py",),
+}
 """Sources of an extra of the shared code that has no folder of its own."""
 
 
@@ -158,8 +169,12 @@ def _imports(place: Path, besides: Collection[Path] = ()) -> set[str]:
 def _distributions(imports: set[str]) -> set[str]:
     """Which distributions bring what is imported, beside the standard library and this repository's own folders."""
     found = metadata.packages_distributions()
-    top_level = {name.partition(".")[0] for name in imports} - sys.stdlib_module_names - {"deploy", "tests"}
-    return {str(canonicalize_name(found[module][0])) for module in top_level} - WITH_TORCH
+    shared = {
+        brings for name in imports for begins, brings in NAMESPACES.items() if f"{name}.".startswith(begins)
+    }
+    alone = {name for name in imports if not f"{name}.".startswith("opentelemetry.")}
+    top_level = {name.partition(".")[0] for name in alone} - sys.stdlib_module_names - {"deploy", "tests"}
+    return {str(canonicalize_name(found[module][0])) for module in top_level} - WITH_TORCH | shared
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)

@@ -39,5 +39,5 @@ def test_every_counter_of_an_instance_is_told_once() -> None:
         ("evictions", "c1"): 5,
         ("steps", "c1", "computed"): 6,
         ("steps", "c1", "late"): 7,
-        ("pending_ms", "c1"): 9,
+        ("pending_seconds", "c1"): 0.009,
     }

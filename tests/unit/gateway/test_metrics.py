@@ -25,8 +25,8 @@ def test_every_worker_with_a_cost_model_tells_how_good_it_is() -> None:
     for line in (
         'giornata_worker_cost_r2{of="compute",worker="d1"} 0.98',
         'giornata_worker_cost_r2{of="load",worker="d1"} 0.75',
-        'giornata_worker_cost_residual_ms{of="compute",worker="d1"} 0.5',
-        'giornata_worker_cost_residual_ms{of="load",worker="d1"} 0.25',
+        'giornata_worker_cost_residual_seconds{of="compute",worker="d1"} 0.0005',
+        'giornata_worker_cost_residual_seconds{of="load",worker="d1"} 0.00025',
     ):
         assert line in text, line
     assert 'cost_r2{of="compute",worker="d2"}' not in text
@@ -59,7 +59,10 @@ def test_what_the_active_router_has_learnt_is_shown() -> None:
     assert 'giornata_router_waiting_jobs{cell="main"} 3.0' in text
     assert 'giornata_router_waiting_rows{cell="main"} 5.0' in text
     assert 'giornata_router_cost_r2{cell="main",device="H",model_digest="d",of="compute"} 0.97' in text
-    assert 'giornata_router_cost_residual_ms{cell="main",device="H",model_digest="d",of="load"} 2.5' in text
+    assert (
+        'giornata_router_cost_residual_seconds{cell="main",device="H",model_digest="d",of="load"} 0.0025'
+        in text
+    )
 
 
 def test_the_room_in_the_streams_is_the_active_routers_word() -> None:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from giornata.scheduling.batch import RowKey
+from giornata.seeing.spans import NO_STEPS
 from giornata.wire.errors import GiornataError
 from giornata.wire.messages import RunRequest
 from giornata.wire.workers import RowProgress
@@ -34,6 +35,8 @@ class Attempt:
         """By index: rows that failed."""
         self.compute_ms = 0.0
         """Sum of the steps that the rows took part in."""
+        self.traced = NO_STEPS
+        """Takes in the steps, where the attempt has a span."""
         self._accepted_s = self._ended_s = accepted_s
         within_ms = request.denoise_within_ms
         self.due_s = math.inf if within_ms is None else accepted_s + within_ms / 1e3

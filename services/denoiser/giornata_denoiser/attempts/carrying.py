@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
@@ -17,6 +17,7 @@ import structlog
 from pydantic import BaseModel
 
 from giornata.scheduling.batch import RowKey
+from giornata.seeing.spans import NO_STEPS, span
 from giornata.wire.errors import GiornataError, InternalError, JobNotFound, Overloaded
 from giornata.wire.events import DenoisedEvent, EventKind, StepEvent
 from giornata.wire.jobs import Job
@@ -24,6 +25,7 @@ from giornata.wire.messages import RunAnswer, RunRequest
 from giornata.wire.progress import JobRecord
 from giornata_denoiser.attempts.attempt import Attempt, AttemptKey, has_room, key_of
 from giornata_denoiser.attempts.outcomes import Outcomes
+from giornata_denoiser.attempts.tracing import denoising, tell_step
 from giornata_denoiser.engine.protocol import RowEngine, StepReport
 from giornata_denoiser.rows.row import Row
 
@@ -125,7 +127,10 @@ class Carrier:
             )
         for carrying in tuple(self._carried.values()):
             attempt = carrying.attempt
-            for row in attempt.advance(report):
+            advanced = attempt.advance(report)
+            if attempt.traced is not NO_STEPS and advanced:
+                tell_step(attempt.traced, report)
+            for row in advanced:
                 event = StepEvent(**asdict(row.key), step=row.step, steps=row.steps)
                 await self._publish(attempt.request.job, EventKind.STEP, event)
             if attempt.rows and not attempt.unfinished:
@@ -156,11 +161,13 @@ class Carrier:
     async def _carry(self, attempt: Attempt) -> None:
         request = attempt.request
         try:
-            async with asyncio.timeout(request.remaining_ms / 1000):
-                await self._compute(attempt)
-                handed_back = bool(attempt.unfinished)
-                written = await self._outcomes.write(attempt)
-            await self._tell(attempt, written.record, handed_back=handed_back)
+            with denoising(attempt):
+                async with asyncio.timeout(request.remaining_ms / 1000):
+                    await self._compute(attempt)
+                    handed_back = bool(attempt.unfinished)
+                    with span("write outcome"):
+                        written = await self._outcomes.write(attempt)
+                await self._tell(attempt, written.record, handed_back=handed_back)
             await self._outcomes.forget(written.superseded)
         except TimeoutError:
             log.warning("attempt_out_of_time", job=request.job.job_id, attempt=request.attempt)
@@ -179,7 +186,9 @@ class Carrier:
         """Until every row has a latent or an error; rows that have neither are handed back."""
         job_id = attempt.request.job.job_id
         try:
-            async with self._fetch(attempt.request) as fetched:
+            async with AsyncExitStack() as stack:
+                with span("inputs"):
+                    fetched = await stack.enter_async_context(self._fetch(attempt.request))
                 rows = tuple(map(attempt.promised, fetched.rows))
                 attempt.rows = {row.key.index: row for row in rows}
                 if self._engine.submit(rows):

@@ -11,6 +11,7 @@ from typing import Final
 import structlog
 from aiohttp import hdrs, web
 
+from giornata.seeing import spans
 from giornata.wire.errors import GiornataError, ServiceUnavailable, Unauthorized
 from giornata_gateway.gateway import Gateway
 from giornata_gateway.http import status, studio
@@ -20,6 +21,7 @@ from giornata_gateway.http.connections import ConnectionLimits, LimitedRunner
 from giornata_gateway.http.errors import GATEWAY, REPEATED, TENANT, Handler, errors_as_json
 from giornata_gateway.http.openapi import document
 from giornata_gateway.http.routes import ROUTE, ROUTES
+from giornata_gateway.http.tracing import traced
 from giornata_gateway.intake.rules.idempotency import REPEATED as REPEATED_HEADER
 from giornata_gateway.jobs.in_progress import InProgress
 
@@ -68,8 +70,9 @@ def _limits(gateway: Gateway) -> ConnectionLimits:
 
 
 def _application(gateway: Gateway) -> web.Application:
+    tracing = [traced] if spans.on() else []
     app = web.Application(
-        middlewares=[_counted, errors_as_json], client_max_size=gateway.config.max_request_bytes
+        middlewares=[_counted, *tracing, errors_as_json], client_max_size=gateway.config.max_request_bytes
     )
     app.on_response_prepare.append(_tell)
     app[GATEWAY] = gateway

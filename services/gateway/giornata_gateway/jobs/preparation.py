@@ -11,6 +11,7 @@ import structlog
 
 from giornata.blobs import BlobStore, refer
 from giornata.deadlines import Deadline
+from giornata.seeing import spans
 from giornata.wire import generations
 from giornata.wire.adapters import LoraUse, named_control_images
 from giornata.wire.errors import InvalidField
@@ -147,7 +148,7 @@ class Preparation:
             template_id=order.template_id,
             budget_ms=order.deadline.remaining_ms(),
             result_ttl_s=self.config.result_ttl_s,
-            traceparent=order.traceparent,
+            traceparent=spans.traceparent() or order.traceparent,
             weight=order.tenant.weight,
             fingerprint=order.fingerprint,
             evaluations=evaluations_of(parameters, keeps_whole_steps=card.keeps_whole_steps),

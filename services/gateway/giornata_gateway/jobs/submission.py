@@ -18,6 +18,8 @@ import structlog
 from giornata import retries
 from giornata.bus.bus import Bus
 from giornata.deadlines import Deadline
+from giornata.seeing.spans import span
+from giornata.seeing.told import Kind
 from giornata.wire import subjects
 from giornata.wire.cells import in_cell
 from giornata.wire.errors import (
@@ -218,7 +220,8 @@ class Submission:
             deadline = Deadline.after_ms(TRY_S * 1000)
             request = SubmitRequest(job=job, remaining_ms=deadline.remaining_ms())
             try:
-                await self.bus.call(in_cell(subjects.SUBMIT, cell), request, Accepted, deadline)
+                with span("submit", Kind.ASKS, job=job.job_id):
+                    await self.bus.call(in_cell(subjects.SUBMIT, cell), request, Accepted, deadline)
             except (ServiceUnavailable, DeadlineExceeded, InternalError):
                 self.doubtful.add(job.job_id)
                 raise

@@ -1,0 +1,1 @@
+"""Traces: what one edit does in every service, as OpenTelemetry spans."""

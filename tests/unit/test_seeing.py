@@ -1,0 +1,185 @@
+"""Spans: nothing where tracing is off, and where it is on what they tell of errors, parents, links and steps."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import SpanContext
+
+from giornata.seeing import spans
+from giornata.seeing.otlp import OtlpTracer, add_ids
+from giornata.seeing.spans import NO_SPAN, NO_STEPS, STEPS
+from giornata.seeing.told import Kind
+from giornata.wire.errors import InternalError, MaskEmpty
+
+SAMPLED = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}
+UNSAMPLED = {"traceparent": SAMPLED["traceparent"][:-1] + "0"}
+
+
+@pytest.fixture
+def told() -> Iterator[InMemorySpanExporter]:
+    """Tracing is on, and this is where spans go."""
+    exporter = InMemorySpanExporter()
+    before = spans.switch(OtlpTracer("test", "i", 1.0, SimpleSpanProcessor(exporter)))
+    try:
+        yield exporter
+    finally:
+        spans.close()
+        spans.switch(before)
+
+
+def context(one: ReadableSpan) -> SpanContext:
+    found = one.get_span_context()
+    assert found is not None
+    return found
+
+
+def named(told: InMemorySpanExporter) -> dict[str, ReadableSpan]:
+    return {one.name: one for one in told.get_finished_spans()}
+
+
+def test_off_there_is_one_span_and_one_place_for_steps_and_no_header() -> None:
+    assert spans.span("a", root=True, job="j") is NO_SPAN
+    with spans.span("a", root=True) as one:
+        assert one.steps() is NO_STEPS
+        assert spans.headers() is None
+        assert spans.traceparent() is None
+
+
+def test_off_nothing_that_makes_or_sends_spans_is_imported() -> None:
+    """Redis' client imports OpenTelemetry's metrics by itself, where they are installed."""
+    code = (
+        "import sys, giornata.runtime, giornata.blobs, giornata.bus.bus, giornata_gateway.service\n"
+        "assert not sys.modules.keys() & {'giornata.seeing.otlp', 'opentelemetry.sdk.trace', 'opentelemetry.exporter'}"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_span_needs_one_around_it_unless_a_trace_begins_there(told: InMemorySpanExporter) -> None:
+    assert spans.span("alone") is NO_SPAN
+    with spans.span("door", root=True), spans.span("inside"):
+        pass
+    found = named(told)
+    assert found["inside"].parent == found["door"].context
+
+
+def test_a_span_goes_on_with_the_trace_that_a_message_brings(told: InMemorySpanExporter) -> None:
+    with spans.span("answer", Kind.ANSWERS, parent={"TraceParent": SAMPLED["traceparent"]}):
+        carried = spans.headers()
+    assert carried is not None
+    assert carried["traceparent"].split("-")[1] == SAMPLED["traceparent"].split("-")[1]
+    assert named(told)["answer"].parent is not None
+
+
+def test_a_trace_that_is_not_sampled_is_not_told_and_travels_on(told: InMemorySpanExporter) -> None:
+    with spans.span("door", root=True, parent=UNSAMPLED):
+        carried = spans.headers()
+        assert spans.span("inside") is NO_SPAN
+    assert carried is not None
+    assert carried["traceparent"].startswith(UNSAMPLED["traceparent"][:36])
+    assert carried["traceparent"].endswith("-00")
+    assert named(told) == {}
+
+
+@pytest.mark.parametrize("header", ["", "x", "00-0-0-01", "ff-" + "0" * 32 + "-" + "0" * 16 + "-01"])
+def test_a_header_that_is_none_begins_a_trace_of_its_own(told: InMemorySpanExporter, header: str) -> None:
+    with spans.span("door", root=True, parent={"traceparent": header}):
+        pass
+    assert named(told)["door"].parent is None
+
+
+def test_no_parent_means_none_though_a_span_is_present(told: InMemorySpanExporter) -> None:
+    with spans.span("door", root=True), spans.span("job", root=True, parent=spans.below(None)):
+        pass
+    assert named(told)["job"].parent is None
+
+
+@pytest.mark.parametrize("share", [0.0, 1.0])
+def test_the_share_decides_for_traces_that_begin_here_alone(share: float) -> None:
+    exporter = InMemorySpanExporter()
+    spans.switch(OtlpTracer("test", "i", share, SimpleSpanProcessor(exporter)))
+    with spans.span("own", root=True):
+        pass
+    with spans.span("brought", root=True, parent=SAMPLED):
+        pass
+    spans.close()
+    assert {one.name for one in exporter.get_finished_spans()} == {"brought"} | ({"own"} if share else set())
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (MaskEmpty(received="secret"), "mask_empty"),
+        (InternalError("secret"), "internal_error"),
+        (ValueError("secret"), "ValueError"),
+        (asyncio.CancelledError(), "cancelled"),
+    ],
+)
+def test_an_error_is_told_by_its_code_and_never_by_its_text(
+    told: InMemorySpanExporter, error: BaseException, code: str
+) -> None:
+    with pytest.raises(type(error)), spans.span("door", root=True):
+        raise error
+    [one] = told.get_finished_spans()
+    assert one.attributes == {"error.type": code}
+    assert not one.status.is_ok
+    assert "secret" not in one.to_json()
+
+
+def test_what_was_asked_wrongly_is_no_failure_of_what_answers(told: InMemorySpanExporter) -> None:
+    with pytest.raises(MaskEmpty), spans.span("door", Kind.ANSWERS, root=True):
+        raise MaskEmpty
+    [one] = told.get_finished_spans()
+    assert one.attributes == {"error.type": "mask_empty"}
+    assert one.status.status_code.name == "UNSET"
+
+
+def test_a_second_attempt_links_to_the_first(told: InMemorySpanExporter) -> None:
+    with spans.span("job", root=True):
+        with spans.span("first") as first:
+            pass
+        with spans.span("second", links=[first.traceparent or "", ""]):
+            pass
+    found = named(told)
+    [link] = found["second"].links
+    assert link.context.span_id == context(found["first"]).span_id
+
+
+def test_steps_are_told_one_by_one_and_beyond_the_limit_together(told: InMemorySpanExporter) -> None:
+    with spans.span("denoise", root=True) as denoise:
+        steps = denoise.steps()
+        for index in range(STEPS + 7):
+            steps.add(10.0 - index / 100, 9.99 - index / 100, batch_rows=2)
+        steps.close()
+    alone = [one for one in told.get_finished_spans() if one.name == "step"]
+    together = named(told)["steps"]
+    assert len(alone) == STEPS
+    assert together.attributes == {"giornata.steps": 7}
+    assert together.start_time is not None
+    assert together.end_time is not None
+    assert (together.end_time - together.start_time) / 1e9 == pytest.approx(0.07, abs=0.01)
+
+
+def test_a_span_may_have_begun_before_it_was_known(told: InMemorySpanExporter) -> None:
+    with spans.span("job", root=True, began_ago_s=2.0):
+        spans.past("queue", 2.0)
+    for one in told.get_finished_spans():
+        assert one.start_time is not None
+        assert one.end_time is not None
+        assert (one.end_time - one.start_time) / 1e9 > 1.9
+
+
+def test_a_line_of_the_log_names_the_trace_around_it(told: InMemorySpanExporter) -> None:
+    assert add_ids(None, "info", {"event": "x"}) == {"event": "x"}
+    with spans.span("door", root=True):
+        line = add_ids(None, "info", {"event": "x"})
+    [one] = told.get_finished_spans()
+    assert line["trace_id"] == f"{context(one).trace_id:032x}"
+    assert line["span_id"] == f"{context(one).span_id:016x}"
