@@ -13,6 +13,7 @@ import numpy as np
 import openai
 import pytest
 import torch
+import webuiapi
 from diffusers import FluxPipeline
 
 from giornata.client import connect
@@ -63,6 +64,17 @@ def expected(checkpoint: Path) -> Pixels:
         generator=torch.Generator().manual_seed(ASKED["seed"]),
     ).images
     return np.asarray(picture)
+
+
+def test_a1111s_client_makes_what_the_pipeline_makes(painters: LiveStack, expected: Pixels) -> None:
+    host, port = painters.url.removeprefix("http://").split(":")
+    client = webuiapi.WebUIApi(host=host, port=int(port))
+    with client.session:
+        answer = client.txt2img(
+            prompt="a red barn", negative_prompt="snow", cfg_scale=2, width=128, height=96, seed=7, steps=3
+        )
+    assert np.abs(np.asarray(answer.image).astype(int) - expected).max() <= 1
+    assert (answer.info["all_seeds"], answer.info["denoising_strength"]) == ([7], None)
 
 
 def same(file: bytes, expected: Pixels) -> bool:

@@ -89,6 +89,12 @@ def basic(key: str) -> str:
     return aiohttp.encode_basic_auth("anybody", key)
 
 
+async def test_an_edit_keeps_its_trace(stage: Stage) -> None:
+    trace = f"00-{'a' * 32}-{'b' * 16}-01"
+    assert (await post(stage, "img2img", EDIT, traceparent=trace))[0] == 200
+    assert (await stage.record()).job.traceparent == trace
+
+
 async def test_an_edit_becomes_a_job_and_is_answered_in_a1111s_form(stage: Stage) -> None:
     asked = EDIT | {
         "batch_size": 2,
@@ -164,8 +170,8 @@ async def test_what_webuiapi_sends_by_itself_is_accepted(painter: Stage) -> None
         ({"restore_faces": True}, "invalid_field", "restore_faces", "true"),
         ({"tiling": 1}, "invalid_field", "tiling", "1"),
         ({"subseed_strength": 0.3}, "invalid_field", "subseed_strength", "0.3"),
-        ({"styles": ["oil"]}, "invalid_field", "styles", '["oil"]'),
-        ({"script_name": "Loopback"}, "invalid_field", "script_name", '"Loopback"'),
+        ({"styles": ["oil"]}, "invalid_field", "styles", "['oil']"),
+        ({"script_name": "Loopback"}, "invalid_field", "script_name", "'Loopback'"),
         ({"inpainting_fill": 0, "denoising_strength": 0.4}, "invalid_field", "denoising_strength", "0.4"),
         ({"inpainting_fill": 4}, "invalid_field", "inpainting_fill", "4"),
         ({"denoising_strength": 0}, "invalid_field", "denoising_strength", "0"),
@@ -337,6 +343,9 @@ async def test_answers_are_as_documented(stage: Stage) -> None:
     async with stage.http.get("/openapi.json") as response:
         document = await response.json()
     validate(document)
+    for route in A1111_ROUTES:
+        told = document["paths"][route.path][route.method.lower()]
+        assert ("403" in told["responses"]) == (route.method != "GET")
     schemas = {"components": document["components"]}
     for path in ("sd-models", "samplers", "loras", "options", "progress"):
         told = document["paths"][f"/sdapi/v1/{path}"]["get"]

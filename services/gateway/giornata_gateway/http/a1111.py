@@ -22,12 +22,12 @@ from giornata.wire.progress import JobRecord
 from giornata_gateway.gateway import Gateway
 from giornata_gateway.http.body import JSON_COPIES, send
 from giornata_gateway.http.errors import GATEWAY, JOB_ID, TENANT, json_answer
-from giornata_gateway.http.requests import check_query
+from giornata_gateway.http.requests import check_query, trace_of
 from giornata_gateway.http.uploads import read_json
 from giornata_gateway.intake.rules.a1111 import prompts
 from giornata_gateway.intake.rules.a1111.forms import ImageToImage, TextToImage, read, read_settings
 from giornata_gateway.intake.rules.a1111.models import model_of
-from giornata_gateway.intake.rules.a1111.parameters import parameters_of, translated
+from giornata_gateway.intake.rules.a1111.parameters import parameters_of, rename_field
 from giornata_gateway.intake.rules.a1111.units import SCRIPTS, controls_of
 from giornata_gateway.intake.rules.written import picture
 from giornata_gateway.jobs.in_progress import InProgress
@@ -122,7 +122,8 @@ async def _painted(request: web.Request, kind: type[TextToImage]) -> web.StreamR
         if (error := error_of(record)) is not None:
             raise error
     except GiornataError as error:
-        raise translated(error) from error
+        rename_field(error)
+        raise
     return await _answer(request, form, record)
 
 
@@ -153,6 +154,7 @@ async def _order(request: web.Request, form: TextToImage) -> EditOrder:
         priority=Priority.INTERACTIVE,
         deadline=Deadline.after_ms(gateway.config.budget_s * 1000),
         task=form.task,
+        traceparent=trace_of(request),
     )
 
 

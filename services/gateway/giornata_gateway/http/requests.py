@@ -85,7 +85,6 @@ def _pictures(
 
 def _order(request: web.Request, form: Form, upload: Upload, priority: Priority) -> EditOrder:
     config, awaited = request.app[GATEWAY].config, priority is Priority.INTERACTIVE
-    traceparent = request.headers.get("traceparent", "")
     return EditOrder(
         parameters=form.parameters(),
         image=upload.image,
@@ -97,8 +96,14 @@ def _order(request: web.Request, form: Form, upload: Upload, priority: Priority)
         deadline=Deadline.after_ms((config.budget_s if awaited else config.job_budget_s) * 1000),
         task=form.task,
         template_id=form.template_id if isinstance(form, JobForm) else None,
-        traceparent=traceparent if _TRACEPARENT.fullmatch(traceparent) else None,
+        traceparent=trace_of(request),
     )
+
+
+def trace_of(request: web.Request) -> str | None:
+    """The ``traceparent`` header of W3C's Trace Context; None where it is none."""
+    traceparent = request.headers.get("traceparent", "")
+    return traceparent if _TRACEPARENT.fullmatch(traceparent) else None
 
 
 def base_url(request: web.Request) -> str:

@@ -17,7 +17,7 @@ from giornata.wire.resolution import resolve
 from giornata.wire.samplers import DISCRETE_TIME, Sampler
 from giornata_gateway.intake.rules.a1111 import neutral
 from giornata_gateway.intake.rules.a1111.forms import ImageToImage, TextToImage, read
-from giornata_gateway.intake.rules.a1111.parameters import parameters_of, translated
+from giornata_gateway.intake.rules.a1111.parameters import parameters_of, rename_field
 from giornata_gateway.intake.rules.a1111.samplers import NAMES, sampler_of
 from giornata_gateway.intake.rules.a1111.units import Controls
 from tests.fakes.fleet import CARD
@@ -160,7 +160,7 @@ def test_neutral_values_are_accepted_and_nothing_else(kind: type[TextToImage]) -
             assert read(kind, body | {name: value}) == read(kind, body), name
         with pytest.raises(InvalidField) as refused:
             read(kind, body | {name: "something"})
-        assert (refused.value.field, refused.value.received) == (name, '"something"')
+        assert (refused.value.field, refused.value.received) == (name, "'something'")
     for name in kind.unread:
         assert read(kind, body | {name: [1]}) == read(kind, body)
     with pytest.raises(UnknownField):
@@ -182,7 +182,17 @@ def test_any_body_becomes_parameters_or_one_of_our_errors(fields: dict[str, Any]
         parameters_of(form, form.prompt, SD, (), Controls())
 
 
-def test_errors_of_jobs_get_a1111s_names() -> None:
-    assert translated(InvalidField(field="controlnets.mode")).field == "alwayson_scripts.controlnet"
-    assert translated(InvalidField(field="mask")).field == "mask"
-    assert translated(InvalidField()).field is None
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [("controlnets.mode", "alwayson_scripts.controlnet"), ("size", "width"), ("mask", "mask"), (None, None)],
+)
+def test_errors_of_jobs_get_a1111s_names(ours: str | None, theirs: str | None) -> None:
+    error = InvalidField(field=ours)
+    rename_field(error)
+    assert error.field == theirs
+
+
+def test_what_was_received_is_told_shortly() -> None:
+    with pytest.raises(InvalidField) as refused:
+        read(TextToImage, {"prompt": "a star", "styles": ["oil" * 100] * 100_000})
+    assert len(refused.value.received or "") < 200

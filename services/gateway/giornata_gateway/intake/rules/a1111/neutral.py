@@ -7,6 +7,7 @@ A1111 is AUTOMATIC1111's stable-diffusion-webui. Its clients send every field, m
 from __future__ import annotations
 
 import json
+import reprlib
 from collections.abc import Collection, Mapping
 from types import MappingProxyType
 from typing import Any, Final
@@ -116,7 +117,7 @@ def without_neutral(
             raise InvalidField(
                 f"{name} of A1111 has no meaning here.",
                 field=within + name,
-                received=json.dumps(given),
+                received=shown(given),
                 accepted=f"leave {name} out, or {' or '.join(json.dumps(value) for value in accepted)}",
             )
     return {
@@ -124,6 +125,11 @@ def without_neutral(
         for name, value in fields.items()
         if value is not None and name not in neutral and name not in unread
     }
+
+
+def shown(given: object) -> str:
+    """A value of a body as errors show it, however large it is."""
+    return reprlib.repr(given) if isinstance(given, str | list | dict) else json.dumps(given)
 
 
 def _same(given: object, neutral: object) -> bool:

@@ -39,12 +39,10 @@ THEIRS: Final = MappingProxyType(
 """A1111's names of our fields, for errors."""
 
 
-def translated(error: GiornataError) -> GiornataError:
-    """An error of a job, with A1111's name of the field at fault."""
+def rename_field(error: GiornataError) -> None:
+    """Have an error of a job tell A1111's name of the field at fault."""
     if error.field is not None:
-        first = error.field.partition(".")[0]
-        error.field = THEIRS.get(first, error.field)
-    return error
+        error.field = THEIRS.get(error.field.partition(".")[0], error.field)
 
 
 def parameters_of(
@@ -70,7 +68,8 @@ def parameters_of(
             return asked(EditParameters, shared | _edited(form, card))
         return generations.carried_out(asked(GenerationParameters, shared | {"size": form.size}))
     except GiornataError as error:
-        raise translated(error) from error
+        rename_field(error)
+        raise
 
 
 def _edited(form: ImageToImage, card: ModelCard) -> dict[str, Any]:

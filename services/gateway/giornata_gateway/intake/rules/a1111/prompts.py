@@ -13,9 +13,10 @@ from giornata.wire.loras import LoraRecord, LoraState
 from giornata.wire.models import ModelCard
 
 _TAG: Final = re.compile(r"<(\w+):([^<>]*)>")
+_NUMBER: Final = r"(?:\d+(?:\.\d*)?|\.\d+)"
 _WEIGHTS: Final = (
-    (re.compile(r"\([^()]*:\s*-?\d*\.?\d+\s*\)"), "a weight"),
-    (re.compile(r"\[[^\[\]]*:\s*\d*\.?\d+\s*\]"), "a change of the prompt between steps"),
+    (re.compile(rf"\([^()]*:\s*-?{_NUMBER}\s*\)"), "a weight"),
+    (re.compile(rf"\[[^\[\]]*:\s*{_NUMBER}\s*\]"), "a change of the prompt between steps"),
 )
 """Syntax that no sentence has by chance; round brackets alone are words like any others."""
 ACCEPTED: Final = "<lora:NAME> or <lora:NAME:WEIGHT>"

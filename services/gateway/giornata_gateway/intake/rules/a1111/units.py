@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
@@ -13,7 +12,7 @@ from giornata.wire.adapters import MAX_CONTROLNETS, MAX_SCALE, Annotator
 from giornata.wire.errors import GiornataError, InvalidField
 from giornata.wire.requests import asked
 from giornata_gateway.intake.rules.a1111.models import unlabelled
-from giornata_gateway.intake.rules.a1111.neutral import OFF, Values, without_neutral
+from giornata_gateway.intake.rules.a1111.neutral import OFF, Values, shown, without_neutral
 from giornata_gateway.intake.rules.written import picture
 
 SCRIPTS: Final = "alwayson_scripts"
@@ -86,7 +85,7 @@ def controls_of(scripts: Mapping[str, object]) -> Controls:
             raise InvalidField(
                 "No script of this name runs here.",
                 field=f"{SCRIPTS}.{name}",
-                received=json.dumps(arguments),
+                received=shown(arguments),
                 accepted=f"{CONTROLNET}; other scripts without args",
             )
     controls: list[dict[str, Any]] = []
