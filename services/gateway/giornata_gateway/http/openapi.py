@@ -45,7 +45,7 @@ KEY: Final = {
 }
 EVENT_ID: Final = {"type": "string", "pattern": "^[0-9]+$", "description": "For Last-Event-ID."}
 EVENTS_TEXT: Final = (
-    "Server-sent events, each as `x-itemSchema` says; comments and `retry` may stand between them."
+    "One server-sent event; comments and `retry` may stand between them."
 )
 BINARY: Final = {"type": "string", "contentMediaType": "application/octet-stream"}
 IMAGE: Final = {**BINARY, "description": "The picture: PNG, JPEG or WebP. `image[]` is accepted too."}
@@ -158,7 +158,10 @@ def _media(body: Body) -> Json:
 
 
 def _stream(stream: EventStream) -> Json:
-    """Text, and what each event in it is, in the form of OpenAPI 3.2's ``itemSchema``."""
+    """What each event is, in the form of OpenAPI 3.2's ``itemSchema``.
+
+    There is no ``schema``: readers differ in whether it would describe the whole text or an event.
+    """
     events = [
         {
             "type": "object",
@@ -175,8 +178,7 @@ def _stream(stream: EventStream) -> Json:
         }
         for name, kind in stream.events.items()
     ]
-    text = {"type": "string", "contentMediaType": "text/event-stream", "description": EVENTS_TEXT}
-    return {"schema": text, "x-itemSchema": {"oneOf": events}}
+    return {"x-itemSchema": {"description": EVENTS_TEXT, "oneOf": events}}
 
 
 def _reference(kind: type[BaseModel]) -> Json:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from giornata_gateway.config import GatewayConfig
 
@@ -24,3 +26,13 @@ class Pace:
         self.total_bytes += size_bytes
         paced_s = self._first_s + self.total_bytes / self._config.receive_bytes_per_s
         self._limit.reschedule(min(self._latest_s, paced_s))
+
+    @contextmanager
+    def elsewhere(self) -> Iterator[None]:
+        """Time that is not the client's: it waits for another service meanwhile."""
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
+        self._limit.reschedule(None if math.isinf(self._latest_s) else self._latest_s)
+        yield
+        self._first_s += loop.time() - began_s
+        self.come(0)

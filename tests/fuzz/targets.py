@@ -1,0 +1,186 @@
+"""What reads a stranger's bytes, each as a function of bytes that returns, or raises what it has found.
+
+An error that names what is wrong is no finding, as long as it is a client's (4xx) and can be told at both doors.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Final, cast
+from unittest.mock import Mock
+
+from aiohttp import StreamReader, web
+from aiohttp.test_utils import make_mocked_request
+
+from giornata import api_keys
+from giornata.api_keys import KeysFileError
+from giornata.wire import codec
+from giornata.wire.errors import BY_CODE, GiornataError, SchemaMismatch
+from giornata.wire.messages import CancelMessage
+from giornata_gateway.config import GatewayConfig
+from giornata_gateway.gateway import Gateway
+from giornata_gateway.http.errors import GATEWAY
+from giornata_gateway.http.uploads import read_json, read_upload
+from giornata_gateway.intake.rules.envelopes import (
+    EditEnvelope,
+    GenerateEnvelope,
+    check_envelope,
+    check_pictures,
+    read_generation,
+    read_parameters,
+)
+from giornata_gateway.intake.rules.forms import EditForm, GenerationForm, read_form, read_template_form
+from giornata_gateway.intake.rules.tenants import Tenant
+from giornata_gateway.views.answers import ErrorAnswer, error_detail
+from giornata_lora_store.header_reading import read_header
+from giornata_lora_store.rules.headers import Limits, recognised
+from giornata_prepost.images.pictures import decode
+from giornata_tools.loadgen import trace
+
+Target = Callable[[bytes], None]
+CONFIG: Final = GatewayConfig()
+MAX_PIXELS: Final = 1 << 18
+HEADER_BYTES: Final = 1 << 20
+TENANT: Final = Tenant("tenant")
+BOUNDARY: Final = "b"
+
+
+@contextmanager
+def refused() -> Iterator[None]:
+    """A refusal within is what a stranger's bytes deserve; a fault of ours is raised."""
+    try:
+        yield
+    except GiornataError as error:
+        if error.status >= 500 or BY_CODE.get(error.code) is not type(error):
+            raise
+        codec.encode(error.body())
+        ErrorAnswer(error=error_detail(error.body())).model_dump_json().encode()
+
+
+def _request(data: bytes, content_type: str) -> web.Request:
+    """A request to a gateway without anything behind its door."""
+    loop = asyncio.get_running_loop()
+    payload = StreamReader(Mock(_reading_paused=False), 1 << 16, loop=loop)
+    payload.feed_data(data)
+    payload.feed_eof()
+    app = web.Application()
+    app[GATEWAY] = cast("Gateway", SimpleNamespace(config=CONFIG))
+    return make_mocked_request(
+        "POST", "/v1/images/edits", {"Content-Type": content_type}, app=app, payload=payload
+    )
+
+
+def _grow(_: int) -> None:
+    """There is room."""
+
+
+def form(data: bytes) -> None:
+    """A multipart body, as an edit and as a template."""
+
+    async def read() -> None:
+        with refused():
+            upload = await read_upload(_request(data, f"multipart/form-data; boundary={BOUNDARY}"), _grow)
+            with refused():
+                read_form(EditForm, upload.fields).parameters()
+            read_template_form(upload)
+
+    asyncio.run(read())
+
+
+def json_body(data: bytes) -> None:
+    """A JSON body, as a generation."""
+
+    async def read() -> None:
+        with refused():
+            fields = await read_json(_request(data, "application/json"), _grow)
+            read_form(GenerationForm, fields.items()).parameters()
+
+    asyncio.run(read())
+
+
+def envelope(data: bytes) -> None:
+    """A message, as all that applications send."""
+    with refused(), _unreadable():
+        edit = codec.decode(EditEnvelope, data)
+        with refused():
+            codec.encode(read_parameters(edit), limit_bytes=1 << 30)
+        check_envelope(edit, TENANT)
+        check_pictures(edit, TENANT, CONFIG.max_file_bytes)
+    with refused(), _unreadable():
+        asked = codec.decode(GenerateEnvelope, data)
+        read_generation(asked)
+        check_envelope(asked, TENANT)
+        check_pictures(asked, TENANT, CONFIG.max_file_bytes)
+    with refused(), _unreadable():
+        codec.decode(CancelMessage, data)
+
+
+@contextmanager
+def _unreadable() -> Iterator[None]:
+    """What :mod:`giornata.bus.answering` answers as a malformed message."""
+    try:
+        yield
+    except SchemaMismatch as error:
+        codec.encode(error.body())
+
+
+def picture(data: bytes) -> None:
+    """A picture."""
+    with refused():
+        found = decode(data, MAX_PIXELS)
+        height, width, channels = found.pixels.shape
+        if height * width > MAX_PIXELS or channels not in {3, 4}:
+            raise AssertionError(f"decoded to {found.pixels.shape}")
+
+
+def safetensors(data: bytes) -> None:
+    """A LoRA's file, of which the header is read."""
+    with tempfile.NamedTemporaryFile(dir=_memory()) as file, refused():
+        file.write(data)
+        file.flush()
+        recognised(read_header(Path(file.name), HEADER_BYTES), Limits(rank=256, tensors=4096))
+
+
+def _memory() -> str | None:
+    return "/dev/shm" if Path("/dev/shm").is_dir() else None  # noqa: S108 - a name of its own in there
+
+
+def trace_file(data: bytes) -> None:
+    """A trace, by its first byte as CSV or as JSON lines."""
+    suffix = trace.SUFFIXES[data[0] % 2] if data else trace.SUFFIXES[0]
+    try:
+        text = io.TextIOWrapper(io.BytesIO(data[1:]), encoding="utf-8").read()
+        trace.read(text, suffix)
+    except ValueError as error:
+        str(error).encode()
+
+
+def key_file(data: bytes) -> None:
+    """A file of API keys; one that is read says the same when it is written."""
+    try:
+        found = api_keys.parse(data)
+    except KeysFileError as error:
+        str(error).encode()
+        return
+    if api_keys.parse(api_keys.render(found)) != found:
+        raise AssertionError("written and read again it is another file")
+
+
+TARGETS: Final[Mapping[str, Target]] = {
+    "form": form,
+    "json": json_body,
+    "envelope": envelope,
+    "png": picture,
+    "jpeg": picture,
+    "webp": picture,
+    "safetensors": safetensors,
+    "trace": trace_file,
+    "keys": key_file,
+}
+"""By the names of their corpora."""
