@@ -35,7 +35,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the client and the locked version of OpenAI's package; skips without Node or without a registry."""
     missing = [program for program in ("node", "npm") if shutil.which(program) is None]
     if missing:
-        pytest.skip(f"{' and '.join(missing)} is missing: apt-get install -y nodejs npm")
+        pytest.skip(f"missing: {', '.join(missing)}; apt-get install -y nodejs npm")
     folder = tmp_path_factory.mktemp("node")
     for name in ("package.json", "package-lock.json", "client.mjs"):
         shutil.copy(NODE / name, folder)
@@ -80,7 +80,7 @@ def decoded(text: str | None) -> Pixels:
     return pixels(base64.b64decode(text or ""))
 
 
-async def test_both_packages_are_told_the_same(stack: LiveStack, package: Path) -> None:
+async def test_both_packages_are_told_the_same(package: Path, stack: LiveStack) -> None:
     told, picture = await by_node(stack, package), await by_python(stack)
     ImagesResponse.model_validate(told["answer"], strict=True)
     same = decoded(told["answer"]["data"][0]["b64_json"])

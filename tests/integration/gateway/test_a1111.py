@@ -5,12 +5,9 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-import secrets
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import numpy as np
 import pytest
 import webuiapi
@@ -19,38 +16,18 @@ from openapi_spec_validator import validate
 from PIL import Image
 
 from giornata.families import Family
-from giornata.tenant_records import LoraRecords
 from giornata.wire.adapters import Annotator, ControlCard, ControlKind
 from giornata.wire.errors import SizeMismatch
-from giornata.wire.jobs import JobState
-from giornata.wire.loras import Canonical, LoraRecord, LoraState, StoredFile
-from giornata.wire.messages import Forecast
 from giornata.wire.models import Task
 from giornata.wire.requests import MaskMode
 from giornata.wire.samplers import DISCRETE_TIME, Sampler
-from giornata.wire.workers import RowProgress
 from giornata_gateway.http.a1111_routes import A1111_ROUTES
-from giornata_gateway.http.routes import Route
-from tests.fakes.key_files import write_keys
 from tests.integration.fake_router import CARD, picture_of
 from tests.integration.gateway_fakes import Stage, open_stage
-from tests.patience import HUNG_S
 
 IMAGE = base64.b64encode(b"picture").decode()
 MASK = base64.b64encode(b"mask").decode()
 EDIT: dict[str, Any] = {"prompt": "a red star", "init_images": [IMAGE], "mask": MASK, "seed": 7}
-LORA = f"lora_{'a' * 32}"
-READY = LoraRecord(
-    lora_id=LORA,
-    tenant="",
-    created_s=0,
-    state=LoraState.READY,
-    model=CARD.name,
-    name="rims.safetensors",
-    canonical=Canonical(
-        file=StoredFile(sha256="c" * 64, size_bytes=1234), model_digest=CARD.digest, rank=16, modules=40
-    ),
-)
 SDXL = CARD.model_copy(
     update={
         "name": "sdxl",
@@ -83,10 +60,6 @@ async def get(stage: Stage, path: str, **headers: str) -> Any:
         body = await response.json()
         assert response.status == 200, body
         return body
-
-
-def basic(key: str) -> str:
-    return aiohttp.encode_basic_auth("anybody", key)
 
 
 async def test_an_edit_keeps_its_trace(stage: Stage) -> None:
@@ -243,80 +216,6 @@ async def test_controlnets_are_units_of_the_extension(stage: Stage) -> None:
     assert (seen.model, seen.image, seen.annotator, seen.scale, seen.end) == ("outline", 0, None, 0.5, 0.8)
     assert (made.model, made.image, made.annotator, made.scale) == ("outline", None, Annotator.CANNY, 1.0)
     assert [await stage.router.blobs.get(ref) for ref in job.control_images] == [b"lines"]
-
-
-@pytest.fixture
-async def doors(nats_url: str, redis_url: str, tmp_path: Path) -> AsyncIterator[Stage]:
-    """A gateway with the keys of two tenants."""
-    alice = f"alice-{secrets.token_hex(4)}"
-    keys = write_keys(tmp_path, {"sk-alice-123": alice, "sk-robert-12": "bob"})
-    async with open_stage(nats_url, redis_url, tmp_path, api_keys_file=keys) as stage:
-        records = await LoraRecords.open(stage.router.bus.jetstream)
-        await records.create(READY.model_copy(update={"tenant": alice}))
-        yield stage
-
-
-async def test_a_prompt_names_the_tenants_loras(doors: Stage) -> None:
-    alice, bob = {"Authorization": basic("sk-alice-123")}, {"Authorization": basic("sk-robert-12")}
-    assert [(one["name"], one["alias"]) for one in await get(doors, "loras", **alice)] == [("rims", LORA)]
-    assert await get(doors, "loras", **bob) == []
-    asked = EDIT | {"prompt": "a red <lora:rims:0.5> star"}
-    status, answer = await post(doors, "img2img", asked, **alice)
-    assert status == 200, answer
-    job = (await doors.record()).job
-    assert job.parameters.prompt == "a red star"
-    assert [(use.lora_id, use.scale) for use in job.loras] == [(LORA, 0.5)]
-    status, answer = await post(doors, "img2img", asked, **bob)
-    assert (status, answer["error"]["code"]) == (404, "lora_not_found")
-
-
-async def test_progress_and_interrupt_see_the_tenants_own_jobs_alone(doors: Stage) -> None:
-    doors.router.hold = asyncio.Event()
-    alice, bob = {"Authorization": basic("sk-alice-123")}, {"Authorization": "Bearer sk-robert-12"}
-    waiting = asyncio.create_task(post(doors, "img2img", EDIT | {"steps": 4}, **alice))
-    async with asyncio.timeout(HUNG_S):
-        await doors.router.held.wait()
-    job = (await doors.record()).job
-    doors.router.forecast = Forecast(position=0, finish_ms=1500)
-    doors.router.progress = (RowProgress(job_id=job.job_id, attempt=1, index=0, step=1, steps=4, tokens=5),)
-    own = await get(doors, "progress?skip_current_image=true", **alice)
-    assert (own["progress"], own["eta_relative"], own["current_image"]) == (0.25, 1.5, None)
-    assert own["state"]["job"] == own["current_task"] == job.job_id
-    assert (own["state"]["job_count"], own["state"]["sampling_step"], own["state"]["sampling_steps"]) == (
-        1,
-        1,
-        4,
-    )
-    assert (await get(doors, "progress", **bob))["state"]["job_count"] == 0
-    assert await post(doors, "interrupt", None, **bob) == (200, {})
-    assert not (await doors.record()).cancel
-    assert await post(doors, "interrupt", None, **alice) == (200, {})
-    status, answer = await waiting
-    assert (status, answer["error"]["code"]) == (409, "job_cancelled")
-    assert (await doors.record()).state is JobState.CANCELLED
-    assert (await get(doors, "progress", **alice))["state"]["job_count"] == 0
-
-
-@pytest.mark.parametrize("route", A1111_ROUTES, ids=lambda route: f"{route.method} {route.path}")
-async def test_every_route_wants_a_key(doors: Stage, route: Route) -> None:
-    for given in ({}, {"Authorization": "Bearer sk-nobody-12"}, {"Authorization": basic("sk-nobody-12")},
-                  {"Authorization": "Basic ?"}):  # fmt: skip
-        async with doors.http.request(route.method, route.path, headers=given) as response:
-            assert response.status == 401
-            assert response.headers["WWW-Authenticate"].startswith('Bearer, Basic realm="')
-
-
-async def test_a_password_is_no_key_elsewhere(doors: Stage) -> None:
-    async with doors.http.get("/v1/models", headers={"Authorization": basic("sk-alice-123")}) as response:
-        assert (response.status, response.headers["WWW-Authenticate"]) == (401, "Bearer")
-
-
-async def test_a_page_of_another_site_cannot_use_a_password_that_the_browser_remembers(doors: Stage) -> None:
-    foreign = {"Sec-Fetch-Site": "cross-site"}
-    status, answer = await post(doors, "interrupt", None, Authorization=basic("sk-alice-123"), **foreign)
-    assert (status, answer["error"]["code"]) == (403, "cross_site")
-    status, _ = await post(doors, "interrupt", None, Authorization="Bearer sk-alice-123", **foreign)
-    assert status == 200
 
 
 async def test_options_are_not_kept(painter: Stage) -> None:
