@@ -23,11 +23,11 @@ PYTEST := $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist lo
 READY := .venv/.ready-$(TORCH_BUILD)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo up quality test test-long check bench gpu chaos fuzz clean
+.PHONY: help setup demo up quality test test-long compose-test check bench gpu chaos fuzz clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r target text; do \
-		printf 'make %-9s %s\n' "$$target" "$$text"; done
+		printf 'make %-12s %s\n' "$$target" "$$text"; done
 	@printf '\nmake setup TORCH_INDEX=https://download.pytorch.org/whl/cu130 takes the CUDA build of torch.\n'
 
 setup: $(READY) ## create .venv with the eight distributions, the embedded servers and the tools
@@ -62,6 +62,9 @@ test: setup ## run the tests, but for those that train, or last for minutes
 
 test-long: setup ## run the tests that train a model, judge its pictures, or disturb a stack for minutes
 	$(PYTEST) -m long
+
+compose-test: setup ## build the images and start the Compose files, in a Docker engine of its own; needs root and Debian's tools
+	$(PYTEST) -m long tests/compose $(ARGS)
 
 check: setup ## lint, format, types, import rules, the pages, and the schemas of Compose and Kubernetes
 	$(BIN)/ruff check .

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
@@ -71,9 +71,11 @@ class Balancer:
 
 
 @asynccontextmanager
-async def balancing(gateways: Callable[[], list[str]]) -> AsyncIterator[Balancer]:
-    """A balancer over `gateways()`, the addresses of those that there are."""
-    async with aiohttp.ClientSession() as http, asyncio.TaskGroup() as tasks:
+async def balancing(
+    gateways: Callable[[], list[str]], headers: Mapping[str, str] | None = None
+) -> AsyncIterator[Balancer]:
+    """A balancer over `gateways()`, the addresses of those that there are; `headers` go with every request."""
+    async with aiohttp.ClientSession(headers=headers) as http, asyncio.TaskGroup() as tasks:
         balancer = Balancer(gateways, http)
         await balancer.check()
         watching = tasks.create_task(balancer.watch(), name="balancer")

@@ -1,0 +1,125 @@
+"""A Docker engine of the tests' own: a data root and a socket in a folder, and no registry."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+PROGRAMS: Final = ("docker", "dockerd", "debootstrap", "iptables", "tar")
+COMPOSE: Final = (2, 20)
+"""The first version that knows ``depends_on.required``."""
+UP: Final = "API listen on"
+STARTS_S: Final = 120.0
+STOPS_S: Final = 60.0
+
+
+class NoEngine(Exception):
+    """No Docker engine can be had here."""
+
+
+class CommandFailed(Exception):
+    """A command has failed; the text is the command and the end of what it wrote."""
+
+
+def run(
+    *command: str | Path, cwd: Path | None = None, env: Mapping[str, str] | None = None, given: str = ""
+) -> str:
+    """Run a program, with `given` on its standard input; what it has written to its standard output."""
+    done = subprocess.run(command, cwd=cwd, env=env, input=given, capture_output=True, text=True, check=False)
+    if done.returncode:
+        words = " ".join(map(str, command))
+        raise CommandFailed(f"{words}: exit status {done.returncode}\n{(done.stdout + done.stderr)[-8000:]}")
+    return done.stdout
+
+
+def compose_version() -> tuple[int, ...]:
+    """Of the plugin of `docker`; empty where there is none."""
+    try:
+        told = run("docker", "compose", "version", "--short")
+    except CommandFailed:
+        return ()
+    return tuple(map(int, re.findall(r"\d+", told)[:2]))
+
+
+def check_programs() -> None:
+    """NoEngine if this user or this machine cannot start an engine."""
+    if os.geteuid() != 0:
+        raise NoEngine("only root starts a Docker engine")
+    if missing := [program for program in PROGRAMS if shutil.which(program) is None]:
+        raise NoEngine(f"missing programs: {', '.join(missing)}")
+    if (found := compose_version()) < COMPOSE:
+        told = ".".join(map(str, found)) or "none"
+        raise NoEngine(f"needs the plugin docker compose {COMPOSE[0]}.{COMPOSE[1]} or newer, found {told}")
+
+
+class Engine:
+    """A running engine. Make it with :func:`running`."""
+
+    def __init__(self, host: str) -> None:
+        self.env = {**os.environ, "DOCKER_HOST": host, "DOCKER_BUILDKIT": "1"}
+        """Environment of programs that use it."""
+
+    def docker(self, *arguments: str | Path, given: str = "") -> str:
+        """`docker` with these arguments; its output."""
+        return run("docker", *arguments, env=self.env, given=given)
+
+    def has_image(self, name: str) -> bool:
+        """Whether there is such an image."""
+        return bool(self.docker("images", "--quiet", name).strip())
+
+    @property
+    def address(self) -> str:
+        """This machine's address, as containers see it."""
+        return self.docker(
+            "network", "inspect", "bridge", "--format", "{{(index .IPAM.Config 0).Gateway}}"
+        ).strip()
+
+
+@contextmanager
+def running(folder: Path) -> Iterator[Engine]:
+    """An engine that keeps everything below `folder`, while inside.
+
+    Raises:
+        NoEngine: it did not come up, with the end of its log.
+    """
+    check_programs()
+    host, log = f"unix://{folder}/s", folder / "dockerd.log"
+    command = ["dockerd", "--host", host]
+    places = {"--data-root": "data", "--exec-root": "exec", "--pidfile": "pid"}
+    for flag, name in places.items():
+        command += [flag, str(folder / name)]
+    daemon = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    listens = threading.Event()
+
+    def keep_log() -> None:
+        assert daemon.stderr is not None
+        with daemon.stderr, log.open("w", encoding="utf-8") as kept:
+            for line in daemon.stderr:
+                kept.write(line)
+                kept.flush()
+                if UP in line:
+                    listens.set()
+        listens.set()
+
+    reader = threading.Thread(target=keep_log, name="dockerd's log")
+    reader.start()
+    try:
+        if not listens.wait(STARTS_S) or daemon.poll() is not None:
+            raise NoEngine(f"dockerd did not come up: {log.read_text(encoding='utf-8')[-500:]}")
+        yield Engine(host)
+    finally:
+        daemon.terminate()
+        try:
+            daemon.wait(STOPS_S)
+        except subprocess.TimeoutExpired:
+            daemon.kill()
+        reader.join()
+        if (left := folder / "exec" / "netns" / "default").is_mount():
+            run("umount", left)
