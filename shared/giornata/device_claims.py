@@ -1,7 +1,7 @@
 """A GPU for each replica: an instance claims free GPUs of its host when it starts, and keeps them while it runs.
 
 A claim is a lock on a file, named for a service and a GPU, in a folder that the replicas of a host share. It is
-advisory: a process that does not ask can use the GPU all the same. Different services may have one GPU.
+advisory: a process that does not ask can use the GPU all the same. Different services may have one GPU. Imports torch.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final
 
 import structlog
+import torch
 from pydantic import TypeAdapter, ValidationError
 
 from giornata.locks import alone, lock_if_free
@@ -33,9 +34,13 @@ log = structlog.get_logger(__name__)
 async def visible_gpus() -> tuple[HostDevice, ...]:
     """The GPUs that this process may use, told by another one: this one must not meet CUDA before it is restricted.
 
+    A torch that was built for the CPU sees none, and is not asked.
+
     Raises:
         Failed: they cannot be told.
     """
+    if torch.version.cuda is None:
+        return ()
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "giornata.gpus"),
         stdin=asyncio.subprocess.DEVNULL,

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import cast
 
 import pytest
 import torch
@@ -18,6 +19,8 @@ from giornata.device_claims import VISIBLE, claimed, claims, visible_gpus
 from giornata.wire.devices import HostDevice
 from giornata.wire.errors import Failed, NoFreeDevice
 from giornata.wire.workers import ServiceName
+from giornata_denoiser.pool.messages import Opening
+from giornata_denoiser.pool.processes import Process
 from tests.patience import HUNG_S
 
 GPUS = tuple(HostDevice(device=f"cuda:{index}", id=f"GPU-{index}a") for index in range(8))
@@ -143,20 +146,42 @@ def test_a_folder_is_made_for_this_user_alone_and_an_unfit_one_is_told(tmp_path:
         pass
 
 
-async def test_gpus_are_told_by_a_process_of_their_own() -> None:
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_ranks_of_a_pool_see_what_their_leader_has_claimed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VISIBLE, "GPU-3a,GPU-5a")
+    rank = Process(cast("Opening", None))
+    try:
+        variables = Path(f"/proc/{rank.pid}/environ").read_bytes().split(b"\0")
+    finally:
+        rank.kill()
+    assert f"{VISIBLE}=GPU-3a,GPU-5a".encode() in variables
+
+
+async def test_gpus_are_told_by_a_process_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a machine without GPUs: none, and no error."""
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
     assert len(await visible_gpus()) == torch.cuda.device_count()
 
 
 async def test_a_torch_that_fails_is_no_machine_without_gpus(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
     (tmp_path / "torch.py").write_text("raise ImportError('libcuda.so.1 is damaged')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     with pytest.raises(
         Failed, match=r"torch could not tell the GPUs of this host: .*libcuda\.so\.1 is damaged"
     ):
         await visible_gpus()
+
+
+async def test_a_torch_for_the_cpu_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def unasked(*_: str, **__: object) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr(torch.version, "cuda", None)
+    monkeypatch.setattr("asyncio.create_subprocess_exec", unasked)
+    assert await visible_gpus() == ()
 
 
 async def test_nothing_changes_on_a_cpu_or_without_a_folder(

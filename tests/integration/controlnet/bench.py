@@ -37,6 +37,7 @@ from giornata.wire.controlnets import (
     Opened,
     control_row,
 )
+from giornata.wire.devices import HostDevice
 from giornata.wire.jobs import Encoding
 from giornata.wire.values import CellMap
 from giornata.wire.workers import ServiceName, ServiceState
@@ -248,6 +249,8 @@ class Bench:
     folders: Mapping[str, str]
     nets: Mapping[str, ControlNet]
     links: ExitStack
+    claims: tuple[HostDevice, ...] = ()
+    """Of the services."""
 
     def use(self, name: str, **changed: Any) -> ControlUse:
         return ControlUse(**{"model": name, "digest": self.nets[name].card.digest, **changed})
@@ -274,7 +277,7 @@ class Bench:
         gate, states = Gate(), asyncio.Queue[ServiceState]()
         cards = read_cards(config.controlnets)
         with HeldNets(cards, CPU, torch.float32, budget_bytes=budget_bytes, loads=2, gate=gate) as nets:
-            service = ControlNetService(config, self.bus, self.blobs, nets)
+            service = ControlNetService(config, self.bus, self.blobs, nets, self.claims)
             subject = subjects.telemetry(ServiceName.CONTROLNET, instance)
             async with self.bus.listen(subject, ServiceState, states.put_nowait):
                 stop = asyncio.Event()

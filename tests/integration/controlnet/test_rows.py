@@ -10,6 +10,7 @@ import torch
 from giornata.control.link.losses import ControlFailed
 from giornata.wire.adapters import ControlUse
 from giornata.wire.controlnets import DataPath
+from giornata.wire.devices import HostDevice
 from giornata.wire.errors import (
     ControlNetMismatch,
     ControlNetNotFound,
@@ -21,6 +22,12 @@ from giornata.wire.errors import (
 )
 from tests.integration.controlnet.bench import BASE, Bench, samples, shapes
 from tests.patience import HUNG_S
+
+
+async def test_telemetry_tells_the_gpu_that_was_claimed(bench: Bench) -> None:
+    bench.claims = (HostDevice(device="cuda:3", id="GPU-3a"),)
+    async with bench.service() as running, asyncio.timeout(HUNG_S):
+        assert (await running.states.get()).claims == bench.claims
 
 
 async def test_cards_are_told_before_any_weights_are_loaded(bench: Bench) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from io import BytesIO
 from typing import Any
@@ -16,6 +16,7 @@ from giornata.blobs import RedisBlobs
 from giornata.bus.bus import Bus
 from giornata.deadlines import Deadline
 from giornata.wire import subjects
+from giornata.wire.devices import HostDevice
 from giornata.wire.jobs import Encoding, Inspection, Job, Priority
 from giornata.wire.messages import EncodeRequest, FinishReply, FinishRequest, InspectRequest, TemplateRequest
 from giornata.wire.models import ModelCard
@@ -42,15 +43,25 @@ def png(pixels: np.ndarray[Any, Any]) -> bytes:
 
 @asynccontextmanager
 async def serving(
-    config: PrepostConfig, caller: Bus, blobs: RedisBlobs, model: ImageModel
+    config: PrepostConfig,
+    caller: Bus,
+    blobs: RedisBlobs,
+    model: ImageModel,
+    claims: tuple[HostDevice, ...] = (),
+    hear: Callable[[ServiceState], object] = lambda _: None,
 ) -> AsyncIterator[asyncio.Event]:
-    """An instance that says it is ready; setting the event drains it."""
+    """An instance that says it is ready, and tells of itself to `hear`; setting the event drains it."""
     stop = asyncio.Event()
     async with ImagePool(config.image_processes) as pool, asyncio.TaskGroup() as tasks:
-        service = Prepost(config, blobs, pool, model)
+        service = Prepost(config, blobs, pool, model, claims)
         heard = asyncio.Event()
+
+        def told(state: ServiceState) -> None:
+            hear(state)
+            heard.set()
+
         subject = subjects.telemetry(ServiceName.PREPOST, config.instance)
-        async with caller.listen(subject, ServiceState, lambda _state: heard.set()):
+        async with caller.listen(subject, ServiceState, told):
             tasks.create_task(service.run(caller, stop))
             async with asyncio.timeout(HUNG_S):
                 await heard.wait()

@@ -20,6 +20,7 @@ from giornata.blobs import RedisBlobs
 from giornata.bus.bus import Bus
 from giornata.families import Family
 from giornata.model_cards import read_model_card
+from giornata.wire.devices import HostDevice
 from giornata.wire.errors import (
     Failed,
     ImageUnreadable,
@@ -33,6 +34,7 @@ from giornata.wire.errors import (
 )
 from giornata.wire.models import ModelCard
 from giornata.wire.samplers import Sampler
+from giornata.wire.workers import ServiceState
 from giornata_prepost.checkpoint import open_model
 from giornata_prepost.config import PrepostConfig
 from giornata_tools.model.random.build import build
@@ -240,6 +242,14 @@ async def test_a_model_is_rehearsed_before_it_serves(
             async with serving(config, caller, blobs, model):
                 raise AssertionError("it said that it is ready")
     assert caught.group_contains(Failed, match="cannot decode a picture")
+
+
+async def test_telemetry_tells_the_gpu_that_was_claimed(
+    config: PrepostConfig, caller: Bus, blobs: RedisBlobs
+) -> None:
+    claims, states = (HostDevice(device="cuda:3", id="GPU-3a"),), list[ServiceState]()
+    async with serving(config, caller, blobs, open_model(config), claims, states.append):
+        assert states[0].claims == claims
 
 
 @pytest.mark.parametrize("drain_s", [0.0, 240.0])

@@ -19,7 +19,6 @@ import yaml
 from giornata.nats_users import password_file, write_cluster, write_users
 from giornata.wire.permissions import User
 from giornata.wire.workers import ServiceName
-from giornata_denoiser.config import DenoiserConfig
 from giornata_gateway.config import GatewayConfig
 from giornata_gateway.http.server import CLOSE_S
 from giornata_gateway.intake.rules.tenants import is_loopback
@@ -231,22 +230,6 @@ def test_the_documented_command_starts_a_whole_system(compose: dict[str, Any]) -
 def test_every_variable_is_explained_at_the_top(compose: dict[str, Any]) -> None:
     head, _, body = (DEPLOY / "compose.yaml").read_text().partition("\nname: giornata\n")
     assert set(re.findall(r"\$\{([A-Z_]+)", body)) <= set(re.findall(r"[A-Z_]{5,}", head))
-
-
-def test_denoisers_of_a_model_claim_a_gpu_each_in_memory_that_they_share(compose: dict[str, Any]) -> None:
-    for variant in ("denoiser", "denoiser-gpu"):
-        service = compose["services"][variant]
-        folder = service["environment"]["GIORNATA_DEVICE_CLAIMS"]
-        config = DenoiserConfig.model_validate({"model": "m", "device_claims": folder})
-        assert config.gpus_wanted == 1
-        assert f"devices:{folder}" in service["volumes"]
-    assert compose["volumes"]["devices"]["driver_opts"]["type"] == "tmpfs", (
-        "NFS would lock for other hosts, too"
-    )
-    for variant in SECOND:
-        assert "GIORNATA_DEVICE_CLAIMS" not in compose["services"][variant]["environment"], (
-            "it shares SECOND_GPU with its prepost, and with whoever is there"
-        )
 
 
 def test_controlnet_services_share_their_sockets_with_the_denoisers(compose: dict[str, Any]) -> None:

@@ -1,0 +1,25 @@
+"""Which denoisers of the Compose file claim a GPU each, and where."""
+
+from __future__ import annotations
+
+import yaml
+
+from giornata_denoiser.config import DenoiserConfig
+from tests.unit.deploy.test_compose import DEPLOY, SECOND
+
+
+def test_denoisers_of_a_model_claim_a_gpu_each_in_memory_that_they_share() -> None:
+    compose = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
+    for variant in ("denoiser", "denoiser-gpu"):
+        service = compose["services"][variant]
+        folder = service["environment"]["GIORNATA_DEVICE_CLAIMS"]
+        config = DenoiserConfig.model_validate({"model": "m", "device_claims": folder})
+        assert config.gpus_wanted == 1
+        assert f"devices:{folder}" in service["volumes"]
+    assert compose["volumes"]["devices"]["driver_opts"]["type"] == "tmpfs", (
+        "NFS would lock for other hosts, too"
+    )
+    for variant in SECOND:
+        assert "GIORNATA_DEVICE_CLAIMS" not in compose["services"][variant]["environment"], (
+            "it shares SECOND_GPU with its prepost, and with whoever is there"
+        )
