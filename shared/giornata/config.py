@@ -96,7 +96,7 @@ class ServiceConfig(BaseSettings):
     @classmethod
     def _is_address(cls, value: str | None, info: ValidationInfo) -> str | None:
         """The error names the mistake and not the value: an address may hold a password."""
-        if value is None:
+        if not value:
             return None
         schemes = _SCHEMES[str(info.field_name)]
         for part in value.split(",") if info.field_name == "nats_url" else [value]:

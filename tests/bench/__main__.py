@@ -16,6 +16,7 @@ import click
 LONG: Final[dict[str, list[str]]] = {
     "overhead": [],
     "payloads": [],
+    "tracing": ["--edits", "200"],
     "stores": [],
     "control_link": ["--repeats", "200"],
     "control_service": ["--repeats", "15", "--turns", "40"],

@@ -10,6 +10,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
+import giornata.client
 from giornata.bus import bus as buses
 from giornata.seeing.told import Told, attribute
 from giornata.wire import codec, subjects
@@ -129,6 +130,19 @@ async def test_an_edit_over_nats_goes_on_with_its_callers_trace(
     spans = collector.until(trace, ended)
     assert only(spans, "edit").parent == caller
     assert chain(spans, only(spans, "denoise")) == ["edit", "job", "attempt", "worker run", "denoise"]
+
+
+async def test_the_client_takes_its_callers_trace_along(traced: LiveStack, collector: Collector) -> None:
+    trace, caller = "5af7651916cd43dd8448eb211c80319c", "c7ad6b7169203331"
+    async with giornata.client.connect(traced.nats_url) as client:
+        edit = await client.edit(
+            prompt=PROMPT,
+            image=file(scene()),
+            traceparent=f"00-{trace}-{caller}-01",
+            num_inference_steps=STEPS,
+        )
+        assert (await edit.result()).pictures
+    assert only(collector.until(trace, ended), "edit").parent == caller
 
 
 async def test_a_caller_that_is_not_sampled_is_not_told_of(traced: LiveStack, collector: Collector) -> None:

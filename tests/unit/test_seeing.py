@@ -6,6 +6,7 @@ import asyncio
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from opentelemetry.sdk.trace import ReadableSpan
@@ -16,7 +17,7 @@ from opentelemetry.trace import SpanContext
 from giornata.seeing import spans
 from giornata.seeing.otlp import OtlpTracer, add_ids
 from giornata.seeing.spans import NO_SPAN, NO_STEPS, STEPS
-from giornata.seeing.told import Kind
+from giornata.seeing.told import Kind, Told, attribute
 from giornata.wire.errors import InternalError, MaskEmpty
 
 SAMPLED = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}
@@ -51,6 +52,12 @@ def test_off_there_is_one_span_and_one_place_for_steps_and_no_header() -> None:
         assert one.steps() is NO_STEPS
         assert spans.headers() is None
         assert spans.traceparent() is None
+
+
+def test_the_page_names_all_that_may_be_told() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "seeing.md").read_text(encoding="utf-8")
+    told = {attribute(name).removeprefix("giornata.") for name in Told.__annotations__}
+    assert sorted(name for name in told if f"`{name}`" not in page) == []
 
 
 def test_off_nothing_that_makes_or_sends_spans_is_imported() -> None:

@@ -10,6 +10,7 @@ import asyncio
 import itertools
 import time
 from collections.abc import Sequence
+from typing import Final
 
 import nats.errors
 import structlog
@@ -33,6 +34,9 @@ from giornata_router.live_record import EndedError, LiveRecord
 from giornata_router.rules import transitions
 from giornata_router.tools import RUN_REPLY_S, Tools
 
+LOST: Final = frozenset(why.name.lower() for why in (NoReport.LOST, NoReport.UNLISTED, NoReport.STALLED))
+"""How attempts end whose worker is at fault."""
+
 log = structlog.get_logger(__name__)
 
 
@@ -54,8 +58,8 @@ class Computing:
         self._tasks = asyncio.TaskGroup()
         self._within = spans.headers()
         """The walk's span, below which every attempt is, whichever task found its worker."""
-        self._lost_spans: dict[int, str] = {}
-        """The span of the last attempt that was lost with a row, by its index."""
+        self._left_by: dict[int, str] = {}
+        """The span of the last attempt that ended without a row, by the row's index."""
 
     async def run(self) -> None:
         """Wait until every row has its latents or an error.
@@ -100,12 +104,20 @@ class Computing:
         job = self._job
         while pending.left or pending.placed:
             given, likely = await pending.news()
-            for one in given:
-                span.event("placed", worker=one.worker, attempt=one.attempt, rows=len(one.rows))
+            if span is not spans.NO_SPAN:
+                self._tell(given, span)
             if given:
                 await self._assign(given)
             for worker in likely:
                 await self._tools.workers.prefetch(worker, job, self._inspection)
+
+    def _tell(self, given: Sequence[Assignment], span: spans.Span) -> None:
+        """What was decided, for the span of the decision."""
+        finish_ms = self._dispatch.placement.finish_ms(self._job.job_id)
+        if finish_ms is not None:
+            span.note(predicted_ms=finish_ms)
+        for one in given:
+            span.event("placed", worker=one.worker, attempt=one.attempt, rows=len(one.rows))
 
     async def _assign(self, given: Sequence[Assignment]) -> None:
         begun: list[Assignment] = []
@@ -156,7 +168,7 @@ class Computing:
     async def _attempt(self, assignment: Assignment, rows: Sequence[RowRecord], *, adopted: bool) -> None:
         """Send `rows` to their worker, which may have them already, and wait for what becomes of them."""
         job_id, attempt = self._job.job_id, assignment.attempt
-        links = {self._lost_spans[row.index]: None for row in rows if row.index in self._lost_spans}
+        links = {self._left_by[row.index]: None for row in rows if row.index in self._left_by}
         with spans.span(
             "attempt", Kind.ASKS, parent=self._within, links=links, attempt=attempt, worker=assignment.worker
         ) as span:
@@ -164,14 +176,16 @@ class Computing:
                 if adopted:
                     self._dispatch.adopt(job_id, assignment, self._demand(rows))
                 record = await self._offered(assignment, rows, adopted=adopted)
+                how = "not_taken"
                 if record is None:
                     outcome = await report
-                    record = await self._settled(assignment, outcome)
-                    span.note(outcome=_outcome(outcome))
+                    record, how = await self._settled(assignment, outcome), _outcome(outcome)
             left = _pending(record, assignment.rows)
+            span.note(outcome=how)
             if left:
-                span.fail("attempt_lost")
-                self._lost_spans |= dict.fromkeys((row.index for row in left), span.traceparent or "")
+                self._left_by |= dict.fromkeys((row.index for row in left), span.traceparent or "")
+                if how in LOST:
+                    span.fail("attempt_lost")
         self._resume_or_place(left)
 
     async def _offered(

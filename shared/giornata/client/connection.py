@@ -14,6 +14,7 @@ from giornata.blobs import BlobStore, open_blobs
 from giornata.bus import bus
 from giornata.client.edit import Edit
 from giornata.deadlines import Deadline
+from giornata.seeing.spans import TRACEPARENT
 from giornata.wire import codec, generations, messages, subjects
 from giornata.wire.adapters import CONTROL_IMAGES, check_control_images, named_control_images
 from giornata.wire.errors import NotPermitted, PayloadTooLarge
@@ -99,6 +100,7 @@ class Client:
         timeout_s: float = 120.0,
         priority: Priority = Priority.INTERACTIVE,
         idempotency_key: str | None = None,
+        traceparent: str | None = None,
         **parameters: Any,
     ) -> Edit:
         """Submit an edit and return once it is accepted; raise why it was not.
@@ -114,6 +116,7 @@ class Client:
             priority: batch edits let interactive ones pass.
             idempotency_key: an edit that is submitted again with its key is the same job; another edit with the key is
                 refused. Best a random UUID.
+            traceparent: the caller's span (W3C Trace Context), which the edit's trace goes on from.
             parameters: other fields of :class:`giornata.wire.requests.EditParameters`.
         """
         deadline = Deadline.after_ms(timeout_s * 1000)
@@ -130,7 +133,8 @@ class Client:
             priority=priority,
             api_key=self._api_key,
         )
-        return await self._submitted(subjects.EDIT, message, deadline, idempotency_key)
+        headers = _headers(idempotency_key, traceparent)
+        return await self._submitted(subjects.EDIT, message, deadline, headers)
 
     async def generate(
         self,
@@ -141,6 +145,7 @@ class Client:
         timeout_s: float = 120.0,
         priority: Priority = Priority.INTERACTIVE,
         idempotency_key: str | None = None,
+        traceparent: str | None = None,
         **parameters: Any,
     ) -> Edit:
         """Ask for pictures from text and return once that is accepted; raise why it was not.
@@ -152,6 +157,7 @@ class Client:
             timeout_s: as of :meth:`edit`, and so are `priority` and `idempotency_key`.
             priority: batch jobs let interactive ones pass.
             idempotency_key: a generation that is submitted again with its key is the same job.
+            traceparent: as of :meth:`edit`.
             parameters: other fields of :class:`giornata.wire.requests.GenerationParameters`.
         """
         deadline = Deadline.after_ms(timeout_s * 1000)
@@ -165,16 +171,20 @@ class Client:
             priority=priority,
             api_key=self._api_key,
         )
-        return await self._submitted(subjects.GENERATE, message, deadline, idempotency_key)
+        headers = _headers(idempotency_key, traceparent)
+        return await self._submitted(subjects.GENERATE, message, deadline, headers)
 
     async def _submitted(
-        self, subject: str, message: messages.GenerateMessage, deadline: Deadline, key: str | None
+        self,
+        subject: str,
+        message: messages.GenerateMessage,
+        deadline: Deadline,
+        headers: dict[str, str] | None,
     ) -> Edit:
-        """The job that `message` becomes, once it is accepted; `key` is its idempotency key."""
+        """The job that `message` becomes, once it is accepted."""
         token = secrets.token_hex(8)
         told = message.model_copy(update={"progress": f"{self._inbox}.{token}.progress"})
         data = codec.encode(told, limit_bytes=self._bus.client.max_payload)
-        headers = None if key is None else {messages.IDEMPOTENCY_HEADER: key}
         edit = Edit(Deadline(deadline.at_s + GRACE_S), self.cancel, self.picture_bytes)
         self._edits[token] = edit
         asyncio.get_running_loop().call_later(edit.deadline.remaining_s(), self._edits.pop, token, None)
@@ -250,3 +260,9 @@ def _lists(stored: Mapping[str, bytes | BlobRef]) -> dict[str, Any]:
         "reference": tuple(data for name, data in stored.items() if name not in CONTROL_IMAGES),
         "control_image": controls,
     }
+
+
+def _headers(idempotency_key: str | None, traceparent: str | None) -> dict[str, str] | None:
+    """Of a message; None where it needs none."""
+    given = {messages.IDEMPOTENCY_HEADER: idempotency_key, TRACEPARENT: traceparent}
+    return {name: value for name, value in given.items() if value is not None} or None

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Iterable, MutableMapping
 from typing import Any, Final, Self, Unpack
 
+import structlog
 from opentelemetry import context as contexts
 from opentelemetry import trace
 from opentelemetry.context import Context
@@ -28,6 +30,8 @@ PATH: Final = "/v1/traces"
 EXPORT_S: Final = 5.0
 """Longest try to reach the collector. Meanwhile 2,048 spans wait, and more are dropped."""
 
+log = structlog.get_logger(__name__)
+
 _KINDS: Final = {
     Kind.INSIDE: SpanKind.INTERNAL,
     Kind.ASKS: SpanKind.CLIENT,
@@ -42,6 +46,7 @@ def sending(service: str, instance: str, url: str, share: float) -> OtlpTracer:
 
     `share` of the traces that begin here are told; a trace that came with a ``traceparent`` is told as that says.
     """
+    logging.getLogger("opentelemetry").addHandler(_Told(logging.WARNING))
     exporter = OTLPSpanExporter(endpoint=url.rstrip("/") + PATH, timeout=EXPORT_S)
     return OtlpTracer(service, instance, share, BatchSpanProcessor(exporter))
 
@@ -95,6 +100,13 @@ class OtlpTracer:
         """Send what is left; a collector that does not answer holds up nothing for long."""
         self._provider.force_flush(int(EXPORT_S * 1e3))
         self._provider.shutdown()
+
+
+class _Told(logging.Handler):
+    """What the SDK and the exporter say, as lines of this process's log."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        log.warning("spans_not_sent", reason=record.getMessage()[:300])
 
 
 def add_ids(_logger: object, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:

@@ -29,14 +29,10 @@ class Told(TypedDict, total=False):
     mask_ratio: float
     worker: str
     """A denoiser's instance."""
-    position: int
-    """Jobs ahead in the line."""
     predicted_ms: float
-    """When the router expects the last row's last step, from its decision."""
+    """From the decision to the job's last step, as the router expects."""
     outcome: str
     """How an attempt ended."""
-    answer: str
-    """Whether a worker took rows."""
     template: str
     """What a template did for an edit."""
     state: str

@@ -16,6 +16,7 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     "up": ("system", "Run the whole system on this machine until Ctrl-C."),
     "demo": ("system", "Edit two photographs and two scenes with the whole system, and measure."),
     "status": ("status", "Show the services that are running and what they do."),
+    "top": ("top.command", "Watch the workers: rows, tokens, tiers, the queue."),
     "models": ("models", "List the models that are served, or the options of one."),
     "lora": ("lora", "Upload, list, remove and profile LoRAs."),
     "keys": ("keys", "Make, list and revoke the API keys that gateways ask for."),

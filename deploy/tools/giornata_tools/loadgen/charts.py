@@ -32,6 +32,29 @@ class Chart:
     logarithmic: bool = False
 
 
+@dataclass(frozen=True)
+class Bar:
+    """Something that lasts."""
+
+    name: str
+    colour: str
+    """What it belongs to; bars of one colour have one line in the legend."""
+    depth: int
+    """Of its name's indentation."""
+    spans: Sequence[tuple[float, float]]
+    """Begin and end of each, by the horizontal axis."""
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """Bars below each other over time."""
+
+    title: str
+    across: str
+    """What the horizontal axis is, with its unit."""
+    bars: Sequence[Bar]
+
+
 def distribution(values: Iterable[float]) -> Points:
     """Each value, in order, and the share of all that are no larger."""
     ordered = sorted(values)

@@ -1,0 +1,1 @@
+"""``giornata top``: the fleet at work, live, from its telemetry."""

@@ -1,0 +1,120 @@
+"""The command: it listens to telemetry over NATS, and asks no service anything."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.live import Live
+
+from giornata import runtime
+from giornata.bus import bus
+from giornata.wire import subjects
+from giornata.wire.errors import GiornataError
+from giornata.wire.permissions import User
+from giornata.wire.telemetry import TelemetryReader
+from giornata.wire.workers import ServiceState
+from giornata_tools import interrupts
+from giornata_tools.cli.options import READABLE, server_option, usage_errors
+from giornata_tools.cli.top.screen import screen
+from giornata_tools.cli.top.seen import Seen, Top
+from giornata_tools.doors.addresses import NATS_VARIABLE, nats_urls
+
+
+@click.command()
+@server_option(
+    "--nats",
+    "url",
+    envvar=NATS_VARIABLE,
+    default="nats://127.0.0.1:4222",
+    show_default=True,
+    help="NATS server(s) that carry the telemetry.",
+)
+@click.option(
+    "--password-file",
+    envvar="GIORNATA_NATS_PASSWORD_FILE",
+    show_envvar=True,
+    type=READABLE,
+    metavar="FILE",
+    help="Holds the password of the NATS user `observer`, where the server asks for one.",
+)
+@click.option(
+    "--interval",
+    type=click.FloatRange(min=0.5, max=60),
+    default=1.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="From one update to the next; with --once how long it listens.",
+)
+@click.option("--once", is_flag=True, help="Print once and end; exit status 1 where no service is heard.")
+@click.option("--json", "as_json", is_flag=True, help="Print a line of JSON for each update.")
+@click.pass_context
+def top(
+    ctx: click.Context, url: str, password_file: Path | None, interval: float, *, once: bool, as_json: bool
+) -> None:
+    """Watch the workers: rows, tokens, tiers and the queue, with rates of the last five seconds.
+
+    A question mark is what is not known yet. `tokens` are image tokens that the next step computes, `of` those of the
+    running pictures; memory/s, disk/s, first/s and miss/s are edits by where their template was found.
+    """
+    with usage_errors():
+        nats_urls(url)
+    ctx.exit(interrupts.run(lambda: run(url, password_file, interval, once=once, as_json=as_json)))
+
+
+async def run(url: str, password_file: Path | None, interval_s: float, *, once: bool, as_json: bool) -> int:
+    """Listen and print; the exit status. Ctrl-C is how watching ends, and so no failure."""
+    runtime.configure_logs("error", "console", "giornata")  # or the library's warnings go to standard output
+    seen = Seen()
+
+    def hear(state: ServiceState) -> None:
+        seen.hear(state, time.monotonic())
+
+    connecting = bus.connect(url, "giornata-top", user=User.OBSERVER, password_file=password_file)
+    try:
+        async with (
+            connecting as connected,
+            connected.listen(subjects.ALL_TELEMETRY, ServiceState, hear, TelemetryReader().read),
+        ):
+            if once:
+                await asyncio.sleep(interval_s)  # rates need time
+                return _shown(seen.top(time.monotonic()), as_json=as_json)
+            await _watch(seen, interval_s, as_json=as_json)
+    except GiornataError as error:
+        click.echo(f"Error: {error}", err=True)
+        return 1
+    except asyncio.CancelledError:
+        if once:
+            raise
+    return 0
+
+
+async def _watch(seen: Seen, interval_s: float, *, as_json: bool) -> None:
+    """Until it is cancelled."""
+    with Live(console=Console(stderr=as_json), auto_refresh=False, screen=False) as live:
+        while True:
+            await asyncio.sleep(interval_s)  # the rate of updates, not a poll
+            now = seen.top(time.monotonic())
+            if as_json:
+                click.echo(_line(now))
+            else:
+                live.update(screen(now), refresh=True)
+
+
+def _shown(top: Top, *, as_json: bool) -> int:
+    if as_json:
+        click.echo(_line(top))
+    elif top.ready:
+        Console().print(screen(top))
+    else:
+        click.echo("No service tells of itself.", err=True)
+    return 0 if top.ready else 1
+
+
+def _line(top: Top) -> str:
+    return json.dumps(asdict(top))
