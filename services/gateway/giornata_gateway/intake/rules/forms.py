@@ -67,7 +67,7 @@ class WaitedFor(BaseModel):
 
 
 class JobForm(EditParameters):
-    """Fields of an edit at ``POST /v1/jobs``."""
+    """Fields of an edit, however its answer travels."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -91,7 +91,7 @@ class EditForm(WaitedFor, JobForm):
 
 
 class GenerationJobForm(GenerationParameters):
-    """Fields of a generation at ``POST /v1/jobs``."""
+    """Fields of a generation, however its answer travels."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -107,6 +107,24 @@ class GenerationJobForm(GenerationParameters):
 
 class GenerationForm(WaitedFor, GenerationJobForm):
     """Fields of ``POST /v1/images/generations``."""
+
+
+class Hooked(BaseModel):
+    """Who is told of the end of a job that no client waits for."""
+
+    webhook: str | None = Field(
+        None,
+        max_length=2000,
+        description="URL to which the job's end is posted, signed as Standard Webhooks has it; see the page on HTTP.",
+    )
+
+
+class HookedJobForm(Hooked, JobForm):
+    """Fields of an edit at ``POST /v1/jobs``."""
+
+
+class HookedGenerationJobForm(Hooked, GenerationJobForm):
+    """Fields of a generation at ``POST /v1/jobs``."""
 
 
 class TemplateForm(BaseModel):
