@@ -19,8 +19,8 @@ from giornata_gateway.http.stream import Stream
 from giornata_gateway.intake.rules.forms import (
     EditForm,
     GenerationForm,
-    HookedGenerationJobForm,
-    HookedJobForm,
+    GenerationJobForm,
+    JobForm,
     ResponseFormat,
     WaitedFor,
 )
@@ -63,8 +63,8 @@ async def create(request: web.Request) -> web.Response:
     A form is an edit, JSON is a generation.
     """
     gateway = request.app[GATEWAY]
-    kind: type[HookedJobForm | HookedGenerationJobForm]
-    kind = HookedGenerationJobForm if request.content_type == "application/json" else HookedJobForm
+    kind: type[JobForm | GenerationJobForm]
+    kind = GenerationJobForm if request.content_type == "application/json" else JobForm
     with ExitStack() as held:
         form, admitted = await receive(request, kind, Priority.BATCH, held)
         url = None if admitted.prepared.known else form.webhook

@@ -17,8 +17,8 @@ from giornata_gateway.http.errors import GATEWAY, JOB_ID, TENANT, Handler
 from giornata_gateway.intake.rules.forms import (
     EditForm,
     GenerationForm,
-    HookedGenerationJobForm,
-    HookedJobForm,
+    GenerationJobForm,
+    JobForm,
     LoraForm,
     TemplateForm,
 )
@@ -175,7 +175,7 @@ ROUTES: Final = (
         POST, "/v1/jobs", jobs.create, "createJob",
         "Submit an edit, or as JSON a generation, and do not wait.",
         {202: Reply("Accepted; Location names the job.", {JSON: JobView})},
-        EVERY, form=HookedJobForm, json_form=HookedGenerationJobForm, repeatable=True,
+        EVERY, form=JobForm, json_form=GenerationJobForm, repeatable=True,
     ),
     Route(
         GET, "/v1/jobs/{job_id}", jobs.status, "getJob", "How far a job is.",

@@ -66,7 +66,7 @@ class WaitedFor(BaseModel):
         return stream
 
 
-class JobForm(EditParameters):
+class EditFields(EditParameters):
     """Fields of an edit, however its answer travels."""
 
     model_config = ConfigDict(extra="forbid")
@@ -86,11 +86,11 @@ class JobForm(EditParameters):
         return EditParameters.model_construct(**values)
 
 
-class EditForm(WaitedFor, JobForm):
+class EditForm(WaitedFor, EditFields):
     """Fields of ``POST /v1/images/edits``."""
 
 
-class GenerationJobForm(GenerationParameters):
+class GenerationFields(GenerationParameters):
     """Fields of a generation, however its answer travels."""
 
     model_config = ConfigDict(extra="forbid")
@@ -105,7 +105,7 @@ class GenerationJobForm(GenerationParameters):
         return generations.carried_out(self)
 
 
-class GenerationForm(WaitedFor, GenerationJobForm):
+class GenerationForm(WaitedFor, GenerationFields):
     """Fields of ``POST /v1/images/generations``."""
 
 
@@ -119,11 +119,11 @@ class Hooked(BaseModel):
     )
 
 
-class HookedJobForm(Hooked, JobForm):
+class JobForm(Hooked, EditFields):
     """Fields of an edit at ``POST /v1/jobs``."""
 
 
-class HookedGenerationJobForm(Hooked, GenerationJobForm):
+class GenerationJobForm(Hooked, GenerationFields):
     """Fields of a generation at ``POST /v1/jobs``."""
 
 
@@ -159,7 +159,7 @@ LISTED = "image[]"
 """OpenAI's edits take several: the first one is edited, and the others are references."""
 ONE_FILE = "one PNG, JPEG or WebP file"
 
-Form = JobForm | GenerationJobForm
+Form = EditFields | GenerationFields
 """What a request for pictures says."""
 F = TypeVar("F", bound=Form)
 
