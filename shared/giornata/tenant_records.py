@@ -1,4 +1,4 @@
-"""Records that belong to tenants: registered templates and LoRAs, in JetStream's key-value buckets."""
+"""Records that belong to tenants: registered templates, LoRAs and webhooks, in JetStream's key-value buckets."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from pydantic import BaseModel
 from giornata.deadlines import Deadline
 from giornata.records import Change, RecordBucket
 from giornata.wire import subjects
-from giornata.wire.errors import GiornataError, LoraNotFound, TemplateNotFound
+from giornata.wire.errors import GiornataError, LoraNotFound, TemplateNotFound, WebhookNotFound
 from giornata.wire.loras import EVERYONE, LoraRecord
-from giornata.wire.stores import LORAS, TEMPLATES
+from giornata.wire.stores import LORAS, TEMPLATES, WEBHOOKS
 from giornata.wire.templates import TemplateRecord
+from giornata.wire.webhooks import WebhookRecord
 
 R = TypeVar("R", bound=BaseModel)
 
@@ -78,6 +79,20 @@ class LoraRecords(TenantRecords[LoraRecord]):
     async def all(self) -> list[LoraRecord]:
         """Every record of every tenant, in no order."""
         return list((await self.bucket.everything()).values())
+
+
+class WebhookRecords(TenantRecords[WebhookRecord]):
+    """The webhooks that were not taken yet, by their jobs, or WebhookNotFound. Make it with :meth:`open`."""
+
+    @classmethod
+    async def open(cls, jetstream: JetStreamContext) -> WebhookRecords:
+        """The bucket of a connection."""
+        bucket = await jetstream.key_value(WEBHOOKS)
+        return cls(RecordBucket(jetstream, WEBHOOKS, bucket, WebhookRecord, _webhook_key, WebhookNotFound))
+
+
+def _webhook_key(record: WebhookRecord) -> str:
+    return _key(record.tenant, record.job_id, WebhookNotFound)
 
 
 def _template_key(record: TemplateRecord) -> str:

@@ -53,7 +53,7 @@ def main(ctx: click.Context, /, seconds: int, only: list[str] | None, keep: bool
 def _openapi(seconds: int) -> dict[str, Any]:
     outcome = openapi.run(seconds, FOLDER / OPENAPI)
     counted = asdict(outcome)
-    return {"seconds": seconds, **counted, "findings": counted.pop("failures")}
+    return {"seconds": seconds, "findings": list(counted.pop("failures")), **counted}
 
 
 def _target(name: str, seconds: int, *, keep: bool) -> dict[str, Any]:

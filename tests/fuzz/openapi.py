@@ -72,8 +72,10 @@ async def _run(seconds: int, report: Path, log: IO[bytes]) -> None:
         process = await asyncio.create_subprocess_exec(
             SCHEMATHESIS, "run", f"{stage.url}/openapi.json",
             "--phases", PHASES, "--checks", "all", "--exclude-checks", LEFT_OUT,
-            "--max-time", str(seconds), "--request-timeout", str(HUNG_S), "--continue-on-failure",
-            "--report", "ndjson", "--report-ndjson-path", report,
+            "--max-time", str(seconds), "--continue-on-failure",
+            "--request-timeout", str(HUNG_S), "--max-response-time", str(HUNG_S),
+            "--report", "ndjson", "--report-ndjson-path", report.name,
+            cwd=report.parent,  # where it keeps what it remembers
             stdout=log,
             stderr=asyncio.subprocess.STDOUT,
         )  # fmt: skip

@@ -7,7 +7,7 @@ import sys
 import atheris
 
 with atheris.instrument_imports(
-    include=["giornata", "giornata_gateway", "giornata_tools", "giornata_lora_store"]
+    include=["PIL", "giornata", "giornata_gateway", "giornata_tools", "giornata_lora_store"]
 ):
     from tests.fuzz.targets import TARGETS
 

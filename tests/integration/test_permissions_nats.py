@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from giornata.deadlines import Deadline
 from giornata.nats_users import password_file
 from giornata.probe import is_ready
 from giornata.records import Records
-from giornata.tenant_records import TemplateRecords
+from giornata.tenant_records import TemplateRecords, WebhookRecords
 from giornata.wire import codec, stores, subjects
 from giornata.wire.cells import in_cell
 from giornata.wire.errors import NotPermitted, ServiceUnavailable
@@ -31,6 +31,7 @@ from giornata.wire.jobs import JobState
 from giornata.wire.messages import Accepted, CancelMessage, CancelRows, SubmitRequest
 from giornata.wire.permissions import User
 from giornata.wire.stores import RECORDS
+from giornata.wire.webhooks import WebhookRecord
 from giornata.wire.workers import ServiceName, ServiceState
 from giornata_tools.cli.doctor import servers
 from giornata_tools.cli.doctor.finding import Verdict
@@ -298,6 +299,27 @@ async def test_templates_are_watched_and_events_replayed_by_the_gateway(connect:
         for _ in range(2000):
             await subscription.next_msg(timeout=HUNG_S)
         await subscription.unsubscribe()
+    assert [log for log in logs if log["event"] == "nats_refused"] == []
+
+
+async def test_webhooks_are_followed_changed_and_forgotten_by_the_gateway(connect: Connect) -> None:
+    hook = WebhookRecord(job_id="job_1", tenant="default", url="https://example.org/", created_s=1)
+    gateway: Bus = await connect(GATEWAY)
+    await _ensured(connect)
+    with capture_logs() as logs:
+        records = await WebhookRecords.open(gateway.jetstream)
+        assert await records.create(hook)
+        async with asyncio.timeout(HUNG_S), aclosing(records.bucket.changes(">")) as changes:
+            assert (await anext(changes))[1] == hook
+            sent = await records.change(
+                "default", "job_1", lambda now: now.model_copy(update={"attempts": 1})
+            )
+            assert await records.all_of("default") == [sent]
+            await records.delete(sent)
+            assert [(await anext(changes))[1] for _ in range(2)] == [sent, None]
+        done = subjects.events_of_kind(EventKind.DONE)
+        async with gateway.listen(done, DoneEvent, lambda _: None):
+            await barrier(gateway.client)  # of every gateway's jobs
     assert [log for log in logs if log["event"] == "nats_refused"] == []
 
 

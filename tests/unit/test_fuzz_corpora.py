@@ -12,6 +12,7 @@ from tests.fuzz.targets import TARGETS
 KEPT_BYTES = 1 << 20
 
 
+@pytest.mark.filterwarnings("ignore")  # libraries warn of what they refuse
 @pytest.mark.parametrize("name", TARGETS)
 def test_kept_inputs(name: str) -> None:
     inputs = sorted((CORPORA / name).iterdir())

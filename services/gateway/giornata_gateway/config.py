@@ -9,6 +9,7 @@ from pydantic import AfterValidator, Field, ValidationInfo, field_validator, mod
 
 from giornata.config import ServiceConfig
 from giornata_gateway.intake.rules.tenants import is_loopback
+from giornata_gateway.webhooks.rules.addresses import check_networks
 
 
 class GatewayConfig(ServiceConfig):
@@ -130,6 +131,25 @@ class GatewayConfig(ServiceConfig):
         gt=0,
         le=86400,
         description="Longest time allowed for sending a LoRA, at the pace of other bodies.",
+    )
+    webhook_secret_file: Path | None = Field(
+        None,
+        description="File with the secret from which each tenant's, which signs its webhooks, is made; further lines "
+        "are earlier ones, by which they are signed too. Default: no webhooks.",
+    )
+    webhook_networks: Annotated[str, AfterValidator(check_networks)] = Field(
+        "",
+        description="Networks beside the public addresses to which webhooks may be sent, with commas between them, "
+        "such as 10.1.0.0/16; there plain HTTP will do.",
+    )
+    webhook_attempts: int = Field(
+        8, ge=1, le=20, description="How often a webhook is sent before it is given up."
+    )
+    webhook_retry_s: float = Field(
+        5.0,
+        gt=0,
+        le=3600,
+        description="Pause after a webhook's first failure; each following one is four times as long.",
     )
     heartbeat_s: float = Field(
         15.0, gt=0, le=300, description="Pause between comments on a quiet event stream."

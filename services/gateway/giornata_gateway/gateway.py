@@ -30,6 +30,7 @@ from giornata_gateway.jobs.preparation import EditOrder, Preparation, Prepared
 from giornata_gateway.jobs.registration import Registration
 from giornata_gateway.jobs.submission import AwaitedJob, Submission
 from giornata_gateway.metrics import Metrics
+from giornata_gateway.webhooks.desk import WebhookDesk
 
 
 @dataclass(frozen=True)
@@ -69,12 +70,14 @@ class Gateway:
         records: CellRecords,
         templates: TemplateRecords,
         loras: LoraRecords,
+        webhooks: WebhookDesk,
         fleet: FleetListener,
         keys: KeyFile | None,
         tasks: asyncio.TaskGroup,
     ) -> None:
         self.config, self.bus, self.blobs, self.fleet, self.keys = config, bus, blobs, fleet, keys
         self.departure = Departure()
+        self.webhooks = webhooks
         self.ledger = JobLedger(bus, records)
         self.ends = JobEnds(records, self._ended)
         self.metrics = Metrics(lambda: len(self.ends))

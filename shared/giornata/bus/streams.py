@@ -33,6 +33,7 @@ SHARED_TTL_S: Final = {
     stores.TEMPLATES: TEMPLATES_TTL_S,
     stores.LORAS: LORAS_TTL_S,
     stores.WANTED: 0,  # a plan holds until the next one
+    stores.WEBHOOKS: 7 * 24 * 3600,  # longer than any is tried
 }
 BUCKET_TTL_S: Final = {
     stores.RECORDS: 24 * 3600,  # at the least, see records_ttl_s

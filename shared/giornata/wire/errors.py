@@ -136,6 +136,14 @@ class TemplateLimit(BadRequest, code="template_limit", status=409):
     """The tenant has as many registered templates as it may have."""
 
 
+class WebhookNotFound(BadRequest, code="webhook_not_found", status=404):
+    """The tenant has no webhook of this job that was not taken yet."""
+
+
+class WebhookLimit(BadRequest, code="webhook_limit", status=409):
+    """The tenant has as many webhooks that were not taken as it may have."""
+
+
 class LoraLimit(BadRequest, code="lora_limit", status=409):
     """The tenant has as many LoRAs as it may have."""
 

@@ -155,6 +155,8 @@ _NEEDS: Final[Mapping[User, Rights]] = {
             *_keeps(stores.TEMPLATES),
             *_follows(stores.bucket_stream(stores.TEMPLATES)),
             *_reads(stores.LORAS),
+            *_keeps(stores.WEBHOOKS),
+            *_follows(stores.bucket_stream(stores.WEBHOOKS)),
             *_follows(stores.EVENTS),
             f"{API}.STREAM.NAMES",
             f"{API}.STREAM.INFO.{stores.EVENTS}",

@@ -24,6 +24,8 @@ PROMPTS: Final = "giornata-prompts"
 """Key-value bucket of the approximate prompt cache's entries, for the next router."""
 WANTED: Final = "giornata-wanted"
 """Key-value bucket of what each host tier of LoRAs should hold, by host and cell; routers alone write it."""
+WEBHOOKS: Final = "giornata-webhooks"
+"""Key-value bucket of webhooks until their receivers have taken them; those that were given up stay for a week."""
 LEASES: Final = "giornata-leases"
 """Key-value bucket of the lease that makes one router active; its revisions are the routers' epochs."""
 
@@ -45,7 +47,7 @@ def cell_of(name: str, first: str) -> str | None:
     return name.removeprefix(f"{first}-") if name.startswith(f"{first}-") else None
 
 
-SHARED_STREAMS: Final = (EVENTS, bucket_stream(TEMPLATES), bucket_stream(LORAS), bucket_stream(WANTED))
+SHARED_STREAMS: Final = (EVENTS, *map(bucket_stream, (TEMPLATES, LORAS, WANTED, WEBHOOKS)))
 """What all cells share."""
 
 
@@ -66,10 +68,11 @@ EVENTS_BYTES: Final = 256 << 20
 """In memory. Beyond it the oldest events go. Previews have a share per job: see `PreviewEvent`."""
 _SHARES: Final = {
     bucket_stream(RECORDS): 24,
-    JOBS: 3,
+    JOBS: 2,
     bucket_stream(TEMPLATES): 1,
     bucket_stream(LORAS): 1,
     bucket_stream(WANTED): 1,
+    bucket_stream(WEBHOOKS): 1,
     bucket_stream(QUARANTINE): 1,
     bucket_stream(PROMPTS): 1,
 }

@@ -72,10 +72,13 @@ async def create(request: web.Request) -> web.Response:
     A form is an edit, JSON is a generation.
     """
     gateway = request.app[GATEWAY]
+    kind: type[JobForm | GenerationJobForm]
     kind = GenerationJobForm if request.content_type == "application/json" else JobForm
     with ExitStack() as held:
-        _, admitted = await receive(request, kind, Priority.BATCH, held)
-        job = await gateway.submit(admitted)
+        form, admitted = await receive(request, kind, Priority.BATCH, held)
+        url = None if admitted.prepared.known else form.webhook
+        async with gateway.webhooks.promised(request[TENANT].name, admitted.prepared.job.job_id, url):
+            job = await gateway.submit(admitted)
         request[REPEATED] = admitted.stay.repeated
     request[JOB_ID] = job.job_id
     record = await gateway.ledger.records.get(job.job_id)

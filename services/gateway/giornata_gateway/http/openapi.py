@@ -44,9 +44,7 @@ KEY: Final = {
     "schema": {"type": "string", "minLength": 1, "maxLength": MAX_CHARACTERS, "pattern": "^[ -~]+$"},
 }
 EVENT_ID: Final = {"type": "string", "pattern": "^[0-9]+$", "description": "For Last-Event-ID."}
-EVENTS_TEXT: Final = (
-    "One server-sent event; comments and `retry` may stand between them."
-)
+EVENTS_TEXT: Final = "One server-sent event; comments and `retry` may stand between them."
 BINARY: Final = {"type": "string", "contentMediaType": "application/octet-stream"}
 IMAGE: Final = {**BINARY, "description": "The picture: PNG, JPEG or WebP. `image[]` is accepted too."}
 LORA: Final = {**BINARY, "description": "A file of safetensors: see the page on LoRAs for what is accepted."}

@@ -21,10 +21,10 @@ from giornata_gateway.http.uploads import read_json, read_upload
 from giornata_gateway.intake.limits import Grow
 from giornata_gateway.intake.rules.controls import in_order
 from giornata_gateway.intake.rules.forms import (
+    EditFields,
     F,
     Form,
-    GenerationJobForm,
-    JobForm,
+    GenerationFields,
     Upload,
     check_source,
     read_form,
@@ -58,7 +58,7 @@ async def receive(
 async def _read(request: web.Request, kind: type[F], grow: Grow) -> tuple[F, Upload]:
     """The form of a request, and its pictures; a generation is JSON, its references and control images too."""
     accept = request.headers.get("Accept", "")
-    if issubclass(kind, GenerationJobForm):
+    if issubclass(kind, GenerationFields):
         fields = await read_json(request, grow)
         references, controls = fields.pop(REFERENCE, []), _taken(fields, CONTROL_IMAGES)
         pictures = await asyncio.to_thread(_pictures, references, controls)
@@ -95,7 +95,7 @@ def _order(request: web.Request, form: Form, upload: Upload, priority: Priority)
         priority=priority,
         deadline=Deadline.after_ms((config.budget_s if awaited else config.job_budget_s) * 1000),
         task=form.task,
-        template_id=form.template_id if isinstance(form, JobForm) else None,
+        template_id=form.template_id if isinstance(form, EditFields) else None,
         traceparent=trace_of(request),
     )
 

@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from giornata.wire.errors import BY_CODE, IdempotencyKeyReused, InternalError, ResultExpired
 from giornata.wire.fleet import FleetView
 from giornata.wire.models import Task
-from giornata_gateway.http import jobs, loras, status, templates
+from giornata_gateway.http import jobs, loras, status, templates, webhooks
 from giornata_gateway.http.errors import GATEWAY, JOB_ID, TENANT, Handler
 from giornata_gateway.intake.rules.forms import (
     EditForm,
@@ -35,6 +35,7 @@ from giornata_gateway.views.jobs import (
 )
 from giornata_gateway.views.loras import LoraDeleted, LoraList, LoraView
 from giornata_gateway.views.templates import TemplateDeleted, TemplateList, TemplateView
+from giornata_gateway.views.webhooks import WebhookDeleted, WebhookList, WebhookSecret, WebhookView
 
 GET, POST, PUT, DELETE = hdrs.METH_GET, hdrs.METH_POST, hdrs.METH_PUT, hdrs.METH_DELETE
 
@@ -250,6 +251,22 @@ ROUTES: Final = (
     Route(
         DELETE, "/v1/loras/{lora_id}", loras.delete, "deleteLora", "Forget a LoRA or stop an upload.",
         {200: Reply("Forgotten.", {JSON: LoraDeleted})}, (401, 403, 404, 503),
+    ),
+    Route(
+        GET, "/v1/webhooks", webhooks.listed, "listWebhooks", "The tenant's webhooks that were not taken yet.",
+        {200: Reply("The newest first.", {JSON: WebhookList})}, (400, 401, 503), (LIMIT, _parameter("after", TEXT)),
+    ),
+    Route(
+        GET, "/v1/webhooks/secret", webhooks.secret, "getWebhookSecret", "The secret that signs the tenant's webhooks.",
+        {200: Reply("For libraries of Standard Webhooks.", {JSON: WebhookSecret})}, (400, 401),
+    ),
+    Route(
+        PUT, "/v1/webhooks/{job_id}", webhooks.again, "retryWebhook", "Send a webhook that was given up again.",
+        {200: Reply("It is sent soon.", {JSON: WebhookView})}, (401, 403, 404, 503),
+    ),
+    Route(
+        DELETE, "/v1/webhooks/{job_id}", webhooks.delete, "deleteWebhook", "Send a webhook no more.",
+        {200: Reply("Forgotten.", {JSON: WebhookDeleted})}, (401, 403, 404, 503),
     ),
     Route(
         GET, "/v1/models", status.models, "listModels", "Served models.",

@@ -66,8 +66,8 @@ class WaitedFor(BaseModel):
         return stream
 
 
-class JobForm(EditParameters):
-    """Fields of an edit at ``POST /v1/jobs``."""
+class EditFields(EditParameters):
+    """Fields of an edit, however its answer travels."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -86,12 +86,12 @@ class JobForm(EditParameters):
         return EditParameters.model_construct(**values)
 
 
-class EditForm(WaitedFor, JobForm):
+class EditForm(WaitedFor, EditFields):
     """Fields of ``POST /v1/images/edits``."""
 
 
-class GenerationJobForm(GenerationParameters):
-    """Fields of a generation at ``POST /v1/jobs``."""
+class GenerationFields(GenerationParameters):
+    """Fields of a generation, however its answer travels."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -105,8 +105,26 @@ class GenerationJobForm(GenerationParameters):
         return generations.carried_out(self)
 
 
-class GenerationForm(WaitedFor, GenerationJobForm):
+class GenerationForm(WaitedFor, GenerationFields):
     """Fields of ``POST /v1/images/generations``."""
+
+
+class Hooked(BaseModel):
+    """Who is told of the end of a job that no client waits for."""
+
+    webhook: str | None = Field(
+        None,
+        max_length=2000,
+        description="URL to which the job's end is posted, signed as Standard Webhooks has it; see the page on HTTP.",
+    )
+
+
+class JobForm(Hooked, EditFields):
+    """Fields of an edit at ``POST /v1/jobs``."""
+
+
+class GenerationJobForm(Hooked, GenerationFields):
+    """Fields of a generation at ``POST /v1/jobs``."""
 
 
 class TemplateForm(BaseModel):
@@ -141,7 +159,7 @@ LISTED = "image[]"
 """OpenAI's edits take several: the first one is edited, and the others are references."""
 ONE_FILE = "one PNG, JPEG or WebP file"
 
-Form = JobForm | GenerationJobForm
+Form = EditFields | GenerationFields
 """What a request for pictures says."""
 F = TypeVar("F", bound=Form)
 

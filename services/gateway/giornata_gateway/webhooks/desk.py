@@ -1,0 +1,225 @@
+"""Webhooks of all gateways: kept before their job is submitted, sent when it has ended, forgotten when they are taken.
+
+A webhook is a record in a bucket, which every gateway follows. The one that claims it first sends it. So a webhook
+outlives the gateway that took its job.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import nats.errors
+import structlog
+
+from giornata import retries
+from giornata.bus.bus import Bus
+from giornata.tenant_records import WebhookRecords
+from giornata.wire import subjects
+from giornata.wire.errors import GiornataError, InvalidField, JobNotFound, WebhookLimit
+from giornata.wire.events import DoneEvent, EventKind
+from giornata.wire.progress import JobRecord
+from giornata.wire.webhooks import WebhookRecord, WebhookState
+from giornata_gateway.cells.records import CellRecords
+from giornata_gateway.config import GatewayConfig
+from giornata_gateway.webhooks.rules import addresses, signing, trying
+from giornata_gateway.webhooks.secret_file import read_secrets
+from giornata_gateway.webhooks.sending import Sender
+
+log = structlog.get_logger(__name__)
+
+LOOK_S = 30.0
+"""How often a job is looked at whose end was not heard."""
+UNKNOWN_S = 120
+"""How long a webhook is kept whose job there is not: it was not accepted, or its record has ended."""
+MAX_OF_TENANT = 1000
+
+Payload = Callable[[JobRecord], str]
+"""What is told of a job that has ended."""
+
+
+class WebhookDesk:
+    """The webhooks of all tenants. :meth:`sending` sends them."""
+
+    def __init__(
+        self, config: GatewayConfig, bus: Bus, records: WebhookRecords, jobs: CellRecords, payload: Payload
+    ) -> None:
+        self._retry_s, self._bus, self._records, self._jobs = config.webhook_retry_s, bus, records, jobs
+        self._payload = payload
+        self._masters = read_secrets(config.webhook_secret_file)
+        self._networks = addresses.networks_in(config.webhook_networks)
+        self._patience = trying.Patience(config.webhook_attempts, config.webhook_retry_s)
+        self._hooks: dict[str, WebhookRecord] = {}
+        self._looks_s: dict[str, float] = {}
+        self._busy: set[str] = set()
+        self._news = asyncio.Event()
+
+    def secret(self, tenant: str) -> str:
+        """The secret with which a tenant's webhooks are signed; InvalidField where the gateway has none."""
+        return self._secrets(tenant)[0]
+
+    def _secrets(self, tenant: str) -> list[str]:
+        if not self._masters:
+            raise InvalidField(
+                "This gateway sends no webhooks.",
+                field=addresses.FIELD,
+                accepted="no webhook; operators name GIORNATA_WEBHOOK_SECRET_FILE to allow them",
+            )
+        return [signing.secret_of(master, tenant) for master in self._masters]
+
+    @asynccontextmanager
+    async def promised(self, tenant: str, job_id: str, url: str | None) -> AsyncIterator[None]:
+        """Keep the webhook of a job while it is submitted inside; one whose job is not accepted is forgotten.
+
+        Raises:
+            InvalidField: webhooks are not sent at all, or not there.
+            WebhookLimit: the tenant has as many as it may have.
+        """
+        if url is None:
+            yield
+            return
+        self._secrets(tenant)
+        addresses.check_url(url, self._networks)
+        own = await self.of(tenant)
+        if len(own) >= MAX_OF_TENANT:
+            raise WebhookLimit(received=f"{len(own) + 1} webhooks", accepted=f"at most {MAX_OF_TENANT}")
+        hook = WebhookRecord(job_id=job_id, tenant=tenant, url=url, created_s=int(time.time()))
+        known = not await self._records.create(hook)  # a repeated request
+        try:
+            yield
+        except GiornataError:
+            if not known:
+                await self._records.delete(hook)
+            raise
+
+    async def of(self, tenant: str) -> list[WebhookRecord]:
+        """A tenant's webhooks that were not taken yet, the newest first."""
+        found = await self._records.all_of(tenant)
+        return sorted(found, key=lambda hook: (hook.created_s, hook.job_id), reverse=True)
+
+    async def again(self, tenant: str, job_id: str) -> WebhookRecord:
+        """Send a webhook that was given up again; WebhookNotFound without it."""
+        return await self._records.change(
+            tenant, job_id, lambda hook: trying.revived(hook) if hook.state is WebhookState.DEAD else None
+        )
+
+    async def forget(self, tenant: str, job_id: str) -> None:
+        """Send it no more; WebhookNotFound without it."""
+        await self._records.delete(await self._records.get(tenant, job_id))
+
+    @asynccontextmanager
+    async def sending(self) -> AsyncIterator[None]:
+        """Send webhooks while inside; what is being sent on leaving is sent again by the next gateway."""
+        if not self._masters:
+            yield
+            return
+        done = subjects.events_of_kind(EventKind.DONE)
+        async with (
+            Sender.open(self._networks) as sender,
+            self._bus.listen(done, DoneEvent, self._hear),
+            asyncio.TaskGroup() as tasks,
+        ):
+            running = [
+                tasks.create_task(self._follow(), name="webhooks-follow"),
+                tasks.create_task(self._send_all(sender), name="webhooks-send"),
+            ]
+            try:
+                yield
+            finally:
+                for task in running:
+                    task.cancel()
+
+    def _hear(self, event: DoneEvent) -> None:
+        """A job has ended: look at it now."""
+        self._looks_s = {key: at for key, at in self._looks_s.items() if not key.endswith(f".{event.job_id}")}
+        self._news.set()
+
+    async def _follow(self) -> None:
+        """Know all webhooks, for ever; what fails is begun again."""
+        await retries.patiently((nats.errors.Error, GiornataError))(self._follow_changes)
+
+    async def _follow_changes(self) -> None:
+        self._hooks.clear()
+        async for key, hook in self._records.bucket.changes(">"):
+            if hook is None:
+                self._hooks.pop(key, None)
+                self._looks_s.pop(key, None)
+            else:
+                self._hooks[key] = hook
+            self._news.set()
+
+    async def _send_all(self, sender: Sender) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            while True:
+                self._news.clear()
+                now_s = time.time()
+                found, next_s = trying.chosen(self._hooks, self._looks_s, self._busy, now_s)
+                for key in found:
+                    self._busy.add(key)
+                    tasks.create_task(self._attend(key, sender), name=f"webhook-{key}")
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(None if next_s is None else next_s - now_s):
+                        await self._news.wait()
+
+    async def _attend(self, key: str, sender: Sender) -> None:
+        hook = self._hooks[key]
+        try:
+            await self._attempt(hook, key, sender)
+        except (GiornataError, nats.errors.Error) as error:  # a store that is away: looked at again
+            self._looks_s[key] = time.time() + self._retry_s
+            log.info("webhook_waits", job=hook.job_id, error=str(error))
+        except Exception:  # the task's edge: logged; the others go on
+            self._looks_s[key] = time.time() + LOOK_S
+            log.exception("webhook_failed", job=hook.job_id)
+        finally:
+            self._busy.discard(key)
+            self._news.set()
+
+    async def _attempt(self, hook: WebhookRecord, key: str, sender: Sender) -> None:
+        body = hook.body or await self._told(hook)
+        if body is None:
+            self._looks_s[key] = time.time() + LOOK_S
+            return
+        won = False
+
+        def claim(present: WebhookRecord) -> WebhookRecord | None:
+            nonlocal won
+            claimed = trying.claimed(present, body, time.time())
+            won = claimed is not None
+            return claimed
+
+        hook = await self._records.change(hook.tenant, hook.job_id, claim)
+        self._hooks[key] = hook
+        if not won or hook.body is None:
+            return
+        signed = signing.headers(
+            self._secrets(hook.tenant), f"msg_{hook.job_id}", int(time.time()), hook.body
+        )
+        status, why = await sender.send(hook.url, signed, hook.body)
+        if status is not None and 200 <= status < 300:
+            await self._records.delete(hook)
+            self._hooks.pop(key, None)
+            log.info("webhook_taken", job=hook.job_id, attempts=hook.attempts + 1)
+            return
+        now_s = time.time()
+        self._hooks[key] = await self._records.change(
+            hook.tenant,
+            hook.job_id,
+            lambda present: trying.failed(present, why, status, now_s, self._patience),
+        )
+        log.info("webhook_not_taken", job=hook.job_id, why=why, attempts=hook.attempts + 1)
+
+    async def _told(self, hook: WebhookRecord) -> str | None:
+        """What is told of the webhook's job; None while it has not ended, or is not known."""
+        try:
+            record = await self._jobs.get(hook.job_id)
+        except JobNotFound:
+            if hook.created_s + UNKNOWN_S < time.time():
+                await self._records.delete(hook)
+            return None
+        if record.job.tenant != hook.tenant or not record.state.terminal:
+            return None
+        return self._payload(record)

@@ -1,0 +1,1 @@
+"""What is signed, where it may go, and when it is tried again. Pure."""

@@ -1,0 +1,73 @@
+"""Where webhooks may go: to public addresses, and to networks that the operator allows."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Sequence
+from typing import Final
+from urllib.parse import urlsplit
+
+from giornata.wire.errors import InvalidField
+
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+MAX_URL: Final = 2000
+FIELD: Final = "webhook"
+_TRANSLATED: Final = ipaddress.ip_network("64:ff9b::/96")
+"""NAT64: the last 32 bits are an IPv4 address."""
+
+
+def networks_in(text: str) -> tuple[Network, ...]:
+    """The networks that are named in `text`, with commas between them; ValueError names one that is none."""
+    return tuple(ipaddress.ip_network(part.strip()) for part in text.split(",") if part.strip())
+
+
+def check_networks(text: str) -> str:
+    """`text`, if :func:`networks_in` reads it."""
+    networks_in(text)
+    return text
+
+
+def check_url(url: str, networks: Sequence[Network]) -> str:
+    """`url` if a webhook may be sent there, as far as its text tells; InvalidField otherwise.
+
+    Plain HTTP is for the networks that the operator allows. Addresses are looked at when a connection is made.
+    """
+    accepted = "https://HOST/PATH" + (", or http:// within the networks that are allowed" if networks else "")
+    refusal = InvalidField("A webhook cannot be sent there.", field=FIELD, received=url, accepted=accepted)
+    plain = url.isascii() and url.isprintable() and " " not in url and len(url) <= MAX_URL
+    if not plain:
+        raise refusal
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        raise refusal from None
+    schemes = {"https", "http"} if networks else {"https"}
+    if parts.scheme not in schemes or not host or port == 0 or "@" in parts.netloc or parts.fragment:
+        raise refusal
+    try:
+        literal = ipaddress.ip_address(host)
+    except ValueError:
+        return url
+    if not may_connect(literal, networks):
+        raise refusal
+    return url
+
+
+def may_connect(address: Address, networks: Sequence[Network]) -> bool:
+    """Whether a webhook may be sent to `address`: a public one, or within `networks`."""
+    inner = _inner(address)
+    if any(one.version == inner.version and inner in one for one in networks):
+        return True
+    return inner.is_global and not inner.is_multicast
+
+
+def _inner(address: Address) -> Address:
+    """The IPv4 address that an IPv6 address stands for, where it does."""
+    if isinstance(address, ipaddress.IPv4Address):
+        return address
+    if address in _TRANSLATED:
+        return ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
+    return address.ipv4_mapped or address.sixtofour or address

@@ -1,0 +1,87 @@
+"""When a webhook is sent, sent again, and given up."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from giornata.wire.webhooks import WebhookRecord, WebhookState
+
+FACTOR: Final = 4.0
+LONGEST_S: Final = 6 * 3600.0
+AT_ONCE: Final = 32
+"""Webhooks that a gateway sends at a time."""
+AT_ONCE_OF_TENANT: Final = 4
+"""Of one tenant: whose receivers are slow holds up no other's."""
+CLAIM_S: Final = 60.0
+"""For so long a webhook belongs to the gateway that sends it, longer than an attempt may take."""
+GONE: Final = 410
+"""The status by which a receiver wants no more of it."""
+ERROR_CHARACTERS: Final = 200
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How often a webhook is sent."""
+
+    attempts: int
+    first_s: float
+    """After the first failure; each following pause is four times as long, six hours at most."""
+
+    def pause_s(self, attempts: int) -> float:
+        """Before the next attempt, after so many."""
+        return min(LONGEST_S, self.first_s * FACTOR ** min(attempts - 1, 20))
+
+
+def claimed(hook: WebhookRecord, body: str | None, now_s: float) -> WebhookRecord | None:
+    """The record while a gateway sends it; None where it is not to be sent now: another one does, or has."""
+    if hook.state is not WebhookState.WAITING or hook.next_s > now_s:
+        return None
+    return hook.model_copy(update={"body": hook.body or body, "next_s": now_s + CLAIM_S})
+
+
+def failed(
+    hook: WebhookRecord, why: str, status: int | None, now_s: float, patience: Patience
+) -> WebhookRecord:
+    """The record after an attempt failed, with its receiver's answer `status` if there was one."""
+    attempts = hook.attempts + 1
+    over = attempts >= patience.attempts or status == GONE
+    return hook.model_copy(
+        update={
+            "attempts": attempts,
+            "error": why[:ERROR_CHARACTERS],
+            "state": WebhookState.DEAD if over else WebhookState.WAITING,
+            "next_s": now_s + patience.pause_s(attempts),
+        }
+    )
+
+
+def revived(hook: WebhookRecord) -> WebhookRecord:
+    """The record of a webhook that is sent again, as often as a new one."""
+    return hook.model_copy(update={"state": WebhookState.WAITING, "attempts": 0, "next_s": 0.0})
+
+
+def chosen(
+    hooks: Mapping[str, WebhookRecord], looks_s: Mapping[str, float], busy: Collection[str], now_s: float
+) -> tuple[list[str], float | None]:
+    """Which of `hooks`, by key, are sent now, and the time at which the next one is due.
+
+    `looks_s` says before when a job that has not ended is not looked at. `busy` are being sent.
+    """
+    due = sorted(
+        (max(hook.next_s, looks_s.get(key, 0.0)), key)
+        for key, hook in hooks.items()
+        if hook.state is WebhookState.WAITING and key not in busy
+    )
+    tenants = Counter(hooks[key].tenant for key in busy if key in hooks)
+    found: list[str] = []
+    for at_s, key in due:
+        if at_s > now_s:
+            return found, at_s
+        tenant = hooks[key].tenant
+        if len(busy) + len(found) < AT_ONCE and tenants[tenant] < AT_ONCE_OF_TENANT:
+            found.append(key)
+            tenants[tenant] += 1
+    return found, None

@@ -1,0 +1,74 @@
+"""One attempt: a POST to an address that was looked at when it was connected to."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any, Final
+
+import aiohttp
+
+from giornata import __version__
+from giornata_gateway.webhooks.rules.addresses import Network, may_connect
+from giornata_gateway.webhooks.rules.trying import AT_ONCE
+
+ATTEMPT_S: Final = 15.0
+"""How long a receiver may take; Standard Webhooks recommends 15 to 30 s."""
+HEADERS: Final = {"Content-Type": "application/json", "User-Agent": f"Giornata/{__version__}"}
+
+
+class AddressRefusedError(OSError):
+    """A webhook may not be sent to this address."""
+
+
+class Sender:
+    """Sends webhooks. Make it with :meth:`open`."""
+
+    def __init__(self, http: aiohttp.ClientSession) -> None:
+        self._http = http
+
+    @classmethod
+    @asynccontextmanager
+    async def open(cls, networks: Sequence[Network]) -> AsyncIterator[Sender]:
+        """Connect to public addresses and to `networks` only.
+
+        A name is resolved for each attempt, and each address is looked at as its socket is made: there is no second
+        look-up by which another address could come (DNS rebinding). No redirect is followed, and no proxy asked.
+        """
+        connector = aiohttp.TCPConnector(
+            limit=AT_ONCE, force_close=True, use_dns_cache=False, socket_factory=partial(_socket, networks)
+        )
+        async with aiohttp.ClientSession(
+            connector=connector,
+            timeout=aiohttp.ClientTimeout(total=ATTEMPT_S),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            headers=HEADERS,
+            trust_env=False,
+        ) as http:
+            yield cls(http)
+
+    async def send(self, url: str, headers: Mapping[str, str], body: str) -> tuple[int | None, str]:
+        """The status of the answer, of which no more is read, and what to tell of it; no status where none came."""
+        try:
+            async with self._http.post(
+                url, data=body.encode(), headers=headers, allow_redirects=False
+            ) as response:
+                return response.status, f"status {response.status}"
+        except aiohttp.ClientConnectorError as error:
+            refused = isinstance(error.os_error, AddressRefusedError)
+            return None, "the address is not allowed" if refused else "no connection"
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            return None, type(error).__name__
+        except TimeoutError:
+            return None, f"no answer in {ATTEMPT_S:g} s"
+
+
+def _socket(networks: Sequence[Network], address: tuple[Any, ...]) -> socket.socket:
+    """A socket for one address of :func:`socket.getaddrinfo`; AddressRefusedError where it may not be connected to."""
+    family, kind, protocol, _, place = address
+    if not may_connect(ipaddress.ip_address(str(place[0]).partition("%")[0]), networks):
+        raise AddressRefusedError(f"a webhook may not be sent to {place[0]}")
+    return socket.socket(family, kind, protocol)

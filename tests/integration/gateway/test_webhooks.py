@@ -1,0 +1,315 @@
+"""Webhooks to a real receiver that fails, is slow, lies elsewhere than it says, or hears from another gateway."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+from standardwebhooks import Webhook, WebhookVerificationError
+
+from giornata.tenant_records import WebhookRecords
+from giornata.wire.errors import QueueFull
+from giornata.wire.webhooks import WebhookRecord, WebhookState
+from giornata_gateway.intake.rules.idempotency import HEADER
+from tests.integration.gateway.repeating import second_gateway
+from tests.integration.gateway.test_templates import ALICE, BOB, keys
+from tests.integration.gateway_fakes import Stage, open_stage
+from tests.patience import HUNG_S
+
+LOCAL = {"webhook_networks": "127.0.0.0/8"}
+
+
+@dataclass
+class Heard:
+    """One attempt."""
+
+    headers: dict[str, str]
+    body: str
+
+    @property
+    def told(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self.body)
+        return found
+
+
+@dataclass
+class Receiver:
+    """Answers as told: `answers` one after the other, then 204."""
+
+    url: str = ""
+    answers: list[web.Response] = field(default_factory=list)
+    heard: asyncio.Queue[Heard] = field(default_factory=asyncio.Queue)
+
+    async def take(self, request: web.Request) -> web.Response:
+        self.heard.put_nowait(Heard(dict(request.headers), await request.text()))
+        return self.answers.pop(0) if self.answers else web.Response(status=204)
+
+    async def next(self) -> Heard:
+        async with asyncio.timeout(HUNG_S):
+            return await self.heard.get()
+
+
+@asynccontextmanager
+async def receiving() -> AsyncIterator[Receiver]:
+    receiver = Receiver()
+    app = web.Application()
+    app.router.add_post("/hook", receiver.take)
+    app.router.add_post("/elsewhere", receiver.take)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    receiver.url = f"http://127.0.0.1:{runner.addresses[0][1]}/hook"
+    try:
+        yield receiver
+    finally:
+        await runner.cleanup()
+
+
+def hooked(folder: Path, **options: Any) -> dict[str, Any]:
+    """Options of a gateway that sends webhooks, to tenants that no other test has."""
+    (folder / "secret").write_text(secrets.token_urlsafe(32) + "\n")
+    known = {"webhook_secret_file": folder / "secret", "api_keys_file": keys(folder), "webhook_retry_s": 0.05}
+    return known | LOCAL | options
+
+
+async def submit(
+    stage: Stage, url: str, headers: dict[str, str] = ALICE, **fields: str
+) -> tuple[int, dict[str, Any]]:
+    form = stage.form(webhook=url, **fields)
+    async with stage.http.post("/v1/jobs", data=form, headers=headers) as response:
+        return response.status, await response.json()
+
+
+async def ask(stage: Stage, method: str, path: str, headers: dict[str, str] = ALICE) -> tuple[int, Any]:
+    async with stage.http.request(method, f"/v1/webhooks{path}", headers=headers) as response:
+        return response.status, await response.json()
+
+
+async def listed(stage: Stage, headers: dict[str, str] = ALICE) -> list[dict[str, Any]]:
+    status, found = await ask(stage, "GET", "", headers)
+    assert status == 200
+    return list(found["data"])
+
+
+async def until(stage: Stage, job_id: str, condition: Callable[[WebhookRecord | None], bool]) -> None:
+    """Return when `condition` holds for a webhook's record, which is None when it was taken."""
+    records = await WebhookRecords.open(stage.router.bus.jetstream)
+    key = f"{stage.router.jobs[job_id].tenant}.{job_id}"
+    async with asyncio.timeout(HUNG_S), aclosing(records.bucket.changes(key)) as changes:
+        async for _, hook in changes:
+            if condition(hook):
+                return
+
+
+def taken(hook: WebhookRecord | None) -> bool:
+    return hook is None
+
+
+def dead(hook: WebhookRecord | None) -> bool:
+    return hook is not None and hook.state is WebhookState.DEAD
+
+
+async def test_the_end_of_a_job_is_told_once_and_signed(
+    nats_url: str, redis_url: str, tmp_path: Path
+) -> None:
+    async with (
+        receiving() as receiver,
+        open_stage(nats_url, redis_url, tmp_path, **hooked(tmp_path)) as stage,
+    ):
+        _, job = await submit(stage, receiver.url)
+        heard = await receiver.next()
+        told = heard.told
+        assert (told["type"], told["data"]["id"], told["data"]["state"]) == (
+            "job.completed",
+            job["id"],
+            "completed",
+        )
+        assert heard.headers["webhook-id"] == f"msg_{job['id']}"
+        _, alices = await ask(stage, "GET", "/secret")
+        _, bobs = await ask(stage, "GET", "/secret", BOB)
+        Webhook(alices["secret"]).verify(heard.body, heard.headers)
+        with pytest.raises(WebhookVerificationError):
+            Webhook(bobs["secret"]).verify(heard.body, heard.headers)
+        with pytest.raises(WebhookVerificationError):
+            Webhook(alices["secret"]).verify(heard.body.replace("completed", "failed"), heard.headers)
+        await until(stage, job["id"], taken)
+        assert receiver.heard.empty()
+
+
+async def test_a_failing_receiver_is_tried_again_and_hears_the_same(
+    nats_url: str, redis_url: str, tmp_path: Path
+) -> None:
+    async with (
+        receiving() as receiver,
+        open_stage(nats_url, redis_url, tmp_path, **hooked(tmp_path)) as stage,
+    ):
+        moved = web.Response(status=302, headers={"Location": receiver.url.replace("/hook", "/elsewhere")})
+        receiver.answers = [web.Response(status=500), moved, web.Response(status=404)]
+        _, job = await submit(stage, receiver.url)
+        heard = [await receiver.next() for _ in range(4)]
+        assert len({one.body for one in heard}) == len({one.headers["webhook-id"] for one in heard}) == 1
+        await until(stage, job["id"], taken)
+        assert receiver.heard.empty(), "a redirect was followed"
+
+
+async def test_what_is_never_taken_is_given_up_listed_and_sent_again_when_asked(
+    nats_url: str, redis_url: str, tmp_path: Path
+) -> None:
+    options = hooked(tmp_path, webhook_attempts=2)
+    async with receiving() as receiver, open_stage(nats_url, redis_url, tmp_path, **options) as stage:
+        receiver.answers = [web.Response(status=503) for _ in range(2)]
+        _, job = await submit(stage, receiver.url)
+        for _ in range(2):
+            await receiver.next()
+        await until(stage, job["id"], dead)
+        [given_up] = await listed(stage)
+        assert (given_up["id"], given_up["attempts"], given_up["error"]) == (job["id"], 2, "status 503")
+        for method in ("PUT", "DELETE"):
+            assert (await ask(stage, method, f"/{job['id']}", BOB))[0] == 404
+        assert await listed(stage, BOB) == []
+        assert receiver.heard.empty()
+        assert (await ask(stage, "PUT", f"/{job['id']}"))[0] == 200
+        assert (await receiver.next()).told["data"]["id"] == job["id"]
+        await until(stage, job["id"], taken)
+        assert (await ask(stage, "DELETE", f"/{job['id']}"))[0] == 404
+
+
+async def test_a_receiver_that_wants_no_more_is_heeded(nats_url: str, redis_url: str, tmp_path: Path) -> None:
+    async with (
+        receiving() as receiver,
+        open_stage(nats_url, redis_url, tmp_path, **hooked(tmp_path)) as stage,
+    ):
+        receiver.answers = [web.Response(status=410)]
+        _, job = await submit(stage, receiver.url)
+        await receiver.next()
+        await until(stage, job["id"], dead)
+        assert (await ask(stage, "DELETE", f"/{job['id']}"))[0] == 200
+        await until(stage, job["id"], taken)
+
+
+async def test_a_webhook_outlives_the_gateway_that_took_its_job(
+    nats_url: str, redis_url: str, tmp_path: Path
+) -> None:
+    options = hooked(tmp_path)
+    async with receiving() as receiver, open_stage(nats_url, redis_url, tmp_path, **options) as stage:
+        stage.router.hold = asyncio.Event()
+        _, job = await submit(stage, receiver.url)
+        await stage.router.held.wait()
+        stage.stop.set()
+        await stage.serving
+        stage.router.hold.set()
+        await stage.router.ended.wait()  # while there is no gateway
+        async with second_gateway(stage, nats_url, redis_url, tmp_path, **options) as other:
+            heard = await receiver.next()
+            assert heard.told["data"]["id"] == job["id"]
+            await until(other, job["id"], taken)
+
+
+async def test_of_two_gateways_one_tells(nats_url: str, redis_url: str, tmp_path: Path) -> None:
+    options = hooked(tmp_path)
+    async with (
+        receiving() as receiver,
+        open_stage(nats_url, redis_url, tmp_path, **options) as stage,
+        second_gateway(stage, nats_url, redis_url, tmp_path, **options),
+    ):
+        jobs = {(await submit(stage, receiver.url))[1]["id"] for _ in range(8)}
+        heard = [(await receiver.next()).told["data"]["id"] for _ in jobs]
+        assert sorted(heard) == sorted(jobs)
+        for job_id in jobs:
+            await until(stage, job_id, taken)
+        assert receiver.heard.empty()
+
+
+async def test_failures_and_cancellations_are_told_too(nats_url: str, redis_url: str, tmp_path: Path) -> None:
+    async with (
+        receiving() as receiver,
+        open_stage(nats_url, redis_url, tmp_path, **hooked(tmp_path)) as stage,
+    ):
+        stage.router.hold = asyncio.Event()
+        _, job = await submit(stage, receiver.url)
+        await stage.router.held.wait()
+        async with stage.http.delete(f"/v1/jobs/{job['id']}", headers=ALICE) as response:
+            assert response.status == 202
+        assert (await receiver.next()).told["type"] == "job.cancelled"
+
+
+async def test_a_repeated_request_does_not_tell_again(nats_url: str, redis_url: str, tmp_path: Path) -> None:
+    async with (
+        receiving() as receiver,
+        open_stage(nats_url, redis_url, tmp_path, **hooked(tmp_path)) as stage,
+    ):
+        headers = ALICE | {HEADER: secrets.token_hex(8)}
+        _, job = await submit(stage, receiver.url, headers)
+        await receiver.next()
+        await until(stage, job["id"], taken)
+        assert (await submit(stage, receiver.url, headers))[1]["id"] == job["id"]
+        await until(stage, job["id"], taken)
+        assert receiver.heard.empty()
+
+
+@pytest.mark.parametrize(
+    ("url", "options"),
+    [
+        ("http://example.org/hook", {"webhook_networks": ""}),
+        ("https://127.0.0.1/hook", {"webhook_networks": ""}),
+        ("https://[::ffff:127.0.0.1]/hook", {"webhook_networks": ""}),
+        ("https://169.254.169.254/latest", {}),
+        ("https://user:password@example.org/", {}),
+        ("ftp://example.org/", {}),
+        ("https:///path", {}),
+        ("https://example.org/", {"webhook_secret_file": None}),
+        ("https://example.org/\r\nX: y", {}),
+    ],
+)
+async def test_what_cannot_be_sent_is_refused_at_the_door(
+    nats_url: str, redis_url: str, tmp_path: Path, url: str, options: dict[str, Any]
+) -> None:
+    async with open_stage(nats_url, redis_url, tmp_path, **hooked(tmp_path) | options) as stage:
+        status, answer = await submit(stage, url)
+        assert (status, answer["error"]["code"], answer["error"]["param"]) == (
+            400,
+            "invalid_field",
+            "webhook",
+        )
+        assert not stage.router.submitted
+        async with stage.http.post(
+            "/v1/images/edits", data=stage.form(webhook=url), headers=ALICE
+        ) as response:
+            assert (await response.json())["error"]["code"] == "unknown_field"
+
+
+@pytest.mark.parametrize("networks", ["", "10.0.0.0/8"])
+async def test_a_name_that_leads_into_a_private_network_is_not_connected_to(
+    nats_url: str, redis_url: str, tmp_path: Path, networks: str
+) -> None:
+    """`localhost` stands for every name: its address is known when it is connected to, and not before."""
+    connected = asyncio.Event()
+    server = await asyncio.start_server(lambda *_: connected.set(), "localhost", 0)
+    port = server.sockets[0].getsockname()[1]
+    options = hooked(tmp_path, webhook_attempts=1, webhook_networks=networks)
+    async with server, open_stage(nats_url, redis_url, tmp_path, **options) as stage:
+        status, job = await submit(stage, f"https://localhost:{port}/hook")
+        assert status == 202
+        await until(stage, job["id"], dead)
+        [given_up] = await listed(stage)
+        assert given_up["error"] == "the address is not allowed"
+        assert not connected.is_set()
+
+
+async def test_a_job_that_is_not_accepted_leaves_no_webhook(
+    nats_url: str, redis_url: str, tmp_path: Path
+) -> None:
+    async with open_stage(nats_url, redis_url, tmp_path, **hooked(tmp_path)) as stage:
+        stage.router.refusals = [QueueFull(), QueueFull()]
+        status, _ = await submit(stage, "http://127.0.0.1:9/")
+        assert status >= 400
+        assert await listed(stage) == []
