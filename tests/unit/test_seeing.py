@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 from opentelemetry.sdk.trace import ReadableSpan
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanContext
 
 from giornata.seeing import spans
-from giornata.seeing.otlp import OtlpTracer, add_ids
+from giornata.seeing.otlp import add_ids
 from giornata.seeing.spans import NO_SPAN, NO_STEPS, STEPS
 from giornata.seeing.told import Kind, Told, attribute
 from giornata.wire.errors import InternalError, MaskEmpty
+from tests.fakes.spans import telling
 
 SAMPLED = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}
 UNSAMPLED = {"traceparent": SAMPLED["traceparent"][:-1] + "0"}
@@ -27,13 +27,8 @@ UNSAMPLED = {"traceparent": SAMPLED["traceparent"][:-1] + "0"}
 @pytest.fixture
 def told() -> Iterator[InMemorySpanExporter]:
     """Tracing is on, and this is where spans go."""
-    exporter = InMemorySpanExporter()
-    before = spans.switch(OtlpTracer("test", "i", 1.0, SimpleSpanProcessor(exporter)))
-    try:
+    with telling() as exporter:
         yield exporter
-    finally:
-        spans.close()
-        spans.switch(before)
 
 
 def context(one: ReadableSpan) -> SpanContext:
@@ -110,13 +105,11 @@ def test_no_parent_means_none_though_a_span_is_present(told: InMemorySpanExporte
 
 @pytest.mark.parametrize("share", [0.0, 1.0])
 def test_the_share_decides_for_traces_that_begin_here_alone(share: float) -> None:
-    exporter = InMemorySpanExporter()
-    spans.switch(OtlpTracer("test", "i", share, SimpleSpanProcessor(exporter)))
-    with spans.span("own", root=True):
-        pass
-    with spans.span("brought", root=True, parent=SAMPLED):
-        pass
-    spans.close()
+    with telling(share) as exporter:
+        with spans.span("own", root=True):
+            pass
+        with spans.span("brought", root=True, parent=SAMPLED):
+            pass
     assert {one.name for one in exporter.get_finished_spans()} == {"brought"} | ({"own"} if share else set())
 
 
