@@ -70,18 +70,20 @@ def chosen(
 
     `looks_s` says before when a job that has not ended is not looked at. `busy` are being sent.
     """
-    due = sorted(
-        (max(hook.next_s, looks_s.get(key, 0.0)), key)
-        for key, hook in hooks.items()
-        if hook.state is WebhookState.WAITING and key not in busy
-    )
+    due: list[tuple[float, str]] = []
+    next_s = None
+    for key, hook in hooks.items():
+        if hook.state is WebhookState.WAITING and key not in busy:
+            at_s = max(hook.next_s, looks_s.get(key, 0.0))
+            if at_s <= now_s:
+                due.append((at_s, key))
+            elif next_s is None or at_s < next_s:
+                next_s = at_s
     tenants = Counter(hooks[key].tenant for key in busy if key in hooks)
     found: list[str] = []
-    for at_s, key in due:
-        if at_s > now_s:
-            return found, at_s
+    for _, key in sorted(due):
         tenant = hooks[key].tenant
         if len(busy) + len(found) < AT_ONCE and tenants[tenant] < AT_ONCE_OF_TENANT:
             found.append(key)
             tenants[tenant] += 1
-    return found, None
+    return found, next_s
