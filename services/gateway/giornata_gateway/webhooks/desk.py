@@ -45,10 +45,17 @@ class WebhookDesk:
     """The webhooks of all tenants. :meth:`sending` sends them."""
 
     def __init__(
-        self, config: GatewayConfig, bus: Bus, records: WebhookRecords, jobs: CellRecords, payload: Payload
+        self,
+        config: GatewayConfig,
+        bus: Bus,
+        records: WebhookRecords,
+        jobs: CellRecords,
+        *,
+        payload: Payload,
+        count: Callable[[trying.Outcome], None],
     ) -> None:
         self._retry_s, self._bus, self._records, self._jobs = config.webhook_retry_s, bus, records, jobs
-        self._payload = payload
+        self._payload, self._count = payload, count
         self._masters = read_secrets(config.webhook_secret_file)
         self._networks = addresses.networks_in(config.webhook_networks)
         self._patience = trying.Patience(config.webhook_attempts, config.webhook_retry_s)
@@ -220,15 +227,18 @@ class WebhookDesk:
         if status is not None and 200 <= status < 300:
             await self._records.delete(hook)
             self._forgotten(key)
+            self._count(trying.Outcome.TAKEN)
             log.info("webhook_taken", job=hook.job_id, attempts=hook.attempts + 1)
             return
         now_s = time.time()
-        self._hooks[key] = await self._records.change(
+        hook = self._hooks[key] = await self._records.change(
             hook.tenant,
             hook.job_id,
             lambda present: trying.failed(present, why, status, now_s, self._patience),
         )
-        log.info("webhook_not_taken", job=hook.job_id, why=why, attempts=hook.attempts + 1)
+        over = hook.state is WebhookState.DEAD
+        self._count(trying.Outcome.GIVEN_UP if over else trying.Outcome.FAILED)
+        log.info("webhook_not_taken", job=hook.job_id, why=why, attempts=hook.attempts)
 
     async def _told(self, hook: WebhookRecord) -> str | None:
         """What is told of the webhook's job; None while it has not ended, or is not known."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Final
 
 from giornata.wire.webhooks import WebhookRecord, WebhookState
@@ -20,6 +21,15 @@ CLAIM_S: Final = 60.0
 GONE: Final = 410
 """The status by which a receiver wants no more of it."""
 ERROR_CHARACTERS: Final = 200
+
+
+class Outcome(StrEnum):
+    """How an attempt ended."""
+
+    TAKEN = "taken"
+    FAILED = "failed"
+    """It is sent again."""
+    GIVEN_UP = "given_up"
 
 
 @dataclass(frozen=True)
