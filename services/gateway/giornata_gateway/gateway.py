@@ -7,11 +7,12 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 
 from giornata.blobs import BlobStore
 from giornata.bus import streams
 from giornata.bus.bus import Bus
-from giornata.tenant_records import LoraRecords, TemplateRecords
+from giornata.tenant_records import LoraRecords, TemplateRecords, WebhookRecords
 from giornata.wire.errors import InputLost, ResultExpired
 from giornata.wire.events import DoneEvent
 from giornata.wire.fleet import InstanceReport
@@ -30,6 +31,7 @@ from giornata_gateway.jobs.preparation import EditOrder, Preparation, Prepared
 from giornata_gateway.jobs.registration import Registration
 from giornata_gateway.jobs.submission import AwaitedJob, Submission
 from giornata_gateway.metrics import Metrics
+from giornata_gateway.views.webhooks import webhook_body
 from giornata_gateway.webhooks.desk import WebhookDesk
 
 
@@ -70,14 +72,13 @@ class Gateway:
         records: CellRecords,
         templates: TemplateRecords,
         loras: LoraRecords,
-        webhooks: WebhookDesk,
+        webhooks: WebhookRecords,
         fleet: FleetListener,
         keys: KeyFile | None,
         tasks: asyncio.TaskGroup,
     ) -> None:
         self.config, self.bus, self.blobs, self.fleet, self.keys = config, bus, blobs, fleet, keys
         self.departure = Departure()
-        self.webhooks = webhooks
         self.ledger = JobLedger(bus, records)
         self.ends = JobEnds(records, self._ended)
         self.metrics = Metrics(lambda: len(self.ends))
@@ -96,6 +97,10 @@ class Gateway:
             config, bus, fleet, self.ledger, self.preparation, self.ends, tasks, self.quotas.leave
         )
         self.registration = Registration(config, bus, blobs, templates, fleet, tasks)
+        told = partial(webhook_body, base_url=config.public_url)
+        self.webhooks = WebhookDesk(
+            config, bus, webhooks, records, payload=told, count=self.metrics.webhook_sent
+        )
 
     def tenant(self, key: str | None) -> Tenant:
         """The tenant that asks with `key`, as :func:`tenant_of` finds it."""

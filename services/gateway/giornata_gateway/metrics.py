@@ -16,6 +16,7 @@ from giornata_gateway.adapter_metrics import adapter_metrics, host_tier_metrics,
 from giornata_gateway.fleet import PredictedWait
 from giornata_gateway.metric_families import counter, gauge
 from giornata_gateway.views.fleet import stores_of
+from giornata_gateway.webhooks.rules.trying import Outcome
 
 SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120, 300)
 """Upper bounds of the histograms' buckets."""
@@ -207,6 +208,8 @@ class Metrics:
         self._tenant_refusals = count("giornata_tenant_refusals_total", meaning, ["tenant", "code"])
         meaning = "Requests answered with the job of an earlier one, by their idempotency key."
         self._repeated = count("giornata_repeated_requests_total", meaning, ["door"])
+        meaning = "Attempts to send a webhook: taken, failed, or given up."
+        self._webhooks = count("giornata_webhook_attempts_total", meaning, ["outcome"])
         meaning = "Jobs for which a request waits at this gateway."
         in_flight = Gauge("giornata_jobs_in_flight", meaning, registry=self.registry)
         in_flight.set_function(waiting)
@@ -221,6 +224,10 @@ class Metrics:
     def tenant_refused(self, tenant: str, code: str) -> None:
         """Count one refusal by a limit of a tenant."""
         self._tenant_refusals.labels(tenant, code).inc()
+
+    def webhook_sent(self, outcome: Outcome) -> None:
+        """Count one attempt to send a webhook."""
+        self._webhooks.labels(outcome).inc()
 
     def repeated(self, door: str) -> None:
         """Count one request that computes nothing."""

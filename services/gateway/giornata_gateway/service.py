@@ -26,8 +26,6 @@ from giornata_gateway.gateway import Gateway
 from giornata_gateway.http.server import listening
 from giornata_gateway.intake.key_file import KeyFile
 from giornata_gateway.nats_door import open_door
-from giornata_gateway.views.webhooks import webhook_body
-from giornata_gateway.webhooks.desk import WebhookDesk
 
 log = structlog.get_logger(__name__)
 
@@ -44,13 +42,7 @@ async def serve(config: GatewayConfig, bus: Bus, blobs: BlobStore, stop: asyncio
     records = CellRecords(bus, fleet.cells)
     templates = await just_made(partial(TemplateRecords.open, bus.jetstream))
     loras = await just_made(partial(LoraRecords.open, bus.jetstream))
-    webhooks = WebhookDesk(
-        config,
-        bus,
-        await just_made(partial(WebhookRecords.open, bus.jetstream)),
-        records,
-        lambda record: webhook_body(record, config.public_url),
-    )
+    webhooks = await just_made(partial(WebhookRecords.open, bus.jetstream))
     async with AsyncExitStack() as stack:
         tasks = await stack.enter_async_context(asyncio.TaskGroup())
         for summaries in anywhere(subjects.SUMMARY):
@@ -69,7 +61,11 @@ async def serve(config: GatewayConfig, bus: Bus, blobs: BlobStore, stop: asyncio
             tasks=tasks,
         )
         done = subjects.events_of_gateway(config.instance, EventKind.DONE)
-        async with _catching_up(gateway), webhooks.sending(), bus.listen(done, DoneEvent, gateway.ends.hear):
+        async with (
+            _catching_up(gateway),
+            gateway.webhooks.sending(),
+            bus.listen(done, DoneEvent, gateway.ends.hear),
+        ):
             async with AsyncExitStack() as doors:
                 stop_listening = await doors.enter_async_context(listening(gateway))
                 await doors.enter_async_context(open_door(gateway))

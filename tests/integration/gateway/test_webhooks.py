@@ -171,6 +171,10 @@ async def test_what_is_never_taken_is_given_up_listed_and_sent_again_when_asked(
         for _ in range(2):
             await receiver.next()
         await until(stage, job["id"], dead)
+        async with stage.http.get("/metrics") as response:
+            metrics = await response.text()
+        for outcome in ("failed", "given_up"):
+            assert f'giornata_webhook_attempts_total{{outcome="{outcome}"}} 1.0' in metrics
         [given_up] = await listed(stage)
         assert (given_up["id"], given_up["attempts"], given_up["error"]) == (job["id"], 2, "status 503")
         for method in ("PUT", "DELETE"):
@@ -194,6 +198,21 @@ async def test_a_receiver_that_wants_no_more_is_heeded(nats_url: str, redis_url:
         await until(stage, job["id"], dead)
         assert (await ask(stage, "DELETE", f"/{job['id']}"))[0] == 200
         await until(stage, job["id"], taken)
+
+
+async def test_one_that_is_forgotten_is_not_sent(nats_url: str, redis_url: str, tmp_path: Path) -> None:
+    async with (
+        receiving() as receiver,
+        open_stage(nats_url, redis_url, tmp_path, **hooked(tmp_path)) as stage,
+    ):
+        stage.router.hold = asyncio.Event()
+        _, job = await submit(stage, receiver.url)
+        await stage.router.held.wait()
+        assert (await ask(stage, "DELETE", f"/{job['id']}"))[0] == 200
+        stage.router.hold.set()
+        await stage.router.ended.wait()
+        _, another = await submit(stage, receiver.url)
+        assert (await receiver.next()).told["data"]["id"] == another["id"]
 
 
 async def test_a_webhook_outlives_the_gateway_that_took_its_job(

@@ -19,7 +19,7 @@ from giornata import retries
 from giornata.bus.bus import Bus
 from giornata.tenant_records import WebhookRecords
 from giornata.wire import subjects
-from giornata.wire.errors import GiornataError, InvalidField, JobNotFound, WebhookLimit
+from giornata.wire.errors import GiornataError, InvalidField, JobNotFound, WebhookLimit, WebhookNotFound
 from giornata.wire.events import DoneEvent, EventKind
 from giornata.wire.progress import JobRecord
 from giornata.wire.webhooks import WebhookRecord, WebhookState
@@ -45,15 +45,25 @@ class WebhookDesk:
     """The webhooks of all tenants. :meth:`sending` sends them."""
 
     def __init__(
-        self, config: GatewayConfig, bus: Bus, records: WebhookRecords, jobs: CellRecords, payload: Payload
+        self,
+        config: GatewayConfig,
+        bus: Bus,
+        records: WebhookRecords,
+        jobs: CellRecords,
+        *,
+        payload: Payload,
+        count: Callable[[trying.Outcome], None],
     ) -> None:
         self._retry_s, self._bus, self._records, self._jobs = config.webhook_retry_s, bus, records, jobs
-        self._payload = payload
+        self._payload, self._count = payload, count
         self._masters = read_secrets(config.webhook_secret_file)
         self._networks = addresses.networks_in(config.webhook_networks)
         self._patience = trying.Patience(config.webhook_attempts, config.webhook_retry_s)
         self._hooks: dict[str, WebhookRecord] = {}
+        self._keys: dict[str, str] = {}
+        """By job."""
         self._looks_s: dict[str, float] = {}
+        """Before when a job whose end was not heard is not looked at again, by key."""
         self._busy: set[str] = set()
         self._news = asyncio.Event()
 
@@ -134,8 +144,10 @@ class WebhookDesk:
 
     def _hear(self, event: DoneEvent) -> None:
         """A job has ended: look at it now."""
-        self._looks_s = {key: at for key, at in self._looks_s.items() if not key.endswith(f".{event.job_id}")}
-        self._news.set()
+        key = self._keys.get(event.job_id)
+        if key is not None:
+            self._looks_s.pop(key, None)
+            self._news.set()
 
     async def _follow(self) -> None:
         """Know all webhooks, for ever; what fails is begun again."""
@@ -145,11 +157,17 @@ class WebhookDesk:
         self._hooks.clear()
         async for key, hook in self._records.bucket.changes(">"):
             if hook is None:
-                self._hooks.pop(key, None)
-                self._looks_s.pop(key, None)
+                self._forgotten(key)
             else:
                 self._hooks[key] = hook
+                self._keys[hook.job_id] = key
             self._news.set()
+
+    def _forgotten(self, key: str) -> None:
+        self._looks_s.pop(key, None)
+        hook = self._hooks.pop(key, None)
+        if hook is not None:
+            self._keys.pop(hook.job_id, None)
 
     async def _send_all(self, sender: Sender) -> None:
         async with asyncio.TaskGroup() as tasks:
@@ -168,6 +186,8 @@ class WebhookDesk:
         hook = self._hooks[key]
         try:
             await self._attempt(hook, key, sender)
+        except WebhookNotFound:  # its tenant has forgotten it
+            self._forgotten(key)
         except (GiornataError, nats.errors.Error) as error:  # a store that is away: looked at again
             self._looks_s[key] = time.time() + self._retry_s
             log.info("webhook_waits", job=hook.job_id, error=str(error))
@@ -179,10 +199,15 @@ class WebhookDesk:
             self._news.set()
 
     async def _attempt(self, hook: WebhookRecord, key: str, sender: Sender) -> None:
-        body = hook.body or await self._told(hook)
+        body = hook.body
         if body is None:
-            self._looks_s[key] = time.time() + LOOK_S
-            return
+            self._looks_s[key] = (
+                time.time() + LOOK_S
+            )  # before the look: an end that is heard meanwhile undoes it
+            body = await self._told(hook)
+            if body is None:
+                return
+            self._looks_s.pop(key, None)
         won = False
 
         def claim(present: WebhookRecord) -> WebhookRecord | None:
@@ -201,16 +226,19 @@ class WebhookDesk:
         status, why = await sender.send(hook.url, signed, hook.body)
         if status is not None and 200 <= status < 300:
             await self._records.delete(hook)
-            self._hooks.pop(key, None)
+            self._forgotten(key)
+            self._count(trying.Outcome.TAKEN)
             log.info("webhook_taken", job=hook.job_id, attempts=hook.attempts + 1)
             return
         now_s = time.time()
-        self._hooks[key] = await self._records.change(
+        hook = self._hooks[key] = await self._records.change(
             hook.tenant,
             hook.job_id,
             lambda present: trying.failed(present, why, status, now_s, self._patience),
         )
-        log.info("webhook_not_taken", job=hook.job_id, why=why, attempts=hook.attempts + 1)
+        over = hook.state is WebhookState.DEAD
+        self._count(trying.Outcome.GIVEN_UP if over else trying.Outcome.FAILED)
+        log.info("webhook_not_taken", job=hook.job_id, why=why, attempts=hook.attempts)
 
     async def _told(self, hook: WebhookRecord) -> str | None:
         """What is told of the webhook's job; None while it has not ended, or is not known."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Final
 
 from giornata.wire.webhooks import WebhookRecord, WebhookState
@@ -20,6 +21,15 @@ CLAIM_S: Final = 60.0
 GONE: Final = 410
 """The status by which a receiver wants no more of it."""
 ERROR_CHARACTERS: Final = 200
+
+
+class Outcome(StrEnum):
+    """How an attempt ended."""
+
+    TAKEN = "taken"
+    FAILED = "failed"
+    """It is sent again."""
+    GIVEN_UP = "given_up"
 
 
 @dataclass(frozen=True)
@@ -70,18 +80,20 @@ def chosen(
 
     `looks_s` says before when a job that has not ended is not looked at. `busy` are being sent.
     """
-    due = sorted(
-        (max(hook.next_s, looks_s.get(key, 0.0)), key)
-        for key, hook in hooks.items()
-        if hook.state is WebhookState.WAITING and key not in busy
-    )
+    due: list[tuple[float, str]] = []
+    next_s = None
+    for key, hook in hooks.items():
+        if hook.state is WebhookState.WAITING and key not in busy:
+            at_s = max(hook.next_s, looks_s.get(key, 0.0))
+            if at_s <= now_s:
+                due.append((at_s, key))
+            elif next_s is None or at_s < next_s:
+                next_s = at_s
     tenants = Counter(hooks[key].tenant for key in busy if key in hooks)
     found: list[str] = []
-    for at_s, key in due:
-        if at_s > now_s:
-            return found, at_s
+    for _, key in sorted(due):
         tenant = hooks[key].tenant
         if len(busy) + len(found) < AT_ONCE and tenants[tenant] < AT_ONCE_OF_TENANT:
             found.append(key)
             tenants[tenant] += 1
-    return found, None
+    return found, next_s
