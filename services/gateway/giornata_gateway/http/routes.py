@@ -257,7 +257,7 @@ ROUTES: Final = (
         {200: Reply("The newest first.", {JSON: WebhookList})}, (400, 401, 503), (LIMIT, _parameter("after", TEXT)),
     ),
     Route(
-        GET, "/v1/webhooks/secret", webhooks.secret, "getWebhookSecret", "The secret that signs the tenant's webhooks.",
+        GET, "/v1/webhook-secret", webhooks.secret, "getWebhookSecret", "The secret that signs the tenant's webhooks.",
         {200: Reply("For libraries of Standard Webhooks.", {JSON: WebhookSecret})}, (400, 401),
     ),
     Route(

@@ -61,7 +61,7 @@ class WebhookDeleted(View):
 
 
 class WebhookSecret(View):
-    """Answer of ``GET /v1/webhooks/secret``."""
+    """Answer of ``GET /v1/webhook-secret``."""
 
     object: Literal["webhook_secret"] = "webhook_secret"
     secret: str
