@@ -153,7 +153,7 @@ async def test_a_system_that_is_restarted_finds_its_jobs(stack: Stack, command: 
         done = await submit(http, edit_form())
         assert (await ended(http, done))["state"] == "completed"
         picture = await painted(http, done)
-        under_way = await submit(http, edit_form(num_inference_steps=200, reuse="off", n=2))
+        under_way = await submit(http, edit_form(num_inference_steps=200, reuse="off"))
         await until_step(http, under_way, 2)
     await asyncio.to_thread(stack.compose, command)
     assert stack.services() == {}
