@@ -28,9 +28,7 @@ from giornata.scheduling.placement import Placement
 from giornata.scheduling.policies import POLICIES, PolicyName
 from giornata.scheduling.rock import Rock
 from giornata.scheduling.scheduler import AHEAD, LOOKED_AT, InTurn, Placed, Scheduler
-from giornata.wire.workers import (
-    ServiceState,
-)
+from giornata.wire.workers import ServiceState
 from tests.bench.reporting.report import Measured, measured, write
 from tests.bench.systems.deciding import TEMPLATES, demand_of, fleet, mixed
 from tests.flags import Several, option, parsed
@@ -41,6 +39,7 @@ WARM_UP: Final = 50
 FITTED: Final = 600
 """Jobs of a mixture of kinds."""
 WAITING: Final = 64
+"""Jobs while a place becomes free."""
 SEED: Final = 1
 WITHIN_MS: Final = 5000.0
 """Of jobs for pools."""

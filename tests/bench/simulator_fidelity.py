@@ -61,8 +61,8 @@ from tests.bench.systems.loras import TAKEN_IN_S, ready_loras, taken_in, write_l
 from tests.flags import Several, option, parsed
 
 LIMITS: Final = PixelLimits(max_pixels=1 << 24, budget_pixels=1 << 22)
-
 STRAYS: Final = 0.05
+"""Share of the rows that may be none of the jobs'."""
 
 
 def options_of(arguments: Sequence[str] | None = None) -> SimpleNamespace:

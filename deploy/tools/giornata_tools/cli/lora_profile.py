@@ -10,11 +10,12 @@ import click
 from giornata import runtime
 from giornata.wire.errors import GiornataError
 from giornata.wire.loras import LoraRecord
+from giornata.wire.permissions import User
 from giornata_tools import interrupts
 from giornata_tools.bars import drawn
 from giornata_tools.cli import extras
-from giornata_tools.cli.options import COUNT, READABLE, folder_option, server_option, usage_errors
-from giornata_tools.doors.addresses import NATS_VARIABLE, nats_urls
+from giornata_tools.cli.options import COUNT, folder_option, server_option, usage_errors, user_options
+from giornata_tools.doors.addresses import nats_urls
 from giornata_tools.doors.edits import sentence
 
 if TYPE_CHECKING:
@@ -27,22 +28,7 @@ if TYPE_CHECKING:
 @click.command("profile")
 @click.argument("ids", nargs=-1, metavar="[ID]...")
 @click.option("--watch", is_flag=True, help="Stay, and profile what is uploaded until Ctrl-C.")
-@server_option(
-    "--nats",
-    "nats_url",
-    envvar=NATS_VARIABLE,
-    default="nats://127.0.0.1:4222",
-    show_default=True,
-    help="NATS server(s) of the system.",
-)
-@click.option(
-    "--password-file",
-    envvar="GIORNATA_NATS_PASSWORD_FILE",
-    show_envvar=True,
-    type=READABLE,
-    metavar="FILE",
-    help="Holds the password of the NATS user `profiler`, where the server asks for one.",
-)
+@user_options(User.PROFILER, "of the system")
 @server_option(
     "--blobs",
     "blobs_url",
@@ -93,13 +79,13 @@ def profile(ctx: click.Context, /, ids: tuple[str, ...], **given: Any) -> None:
     if ids and given["watch"]:
         raise click.UsageError("--watch profiles what comes; leave it or the ids out.")
     with usage_errors():
-        nats_urls(given["nats_url"])
+        nats_urls(given["url"])
     extras.require("profiling")
     from giornata_tools.joining.probes import ProbesError, read_folder
     from giornata_tools.joining.profiler import Setting
     from giornata_tools.joining.session import Login
 
-    login = Login(given["nats_url"], given["password_file"], given["blobs_url"])
+    login = Login(given["url"], given["password_file"], given["blobs_url"])
     names = ("steps", "padding_mask_crop", "at_most", "in_flight", "timeout_s")
     setting = Setting(**{name: given[name] for name in names})
     try:

@@ -11,6 +11,7 @@ from typing import Any, Final
 import click
 from click.core import ParameterSource
 
+from giornata.wire.permissions import User
 from giornata_tools.doors.addresses import LOCAL_GATEWAY, NATS_VARIABLE, choose_door, gateway_url
 
 ABOVE_0: Final = click.FloatRange(min=0, min_open=True)
@@ -63,6 +64,27 @@ def door_options(command: Command) -> Command:
         help="Blob store; over NATS needed for pictures above 6 MiB.",
     )
     return url_option(nats(blobs(command)))
+
+
+def user_options(user: User, does: str) -> Option:
+    """NATS servers as `url`, and the password of `user` there as `password_file`; `does` completes what servers do."""
+    servers = server_option(
+        "--nats",
+        "url",
+        envvar=NATS_VARIABLE,
+        default="nats://127.0.0.1:4222",
+        show_default=True,
+        help=f"NATS server(s) {does}.",
+    )
+    password = click.option(
+        "--password-file",
+        envvar="GIORNATA_NATS_PASSWORD_FILE",
+        show_envvar=True,
+        type=READABLE,
+        metavar="FILE",
+        help=f"Holds the password of the NATS user `{user}`, where the server asks for one.",
+    )
+    return lambda command: servers(password(command))
 
 
 def model_option(text: str, **more: Any) -> Option:

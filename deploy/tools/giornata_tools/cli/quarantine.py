@@ -21,8 +21,8 @@ from giornata.wire.errors import GiornataError
 from giornata.wire.permissions import User
 from giornata.wire.progress import JobRecord
 from giornata_tools import interrupts
-from giornata_tools.cli.options import READABLE, Command, server_option, usage_errors
-from giornata_tools.doors.addresses import NATS_VARIABLE, nats_urls
+from giornata_tools.cli.options import Command, usage_errors, user_options
+from giornata_tools.doors.addresses import nats_urls
 
 Act = Callable[..., Awaitable[None]]
 
@@ -41,22 +41,7 @@ def _command(name: str) -> Callable[[Act], Command]:
 
     def made(act: Act) -> Command:
         @quarantine.command(name)
-        @server_option(
-            "--nats",
-            "url",
-            envvar=NATS_VARIABLE,
-            default="nats://127.0.0.1:4222",
-            show_default=True,
-            help="NATS server(s) that keep the records.",
-        )
-        @click.option(
-            "--password-file",
-            envvar="GIORNATA_NATS_PASSWORD_FILE",
-            show_envvar=True,
-            type=READABLE,
-            metavar="FILE",
-            help="Holds the password of the NATS user `operator`, where the server asks for one.",
-        )
+        @user_options(User.OPERATOR, "that keep the records")
         @click.option(
             "--cell",
             default=MAIN,

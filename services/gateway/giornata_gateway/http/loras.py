@@ -10,8 +10,8 @@ from giornata.deadlines import Deadline
 from giornata.wire.loras import PIECE_BYTES
 from giornata_gateway.http.errors import GATEWAY, TENANT, json_answer
 from giornata_gateway.http.lora_uploads import receive_lora
-from giornata_gateway.http.requests import check_query, number_of
-from giornata_gateway.http.templates import DEFAULT_PAGE, MAX_PAGE, MAX_WAIT_MS
+from giornata_gateway.http.requests import check_query, number_of, page_of
+from giornata_gateway.http.templates import MAX_WAIT_MS
 from giornata_gateway.http.uploads import BUFFER_BYTES
 from giornata_gateway.views.loras import LoraDeleted, lora_list, lora_view
 
@@ -46,10 +46,9 @@ async def status(request: web.Request) -> web.Response:
 
 async def listed(request: web.Request) -> web.Response:
     """The LoRAs that the tenant may use, page by page, the newest first."""
-    check_query(request.query, "limit", "after")
-    limit = number_of(request.query, "limit", DEFAULT_PAGE, MAX_PAGE, least=1)
+    limit, after = page_of(request.query)
     records = await request.app[GATEWAY].loras.of(request[TENANT].name)
-    return json_answer(lora_list(records, limit, request.query.get("after")))
+    return json_answer(lora_list(records, limit, after))
 
 
 async def pin(request: web.Request) -> web.Response:

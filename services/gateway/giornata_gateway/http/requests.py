@@ -33,6 +33,8 @@ from giornata_gateway.intake.rules.idempotency import HEADER, read_key
 from giornata_gateway.intake.rules.written import decoded, picture
 from giornata_gateway.jobs.preparation import EditOrder
 
+MAX_PAGE: Final = 100
+DEFAULT_PAGE: Final = 20
 LAST_SEQUENCE: Final = 10**18 - 1
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 
@@ -124,6 +126,12 @@ def number_of(values: Mapping[str, str], name: str, default: int, most: int, lea
             "The number is not accepted.", field=name, received=text, accepted=f"{least} to {most}"
         )
     return int(text)
+
+
+def page_of(query: Mapping[str, str]) -> tuple[int, str | None]:
+    """Of a list's query: how many to list, and the id after which; it raises as the functions that it calls."""
+    check_query(query, "limit", "after")
+    return number_of(query, "limit", DEFAULT_PAGE, MAX_PAGE, least=1), query.get("after")
 
 
 def last_event_id(headers: Mapping[str, str]) -> int:

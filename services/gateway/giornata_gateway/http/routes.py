@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from giornata.wire.errors import BY_CODE, IdempotencyKeyReused, InternalError, ResultExpired
 from giornata.wire.fleet import FleetView
 from giornata.wire.models import Task
-from giornata_gateway.http import jobs, loras, status, templates, webhooks
+from giornata_gateway.http import jobs, loras, requests, status, templates, webhooks
 from giornata_gateway.http.errors import GATEWAY, JOB_ID, TENANT, Handler
 from giornata_gateway.intake.rules.forms import (
     EditForm,
@@ -160,7 +160,7 @@ def _whole(least: int, most: int | None, default: int) -> Json:
     return {"type": "integer", **limits, "default": default}
 
 
-LIMIT: Final = _parameter("limit", _whole(1, templates.MAX_PAGE, templates.DEFAULT_PAGE))
+LIMIT: Final = _parameter("limit", _whole(1, requests.MAX_PAGE, requests.DEFAULT_PAGE))
 WAIT: Final = _parameter("wait_ms", _whole(0, templates.MAX_WAIT_MS, 0)) | {
     "description": "Reply once it is recorded or could not be, at the latest after so many milliseconds."
 }

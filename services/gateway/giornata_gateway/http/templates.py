@@ -9,14 +9,12 @@ from aiohttp import web
 
 from giornata.deadlines import Deadline
 from giornata_gateway.http.errors import GATEWAY, TENANT, json_answer
-from giornata_gateway.http.requests import check_query, number_of
+from giornata_gateway.http.requests import check_query, number_of, page_of
 from giornata_gateway.http.uploads import read_upload
 from giornata_gateway.intake.rules.forms import read_template_form
 from giornata_gateway.views.templates import TemplateDeleted, template_list, template_view
 
 MAX_WAIT_MS: Final = 60_000
-MAX_PAGE: Final = 100
-DEFAULT_PAGE: Final = 20
 
 
 async def register(request: web.Request) -> web.Response:
@@ -50,10 +48,9 @@ async def status(request: web.Request) -> web.Response:
 
 async def listed(request: web.Request) -> web.Response:
     """The tenant's templates, page by page, the newest first."""
-    check_query(request.query, "limit", "after")
-    limit = number_of(request.query, "limit", DEFAULT_PAGE, MAX_PAGE, least=1)
+    limit, after = page_of(request.query)
     records = await request.app[GATEWAY].registration.of(request[TENANT].name)
-    return json_answer(template_list(records, limit, request.query.get("after")))
+    return json_answer(template_list(records, limit, after))
 
 
 async def delete(request: web.Request) -> web.Response:

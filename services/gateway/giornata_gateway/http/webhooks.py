@@ -5,17 +5,15 @@ from __future__ import annotations
 from aiohttp import web
 
 from giornata_gateway.http.errors import GATEWAY, TENANT, json_answer
-from giornata_gateway.http.requests import check_query, number_of
-from giornata_gateway.http.templates import DEFAULT_PAGE, MAX_PAGE
+from giornata_gateway.http.requests import page_of
 from giornata_gateway.views.webhooks import WebhookDeleted, WebhookSecret, webhook_list, webhook_view
 
 
 async def listed(request: web.Request) -> web.Response:
     """The tenant's webhooks that were not taken yet, page by page, the newest first."""
-    check_query(request.query, "limit", "after")
-    limit = number_of(request.query, "limit", DEFAULT_PAGE, MAX_PAGE, least=1)
+    limit, after = page_of(request.query)
     hooks = await request.app[GATEWAY].webhooks.of(request[TENANT].name)
-    return json_answer(webhook_list(hooks, limit, request.query.get("after")))
+    return json_answer(webhook_list(hooks, limit, after))
 
 
 async def again(request: web.Request) -> web.Response:

@@ -20,29 +20,14 @@ from giornata.wire.permissions import User
 from giornata.wire.telemetry import TelemetryReader
 from giornata.wire.workers import ServiceState
 from giornata_tools import interrupts
-from giornata_tools.cli.options import READABLE, server_option, usage_errors
+from giornata_tools.cli.options import usage_errors, user_options
 from giornata_tools.cli.top.screen import screen
 from giornata_tools.cli.top.seen import Seen, Top
-from giornata_tools.doors.addresses import NATS_VARIABLE, nats_urls
+from giornata_tools.doors.addresses import nats_urls
 
 
 @click.command()
-@server_option(
-    "--nats",
-    "url",
-    envvar=NATS_VARIABLE,
-    default="nats://127.0.0.1:4222",
-    show_default=True,
-    help="NATS server(s) that carry the telemetry.",
-)
-@click.option(
-    "--password-file",
-    envvar="GIORNATA_NATS_PASSWORD_FILE",
-    show_envvar=True,
-    type=READABLE,
-    metavar="FILE",
-    help="Holds the password of the NATS user `observer`, where the server asks for one.",
-)
+@user_options(User.OBSERVER, "that carry the telemetry")
 @click.option(
     "--interval",
     type=click.FloatRange(min=0.5, max=60),
