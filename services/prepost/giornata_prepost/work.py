@@ -20,7 +20,7 @@ from enum import IntEnum
 from functools import partial
 from itertools import count
 from queue import PriorityQueue
-from typing import Any, Self, TypeVar, TypeVarTuple
+from typing import Any, Final, Self, TypeVar, TypeVarTuple
 
 import structlog
 from pebble import ProcessExpired, ProcessPool
@@ -31,6 +31,9 @@ Result = TypeVar("Result")
 Arguments = TypeVarTuple("Arguments")
 
 _log = structlog.get_logger(__name__)
+
+FORGOTTEN_S: Final = 1.0
+"""How often a pool with work is asked whether it broke: pebble then forgets the tasks that it has not handed out."""
 
 
 class WorkFailed(Exception):
@@ -100,13 +103,19 @@ class WorkPool(ABC):
             broken, self._pool = self._pool, self._new_pool()
             _log.warning("pool_replaced")
             await _end(broken)
-        future: Future[tuple[Result, float]] = self._pool.schedule(
+        pool = self._pool
+        future: Future[tuple[Result, float]] = pool.schedule(
             _guarded, args=(function, *args), timeout=limit_s
         )
         self._running.add(future)
+        answer = asyncio.wrap_future(future)
         try:
-            return await asyncio.wrap_future(future)
+            while not (await asyncio.wait({answer}, timeout=FORGOTTEN_S))[0]:
+                if not pool.active:
+                    raise BrokenProcessPool("The pool broke before it took the task.")
+            return answer.result()
         finally:
+            answer.cancel()
             self._running.discard(future)
 
     @abstractmethod

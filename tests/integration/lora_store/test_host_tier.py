@@ -35,6 +35,13 @@ def put(folder: Path, seed: int, size_bytes: int = MB // 4) -> StoredFile:
     return StoredFile(sha256=digest, size_bytes=size_bytes)
 
 
+@pytest.fixture(autouse=True)
+async def nothing_is_pinned(bench: Store) -> None:
+    """Pins are the whole deployment's, and other tests share its server."""
+    for record in await bench.records.all():
+        await bench.records.delete(record)
+
+
 class Heard:
     """What a router hears of one tier."""
 

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from io import BytesIO
@@ -170,6 +171,30 @@ async def test_the_pool_survives_the_death_of_an_idle_process(pool: ImagePool) -
         process = psutil.Process(await result_of(pool, process_id, limit_s=HUNG_S))
         process.kill()
         assert await result_of(pool, add, 1, 2, limit_s=HUNG_S) == 3
+
+
+class Slow(int):
+    """Pickling it takes until it may go on: the thread that hands out tasks waits with it."""
+
+    begun, may_go_on = threading.Event(), threading.Event()
+
+    def __reduce__(self) -> tuple[type[int], tuple[int]]:
+        self.begun.set()
+        self.may_go_on.wait(HUNG_S)
+        return int, (int(self),)
+
+
+async def test_work_that_waits_in_a_pool_that_breaks_is_not_forgotten(pool: ImagePool) -> None:
+    process, slow = psutil.Process(await result_of(pool, process_id, limit_s=HUNG_S)), Slow(4)
+    first = asyncio.ensure_future(result_of(pool, add, slow, 1, limit_s=HUNG_S))
+    await asyncio.to_thread(slow.begun.wait, HUNG_S)
+    waiting = asyncio.ensure_future(result_of(pool, add, 1, 2, limit_s=HUNG_S))
+    await asyncio.sleep(0)
+    process.kill()
+    async with asyncio.timeout(HUNG_S):
+        assert await waiting == 3
+        slow.may_go_on.set()
+        assert await first == 5
 
 
 async def test_no_process_is_left_and_nobody_waits_forever() -> None:
