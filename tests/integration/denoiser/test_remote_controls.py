@@ -70,6 +70,11 @@ async def instance(bench: Bench, folder: Path, name: str, **options: Any) -> Asy
             await task
 
 
+def sequences(gate: Gate) -> int:
+    """How many it has computed; a forward may take two of one row, its step's and the next one's."""
+    return sum(count for _, count in gate.forwards)
+
+
 async def heard(bench: Bench, name: str) -> ServiceState:
     """The next that an instance tells of itself."""
     states: asyncio.Queue[ServiceState] = asyncio.Queue()
@@ -271,10 +276,10 @@ async def test_stale_steps_take_what_the_step_before_has_asked_for(
     async with instance(bench, tmp_path, "c1") as gate:
         async with bench.worker() as worker:
             exact = await computed(bench, worker, await alike(bench, worker, use))
-        asked = len(gate.forwards)
+        asked = sequences(gate)
         async with bench.worker(control_stale=True) as worker:
             stale = [await computed(bench, worker, await alike(bench, worker, use)) for _ in range(2)]
-    assert len(gate.forwards) == asked + 2 * (asked - 1), "nothing is asked for that no step reads"
+    assert sequences(gate) == asked + 2 * (asked - 1), "nothing is asked for that no step reads"
     torch.testing.assert_close(stale[0], stale[1], atol=ATOL, rtol=0)
     difference = (stale[0] - exact).abs().max()
     assert 1e-4 < difference < exact.abs().max()
