@@ -25,7 +25,7 @@ from giornata_tools.simulation.machines import FLUX_PICTURE, Machine, Storage, f
 from giornata_tools.simulation.options import BASELINES, Binding, RunOptions, Stages
 from giornata_tools.simulation.results import SimulatedRun, summary
 from giornata_tools.simulation.simulator import Simulation
-from giornata_tools.simulation.steps import Segment, row_of, sample
+from giornata_tools.simulation.steps import Segment, progress, row_of, sample
 from giornata_tools.simulation.templates import TemplateSetting
 from giornata_tools.simulation.worker import SimWorker
 from tests.fakes.networks import PLAIN, PLAIN_4
@@ -57,6 +57,12 @@ def simulated(
 
 def ends(run: SimulatedRun) -> dict[str, float]:
     return {ended.job.job_id: ended.ended_s for ended in run.ended}
+
+
+def test_a_row_without_text_tells_how_far_it_is() -> None:
+    row = row_of(KEY, shape(), MACHINE.pace, template=None)
+    told = progress(row, 3)
+    assert (told.step, told.steps, told.shape_known) == (3, 10, True)
 
 
 def test_a_job_alone_takes_its_steps() -> None:

@@ -81,6 +81,7 @@ def row_of(
         sequences=shape.sequences,
         low_rank=shape.low_rank,
         control=shape.control,
+        encoded=True,
     )
     return SimRow(key, shape, reuses, load.step_ms, load.first_ms, shape.steps, told, template, background)
 
