@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,7 +16,6 @@ from giornata.seeing.otlp import add_ids
 from giornata.seeing.spans import NO_SPAN, NO_STEPS, STEPS
 from giornata.seeing.told import Kind, Told, attribute
 from giornata.wire.errors import InternalError, MaskEmpty
-from giornata.wire.workers import ServiceName
 from tests.fakes.spans import telling
 
 SAMPLED = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}
@@ -55,57 +51,6 @@ def test_the_page_names_all_that_may_be_told() -> None:
     page = (Path(__file__).parents[2] / "docs" / "seeing.md").read_text(encoding="utf-8")
     told = {attribute(name).removeprefix("giornata.") for name in Told.__annotations__}
     assert sorted(name for name in told if f"`{name}`" not in page) == []
-
-
-def started(service: ServiceName, *modules: str, **variables: str) -> set[str]:
-    """What of OpenTelemetry a service has imported that has `modules` and a blob store on Redis' protocol."""
-    code = f"""
-import asyncio, importlib, sys
-for module in {modules!r}:
-    importlib.import_module(module)
-from giornata import runtime
-from giornata.config import ServiceConfig
-from giornata.wire.errors import ServiceUnavailable
-from giornata.wire.workers import ServiceName
-
-async def main(config, stop):
-    from giornata.blobs import open_blobs
-    try:
-        async with asyncio.timeout(0.01), open_blobs("redis://127.0.0.1:1"):
-            pass
-    except (ServiceUnavailable, TimeoutError):
-        assert "redis" in sys.modules
-    importlib.import_module("throttled")  # as a gateway's quotas do
-    print(*(name for name, module in sys.modules.items() if module and name.startswith("opentelemetry")))
-
-sys.exit(runtime.start(ServiceName({service.value!r}), ServiceConfig, main))
-"""
-    environment = os.environ | variables
-    done = subprocess.run(
-        [sys.executable, "-c", code], check=True, capture_output=True, text=True, env=environment
-    )
-    return set(done.stdout.split())
-
-
-@pytest.mark.parametrize(
-    ("service", "modules"),
-    [
-        (ServiceName.GATEWAY, ["giornata_gateway.__main__"]),
-        (ServiceName.ROUTER, ["giornata_router.__main__"]),
-        (ServiceName.LORA_STORE, ["giornata_lora_store.__main__"]),
-        (ServiceName.DENOISER, ["giornata_denoiser.__main__"]),
-        (ServiceName.CONTROLNET, ["giornata_controlnet.__main__"]),
-        (ServiceName.PREPOST, ["giornata_prepost.service", "giornata_prepost.checkpoint"]),
-    ],
-)
-def test_off_no_service_imports_opentelemetry(service: ServiceName, modules: list[str]) -> None:
-    """Redis' client would import its metrics by itself; so nothing imports it before tracing is switched off."""
-    assert started(service, *modules) == set()
-
-
-def test_on_it_is_imported() -> None:
-    told = started(ServiceName.GATEWAY, GIORNATA_TRACES_URL="http://127.0.0.1:1")
-    assert {"opentelemetry.sdk.trace", "opentelemetry.exporter"} <= told
 
 
 def test_a_span_needs_one_around_it_unless_a_trace_begins_there(told: InMemorySpanExporter) -> None:

@@ -108,8 +108,8 @@ def _codes() -> str:
 def _operation(route: Route) -> Json:
     told = {str(status): _answer(status, answer) for status, answer in route.answers.items()}
     if links := links_of(route.name):
-        for status, answer in route.answers.items():
-            if JSON in answer.bodies:
+        for status, reply in route.answers.items():
+            if JSON in reply.bodies:
                 told[str(status)]["links"] = links
     if route.bodies:
         for answer in told.values():
