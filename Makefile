@@ -23,7 +23,7 @@ PYTEST := $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist lo
 READY := .venv/.ready-$(TORCH_BUILD)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo up quality test test-long compose-test check bench gpu chaos fuzz clean
+.PHONY: help setup demo up quality test test-long compose-test check bench gpu chaos fuzz sbom clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r target text; do \
@@ -87,6 +87,9 @@ chaos: setup ## kill, freeze and restart everything under load, count what becom
 
 fuzz: setup ## send hostile bytes to all that reads a stranger's, an hour each or ARGS="--seconds 60"; write out/fuzz.json
 	$(BIN)/python -m tests.fuzz $(ARGS)
+
+sbom: setup ## list what each image's Python environment holds, in CycloneDX's JSON: out/sbom/*.cdx.json
+	$(BIN)/python -m deploy.sbom
 
 clean: ## remove the environment, state, results and caches
 	rm -rf .venv .giornata out .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -42,7 +42,9 @@ def start(service: ServiceName, kind: type[C], main: Callable[[C, asyncio.Event]
     config = load(kind, service)
     configure_logs(config.log_level, config.log_format, config.instance)
     try:
-        if config.traces_url is not None:
+        if config.traces_url is None:
+            switching.off()
+        else:
             switching.on(service, config.instance, config.traces_url, config.traces_share)
         uvloop.run(_supervise(partial(main, config)))
     except Exception as error:  # noqa: BLE001 - the process's edge: logged and told by the exit status

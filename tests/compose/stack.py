@@ -1,4 +1,4 @@
-"""The system of the Compose files, driven by the commands that ``docs/deploy.md`` gives."""
+"""The system of the Compose files, driven by the commands that ``docs/deploy.md`` and ``docs/upgrade.md`` give."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import os
 import random
 import re
+import secrets
 import socket
 import sys
 from collections.abc import Iterator, Sequence
@@ -53,6 +54,7 @@ class Stack:
             "COMPOSE_PROGRESS": "plain",
             "COMPOSE_ANSI": "never",
             "GIORNATA_KEYS_FOLDER": str(keys),
+            "GIORNATA_WEBHOOK_SECRET_FILE": str(_webhook_secret(keys.parent)),
             "GIORNATA_NOTICE_S": "5",
             "GATEWAY_PORTS": f"127.0.0.1:{first}-{first + GATEWAYS - 1}",
             "NATS_PORTS": f"127.0.0.1:{nats}",
@@ -97,8 +99,8 @@ class Stack:
         return described
 
     def replace(self, service: str) -> None:
-        """Replace all instances by the block of commands of the page Deploy."""
-        page = (ROOT / "docs" / "deploy.md").read_text(encoding="utf-8")
+        """Replace all instances by the block of commands of the page Upgrade."""
+        page = (ROOT / "docs" / "upgrade.md").read_text(encoding="utf-8")
         block = re.search(r"```sh\n(compose=\"docker compose .*?)```", page, re.DOTALL)
         assert block is not None
         commands, n = re.subn(r"service=\w+\n", f"service={service}\n", block[1])
@@ -108,6 +110,15 @@ class Stack:
     def logs(self) -> str:
         """Of all containers."""
         return self.compose("logs", "--no-color", "--timestamps")
+
+
+def _webhook_secret(folder: Path) -> Path:
+    """A file that the gateway's user alone may read."""
+    file = folder / "webhooks.secret"
+    file.touch(mode=0o400)
+    file.write_text(secrets.token_urlsafe(32) + "\n")
+    os.chown(file, USER, USER)
+    return file
 
 
 def _free_ports(n: int) -> int:

@@ -115,6 +115,12 @@ async def test_the_cpu_profile_starts_and_edits_come_from_outside(stack: Stack) 
     await edit_twice(stack)
 
 
+async def test_the_gateway_has_the_secret_of_webhooks(stack: Stack) -> None:
+    async with door(stack) as http, http.get("/v1/webhook-secret") as answer:
+        assert answer.status == 200
+        assert (await answer.json())["secret"].startswith("whsec_")
+
+
 def test_containers_have_no_rights_and_are_no_root(stack: Stack) -> None:
     for service, containers in stack.services().items():
         for container in containers:

@@ -25,6 +25,7 @@ from giornata.wire.progress import JobRecord, RowRecord
 from giornata.wire.requests import EditParameters, OutputFormat
 from giornata.wire.workers import ServiceName, ServiceState, WorkerState
 from giornata_gateway.http.body import frame
+from giornata_gateway.http.links import FOLLOWED
 from giornata_gateway.http.openapi import document
 from giornata_gateway.http.routes import ROUTES
 from giornata_gateway.intake.rules.forms import EditForm, GenerationForm, GenerationJobForm, JobForm
@@ -143,6 +144,37 @@ def test_the_document_is_valid_and_has_every_field_and_code() -> None:
         "application/json"
     }
     assert all(f"`{code}`" in described["info"]["description"] for code in BY_CODE)
+
+
+def test_links_lead_to_operations_by_parameters_that_they_have_and_values_that_answers_have() -> None:
+    described = document("")
+    operations = {told["operationId"]: told for item in described["paths"].values() for told in item.values()}
+    assert operations.keys() >= FOLLOWED.keys()
+    led_to = set()
+    for told in operations.values():
+        for answer in told["responses"].values():
+            for link in answer.get("links", {}).values():
+                led_to.add(link["operationId"])
+                target = operations[link["operationId"]]
+                required = {one["name"] for one in target["parameters"] if one.get("required")}
+                [(name, expression)] = link["parameters"].items()
+                assert {name} == required
+                schema = answer["content"]["application/json"]["schema"]
+                for part in expression.removeprefix("$response.body#/").split("/"):
+                    schema = (
+                        described["components"]["schemas"][schema["$ref"].rpartition("/")[2]]
+                        if "$ref" in schema
+                        else schema
+                    )
+                    schema = schema["items"] if part == "0" else schema["properties"][part]
+                assert schema["type"] == "string"
+    ids = {
+        told["operationId"]
+        for path, item in described["paths"].items()
+        if "{" in path
+        for told in item.values()
+    }
+    assert led_to == ids, "whatever takes an id is led to"
 
 
 def test_what_takes_an_idempotency_key_says_so_and_what_it_may_answer() -> None:

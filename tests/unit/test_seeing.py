@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -53,15 +51,6 @@ def test_the_page_names_all_that_may_be_told() -> None:
     page = (Path(__file__).parents[2] / "docs" / "seeing.md").read_text(encoding="utf-8")
     told = {attribute(name).removeprefix("giornata.") for name in Told.__annotations__}
     assert sorted(name for name in told if f"`{name}`" not in page) == []
-
-
-def test_off_nothing_that_makes_or_sends_spans_is_imported() -> None:
-    """Redis' client imports OpenTelemetry's metrics by itself, where they are installed."""
-    code = (
-        "import sys, giornata.runtime, giornata.blobs, giornata.bus.bus, giornata_gateway.service\n"
-        "assert not sys.modules.keys() & {'giornata.seeing.otlp', 'opentelemetry.sdk.trace', 'opentelemetry.exporter'}"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_a_span_needs_one_around_it_unless_a_trace_begins_there(told: InMemorySpanExporter) -> None:

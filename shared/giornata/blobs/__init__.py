@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from importlib import import_module
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
 from giornata.blob_addresses import HANDOVER_MB
 from giornata.blobs.folder import Folder
 from giornata.blobs.host import HostBlobs
 from giornata.blobs.memory import MemoryBlobs
-from giornata.blobs.redis import RedisBlobs
-from giornata.blobs.s3 import S3Blobs
 from giornata.blobs.store import BlobStore, intermediate, refer
 from giornata.blobs.traced import TracedBlobs
 from giornata.seeing import spans
+
+if TYPE_CHECKING:
+    from giornata.blobs.redis import RedisBlobs
+    from giornata.blobs.s3 import S3Blobs
 
 __all__ = [
     "BlobStore",
@@ -26,6 +30,15 @@ __all__ = [
     "open_blobs",
     "refer",
 ]
+
+_CLIENTS: Final = {"RedisBlobs": "giornata.blobs.redis", "S3Blobs": "giornata.blobs.s3"}
+"""Where the stores are whose clients are only imported when one is opened, or asked for by name."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _CLIENTS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_CLIENTS[name]), name)
 
 
 @asynccontextmanager
@@ -39,7 +52,7 @@ async def open_blobs(
     ServiceUnavailable if it is unfit.
     """
     async with AsyncExitStack() as stack:
-        kind = S3Blobs if url.startswith("s3://") else RedisBlobs
+        kind: type[S3Blobs | RedisBlobs] = __getattr__("S3Blobs" if url.startswith("s3://") else "RedisBlobs")
         store: BlobStore = await stack.enter_async_context(kind.open(url))
         if handover is not None:
             folder = stack.enter_context(Folder.open(handover, handover_mb << 20))

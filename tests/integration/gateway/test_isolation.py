@@ -20,13 +20,14 @@ from giornata import api_keys
 from giornata.api_keys import KeysFile, NatsUser
 from giornata.bus import bus
 from giornata.bus.connection import barrier
-from giornata.tenant_records import LoraRecords
+from giornata.tenant_records import LoraRecords, WebhookRecords
 from giornata.wire import codec, subjects
 from giornata.wire.jobs import BlobRef, Job
 from giornata.wire.loras import LoraRecord, LoraState
 from giornata.wire.messages import IDEMPOTENCY_HEADER, CancelMessage, EditMessage
 from giornata.wire.permissions import inbox
 from giornata.wire.requests import EditParameters
+from giornata.wire.webhooks import WebhookRecord, WebhookState
 from giornata_gateway.intake.rules.idempotency import HEADER, job_id_of
 from tests.fakes.key_files import CREATED
 from tests.integration.gateway.test_templates import edit, register
@@ -37,6 +38,7 @@ ALICES, MALLORYS = "sk-alice-1234567", "sk-mallory-12345"
 WORDS = "the merger with Umbrella"
 IDEMPOTENCY = "order-4711"
 """As applications that do not heed the advice choose it; Mallory guesses it."""
+RECEIVER = "hooks-of-alice-and-nobody-else"
 BCRYPT = "$2b$10$" + "a" * 53
 
 
@@ -113,6 +115,14 @@ async def scene(nats_url: str, redis_url: str, tmp_path: Path) -> AsyncIterator[
             name=WORDS,
         )
         await (await LoraRecords.open(stage.router.bus.jetstream)).create(lora)
+        hook = WebhookRecord(
+            job_id=finished.job_id,
+            tenant=alice,
+            url=f"https://example.org/{RECEIVER}",
+            created_s=int(time.time()),
+            state=WebhookState.DEAD,
+        )
+        await (await WebhookRecords.open(stage.router.bus.jetstream)).create(hook)
         victim = Victim(alice, finished, running, template["id"], lora.lora_id, inbox(file.keys[0].user))
         yield Scene(stage, victim, mallory, inbox(file.keys[1].user))
         hold.set()
@@ -153,6 +163,7 @@ async def test_ids_of_others_are_answered_like_guesses(scene: Scene) -> None:
             ("DELETE", "/v1/loras/{}/pin"),
         )
     ]  # fmt: skip
+    attacks += [(method, "/v1/webhooks/{}", alice.job.job_id) for method in ("PUT", "DELETE")]
     for method, path, known in attacks:
         for headers in ({}, {"Last-Event-ID": "1"}, {"If-None-Match": '"x"', "Range": "bytes=0-9"}):
             got = await scene.told(method, path.format(known), headers=headers)
@@ -165,6 +176,8 @@ async def test_ids_of_others_are_answered_like_guesses(scene: Scene) -> None:
     assert not (await scene.stage.router.records.get(alice.running.job_id)).cancel
     assert (await scene.told("GET", f"/v1/templates/{alice.template_id}", ALICES))[0] == 200
     assert (await scene.told("GET", f"/v1/loras/{alice.lora_id}", ALICES))[0] == 200
+    [hook] = json.loads((await scene.told("GET", "/v1/webhooks", ALICES))[1])["data"]
+    assert (hook["id"], hook["state"]) == (alice.job.job_id, "dead")
 
 
 def _blank(body: str, name: str) -> Any:
@@ -176,11 +189,12 @@ def _blank(body: str, name: str) -> Any:
 async def test_lists_and_open_pages_tell_nothing_of_others(scene: Scene) -> None:
     alice = scene.alice
     hidden = {
-        alice.job.job_id, alice.running.job_id, alice.template_id, alice.lora_id, alice.tenant, WORDS,
+        alice.job.job_id, alice.running.job_id, alice.template_id, alice.lora_id, alice.tenant, WORDS, RECEIVER,
     }  # fmt: skip
     for path in (
         "/v1/templates", f"/v1/templates?after={alice.template_id}", "/v1/loras",
-        f"/v1/loras?after={alice.lora_id}", "/v1/fleet", "/v1/models", "/metrics", "/healthz", "/readyz",
+        f"/v1/loras?after={alice.lora_id}", "/v1/webhooks", f"/v1/webhooks?after={alice.job.job_id}",
+        "/sdapi/v1/progress", "/sdapi/v1/loras", "/v1/fleet", "/v1/models", "/metrics", "/healthz", "/readyz",
     ):  # fmt: skip
         _, text, _ = await scene.told("GET", path)
         told = {word for word in hidden if word in text} - (

@@ -145,6 +145,22 @@ def _packed(fields: dict[str, Any]) -> bytes:
     return bytes(msgpack.packb(fields))
 
 
+@pytest.mark.parametrize("subject", [subjects.EDIT, subjects.GENERATE])
+@pytest.mark.parametrize("inside", [False, True])
+async def test_a_webhook_is_refused_with_the_reason(
+    stage: Stage, nats_url: str, subject: str, *, inside: bool
+) -> None:
+    webhook = {"webhook": "https://example.org/hook"}
+    fields = {"schema": 1, "parameters": {"prompt": "x"}, "image": b"p"}
+    fields = fields | ({"parameters": {"prompt": "x"} | webhook} if inside else webhook)
+    async with bus.connect(nats_url, "bare") as connected:
+        reply = await connected.client.request(subject, _packed(fields), timeout=HUNG_S)
+    told = codec.unpack(reply.data)
+    assert (told["code"], told["field"]) == ("invalid_field", "webhook")
+    assert "POST /v1/jobs" in told["accepted"]
+    assert not stage.router.jobs
+
+
 async def test_partial_images_without_a_subject_for_progress_are_refused(stage: Stage, nats_url: str) -> None:
     message = EditMessage(parameters=EditParameters(prompt="x", partial_images=1), image=b"picture")
     async with bus.connect(nats_url, "bare") as connected:

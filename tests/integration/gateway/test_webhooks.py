@@ -338,3 +338,21 @@ async def test_a_job_that_is_not_accepted_leaves_no_webhook(
         status, _ = await submit(stage, "http://127.0.0.1:9/")
         assert status >= 400
         assert await listed(stage) == []
+
+
+async def test_a_webhook_outlives_a_submission_whose_end_is_not_known(
+    nats_url: str, redis_url: str, tmp_path: Path
+) -> None:
+    """A repeated request finds the job, and so would not bring the webhook again."""
+    options = hooked(tmp_path, submit_window_s=0.01)
+    async with receiving() as receiver, open_stage(nats_url, redis_url, tmp_path, **options) as stage:
+        stage.router.hold = asyncio.Event()
+        stage.router.answer_late = asyncio.Event()
+        headers = ALICE | {HEADER: secrets.token_hex(8)}
+        assert (await submit(stage, receiver.url, headers))[0] == 503
+        stage.router.answer_late.set()
+        status, job = await submit(stage, receiver.url, headers)
+        assert (status, len(stage.router.submitted)) == (202, 1)
+        stage.router.hold.set()
+        assert (await receiver.next()).told["data"]["id"] == job["id"]
+        await until(stage, job["id"], taken)

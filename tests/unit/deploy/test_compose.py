@@ -83,6 +83,23 @@ def test_the_gateway_asks_whoever_reaches_it_for_a_key(compose: dict[str, Any]) 
     assert (folder, mode) == (str(config.api_keys_file.parent), "ro")
 
 
+def test_the_gateway_alone_reads_the_secret_of_webhooks_and_where_one_is_named(
+    compose: dict[str, Any],
+) -> None:
+    variable = "GIORNATA_WEBHOOK_SECRET_FILE"
+    given = {
+        name: service["secrets"] for name, service in compose["services"].items() if "secrets" in service
+    }
+    [secret] = compose["secrets"]
+    assert given == {"gateway": [secret]}
+    assert compose["secrets"][secret] == {"file": f"${{{variable}:-/dev/null}}"}, (
+        "Compose wants a file in any case"
+    )
+    told = compose["services"]["gateway"]["environment"][variable]
+    assert told == f"${{{variable}:+/run/secrets/{secret}}}", "empty, and so no webhooks, where none is named"
+    assert GatewayConfig.model_fields["webhook_secret_file"].default is None
+
+
 def test_the_profiler_runs_where_it_is_asked_for_with_a_password_of_its_own(
     compose: dict[str, Any], tmp_path: Path
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from ipaddress import ip_network
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from giornata.wire.workers import ServiceName
 from giornata_denoiser.service import HAND_BACK_S
 from giornata_gateway.http.routes import ROUTES
 from giornata_gateway.http.server import CLOSE_S
+from giornata_gateway.webhooks.rules.addresses import may_connect
 from tests.unit.deploy.kustomize import identity
 from tests.unit.deploy.overlays import (
     BUILT,
@@ -95,9 +97,26 @@ def test_a_container_has_no_rights_and_bounded_memory(key: tuple[str, str]) -> N
 def test_a_service_is_given_its_own_password_and_no_other(key: tuple[str, str]) -> None:
     pod = WORKLOADS[key]["spec"]["template"]["spec"]
     secrets = [volume["secret"]["secretName"] for volume in pod["volumes"] if "secret" in volume]
-    assert secrets == [f"nats-{key[1]}", *(["api-keys"] if key[1] == ServiceName.GATEWAY else [])]
+    gateways = ["api-keys", *(["webhooks"] if key[0] == "documented" else [])]
+    assert secrets == [f"nats-{key[1]}", *(gateways if key[1] == ServiceName.GATEWAY else [])]
     mounts = {mount["name"]: mount for mount in container_of(WORKLOADS[key])["volumeMounts"]}
     assert (mounts["credentials"]["mountPath"], mounts["credentials"]["readOnly"]) == ("/credentials", True)
+
+
+def test_gateways_with_webhooks_read_their_secret_and_reach_receivers() -> None:
+    gateway = WORKLOADS["documented", "gateway"]["spec"]["template"]["spec"]
+    [mount] = [m for m in gateway["containers"][0]["volumeMounts"] if m["name"] == "webhooks"]
+    page = (ROOT / "docs" / "kubernetes.md").read_text()
+    [file] = re.findall(r"create secret generic webhooks --from-file=(\w+)=", page)
+    assert str(config_of(("documented", "gateway")).webhook_secret_file) == f"{mount['mountPath']}/{file}"
+    assert config_of(("cpu", "gateway")).webhook_secret_file is None
+    policy = named("documented", "NetworkPolicy")["gateways-reach-receivers"]["spec"]
+    assert policy["podSelector"]["matchLabels"]["app.kubernetes.io/component"] == ServiceName.GATEWAY
+    [rule] = policy["egress"]
+    [target] = rule["to"]
+    for network in target["ipBlock"]["except"]:
+        assert not may_connect(ip_network(network)[1], ()), "the policy refuses what the gateway refuses"
+    assert "gateways-reach-receivers" not in named("cpu", "NetworkPolicy")
 
 
 def probes(container: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -171,8 +190,10 @@ def test_the_page_makes_every_secret_that_a_manifest_names() -> None:
     used = {
         name
         for resources in BUILT.values()
-        for name in re.findall(r"'(?:secretName|name)': '((?:nats-[a-z-]+|api-keys))'", str(resources))
-        if name in {"api-keys", "nats-server"}
+        for name in re.findall(
+            r"'(?:secretName|name)': '((?:nats-[a-z-]+|api-keys|webhooks))'", str(resources)
+        )
+        if name in {"api-keys", "nats-server", "webhooks"}
         or name.removeprefix("nats-") in {str(one) for one in ServiceName}
     }
     assert used <= made

@@ -36,6 +36,7 @@ WITH_TORCH = {"triton"}
 """torch's CUDA builds bring it, others do without; tests run its kernels on the CPU."""
 RUN_BY_NAME = {
     "check-jsonschema",
+    "cyclonedx-bom",
     "furo",
     "mypy",
     "myst-parser",

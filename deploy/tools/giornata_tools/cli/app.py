@@ -19,6 +19,7 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     "top": ("top.command", "Watch the workers: rows, tokens, tiers, the queue."),
     "models": ("models", "List the models that are served, or the options of one."),
     "lora": ("lora", "Upload, list, remove and profile LoRAs."),
+    "webhooks": ("webhooks", "List, retry and remove webhooks that were not taken."),
     "keys": ("keys", "Make, list and revoke the API keys that gateways ask for."),
     "quarantine": (
         "quarantine",

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable
-from functools import wraps
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,16 +12,12 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from giornata.wire.errors import ErrorBody
-from giornata_tools import interrupts
+from giornata_tools.cli.gateway_group import gateway_command, listed
 from giornata_tools.cli.lora_profile import profile
-from giornata_tools.cli.options import READABLE, Command, server_option, usage_errors
-from giornata_tools.doors.addresses import LOCAL_GATEWAY, gateway_url
-from giornata_tools.doors.edits import Refused, sentence
-from giornata_tools.doors.http_door import HttpClient, open_http
+from giornata_tools.cli.options import READABLE
+from giornata_tools.doors.edits import sentence
+from giornata_tools.doors.http_door import HttpClient
 from giornata_tools.doors.loras import uploaded
-
-Act = Callable[..., Awaitable[int]]
-PAGE: Final = 100
 
 
 @click.group()
@@ -34,51 +29,10 @@ def lora() -> None:
 
 
 lora.add_command(profile)
+_of_lora: Final = partial(gateway_command, lora)
 
 
-def _command(name: str) -> Callable[[Act], Command]:
-    """Makes `act` a command of the group: it is called with a gateway, `as_json` and its own parameters."""
-
-    def made(act: Act) -> Command:
-        @lora.command(name)
-        @server_option(
-            "--url",
-            "url",
-            envvar="GIORNATA_URL",
-            default=LOCAL_GATEWAY,
-            show_default=True,
-            help="Gateway.",
-        )
-        @click.option(
-            "--api-key",
-            envvar="GIORNATA_API_KEY",
-            show_envvar=True,
-            metavar="KEY",
-            help="Where the gateway asks for one.",
-        )
-        @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-        @click.pass_context
-        @wraps(act)
-        def command(ctx: click.Context, /, url: str, api_key: str | None, **given: Any) -> None:
-            with usage_errors():
-                address = gateway_url(url)
-            ctx.exit(interrupts.run(lambda: _connected(address, api_key, act, given)))
-
-        return command
-
-    return made
-
-
-async def _connected(url: str, api_key: str | None, act: Act, given: dict[str, Any]) -> int:
-    async with open_http(url, api_key) as gateway:
-        try:
-            return await act(gateway, **given)
-        except Refused as error:
-            click.echo(f"Error: {error}", err=True)
-            return 1
-
-
-@_command("add")
+@_of_lora("add")
 @click.argument("file", type=READABLE)
 @click.option("--model", metavar="NAME", help="The model that it is for; default: the one that is served.")
 @click.option("--name", metavar="TEXT", help="What to call it; default: the file's name.")
@@ -98,15 +52,10 @@ async def add(gateway: HttpClient, file: Path, model: str | None, name: str | No
     return 1
 
 
-@_command("list")
+@_of_lora("list")
 async def list_loras(gateway: HttpClient, *, as_json: bool) -> int:
     """Show those that the API key may use, the newest first."""
-    found: list[dict[str, Any]] = []
-    page: dict[str, Any] = {"has_more": True}
-    while page["has_more"]:
-        after = f"&after={found[-1]['id']}" if found else ""
-        page = await gateway.read(f"/v1/loras?limit={PAGE}{after}")
-        found += page["data"]
+    found = await listed(gateway, "/v1/loras")
     if as_json:
         click.echo(json.dumps(found, indent=2))
     elif found:
@@ -116,7 +65,7 @@ async def list_loras(gateway: HttpClient, *, as_json: bool) -> int:
     return 0
 
 
-@_command("show")
+@_of_lora("show")
 @click.argument("lora_id", metavar="ID")
 async def show_lora(gateway: HttpClient, lora_id: str, *, as_json: bool) -> int:
     """Show all that is known of one."""
@@ -131,7 +80,7 @@ async def show_lora(gateway: HttpClient, lora_id: str, *, as_json: bool) -> int:
     return 0
 
 
-@_command("rm")
+@_of_lora("rm")
 @click.argument("lora_id", metavar="ID")
 async def remove(gateway: HttpClient, lora_id: str, *, as_json: bool) -> int:
     """Remove one. Edits that have begun end as before."""
@@ -139,7 +88,7 @@ async def remove(gateway: HttpClient, lora_id: str, *, as_json: bool) -> int:
     return _told(told, f"{lora_id} is removed.", as_json=as_json)
 
 
-@_command("pin")
+@_of_lora("pin")
 @click.argument("lora_id", metavar="ID")
 async def pin(gateway: HttpClient, lora_id: str, *, as_json: bool) -> int:
     """Have every host keep one."""
@@ -147,7 +96,7 @@ async def pin(gateway: HttpClient, lora_id: str, *, as_json: bool) -> int:
     return _told(told, f"{lora_id} is pinned.", as_json=as_json)
 
 
-@_command("unpin")
+@_of_lora("unpin")
 @click.argument("lora_id", metavar="ID")
 async def unpin(gateway: HttpClient, lora_id: str, *, as_json: bool) -> int:
     """Let hosts let go of one again."""

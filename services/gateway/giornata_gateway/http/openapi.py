@@ -15,7 +15,8 @@ from giornata.wire.adapters import CONTROL_IMAGES
 from giornata.wire.errors import BY_CODE
 from giornata.wire.references import MAX_REFERENCES, REFERENCE
 from giornata_gateway.http.errors import HTTP_ERRORS
-from giornata_gateway.http.routes import ROUTES, Body, EventStream, Json, Reply, Route
+from giornata_gateway.http.links import links_of
+from giornata_gateway.http.routes import JSON, ROUTES, Body, EventStream, Json, Reply, Route
 from giornata_gateway.intake.rules.forms import LoraForm
 from giornata_gateway.intake.rules.idempotency import HEADER, MAX_CHARACTERS
 from giornata_gateway.views.answers import ErrorAnswer
@@ -106,6 +107,10 @@ def _codes() -> str:
 
 def _operation(route: Route) -> Json:
     told = {str(status): _answer(status, answer) for status, answer in route.answers.items()}
+    if links := links_of(route.name):
+        for status, reply in route.answers.items():
+            if JSON in reply.bodies:
+                told[str(status)]["links"] = links
     if route.bodies:
         for answer in told.values():
             answer["headers"] = RATE_LIMIT | (REPLAYED if route.repeatable else {})

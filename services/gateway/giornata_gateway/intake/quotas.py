@@ -14,14 +14,13 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import Callable
-from typing import Final
-
-from throttled import Throttled
-from throttled.rate_limiter import per_min
-from throttled.store import MemoryStore
+from typing import TYPE_CHECKING, Final
 
 from giornata.wire.errors import ConcurrencyLimited, InvalidField, RateLimited
 from giornata_gateway.intake.rules.tenants import Tenant
+
+if TYPE_CHECKING:
+    from throttled import Throttled
 
 MAX_TENANTS: Final = 100_000
 """Buckets that are remembered. Beyond it the least recently used bucket is forgotten, and so is full again."""
@@ -77,6 +76,8 @@ class Quotas:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._estimate, self._refused, self._clock = estimate, refused, clock
+        from throttled.store import MemoryStore  # noqa: PLC0415 - brings Redis' client: seeing.switching.off is before it
+
         self._in_progress = InProgress()
         self._buckets = MemoryStore(options={"MAX_SIZE": MAX_TENANTS})
 
@@ -149,5 +150,7 @@ class Quotas:
             )
 
     def _bucket(self, tenant: Tenant) -> Throttled:
+        from throttled import Throttled, per_min  # noqa: PLC0415 - as above
+
         quota = per_min(tenant.per_minute, burst=tenant.per_minute)
         return Throttled(using="gcra", quota=quota, store=self._buckets)

@@ -19,7 +19,16 @@ from giornata import retries
 from giornata.bus.bus import Bus
 from giornata.tenant_records import WebhookRecords
 from giornata.wire import subjects
-from giornata.wire.errors import GiornataError, InvalidField, JobNotFound, WebhookLimit, WebhookNotFound
+from giornata.wire.errors import (
+    DeadlineExceeded,
+    GiornataError,
+    InternalError,
+    InvalidField,
+    JobNotFound,
+    ServiceUnavailable,
+    WebhookLimit,
+    WebhookNotFound,
+)
 from giornata.wire.events import DoneEvent, EventKind
 from giornata.wire.progress import JobRecord
 from giornata.wire.webhooks import WebhookRecord, WebhookState
@@ -36,6 +45,8 @@ LOOK_S = 30.0
 UNKNOWN_S = 120
 """How long a webhook is kept whose job there is not: it was not accepted, or its record has ended."""
 MAX_OF_TENANT = 1000
+DOUBTFUL = (ServiceUnavailable, DeadlineExceeded, InternalError)
+"""Errors of a submission after which its job may run nevertheless."""
 
 Payload = Callable[[JobRecord], str]
 """What is told of a job that has ended."""
@@ -82,7 +93,10 @@ class WebhookDesk:
 
     @asynccontextmanager
     async def promised(self, tenant: str, job_id: str, url: str | None) -> AsyncIterator[None]:
-        """Keep the webhook of a job while it is submitted inside; one whose job is not accepted is forgotten.
+        """Keep the webhook of a job while it is submitted inside; one whose job is refused is forgotten.
+
+        Where nobody can say whether the job was accepted it is kept: a repeated request would not bring it again. One
+        without a job is forgotten later.
 
         Raises:
             InvalidField: webhooks are not sent at all, or not there.
@@ -100,8 +114,8 @@ class WebhookDesk:
         known = not await self._records.create(hook)  # a repeated request
         try:
             yield
-        except GiornataError:
-            if not known:
+        except GiornataError as error:
+            if not known and not isinstance(error, DOUBTFUL):
                 await self._records.delete(hook)
             raise
 

@@ -16,6 +16,7 @@ from giornata.wire.references import REFERENCE, check_count
 from giornata.wire.requests import EditParameters, GenerationParameters, asked
 from giornata_gateway.intake.rules.forms import TemplateId, check_filled, check_source
 from giornata_gateway.intake.rules.tenants import Tenant
+from giornata_gateway.webhooks.rules.addresses import FIELD as WEBHOOK
 
 REPLY_MARGIN_BYTES: Final = 64 << 10
 """Room in a reply for everything but the pictures."""
@@ -33,6 +34,8 @@ class GenerateEnvelope(GenerateMessage):
 
     parameters: Any
     """A map; :func:`read_generation` validates it, and its errors are short."""
+    webhook: Any = None
+    """Named to be refused: see :func:`check_no_webhook`."""
 
 
 class EditEnvelope(EditMessage):
@@ -41,6 +44,8 @@ class EditEnvelope(EditMessage):
     parameters: Any
     """A map; :func:`read_parameters` validates it, and its errors are short."""
     template_id: TemplateId | None = None
+    webhook: Any = None
+    """As a generation's."""
 
 
 class ProbeEnvelope(EditEnvelope):
@@ -77,6 +82,7 @@ def _read(kind: type[P], envelope: Envelope) -> P:
         raise InvalidField(
             "A parameter has no such name.", field="parameters", received=strange[0], accepted=accepted
         )
+    check_no_webhook(envelope.webhook if envelope.webhook is not None else given.get(WEBHOOK))
     parameters = asked(kind, given)
     if parameters.partial_images and envelope.progress is None:
         raise InvalidField(
@@ -86,6 +92,17 @@ def _read(kind: type[P], envelope: Envelope) -> P:
             accepted="0, or a subject for the progress",
         )
     return parameters
+
+
+def check_no_webhook(webhook: object) -> None:
+    """Refuse a webhook, wherever it stands in a message: the message's own answer tells the end of its job."""
+    if webhook is not None:
+        raise InvalidField(
+            "The answer to this message tells the end, so there is no webhook of it.",
+            field=WEBHOOK,
+            received=webhook if isinstance(webhook, str) else type(webhook).__name__,
+            accepted="no webhook; a job of POST /v1/jobs may have one",
+        )
 
 
 def check_reply(reply: str, tenant: Tenant) -> None:

@@ -16,6 +16,10 @@ MAX_URL: Final = 2000
 FIELD: Final = "webhook"
 _TRANSLATED: Final = ipaddress.ip_network("64:ff9b::/96")
 """NAT64: the last 32 bits are an IPv4 address."""
+_UNICAST: Final = ipaddress.ip_network("2000::/3")
+"""All of IPv6 that is given out as public. What lies beside it may carry an IPv4 address, or be a site's own."""
+_ASSIGNED: Final = ipaddress.ip_network("192.0.0.0/24")
+"""For protocols; Python takes part of it for public."""
 
 
 def networks_in(text: str) -> tuple[Network, ...]:
@@ -61,7 +65,9 @@ def may_connect(address: Address, networks: Sequence[Network]) -> bool:
     inner = _inner(address)
     if any(one.version == inner.version and inner in one for one in networks):
         return True
-    return inner.is_global and not inner.is_multicast
+    if isinstance(inner, ipaddress.IPv4Address):
+        return inner.is_global and not inner.is_multicast and inner not in _ASSIGNED
+    return inner.is_global and inner in _UNICAST
 
 
 def _inner(address: Address) -> Address:
