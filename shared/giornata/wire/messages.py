@@ -7,6 +7,7 @@ from typing import Final, NamedTuple
 
 from giornata.wire.jobs import BlobRef, Encoding, Inspection, Job, Priority
 from giornata.wire.loras import NormaliseLora, StoredFile
+from giornata.wire.masks import MaskRequest
 from giornata.wire.progress import ApproximateUse, RowRecord
 from giornata.wire.requests import EditParameters, GenerationParameters, OutputFormat
 from giornata.wire.templates import TemplateInputs, TemplateRecord
@@ -75,6 +76,8 @@ class FinishRequest(Wire):
     inspection: Inspection
     index: int
     latents: BlobRef
+    others: tuple[BlobRef, ...] = ()
+    """Latents of the regions after the first one, where the job has several: all are pasted into one picture."""
     remaining_ms: int
 
 
@@ -138,7 +141,7 @@ class TemplateRequest(Wire):
     remaining_ms: int
 
 
-Question = InspectRequest | EncodeRequest | FinishRequest | TemplateRequest | NormaliseLora
+Question = InspectRequest | EncodeRequest | FinishRequest | TemplateRequest | NormaliseLora | MaskRequest
 """The questions to prepost."""
 
 
@@ -155,6 +158,8 @@ def question(request: Question) -> str:
             return f"template {request.template.template_id}"
         case NormaliseLora():
             return f"adapter {request.lora.lora_id}"
+        case MaskRequest():
+            return f"mask {request.folder}"
 
 
 class RecordRequest(Wire):
