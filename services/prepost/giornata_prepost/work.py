@@ -52,7 +52,8 @@ class WorkPool(ABC):
         context = multiprocessing.get_context("forkserver")
         # the fork server imports these once, so that a replacement starts in milliseconds
         plugins = ["PIL.JpegImagePlugin", "PIL.PngImagePlugin", "PIL.WebPImagePlugin"]
-        context.set_forkserver_preload(["giornata_prepost.images.stages", *plugins])
+        stages = [f"giornata_prepost.images.{name}" for name in ("stages", "each_region", "regions")]
+        context.set_forkserver_preload([*stages, *plugins])
         self._new_pool = partial(ProcessPool, max_workers=processes, context=context)
         self._pool = self._new_pool()
         self._running: set[Future[Any]] = set()

@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from giornata_tools.cli import mask, models, status
+from giornata_tools.cli import models, status
+from giornata_tools.cli.mask import command as mask
 from giornata_tools.doors.edits import EditCall, EditProgress, Preview, Refused, Stopped
 from giornata_tools.doors.http_door import open_http
 from tests.fakes.colours import CARD, ColourMasks

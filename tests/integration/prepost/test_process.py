@@ -23,12 +23,14 @@ from giornata.families import Family
 from giornata.model_cards import read_model_card
 from giornata.wire import subjects
 from giornata.wire.jobs import Inspection, Job, Priority
+from giornata.wire.masks import MaskReply, MaskRequest
 from giornata.wire.messages import InspectRequest
 from giornata.wire.models import ModelCard
 from giornata.wire.requests import EditParameters
 from giornata.wire.resolution import resolve
 from giornata.wire.workers import ServiceName, ServiceState
 from giornata_tools.model.random.build import build
+from tests.fakes.tiny_segmenters import clipseg, sam2
 from tests.patience import HUNG_MS, HUNG_S
 
 STARTED_S = 180
@@ -64,6 +66,20 @@ async def inspected(caller: bus.Bus, job: Job) -> Inspection:
     return await caller.call(subject, request, Inspection, Deadline.after_ms(HUNG_MS))
 
 
+async def masked(caller: bus.Bus, job: Job) -> MaskReply:
+    assert job.image is not None
+    request = MaskRequest(
+        image=job.image,
+        prompt="a hat",
+        threshold=0.01,
+        folder=f"{job.job_id}/",
+        ttl_s=60,
+        remaining_ms=HUNG_MS,
+    )
+    subject = subjects.prepost("mask", job.model)
+    return await caller.call(subject, request, MaskReply, Deadline.after_ms(HUNG_MS))
+
+
 def mapped(process: psutil.Process) -> list[str]:
     return [region.path for region in process.memory_maps()]
 
@@ -76,7 +92,9 @@ async def test_the_process(
     build(Family.FLUX_FILL, folder)
     card = read_model_card(folder)
     heard: asyncio.Queue[ServiceState] = asyncio.Queue()
-    flags = ("--instance", instance, "--model", str(folder), "--device", "cpu", "--image-processes", "2")
+    segmenter = clipseg(tmp_path / "segmenter")
+    named = ("--instance", instance, "--model", str(folder), "--mask-model", str(segmenter))
+    flags = (*named, "--device", "cpu", "--image-processes", "2")
     async with (
         bus.connect(nats_url, "test") as caller,
         RedisBlobs.open(redis_url) as blobs,
@@ -93,7 +111,11 @@ async def test_the_process(
                 assert state.ready
                 assert state.host == socket.gethostname()
                 assert [model.digest for model in state.models] == [card.digest]
-                await inspected(caller, await a_job(blobs, card))
+                assert state.masks is not None
+                assert state.masks.name == "segmenter"
+                job = await a_job(blobs, card)
+                await inspected(caller, job)
+                assert (await masked(caller, job)).regions
                 family = psutil.Process(process.pid).children(recursive=True)
                 assert len(family) >= 3
                 loaded = [path for child in family for path in mapped(child)]
@@ -126,6 +148,21 @@ async def refusal(environment: dict[str, str], *flags: str) -> str:
 async def test_a_folder_that_is_no_checkpoint(environment: dict[str, str], tmp_path: Path) -> None:
     errors = await refusal(environment, "--model", str(tmp_path))
     assert "not part of a diffusers checkpoint" in errors
+
+
+async def test_a_folder_that_is_no_segmenter(environment: dict[str, str], tmp_path: Path) -> None:
+    build(Family.FLUX_FILL, tmp_path / "tiny")
+    errors = await refusal(
+        environment,
+        "--model",
+        str(tmp_path / "tiny"),
+        "--device",
+        "cpu",
+        "--mask-model",
+        str(sam2(tmp_path / "sam")),
+    )
+    assert "finds nothing by words" in errors
+    assert "CLIPSeg" in errors
 
 
 async def test_mistakes_of_configuration_are_reported_at_once(environment: dict[str, str]) -> None:

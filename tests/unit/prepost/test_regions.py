@@ -177,8 +177,7 @@ def test_a_region_is_told_as_its_whole_mask_would_be(heat: Heat, wider: int, hig
     for piece in pieces(HeatMap(heat), Size.of(heat), Wanted(0.5, 4)):
         one = regions._shown(piece, size, each=True)
         whole = nearest(piece.mask, size)
-        assert one.box == bounds(whole, 0)
-        assert one.area == int(np.count_nonzero(whole))
+        assert (one.box, one.area) == (bounds(whole, 0), int(np.count_nonzero(whole)))
         assert np.array_equal(shown(one.png or b""), whole)
 
 

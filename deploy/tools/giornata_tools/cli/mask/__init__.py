@@ -1,0 +1,1 @@
+"""``giornata mask``."""
