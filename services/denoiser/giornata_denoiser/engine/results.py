@@ -31,6 +31,7 @@ def advanced(
             stepped.generators[index],
             entry=entries[index],
             corrections=tuple(each.correction() for each in plan.learning[index]) or None,
+            cached=stepped.cached[index],
         )
         for index, row in enumerate(rows)
         if finite[index]
