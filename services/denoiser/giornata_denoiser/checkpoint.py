@@ -103,3 +103,8 @@ def load(folder: Path, *, dtype: torch.dtype, device: torch.device, name: str | 
         return Checkpoint(card, LOADERS[card.family](folder, dtype, device), None)
     preview_map = fit_autoencoder(folder, device)  # before the network: never both in memory
     return Checkpoint(card, LOADERS[card.family](folder, dtype, device), preview_map)
+
+
+def without_step_caches(checkpoint: Checkpoint) -> Checkpoint:
+    """`checkpoint` for several devices: what rows remember of their steps does not follow them from one to another."""
+    return replace(checkpoint, card=checkpoint.card.model_copy(update={"step_caches": ()}))

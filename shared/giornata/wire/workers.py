@@ -67,6 +67,8 @@ class RowProgress(Wire):
     """Weights in the factors of the LoRAs that act in its next step."""
     control: float = 0.0
     """Multiplications of ControlNets in this process that its next step takes, of one sequence."""
+    skipped_steps: int = 0
+    """Of the steps still to come, those that a step cache extrapolates."""
     degree: int = 0
     """Devices of the worker that computed its last step together, or compute its present one; 0 before the first."""
     due_ms: float | None = None
@@ -265,6 +267,15 @@ class RankState(Wire):
     """Processes that have been started for it."""
 
 
+class StepCacheCounters(Wire):
+    """What rows with step caches have done since the worker's start."""
+
+    computed_blocks: int = 0
+    """Blocks that their sequences passed."""
+    skipped_blocks: int = 0
+    """Blocks that caches stood in for."""
+
+
 class WorkerState(Wire):
     """Telemetry of a denoiser."""
 
@@ -304,6 +315,8 @@ class WorkerState(Wire):
     """What ControlNets of a service may add to here; None where it asks none."""
     ranks: tuple[RankState, ...] = ()
     """Its devices, where it has several: a pool."""
+    step_cache: StepCacheCounters | None = None
+    """None from versions without step caches."""
 
 
 class ServiceState(Wire):

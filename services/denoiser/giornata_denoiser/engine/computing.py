@@ -212,6 +212,7 @@ class Computing:
             results.previews(
                 rows, [picture if fine else None for picture, fine in zip(pictures, good, strict=True)]
             ),
+            results.cached_blocks(rows, stepped, self.family.depth),
         )
 
     def _made(self, rows: tuple[Row, ...]) -> tuple[Stepped, StepPlan, float]:
@@ -245,7 +246,7 @@ class Computing:
         uses = caching(controlled(uses, rows, added), rows)
         stepped = denoise_step(self.family, assembly, rows, uses, self._trace)
         left = [[cache.left for cache in caches] for caches in of_rows(uses, rows)]
-        return stepped, self.sources.shortened(plan, left), assembled
+        return stepped, plan.shortened(left), assembled
 
     def _hosted(self, rows: Sequence[Row], plan: StepPlan) -> list[Entry | None]:
         """What the step has left behind of each row, on its way to host memory; that of a row that ends is there."""

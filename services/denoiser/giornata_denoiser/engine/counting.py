@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from giornata.planning.costs import StepCosts
 from giornata.planning.operations import Amounts, Operations, Shape, Work, mean_amounts, step_work
@@ -16,7 +16,7 @@ from giornata_denoiser.engine.weighing import predicted_ms
 def work_of(operations: Operations, rows: Iterable[Running], left: Sequence[bool] = ()) -> Work:
     """What a step of `rows` computes, over all blocks; rows of one set of LoRAs are one segment.
 
-    Sequences that have `left` compute the first block alone; see :func:`lasting`.
+    Sequences that have `left` compute the first block alone; they are in the order of :func:`_sequences`.
     """
     rows = tuple(rows)
     work = step_work(operations, *_sequences(operations, rows), left)
@@ -24,62 +24,60 @@ def work_of(operations: Operations, rows: Iterable[Running], left: Sequence[bool
     return replace(work, segments=float(len(sets - {()})))
 
 
-def sampled(
-    operations: Operations,
-    rows: Sequence[Running],
-    work: Work,
-    costs: StepCosts,
-    *,
-    missing_bytes: int,
-    expected_ms: float,
-) -> StepSample:
-    """The sample of a step before it is measured."""
-    # What each row computes at least, in a step that waits for no load.
-    least_ms = [predicted_ms([each.row], costs, operations) - costs.call_ms for each in rows]
-    sample = StepSample(
-        rows=len(rows),
-        sequences=0,
-        image_tokens=0,
-        text_tokens=0,
-        attention_pairs=0,
-        blocks=round(work.sequences) * operations.blocks,
-        loaded_bytes=missing_bytes,
-        assemble_ms=0.0,
-        step_ms=0.0,
-        predicted_ms=expected_ms,
-        reusing_ms=sum(ms for each, ms in zip(rows, least_ms, strict=True) if each.row.masked),
-        excess_ms=max(0.0, expected_ms - work.calls * costs.call_ms - sum(least_ms)),
-    )
-    return _counted(sample, work, mean_amounts(*_sequences(operations, rows)))
+@dataclass(frozen=True, eq=False)
+class Counts:
+    """The rows of a step as it was planned, by these costs."""
 
+    operations: Operations
+    rows: Sequence[Running]
+    work: Work
+    costs: StepCosts
 
-def shortened(
-    operations: Operations,
-    rows: Sequence[Running],
-    sample: StepSample,
-    costs: StepCosts,
-    left: Sequence[Sequence[bool]],
-) -> tuple[Work, StepSample]:
-    """What the step of a `sample` has computed, of whose rows these sequences `left` behind its first block."""
-    gone = [
-        own
-        for each, of in zip(rows, left, strict=True)
-        for own in (*(of or (False,) * len(each.shapes)), *((False,) * len(each.row.joining)))
-    ]
-    planned, work = work_of(operations, rows), work_of(operations, rows, gone)
-    blocks = sum(gone) * (operations.blocks - 1)
-    told = sample.model_copy(
-        update={
-            "predicted_ms": max(0.0, sample.predicted_ms - costs.step_ms(planned) + costs.step_ms(work)),
-            "blocks": sample.blocks - blocks,
-            "skipped_blocks": sample.skipped_blocks + blocks,
-        }
-    )
-    return work, _counted(told, work, mean_amounts(*_sequences(operations, rows), gone))
+    def sampled(self, *, missing_bytes: int, planned_ms: float) -> StepSample:
+        """The sample of the step before it is measured; loads alone end it after `planned_ms`."""
+        operations, work, costs = self.operations, self.work, self.costs
+        expected_ms = max(planned_ms, costs.step_ms(work))
+        # What each row computes at least, in a step that waits for no load.
+        least_ms = [predicted_ms([each.row], costs, operations) - costs.call_ms for each in self.rows]
+        sample = StepSample(
+            rows=len(self.rows),
+            sequences=0,
+            image_tokens=0,
+            text_tokens=0,
+            attention_pairs=0,
+            blocks=round(work.sequences) * operations.blocks,
+            loaded_bytes=missing_bytes,
+            assemble_ms=0.0,
+            step_ms=0.0,
+            predicted_ms=expected_ms,
+            reusing_ms=sum(ms for each, ms in zip(self.rows, least_ms, strict=True) if each.row.masked),
+            excess_ms=max(0.0, expected_ms - work.calls * costs.call_ms - sum(least_ms)),
+        )
+        return _counted(sample, work, mean_amounts(*_sequences(operations, self.rows)))
+
+    def shortened(self, sample: StepSample, left: Sequence[Sequence[bool]]) -> tuple[Work, StepSample]:
+        """What the step has computed, of whose rows these sequences `left` behind the first block."""
+        operations, costs = self.operations, self.costs
+        gone = [
+            own
+            for each, of in zip(self.rows, left, strict=True)
+            for own in (*(of or (False,) * len(each.shapes)), *((False,) * len(each.row.joining)))
+        ]
+        work = work_of(operations, self.rows, gone)
+        blocks = sum(gone) * (operations.blocks - 1)
+        saved_ms = costs.step_ms(self.work) - costs.step_ms(work)
+        told = sample.model_copy(
+            update={
+                "predicted_ms": max(0.0, sample.predicted_ms - saved_ms),
+                "blocks": sample.blocks - blocks,
+                "skipped_blocks": sample.skipped_blocks + blocks,
+            }
+        )
+        return work, _counted(told, work, mean_amounts(*_sequences(operations, self.rows), gone))
 
 
 def _sequences(operations: Operations, rows: Iterable[Running]) -> tuple[list[Shape], list[tuple[Mode, ...]]]:
-    """Shape and modes of every sequence of a step of `rows`."""
+    """Shape and modes of every sequence of a step of `rows`, row by row; its prefixes follow a row's own."""
     shapes: list[Shape] = []
     modes: list[tuple[Mode, ...]] = []
     for each in rows:

@@ -47,8 +47,15 @@ def divided(rows: Sequence[Row], *, learns: bool) -> Division:
 
 def joined(division: Division, computed: Stepped | None, others: Stepped) -> Stepped:
     """What both parts of a step have come to; None where nothing is computed."""
-    parts = ((),) * len(others) if computed is None else computed
-    return Stepped(*(division.joined(*both) for both in zip(parts, others, strict=True)))
+    made = Stepped((), (), (), (), (), ()) if computed is None else computed
+    return Stepped(
+        division.joined(made.latents, others.latents),
+        division.joined(made.clean, others.clean),
+        division.joined(made.memory, others.memory),
+        division.joined(made.generators, others.generators),
+        division.joined(made.cached, others.cached),
+        division.joined(made.skipped, others.skipped),
+    )
 
 
 def spread(division: Division, plan: StepPlan | None) -> StepPlan:

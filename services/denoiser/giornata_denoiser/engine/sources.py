@@ -23,7 +23,7 @@ from giornata_denoiser.blocks.own import OwnKeysValues, own_bits
 from giornata_denoiser.blocks.recording import CorrectionRecorder, EntryRecorder
 from giornata_denoiser.blocks.slabs import Slabs
 from giornata_denoiser.blocks.waits import Waits
-from giornata_denoiser.engine.counting import sampled, shortened, work_of
+from giornata_denoiser.engine.counting import Counts, work_of
 from giornata_denoiser.engine.loading import Loader, SlabRun
 from giornata_denoiser.engine.running import Makers, Running
 from giornata_denoiser.engine.served import Served, planned
@@ -87,6 +87,16 @@ class StepPlan:
     recording: tuple[EntryRecorder | None, ...]
     """By row: what it leaves behind of this step; None for nothing."""
 
+    counts: Counts | None = None
+    """How its sample was counted; None without one."""
+
+    def shortened(self, left: Sequence[Sequence[bool]]) -> StepPlan:
+        """The same, of whose rows these sequences `left` the forward behind its first block."""
+        if self.sample is None or self.counts is None or not any(map(any, left)):
+            return self
+        work, sample = self.counts.shortened(self.sample, left)
+        return replace(self, work=work, sample=sample)
+
     def beside(self, skipped_blocks: int) -> StepPlan:
         """The same beside rows that are not computed, and so many blocks of theirs."""
         if self.sample is None:
@@ -106,8 +116,6 @@ class Sources:
         self._scheduled: list[tuple[object, ...]] = []
         """What the loader's queue follows from, by row."""
         self._shared: WeakValueDictionary[tuple[object, ...], Slabs] = WeakValueDictionary()
-        self._planned: tuple[list[Running], StepCosts] = ([], options.model.costs)
-        """The rows of the last step, and the costs that it was planned by."""
 
     def retain(self, keys: Collection[RowKey]) -> None:
         """Forget all rows but these."""
@@ -134,24 +142,16 @@ class Sources:
         if loader is not None and self._scheduled != (wanted := [each.wanted for each in running]):
             loader.schedule(_loads(running))
             self._scheduled = wanted
-        self._planned = running, costs
-        expected_ms = max(planned_ms, costs.step_ms(work))
-        sample = sampled(operations, running, work, costs, missing_bytes=missing, expected_ms=expected_ms)
+        counts = Counts(operations, running, work, costs)
+        sample = counts.sampled(missing_bytes=missing, planned_ms=planned_ms)
         return StepPlan(
             by_sequence([each.uses(self._family.depth) for each in running]),
             work,
             sample,
             tuple(() if each.served is None else each.served.learning for each in running),
             tuple(each.recorder for each in running),
+            counts,
         )
-
-    def shortened(self, plan: StepPlan, left: Sequence[Sequence[bool]]) -> StepPlan:
-        """The plan of the last step, of whose rows these sequences `left` the forward behind its first block."""
-        if plan.sample is None or not any(map(any, left)):
-            return plan
-        running, costs = self._planned
-        work, sample = shortened(self._family.operations, running, plan.sample, costs, left)
-        return replace(plan, work=work, sample=sample)
 
     def _advanced(self, row: Row) -> Running:
         if row.joins_loras:  # what was learned without them corrects nothing any more

@@ -26,9 +26,18 @@ def extrapolated(row: Row, *, learns: bool) -> Expansion | None:
         return None
     teaches = learns and row.template is not None and row.region is not None and row.corrections is None
     renews = row.renews and not row.masked
-    if teaches or renews or row.records is not None or rule.computes(row.step - known.began):
+    if teaches or renews or row.records is not None or rule.steps.computes(row.step - known.began):
         return None
     return known
+
+
+def skipped_steps(row: Row) -> int:
+    """Of the steps that `row` has still to make, those that it will extrapolate."""
+    if not isinstance(row.step_cache, TaylorRule):
+        return 0
+    began = row.cached.began if isinstance(row.cached, Expansion) else row.step
+    here = row.step_cache.steps
+    return here.skipped(row.steps - began) - here.skipped(row.step - began)
 
 
 def caching(uses: Sequence[Use], rows: Sequence[Row]) -> tuple[Use, ...]:

@@ -33,6 +33,8 @@ class Stepped(NamedTuple):
     """Where each row's random numbers go on; see :attr:`Row.generator`."""
     cached: tuple[Cached | None, ...]
     """What each row remembers for its step cache."""
+    skipped: tuple[int, ...]
+    """Blocks that step caches stood in for, of all of the row's sequences."""
 
 
 def denoise_step(
@@ -57,11 +59,9 @@ def denoise_step(
     )
     caches = of_rows(uses, rows) if uses else [()] * len(rows)
     answers = _by_row(assembly, rows, outputs)
-    cached = [
-        row.step_cache and remembered(row, own, answer)
-        for row, own, answer in zip(rows, caches, answers, strict=True)
-    ]
-    return _stepped(family, assembly, rows, latents, outputs, cached)
+    cached = [remembered(row, own, answer) for row, own, answer in zip(rows, caches, answers, strict=True)]
+    skipped = [sum(cache.left for cache in own) * (family.depth - 1) for own in caches]
+    return _stepped(family, assembly, rows, latents, outputs, cached)._replace(skipped=tuple(skipped))
 
 
 def extrapolated_step(
@@ -71,7 +71,9 @@ def extrapolated_step(
     latents = [moved(row.latent, family.device) for row in rows]
     answers = [each.at(row.step).to(family.dtype) for each, row in zip(known, rows, strict=True)]
     outputs = torch.cat(by_sequence([list(answer) for answer in answers]))
-    return _stepped(family, assembly, rows, latents, outputs, [row.cached for row in rows])
+    skipped = [len(row.prompts) * family.depth for row in rows]
+    stepped = _stepped(family, assembly, rows, latents, outputs, [row.cached for row in rows])
+    return stepped._replace(skipped=tuple(skipped))
 
 
 def _stepped(  # noqa: PLR0917 - all that a step is made of
@@ -105,6 +107,7 @@ def _stepped(  # noqa: PLR0917 - all that a step is made of
         ),
         tuple(each.generator for each in drawn),
         tuple(cached),
+        (0,) * len(rows),
     )
 
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from giornata.packed.first_block import Remembered
+from giornata.wire.requests import EditParameters
+from giornata.wire.step_caches import Extrapolation, StepCache
 
 
 @dataclass(frozen=True)
@@ -26,23 +28,24 @@ class TaylorRule:
     `use_lite_mode`, and the same steps.
     """
 
-    interval: int
-    """Of so many steps one is computed."""
+    steps: Extrapolation
+    """Which of the steps that the row makes here are computed."""
     order: int
     """Of the highest finite difference."""
-    warmup: int
-    """All first steps are computed, so many of those that a row makes here."""
-
-    def computes(self, step: int) -> bool:
-        """Whether the step is computed, the 0th being the first one that the row makes here."""
-        return step < self.warmup or (step - self.warmup - 1) % self.interval == 0
-
-    def computed_steps(self, steps: int) -> int:
-        """How many of a row's first so many steps are computed."""
-        return sum(map(self.computes, range(steps)))
 
 
 Rule = FirstBlockRule | TaylorRule
+
+
+def rule_of(resolved: EditParameters) -> Rule | None:
+    """The rule that resolved parameters ask for; None for none."""
+    threshold, order = resolved.step_cache_threshold, resolved.step_cache_order
+    interval, warmup = resolved.step_cache_interval, resolved.step_cache_warmup
+    if resolved.step_cache is StepCache.FIRST_BLOCK and threshold is not None:
+        return FirstBlockRule(threshold)
+    if resolved.step_cache is StepCache.TAYLORSEER and None not in {interval, warmup, order}:
+        return TaylorRule(Extrapolation(interval or 1, warmup or 1), order or 0)
+    return None
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from copy import copy
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -21,6 +21,8 @@ from giornata.packed.region import Beyond, Sequences
 from giornata.packed.ulysses import SharedBatch, Ulysses
 from giornata.packed.uses import KeysValues, KeysValuesRecorder, Use
 from giornata.wire.values import Mode
+
+T = TypeVar("T")
 
 
 class Parts(NamedTuple):
@@ -77,10 +79,8 @@ class FluxBlocks:
         fewer.tokens = self.tokens.some(of)
         fewer.modulation, fewer.owners = self.modulation.some(of), self.owners.some(of)
         fewer._sequences = fewer._own = fewer.tokens.sequences  # noqa: SLF001 - its own class
-        fewer._padding, fewer._padding_recorders = (  # noqa: SLF001 - likewise
-            {n: of_all[s] for n, s in enumerate(of) if s in of_all}
-            for of_all in (self._padding, self._padding_recorders)
-        )
+        fewer._padding = _of(self._padding, of)  # noqa: SLF001 - likewise
+        fewer._padding_recorders = _of(self._padding_recorders, of)  # noqa: SLF001 - likewise
         return fewer
 
     def spans(self, path: str) -> Spans:
@@ -215,6 +215,11 @@ class FluxBlocks:
         padding = {sequence: of.keys_values(block) for sequence, of in self._padding.items()}
         both = {s: (outside[s], kept) if s in outside else kept for s, kept in padding.items()}
         return {**outside, **both}
+
+
+def _of(by_sequence: Mapping[int, T], some: Sequence[int]) -> dict[int, T]:
+    """What some sequences have, by their places among these."""
+    return {n: by_sequence[sequence] for n, sequence in enumerate(some) if sequence in by_sequence}
 
 
 def _projected(parts: Sequence[Tensor], attn: Any, query_norm: Any, key_norm: Any) -> Projected:

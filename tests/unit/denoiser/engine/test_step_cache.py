@@ -20,6 +20,7 @@ from giornata_denoiser.rows.step_cache import Expansion, FirstBlockRule, Rule, T
 from giornata_denoiser.rows.stored import EXACT
 from giornata_denoiser.rows.template import Form
 from tests.fakes import tiny_flux
+from tests.fakes.step_caches import taylor
 from tests.fakes.tiny_flux import Spec
 from tests.unit.denoiser.engine.edits import GRID, ROOMY, edit, engine, template
 from tests.unit.denoiser.engine.test_masked import BLOCKS, DOUBLE
@@ -28,8 +29,8 @@ TOLERANCE = 1e-10
 LEAVES = FirstBlockRule(0.5)
 NEVER = FirstBlockRule(-1.0)
 ALWAYS = FirstBlockRule(1e9)
-TAYLOR = TaylorRule(interval=4, order=1, warmup=2)
-RULES: list[Rule | None] = [LEAVES, None, TAYLOR, LEAVES, TaylorRule(3, 2, 4), None]
+TAYLOR = taylor(interval=4, order=1, warmup=2)
+RULES: list[Rule | None] = [LEAVES, None, TAYLOR, LEAVES, taylor(3, 2, 4), None]
 
 
 def cached(row: Row, rule: Rule | None) -> Row:
@@ -121,14 +122,14 @@ def test_what_a_step_tells_of_its_work_leaves_out_what_was_skipped() -> None:
 
 def test_a_row_whose_output_is_extrapolated_leaves_the_sample_to_others() -> None:
     of = tiny_flux.family()
-    rule = TaylorRule(interval=3, order=1, warmup=1)
+    rule = taylor(interval=3, order=1, warmup=1)
     beside, alone = engine(of), engine(of)
     rows = [
         cached(tiny_flux.row(of, Spec("t", steps=6)), rule),
         tiny_flux.row(of, Spec("o", steps=6, seed=1)),
     ]
     _, blocks = run(beside, {0: rows})
-    computed = [rule.computes(step) for step in range(6)]
+    computed = [rule.steps.computes(step) for step in range(6)]
     assert computed == [True, False, True, False, False, True]
     assert blocks == [(2 * BLOCKS, 0) if now else (BLOCKS, BLOCKS) for now in computed]
     _, blocks = run(alone, {0: rows[:1]})
@@ -137,7 +138,7 @@ def test_a_row_whose_output_is_extrapolated_leaves_the_sample_to_others() -> Non
 
 def test_steps_that_others_take_from_are_computed() -> None:
     of = tiny_flux.family()
-    never = TaylorRule(interval=100, order=1, warmup=0)
+    never = taylor(interval=100, order=1, warmup=0)
     made = engine(of)
     made.batch.submit([cached(replace(edit(of, None, Spec(grid=GRID, steps=9)), renewed_every=4), never)])
     computed = [report.sample is not None for report in iter(made.step, None)]
@@ -149,7 +150,7 @@ def test_what_is_remembered_says_nothing_of_other_loras_other_engines_and_record
     output = torch.zeros(1, 12, 64)
     known = Expansion(0, 3, (output,))
     row = replace(
-        cached(tiny_flux.row(of, Spec(steps=9)), TaylorRule(100, 1, 1)), step=4, begun=True, cached=known
+        cached(tiny_flux.row(of, Spec(steps=9)), taylor(100, 1, 1)), step=4, begun=True, cached=known
     )
     assert extrapolated(row, learns=True) is known
     late = replace(row, adapters=Adapters((RowLora("l"),), loras_from=4))
@@ -187,11 +188,11 @@ def test_a_row_that_goes_on_elsewhere_begins_its_cache_again(rule: Rule) -> None
     _, blocks = run(engine(of), {0: [resumed]})
     assert blocks[0] == (BLOCKS, 0)
     if isinstance(rule, TaylorRule):
-        assert len(blocks) == rule.computed_steps(spec.steps - 5)
+        assert len(blocks) == spec.steps - 5 - rule.steps.skipped(spec.steps - 5)
 
 
 @pytest.mark.parametrize("scale", [1.0, 2.0])
-@pytest.mark.parametrize("rule", [ALWAYS, TaylorRule(4, 2, 4)])
+@pytest.mark.parametrize("rule", [ALWAYS, taylor(4, 2, 4)])
 @pytest.mark.parametrize("masked", [False, True])
 def test_memory_counts_what_is_remembered(rule: Rule, scale: float, *, masked: bool) -> None:
     of = tiny_flux.family()
@@ -219,8 +220,8 @@ def test_a_failed_step_is_repeated_as_it_was(rule: Rule) -> None:
     bad = tiny_flux.row(of, Spec("bad", steps=9, seed=3))
     bad = replace(bad, adapters=Adapters((RowLora("missing"),), loras_from=4))
     made.batch.submit([row, bad])
-    final = {}
-    failed = []
+    final: dict[str, Tensor] = {}
+    failed: list[str] = []
     while (report := made.step()) is not None:
         failed += [failure.row.key.job_id for failure in report.failed]
         final |= {each.key.job_id: each.latent for each in report.advanced if each.done}
