@@ -315,6 +315,8 @@ class WorkerState(Wire):
     """What ControlNets of a service may add to here; None where it asks none."""
     ranks: tuple[RankState, ...] = ()
     """Its devices, where it has several: a pool."""
+    quantized: str = "off"
+    """In which numbers it has its network's weights; `off`: in those of the model's dtype."""
     step_cache: StepCacheCounters | None = None
     """None from versions without step caches."""
 

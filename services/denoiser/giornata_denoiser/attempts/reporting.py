@@ -119,6 +119,7 @@ class Reporter:
             controlled=controlled,
             ranks=ranks,
             step_cache=self._cached,
+            quantized=self._config.quantize,
             cost_model=self._costs.state.model_copy(update=self._told_of_costs),
         )
 
