@@ -16,7 +16,7 @@ THRESHOLD: Final = 0.1
 ORDER: Final = 1
 WARMUP: Final = 3
 """Of TaylorSeer, likewise; the defaults of diffusers."""
-INTERVALS: Final = ((20, 5), (10, 3), (1, 2))
+INTERVALS: Final = ((40, 5), (10, 3), (1, 2))
 """From so many steps on, TaylorSeer computes one in so many: noise levels of short runs lie further apart."""
 
 
