@@ -11,6 +11,7 @@ from giornata.components import Config, Configs, LatentShape, Refusal
 from giornata.kept_channels import KeptChannels, of_flux
 from giornata.wire.models import Task
 from giornata.wire.samplers import FLOW_MATCHING, Sampler
+from giornata.wire.step_caches import StepCache
 
 
 class Family(StrEnum):
@@ -102,6 +103,8 @@ class Kind:
     """What requests may ask for; the default of models with discrete times is the checkpoint's scheduler."""
     pools_text: bool = False
     """Whether CLIP makes one embedding of a prompt: see :class:`giornata.wire.models.ModelCard`."""
+    step_caches: tuple[StepCache, ...] = (StepCache.FIRST_BLOCK, StepCache.TAYLORSEER)
+    """By which rules rows may compute fewer blocks."""
     other_text_tokens: int = 0
     """Text tokens of another encoder, or of a picture in the prompt, which come before those."""
     autoencoder: str = "AutoencoderKL"

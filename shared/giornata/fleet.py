@@ -132,10 +132,17 @@ class Fleet(Heard[str]):
 
 
 def served(states: Iterable[ServiceState]) -> dict[str, ModelCard]:
-    """Models that a ready denoiser and a ready prepost of `states` serve with the same digest, by name."""
+    """Models that a ready denoiser and a ready prepost of `states` serve with the same digest, by name.
+
+    Of step caches a card tells those that all denoisers of the model have.
+    """
     ready = [state for state in states if state.ready and state.active and not state.draining]
     prepost = {(c.name, c.digest) for s in ready if s.service is ServiceName.PREPOST for c in s.models}
     denoisers = (state for state in ready if state.service is ServiceName.DENOISER)
-    return {
-        card.name: card for state in denoisers for card in state.models if (card.name, card.digest) in prepost
-    }
+    found: dict[str, ModelCard] = {}
+    for card in (card for state in denoisers for card in state.models if (card.name, card.digest) in prepost):
+        other = found.get(card.name, card)
+        of_all = tuple(each for each in card.step_caches if each in other.step_caches)
+        alike = card.digest != other.digest or of_all == card.step_caches
+        found[card.name] = card if alike else card.model_copy(update={"step_caches": of_all})
+    return found

@@ -38,6 +38,7 @@ _SD: Final = Kind(
     guided_above=1.0,
     mask_latents=1,
     token_latents=8,
+    step_caches=(),  # a UNet has no first block that all others follow, and no published settings
     samplers=DISCRETE_TIME,
     network_size=True,
     network="unet",

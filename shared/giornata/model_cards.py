@@ -68,6 +68,7 @@ def read_model_card(folder: Path, name: str | None = None) -> ModelCard:
         takes_true_cfg=kind.takes_true_cfg,
         reuses=kind.reuses,
         pools_text=kind.pools_text,
+        step_caches=kind.step_caches,
         samplers=kind.samplers,
         default_sampler=_own_sampler(kind, configs),
         keeps_whole_steps=kind.samplers is DISCRETE_TIME,

@@ -1,7 +1,7 @@
-"""What speed costs in picture, on the model that ships: reuse at its default setting beside the first-block cache.
+"""What speed costs in picture, on the model that ships: reuse at its default setting, and step caches beside it.
 
-Each is compared with the same computation without it: reuse with the engine in full and the same noise, the cache with
-diffusers' own `FluxFillPipeline`. SSIM and PSNR are those of the mask's box. Every switch of reuse: `reuse_quality`.
+Each is compared with the same computation in full: ours with the engine's and the same noise, diffusers' caches with
+its own `FluxFillPipeline`. SSIM and PSNR are those of the mask's box. Every switch of reuse: `reuse_quality`.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final, TypeVar
@@ -17,11 +18,13 @@ from typing import Any, Final, TypeVar
 import click
 import numpy as np
 import torch
-from diffusers import FluxFillPipeline
-from diffusers.hooks import FirstBlockCacheConfig
+from diffusers import FirstBlockCacheConfig, FluxFillPipeline, TaylorSeerCacheConfig
 from PIL import Image
 
+from giornata.wire.step_caches import WARMUP, Extrapolation
+from giornata_denoiser.engine.protocol import StepReport
 from giornata_denoiser.rows.row import RecordingSpec
+from giornata_denoiser.rows.step_cache import FirstBlockRule, Rule, TaylorRule
 from giornata_prepost.images.geometry import Size
 from giornata_prepost.images.pictures import Pixels
 from giornata_tools.quality import metrics
@@ -46,10 +49,19 @@ def options_of(arguments: Sequence[str] | None = None) -> SimpleNamespace:
             option("--side", type=int, default=256, help="of the pictures: 128 or 256"),
             option("--steps", type=int, default=20),
             option("--guidance", type=float, default=30.0),
-            option("--thresholds", type=Several(float), default=[0.05, 0.1, 0.2], help="of the cache"),
+            option("--thresholds", type=Several(float), default=[0.1, 0.2], help="of the first-block cache"),
+            option(
+                "--taylorseer",
+                type=Several(str),
+                default=["5/1", "3/1"],
+                help="interval/order of each setting; three first steps are computed",
+            ),
             option("--device", default="cpu"),
             option("--dtype", type=click.Choice(["float32", "bfloat16"]), default="float32"),
             option("--threads", type=int, default=2),
+            option(
+                "--processor-time", is_flag=True, help="on a CPU that others share; else times are wall time"
+            ),
         ],
         arguments,
     )
@@ -101,11 +113,32 @@ def main(arguments: Sequence[str] | None = None) -> None:
         device=options.device,
         dtype=getattr(torch, options.dtype),
     )
-    lines = [_reuse(model, requests), *_first_block_cache(model, requests, options.thresholds)]
+    caches: list[Rule] = [
+        *(FirstBlockRule(threshold) for threshold in options.thresholds),
+        *(_taylor(told) for told in options.taylorseer),
+    ]
+    timed = partial(
+        _timed, model.family.device, time.process_time if options.processor_time else time.perf_counter
+    )
+    lines = [*_ours(model, requests, caches, timed), *_diffusers(model, requests, caches, timed)]
     write("pictures", lines, workload={**vars(options), "model": options.model.name, **DEFAULT.as_dict()})
 
 
-def _reuse(model: BenchModel, requests: Sequence[Request]) -> dict[str, Any]:
+def _taylor(told: str) -> TaylorRule:
+    interval, order = map(int, told.split("/"))
+    return TaylorRule(Extrapolation(interval, WARMUP), order)
+
+
+def _name(rule: Rule | None) -> str:
+    if isinstance(rule, FirstBlockRule):
+        return f"first-block cache, {rule.threshold:g}"
+    return "no cache" if rule is None else f"TaylorSeer, {rule.steps.interval}/{rule.order}"
+
+
+def _ours(
+    model: BenchModel, requests: Sequence[Request], caches: Sequence[Rule], timed: Callable[..., Any]
+) -> list[dict[str, Any]]:
+    """Without reuse and with it, without a cache and with each."""
     recording = RecordingSpec(frozenset({DEFAULT.form}), DEFAULT.bits)
     templates = [model.template(request, recording, DEFAULT.levels) for request in requests]
     full = [model.edit(request, DEFAULT.halo) for request in requests]
@@ -113,43 +146,78 @@ def _reuse(model: BenchModel, requests: Sequence[Request]) -> dict[str, Any]:
         replace(row, region=model.region(request, DEFAULT.halo), template=template)
         for request, row, template in zip(requests, full, templates, strict=True)
     ]
-    device = model.family.device
-    slow, slow_s = _timed(lambda: model.run(full), device)
-    fast, fast_s = _timed(lambda: model.run(masked), device)
-    size = statistics.mean(template.size_bytes for template in templates) / 1024
-    pictures = [[model.decode(row) for row in rows] for rows in (fast, slow)]
-    return _line("ours, reuse", slow_s / fast_s, requests, pictures, kib=round(size), skipped="")
+    size = round(statistics.mean(template.size_bytes for template in templates) / 1024)
+    slow, slow_s = timed(partial(model.run, full))
+    wanted = [model.decode(row) for row in slow]
+    lines = []
+    for rows, what, kib in ((full, "in full", ""), (masked, "reuse", size)):
+        for rule in (None, *caches):
+            if rule is None and rows is full:
+                continue
+            cached = [replace(row, step_cache=rule) for row in rows]
+            counted = [0, 0]
+            count = partial(_count, counted)
+            fast, fast_s = timed(partial(model.run, cached, told=count))
+            pictures = [[model.decode(row) for row in fast], wanted]
+            name = f"ours, {what}, {_name(rule)}"
+            skipped = "" if rule is None else f"{counted[1] / sum(counted):.0%}"
+            lines.append(_line(name, slow_s / fast_s, requests, pictures, kib=kib, skipped=skipped))
+    return lines
 
 
-def _first_block_cache(
-    model: BenchModel, requests: Sequence[Request], thresholds: Sequence[float]
+def _count(blocks: list[int], report: StepReport) -> None:
+    blocks[0] += report.cached.computed_blocks
+    blocks[1] += report.cached.skipped_blocks
+
+
+def _diffusers(
+    model: BenchModel, requests: Sequence[Request], caches: Sequence[Rule], timed: Callable[..., Any]
 ) -> list[dict[str, Any]]:
     diffusers = Diffusers(model)
 
     def every() -> list[Pixels]:
         return [diffusers.edited(request) for request in requests]
 
-    device = model.family.device
-    slow, slow_s = _timed(every, device)
+    transformer = diffusers.transformer
+    slow, slow_s = timed(every)
     lines = []
-    for threshold in thresholds:
-        diffusers.transformer.enable_cache(FirstBlockCacheConfig(threshold=threshold))
-        fast, fast_s = _timed(every, device)
-        share = skipped_share(diffusers.transformer, every)
-        diffusers.transformer.disable_cache()
-        name = f"first-block cache, {threshold}"
-        lines.append(_line(name, slow_s / fast_s, requests, [fast, slow], kib="", skipped=f"{share:.0%}"))
+    for rule in caches:
+        transformer.enable_cache(_config(rule, model.family.dtype))
+        fast, fast_s = timed(every)
+        share = ""
+        if isinstance(rule, FirstBlockRule):
+            share = f"{skipped_share(transformer, every) * (1 - 1 / model.family.depth):.0%}"
+        elif isinstance(rule, TaylorRule):
+            share = f"{rule.steps.skipped(model.steps) / model.steps:.0%}"
+        transformer.disable_cache()
+        pictures = [fast, slow]
+        name = f"diffusers, {_name(rule)}"
+        lines.append(_line(name, slow_s / fast_s, requests, pictures, kib="", skipped=share))
     return lines
 
 
-def _timed(run: Callable[[], list[T]], device: torch.device) -> tuple[list[T], float]:
+def _config(rule: Rule, dtype: torch.dtype) -> Any:
+    if isinstance(rule, FirstBlockRule):
+        return FirstBlockCacheConfig(threshold=rule.threshold)
+    return TaylorSeerCacheConfig(
+        cache_interval=rule.steps.interval,
+        disable_cache_before_step=rule.steps.warmup,
+        max_order=rule.order,
+        taylor_factors_dtype=dtype,
+        use_lite_mode=True,
+    )
+
+
+def _timed(
+    device: torch.device, clock: Callable[[], float], run: Callable[[], list[T]]
+) -> tuple[list[T], float]:
     """What `run` returns, and the seconds of its second call on `device`: the first one warms up."""
     run()
     wait_for(device)
-    began = time.perf_counter()
+    began = clock()
     found = run()
     wait_for(device)
-    return found, time.perf_counter() - began
+    return found, clock() - began
 
 
 def _line(
@@ -172,7 +240,7 @@ def _line(
         "least": round(min(scores), 4),
         "PSNR dB": round(statistics.mean(peaks), 2),
         "KiB a template": kib,
-        "steps skipped": skipped,
+        "blocks skipped": skipped,
         "note": "slower than in full" if ratio < 1 else "",
     }
 

@@ -77,6 +77,7 @@ from giornata.wire.prompts import PromptEntry
 from giornata.wire.queues import CostFit, PromptCounters, QueueState
 from giornata.wire.requests import Approximate, EditParameters, GenerationParameters, OutputFormat, Reuse
 from giornata.wire.samplers import Sampler
+from giornata.wire.step_caches import StepCache
 from giornata.wire.templates import TemplateInputs, TemplateRecord, TemplateState
 from giornata.wire.values import CellMap, StageTimes
 from giornata.wire.workers import (
@@ -108,6 +109,10 @@ PARAMETERS = EditParameters(
     partial_images=2,
     reuse=Reuse.STRICT,
     approximate=Approximate.AUTO,
+    step_cache=StepCache.TAYLORSEER,
+    step_cache_interval=5,
+    step_cache_order=1,
+    step_cache_warmup=3,
     halo=2,
 )
 JOB = Job(

@@ -23,10 +23,11 @@ from giornata_denoiser.families.driven import checkpoints as driven
 from giornata_denoiser.families.flux import checkpoints as flux
 from giornata_denoiser.families.preview_map import PreviewMap, fit_autoencoder
 from giornata_denoiser.families.protocol import ModelFamily
+from giornata_denoiser.families.quantizing import Quantize, check
 from giornata_denoiser.families.unet import checkpoints as unet
 from giornata_denoiser.families.weights import OUTLINE
 
-LOADERS: Final[Mapping[str, Callable[[Path, torch.dtype, torch.device], ModelFamily]]] = {
+LOADERS: Final[Mapping[str, Callable[[Path, torch.dtype, torch.device, Quantize], ModelFamily]]] = {
     Family.FLUX_INPAINT: partial(flux.load, flux.FluxInpaint),
     Family.FLUX_KONTEXT: partial(flux.load, flux.FluxKontext),
     Family.FLUX_FILL: partial(flux.load, flux.FluxFill),
@@ -63,7 +64,14 @@ def open_checkpoint(config: DenoiserConfig) -> Checkpoint:
     """
     try:
         folder, dtype = checkpoint_folder(config.model), config.torch_dtype()
-        found = load(folder, dtype=dtype, device=config.torch_device(), name=config.served_name)
+        check(config.quantize, config.torch_device())
+        found = load(
+            folder,
+            dtype=dtype,
+            device=config.torch_device(),
+            name=config.served_name,
+            quantized=config.quantize,
+        )
     except (ValueError, OSError) as error:
         raise Failed(f"The model {config.model} cannot be loaded: {error}") from error
     try:
@@ -87,7 +95,14 @@ def outline(config: DenoiserConfig) -> Checkpoint:
         raise Failed(f"The model {config.model} cannot be loaded: {error}") from error
 
 
-def load(folder: Path, *, dtype: torch.dtype, device: torch.device, name: str | None = None) -> Checkpoint:
+def load(
+    folder: Path,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    name: str | None = None,
+    quantized: Quantize = Quantize.OFF,
+) -> Checkpoint:
     """Load the checkpoint in `folder`, a diffusers folder; requests call it by `name`, default the folder's.
 
     On the device :data:`OUTLINE` no weights are read.
@@ -100,6 +115,11 @@ def load(folder: Path, *, dtype: torch.dtype, device: torch.device, name: str | 
     if card.family not in LOADERS:
         raise ValueError(f"{folder} is of the family {card.family}; denoised are {', '.join(LOADERS)}")
     if device == OUTLINE:
-        return Checkpoint(card, LOADERS[card.family](folder, dtype, device), None)
+        return Checkpoint(card, LOADERS[card.family](folder, dtype, device, Quantize.OFF), None)
     preview_map = fit_autoencoder(folder, device)  # before the network: never both in memory
-    return Checkpoint(card, LOADERS[card.family](folder, dtype, device), preview_map)
+    return Checkpoint(card, LOADERS[card.family](folder, dtype, device, quantized), preview_map)
+
+
+def without_step_caches(checkpoint: Checkpoint) -> Checkpoint:
+    """`checkpoint` for several devices: what rows remember of their steps does not follow them from one to another."""
+    return replace(checkpoint, card=checkpoint.card.model_copy(update={"step_caches": ()}))

@@ -15,6 +15,7 @@ from giornata.residency.rules import RuleName
 from giornata.scheduling.batch import Joining
 from giornata_denoiser.controls.choosing import Executor
 from giornata_denoiser.devices import VARIABLE, claimed_of, parsed
+from giornata_denoiser.families.quantizing import Quantize
 from giornata_denoiser.rows.stored import BITS
 from giornata_denoiser.rows.template import Form
 
@@ -166,6 +167,11 @@ class DenoiserConfig(ModelConfig):
         "their prompts' padding; `off`: every step computes all text tokens.",
     )
 
+    quantize: Quantize = Field(
+        Quantize.OFF,
+        description="Numbers of the weights of a transformer's blocks on a GPU: `int8` or `float8` halve their bytes; "
+        "`off`: the model's dtype. Needs torchao.",
+    )
     devices: str = Field(
         "",
         description="Devices that compute steps together, as a pool: cuda:0,cuda:1, or cpu,cpu; a process for each. "

@@ -50,7 +50,7 @@ from giornata_denoiser.attempts.inputs import rows_of
 from giornata_denoiser.attempts.outcomes import Outcomes
 from giornata_denoiser.attempts.reporting import Reporter
 from giornata_denoiser.attempts.telling import Telling
-from giornata_denoiser.checkpoint import Checkpoint
+from giornata_denoiser.checkpoint import Checkpoint, without_step_caches
 from giornata_denoiser.config import DenoiserConfig
 from giornata_denoiser.controls.room import ControlRoom, control_room, controls_of, open_rows
 from giornata_denoiser.engine.loop import EngineLoop
@@ -103,6 +103,8 @@ class Denoiser:
         claims: tuple[HostDevice, ...] = (),
     ) -> None:
         self._ranks, self._arena, self._claims = ranks, Arena(), claims
+        if ranks is not None:
+            checkpoint = without_step_caches(checkpoint)
         self._config, self._bus, self._blobs, self._checkpoint = config, bus, blobs, checkpoint
         self._profile, self._costs = profile, costs
         self._outcomes = Outcomes(blobs, records, config.instance)

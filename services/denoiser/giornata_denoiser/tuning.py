@@ -30,6 +30,7 @@ from giornata_denoiser.engine.low_ranks import LowRanks
 from giornata_denoiser.engine.merging import Merging, byte_ms, pays
 from giornata_denoiser.engine.sources import ReuseOptions
 from giornata_denoiser.engine.weighing import Budget
+from giornata_denoiser.families.quantizing import Quantize
 from giornata_denoiser.rows.row import Row
 from giornata_denoiser.templates.identity import keeping, levels_of
 from giornata_denoiser.trace import Trace
@@ -146,7 +147,7 @@ def reusing_of(
 def _merging(config: DenoiserConfig, checkpoint: Checkpoint, model: CostModel) -> Merging:
     """Merges where the costs that are known by then say that it pays; never where it is turned off."""
     family = checkpoint.family
-    if config.lora_merge is LoraMerge.OFF:
+    if config.lora_merge is LoraMerge.OFF or config.quantize is not Quantize.OFF:
         return Merging()
     copied = byte_ms(family.device)
 

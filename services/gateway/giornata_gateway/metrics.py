@@ -30,10 +30,15 @@ def worker_metrics(reports: Iterable[InstanceReport]) -> Iterator[Metric]:
     r2 = gauge("worker_cost_r2", "R² of a worker's cost model.", "worker", "of")
     meaning = "Median distance of a worker's predictions from its measurements."
     residual = gauge("worker_cost_residual_seconds", meaning, "worker", "of")
+    meaning = "Blocks of rows with step caches, by whether they were computed."
+    blocks = counter("denoiser_step_cache_blocks", meaning, "worker", "outcome")
     for report in reports:
         state = report.state
         if (worker := state.worker) is None:
             continue
+        if worker.step_cache is not None:
+            blocks.add_metric([state.instance, "computed"], worker.step_cache.computed_blocks)
+            blocks.add_metric([state.instance, "skipped"], worker.step_cache.skipped_blocks)
         running.add_metric([state.instance], report.running_rows)
         waiting.add_metric([state.instance], report.waiting_rows)
         steps.add_metric([state.instance], worker.steps_total)
@@ -41,7 +46,7 @@ def worker_metrics(reports: Iterable[InstanceReport]) -> Iterator[Metric]:
             for of, one in (("compute", worker.cost_model.compute), ("load", worker.cost_model.load)):
                 r2.add_metric([state.instance, of], one.r2)
                 residual.add_metric([state.instance, of], one.residual_ms / 1e3)
-    yield from (running, waiting, steps, r2, residual)
+    yield from (running, waiting, steps, blocks, r2, residual)
 
 
 def template_metrics(states: Iterable[ServiceState]) -> Iterator[Metric]:

@@ -14,6 +14,7 @@ from giornata.wire.jobs import BlobRef, Inspection, Job
 from giornata.wire.models import Task
 from giornata.wire.requests import Approximate, Reuse
 from giornata.wire.samplers import Sampler
+from giornata.wire.step_caches import SETTINGS, StepCache
 
 
 def key_of(job: Job, inspection: Inspection) -> str | None:
@@ -50,6 +51,8 @@ def _made_by(job: Job, inspection: Inspection) -> Iterator[object]:
     yield [_content(reference) for reference in job.references]
     yield [inspection.model_width, inspection.model_height]
     yield [asked.num_inference_steps, asked.sampler, asked.strength]
+    if asked.step_cache is not StepCache.OFF:
+        yield [asked.step_cache, *(getattr(asked, field) for field in SETTINGS)]
     yield [asked.guidance_scale, asked.true_cfg_scale, job.cfg_scale, asked.negative_prompt]
 
 

@@ -17,7 +17,8 @@ from giornata.control.mismatch import ControlMismatch, fits
 from giornata.control.protocol import Conditions, Item, Part
 from giornata.control.weighing import flux_work
 from giornata.packed import attention, elementwise
-from giornata.packed.flux.forward import FluxForward, Parts
+from giornata.packed.flux.blocks import Parts
+from giornata.packed.flux.forward import FluxForward
 from giornata.packed.flux.modulation import Modulation, prepared
 from giornata.packed.flux.projections import Projections
 from giornata.packed.kept import KeepingRecorder, KeptKeysValues

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from torch import Tensor
 
 from giornata.packed.attention import Apart
 from giornata.packed.low_rank import LowRank
 from giornata.wire.values import Mode
+
+if TYPE_CHECKING:
+    from giornata.packed.first_block import FirstBlockCache
+
+T = TypeVar("T")
 
 
 class KeysValues(Protocol):
@@ -89,8 +94,10 @@ class Use:
     """Its LoRAs, which change what the layers make of its tokens; None for none."""
     residuals: Residuals | None = None
     """None where no ControlNet acts on it."""
+    first_block: FirstBlockCache | None = None
+    """By which it may leave behind the first block; None passes all blocks."""
 
 
-def by_sequence(of_rows: Sequence[Sequence[Use]]) -> tuple[Use, ...]:
-    """The uses in the order of a batch's sequences: the positive ones of all rows, then the negative ones."""
-    return (*(uses[0] for uses in of_rows), *(uses[1] for uses in of_rows if len(uses) > 1))
+def by_sequence(of_rows: Sequence[Sequence[T]]) -> tuple[T, ...]:
+    """What sequences have, in the order of a batch: the positive ones of all rows, then the negative ones."""
+    return (*(own[0] for own in of_rows), *(own[1] for own in of_rows if len(own) > 1))

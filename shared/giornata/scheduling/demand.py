@@ -106,12 +106,21 @@ class RowShape(Shape):
     """Whether its next step is like the others: it has made one where it is, or knows what that would teach."""
     companions: int = 0
     """Of the image tokens, those beside the picture's."""
+    skipped: int = 0
+    """Of its steps, those that are extrapolated, as far as that is known before; what they save is spread over all."""
 
     def load(self, pace: Pace, *, reuses: bool, renewed_every: int = 0) -> RowLoad:
         """What the row adds to steps of a worker of this pace.
 
         It takes from a template, or what one step in full in so many makes (0: none does), or computes everything.
         """
+        load = self._of_computed(pace, reuses=reuses, renewed_every=renewed_every)
+        if not self.skipped:
+            return load
+        return load._replace(step_ms=load.step_ms * (1 - self.skipped / self.steps))
+
+    def _of_computed(self, pace: Pace, *, reuses: bool, renewed_every: int) -> RowLoad:
+        """:meth:`load` of a row that computes all of its steps."""
         unpadded = self if pace.keeps_padding else self.whole
         full_ms = pace.row_ms(self.whole, Mode.FULL)
         tokens = self.sequences * (self.text + self.image)

@@ -35,6 +35,7 @@ def shape_of(row: RowProgress) -> RowShape:
         padding=row.padding_tokens,
         prefix=row.prefix_tokens,
         low_rank=row.low_rank,
+        skipped=min(row.skipped_steps, left_of(row) - 1),
         segments=1 / row.sequences if row.low_rank else 0.0,
         control=row.control,
     )

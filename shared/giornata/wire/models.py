@@ -89,6 +89,8 @@ class ModelCard(Wire):
 
     pools_text: bool = False
     """Whether its text encoders make one pooled CLIP embedding of a prompt, by which prompts are compared."""
+    step_caches: tuple[str, ...] = ()
+    """What `step_cache` may be beside `off`: what the family can, or the instance that tells the card."""
 
     @property
     def guidance(self) -> Guidance:

@@ -29,6 +29,7 @@ from giornata.wire.adapters import (
 from giornata.wire.errors import GiornataError, InvalidField, UnknownField
 from giornata.wire.mask_words import MaskFromWords
 from giornata.wire.samplers import Sampler, evaluations
+from giornata.wire.step_caches import MAX_INTERVAL, MAX_ORDER, SETTINGS, Extrapolation, StepCache, set_for
 from giornata.wire.values import Recorded
 
 MAX_STEPS: Final = 200
@@ -176,6 +177,24 @@ class GenerationParameters(Recorded):
         "parameters whose prompt was similar: `auto`, wherever there is one; `deadline`, only where `slo_ms` would be "
         "missed. Such a picture takes fewer steps, and its seed decides nothing.",
     )
+    step_cache: StepCache = Field(
+        StepCache.OFF,
+        description="By which rule fewer blocks are computed: `off`; `first-block`, those behind the first one are "
+        "skipped where it adds nearly what it added when they were last computed; `taylorseer`, outputs between "
+        "computed steps are extrapolated. `GET /v1/models` tells which ones a model takes.",
+    )
+    step_cache_threshold: float | None = Field(
+        None, gt=0, le=1, description="Of `first-block`: the largest relative change that is nearly nothing."
+    )
+    step_cache_interval: int | None = Field(
+        None, ge=2, le=MAX_INTERVAL, description="Of `taylorseer`: one step in so many is computed."
+    )
+    step_cache_order: int | None = Field(
+        None, ge=0, le=MAX_ORDER, description="Of `taylorseer`: the highest finite difference."
+    )
+    step_cache_warmup: int | None = Field(
+        None, ge=1, le=MAX_STEPS, description="Of `taylorseer`: so many first steps are all computed."
+    )
     user: Annotated[str, StringConstraints(max_length=256)] | None = Field(
         None, description="The application's end user; kept in the job's record and log."
     )
@@ -217,6 +236,12 @@ class GenerationParameters(Recorded):
         if approximate is Approximate.DEADLINE and info.data.get("slo_ms", 0) is None:
             raise ValueError("deadline needs slo_ms")
         return approximate
+
+    @field_validator(*SETTINGS)
+    @classmethod
+    def _sets_the_cache_asked_for(cls, value: float | None, info: ValidationInfo) -> float | None:
+        set_for(info.field_name or "", value, info.data.get("step_cache"))
+        return value
 
     @property
     def output_size(self) -> tuple[int, int] | None:
@@ -305,6 +330,12 @@ def evaluations_of(resolved: EditParameters, *, keeps_whole_steps: bool = False)
         resolved.strength,
         keeps_whole_steps=keeps_whole_steps,
     )
+
+
+def extrapolated_steps(resolved: EditParameters, steps: int) -> int:
+    """How many of so many steps TaylorSeer extrapolates in a row that begins with them; 0 without it."""
+    interval, warmup = resolved.step_cache_interval, resolved.step_cache_warmup
+    return 0 if interval is None or warmup is None else Extrapolation(interval, warmup).skipped(steps)
 
 
 def request_error(error: ValidationError, fields: Iterable[str]) -> GiornataError:

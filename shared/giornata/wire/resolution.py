@@ -16,6 +16,7 @@ from giornata.wire.models import Guidance, ModelCard, Task
 from giornata.wire.references import REFERENCE
 from giornata.wire.requests import Approximate, EditParameters, Reuse
 from giornata.wire.samplers import Sampler
+from giornata.wire.step_caches import SETTINGS, StepCache, settings_of
 
 _BY_CARD: Final[tuple[tuple[str, Callable[[ModelCard], bool], str], ...]] = (
     ("guidance_scale", attrgetter("takes_guidance"), "guidance_scale"),
@@ -34,6 +35,8 @@ def fields_of(card: ModelCard, *, controlled: bool, masked: bool) -> Mapping[Tas
     refused |= set() if card.max_references else {REFERENCE}
     refused |= set() if card.pools_text else {"approximate"}
     refused |= set() if masked else set(MaskFromWords.model_fields)
+    refused |= set() if card.step_caches else {"step_cache"}
+    refused |= {field for field, cache in SETTINGS.items() if cache not in card.step_caches}
     refused |= set() if controlled else {"controlnets", *CONTROL_IMAGES}
     return {task: [name for name in FIELDS[task] if name not in refused] for task in card.tasks}
 
@@ -59,7 +62,8 @@ def resolve(
     if parameters.sampler is not None and parameters.sampler not in card.samplers:
         raise _sampler_refused(parameters.sampler, card, served)
     _check_approximate(parameters, card, served)
-    named = {
+    _check_step_cache(parameters, card, served)
+    named: dict[str, object] = {
         "model": parameters.model or card.name,
         "seed": seed if parameters.seed is None else parameters.seed,
     }
@@ -70,7 +74,10 @@ def resolve(
             "padding_mask_crop": EACH_PADDING if padding is None else padding,
             "max_regions": most or EACH_REGIONS,
         }
-    resolved = filled(parameters, card, Task.EDIT).model_copy(update=named)
+    resolved = filled(parameters, card, Task.EDIT)
+    settings = settings_of(resolved.step_cache, resolved.num_inference_steps or card.default_steps)
+    named |= {field: value for field, value in settings.items() if getattr(resolved, field) is None}
+    resolved = resolved.model_copy(update=named)
     if resolved.negative_prompt is not None and cfg_scale(resolved, card) is None:
         field = "true_cfg_scale" if card.takes_true_cfg else "guidance_scale"
         least = 1 if card.takes_true_cfg else card.guided_above
@@ -126,6 +133,29 @@ def _check_approximate(parameters: EditParameters, card: ModelCard, served: Iter
             field="approximate",
             received=f"{asked} with the sampler {sampler}",
             accepted=f"{Approximate.OFF}, or a sampler of {', '.join(able)}" if able else Approximate.OFF,
+        )
+
+
+def _check_step_cache(parameters: EditParameters, card: ModelCard, served: Iterable[ModelCard]) -> None:
+    """InvalidField if the model has no such step cache, or the request's other fields leave it no meaning."""
+    asked = parameters.step_cache
+    if asked is StepCache.OFF:
+        return
+    if asked not in card.step_caches:
+        able = sorted(each.name for each in served if asked in each.step_caches)
+        raise InvalidField(
+            f"The model {card.name} ({card.family}) has no step cache {asked} where it is served.",
+            field="step_cache",
+            received=asked,
+            accepted=", ".join((StepCache.OFF, *card.step_caches))
+            + (f"; models that take it: {', '.join(able)}" if able else ""),
+        )
+    if parameters.controlnets:
+        raise InvalidField(
+            "What ControlNets add belongs to one step; blocks that are skipped have no place for it.",
+            field="step_cache",
+            received=f"{asked} with controlnets",
+            accepted=f"{StepCache.OFF}, or no controlnets",
         )
 
 

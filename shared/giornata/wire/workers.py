@@ -68,6 +68,8 @@ class RowProgress(Wire):
     """Weights in the factors of the LoRAs that act in its next step."""
     control: float = 0.0
     """Multiplications of ControlNets in this process that its next step takes, of one sequence."""
+    skipped_steps: int = 0
+    """Of the steps still to come, those that a step cache extrapolates."""
     degree: int = 0
     """Devices of the worker that computed its last step together, or compute its present one; 0 before the first."""
     due_ms: float | None = None
@@ -118,6 +120,11 @@ class StepSample(Wire):
     """Sets of LoRAs that differ."""
     control: float = 0.0
     """Multiplications of ControlNets in this process."""
+    blocks: int = 0
+    """Blocks that were computed, of all sequences; 0 from versions that did not count them."""
+    skipped_blocks: int = 0
+    """Blocks that step caches stood in for: those of sequences that left the forward behind its first block, and all of
+    rows whose outputs were extrapolated. Nothing else of this sample counts them."""
     loaded_bytes: int = 0
     """Bytes of recordings that were loaded while the step ran or waited."""
     assemble_ms: float
@@ -261,6 +268,15 @@ class RankState(Wire):
     """Processes that have been started for it."""
 
 
+class StepCacheCounters(Wire):
+    """What rows with step caches have done since the worker's start."""
+
+    computed_blocks: int = 0
+    """Blocks that their sequences passed."""
+    skipped_blocks: int = 0
+    """Blocks that caches stood in for."""
+
+
 class WorkerState(Wire):
     """Telemetry of a denoiser."""
 
@@ -300,6 +316,10 @@ class WorkerState(Wire):
     """What ControlNets of a service may add to here; None where it asks none."""
     ranks: tuple[RankState, ...] = ()
     """Its devices, where it has several: a pool."""
+    quantized: str = "off"
+    """In which numbers it has its network's weights; `off`: in those of the model's dtype."""
+    step_cache: StepCacheCounters | None = None
+    """None from versions without step caches."""
 
 
 class ServiceState(Wire):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
@@ -23,6 +23,7 @@ from giornata_denoiser.engine.controls import Controls
 from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.engine.loading import device_for
 from giornata_denoiser.engine.low_ranks import LowRanks
+from giornata_denoiser.engine.protocol import StepReport
 from giornata_denoiser.engine.sources import ReuseOptions
 from giornata_denoiser.families.rows import build_row
 from giornata_denoiser.rows.adapters import NONE, Adapters
@@ -132,9 +133,13 @@ class BenchModel:
         return self.images.encode_text(prompt, Size.of(request.mask))
 
     def run(
-        self, rows: Iterable[Row], how: ReuseOptions | None = None, controls: Controls | None = None
+        self,
+        rows: Iterable[Row],
+        how: ReuseOptions | None = None,
+        controls: Controls | None = None,
+        told: Callable[[StepReport], object] = lambda _: None,
     ) -> list[Row]:
-        """The rows when they are done, in order; `controls` computes their ControlNets."""
+        """The rows when they are done, in order; `controls` computes their ControlNets, and of steps is `told`."""
         ticks = count()
         engine = Engine(
             self.family,
@@ -144,7 +149,7 @@ class BenchModel:
             low_ranks=self._low_ranks,
             controls=controls,
         )
-        return engines.drained(engine, _numbered(rows))
+        return engines.drained(engine, _numbered(rows), told)
 
     def corrections(self, rows: Sequence[Row], how: ReuseOptions) -> list[tuple[Correction, ...] | None]:
         """What the first step of `rows` teaches them."""

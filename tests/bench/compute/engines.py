@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -11,6 +11,7 @@ from giornata.planning.batch import PLANNERS, PlannerName
 from giornata.scheduling.batch import Capacity, Joining, RowKey
 from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.engine.loading import Loader, device_for
+from giornata_denoiser.engine.protocol import StepReport
 from giornata_denoiser.engine.sources import CostFollower, ReuseOptions
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.rows.row import Row
@@ -68,12 +69,15 @@ def taught(engine: Engine, rows: Sequence[Row]) -> list[Row]:
     return [replace(row, corrections=known[row.key]) for row in rows]
 
 
-def drained(engine: Engine, rows: Sequence[Row]) -> list[Row]:
-    """`rows` when all are done, in order; whoever fails raises."""
+def drained(
+    engine: Engine, rows: Sequence[Row], told: Callable[[StepReport], object] = lambda _: None
+) -> list[Row]:
+    """`rows` when all are done, in order; whoever fails raises. Of every step is `told`."""
     engine.batch.submit(rows)
     done: dict[RowKey, Row] = {}
     while (report := engine.step()) is not None:
         if report.failed:
             raise report.failed[0].error
+        told(report)
         done |= {row.key: row for row in report.advanced if row.done}
     return [done[row.key] for row in rows]

@@ -17,6 +17,7 @@ from torch import Tensor
 from giornata.wire.samplers import Sampler
 from giornata_denoiser.families.flux.checkpoints import FluxInpaint
 from giornata_denoiser.families.protocol import ModelFamily
+from giornata_denoiser.families.quantizing import Quantize
 from giornata_denoiser.families.sampling.flow_matching import FlowMatching, scheduler_config, shifted_by_size
 from giornata_denoiser.rows.track import NOISE, OUTPUT, STATES, Track
 from tests.fakes import tiny_flux
@@ -65,7 +66,7 @@ class TwoStep:
         return replace(track, matrices=matrices)
 
 
-def load_toy(folder: Path, dtype: torch.dtype, device: torch.device) -> ModelFamily:
+def load_toy(folder: Path, dtype: torch.dtype, device: torch.device, _: Quantize) -> ModelFamily:
     """The table's entry: the folder's scheduler, and random weights of the toy's own shape."""
     torch.manual_seed(0)
     kind: Any = FluxTransformer2DModel

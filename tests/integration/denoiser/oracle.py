@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from giornata_denoiser.checkpoint import Checkpoint, load
 from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.families.rows import Another, build_row
 from giornata_denoiser.rows.row import Row
+from giornata_denoiser.rows.step_cache import Rule
 from tests.fakes import tiny_flux
 
 CPU = torch.device("cpu")
@@ -213,16 +214,25 @@ def row(model: Model, edit: Edit, tensors: dict[str, Tensor], another: Another |
     )
 
 
-def engine_latent(model: Model, edit: Edit, tensors: dict[str, Tensor]) -> Tensor:
+def engine_latent(model: Model, edit: Edit, tensors: dict[str, Tensor], cache: Rule | None = None) -> Tensor:
+    latent, _ = cached_latent(model, edit, tensors, cache)
+    return latent
+
+
+def cached_latent(
+    model: Model, edit: Edit, tensors: dict[str, Tensor], cache: Rule | None
+) -> tuple[Tensor, list[int]]:
+    """What the engine ends with, and how many blocks each of its computed steps skipped."""
     ticks = count()
     engine = Engine(model.checkpoint.family, Capacity(rows=1, tokens=1), lambda: float(next(ticks)))
-    engine.batch.submit([row(model, edit, tensors)])
-    latent = None
+    engine.batch.submit([replace(row(model, edit, tensors), step_cache=cache)])
+    latent, skipped = None, []
     while (report := engine.step()) is not None:
         assert report.failed == ()
         latent = report.advanced[0].latent
+        skipped += [] if report.sample is None else [report.sample.skipped_blocks]
     assert latent is not None
-    return latent
+    return latent, skipped
 
 
 @torch.inference_mode()

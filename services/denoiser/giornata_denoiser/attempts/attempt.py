@@ -13,6 +13,7 @@ from giornata.wire.errors import GiornataError
 from giornata.wire.messages import RunRequest
 from giornata.wire.workers import RowProgress
 from giornata_denoiser.engine.protocol import StepReport
+from giornata_denoiser.engine.step_caching import skipped_steps
 from giornata_denoiser.rows.row import Row
 
 AttemptKey = tuple[str, int]
@@ -113,6 +114,7 @@ class Attempt:
                     "sequences": len(row.prompts),
                     "begun": row.settled,
                     "renewed_every": row.renewed_every,
+                    "skipped_steps": skipped_steps(row),
                     "degree": row.degree,
                 }
             yield RowProgress(

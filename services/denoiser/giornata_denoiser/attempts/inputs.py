@@ -17,12 +17,13 @@ from giornata.packed.region import Region, beside, region_of, united
 from giornata.planning.controls import work_of
 from giornata.planning.costs import renewed_every, renewed_later
 from giornata.scheduling.batch import RowKey
-from giornata.wire.errors import InputLost, SchemaMismatch, TaskNotSupported
+from giornata.wire.errors import InputLost, InvalidField, SchemaMismatch, TaskNotSupported
 from giornata.wire.messages import RunRequest
 from giornata.wire.models import Task
 from giornata.wire.progress import RowRecord
 from giornata.wire.requests import Reuse
 from giornata.wire.resolution import guided_by
+from giornata.wire.step_caches import StepCache
 from giornata.wire.values import Intermediate
 from giornata_denoiser.attempts.adapting import adapters_of
 from giornata_denoiser.checkpoint import Checkpoint
@@ -33,6 +34,7 @@ from giornata_denoiser.rows.adapters import NONE
 from giornata_denoiser.rows.keeping import Keeping
 from giornata_denoiser.rows.row import Row
 from giornata_denoiser.rows.snapshot import Snapshot
+from giornata_denoiser.rows.step_cache import rule_of
 from giornata_denoiser.rows.template import shared_noise
 from giornata_denoiser.templates.lookup import Reusing
 
@@ -117,6 +119,13 @@ def _made(
     generated = request.job.task is Task.GENERATE
     if generated and Task.GENERATE not in checkpoint.card.tasks:
         raise TaskNotSupported(received=Task.GENERATE, accepted=", ".join(checkpoint.card.tasks))
+    if parameters.step_cache not in {StepCache.OFF, *checkpoint.card.step_caches}:
+        raise InvalidField(
+            "This worker has no such step cache.",
+            field="step_cache",
+            received=parameters.step_cache,
+            accepted=", ".join((StepCache.OFF, *checkpoint.card.step_caches)),
+        )
     multiple, family = checkpoint.card.pixel_multiple, checkpoint.family
     fields, painted = tensors.unpack(conditioning), painted_region(request)
     where = None if reusing is None else painted
@@ -151,6 +160,7 @@ def _made(
     )
     if request.keep_after and row.resume is None and not track.remembered:
         built = replace(built, keeping=Keeping(frozenset(request.keep_after), painted))
+    built = replace(built, step_cache=rule_of(parameters))
     if controls is not None:
         seen = images(tensors.unpack(controls), len(request.job.controls))
         built = replace(built, control_images=tuple(each.to(family.dtype) for each in seen))
@@ -180,7 +190,8 @@ def _renewing(row: Row, where: Region, how: Reusing, family: ModelFamily) -> Row
     every = renewed_every(row.steps, how.renew_steps)
     later = renewed_later(row.key.index, row.steps, every)
     renewing = replace(row, region=where, renewed_every=every, renewed_later=later)
-    leaves = every and not row.step and row.adapters == NONE  # a template is recorded without adapters
+    # A template is recorded without adapters, on the way of a row that computes all of its steps.
+    leaves = every and not row.step and row.adapters == NONE and row.step_cache is None
     leaving = replace(renewing, records=how.leaves if leaves else None)
     return leaving if recorded_bytes(leaving, family) <= how.room_bytes else renewing
 

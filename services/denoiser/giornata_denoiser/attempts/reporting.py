@@ -17,6 +17,7 @@ from giornata.wire.workers import (
     LoadSample,
     RankState,
     RowProgress,
+    StepCacheCounters,
     StepSample,
     TemplateCounters,
     Tier,
@@ -52,6 +53,7 @@ class Reporter:
         self._loads: deque[LoadSample] = deque(maxlen=MAX_SAMPLES)
         self._adapter_loads: deque[AdapterLoad] = deque(maxlen=MAX_SAMPLES)
         self._steps_total = 0
+        self._cached = StepCacheCounters()
         self._late = 0
         """Rows that made their first step without their LoRAs, since these were not loaded."""
 
@@ -60,6 +62,10 @@ class Reporter:
         self._steps_total += len(report.advanced)
         begun = (row.adapters for row in report.advanced if row.step == 1)
         self._late += sum(adapters.loras_from > 0 and adapters.joins_early for adapters in begun)
+        self._cached = StepCacheCounters(
+            computed_blocks=self._cached.computed_blocks + report.cached.computed_blocks,
+            skipped_blocks=self._cached.skipped_blocks + report.cached.skipped_blocks,
+        )
         if report.sample is not None:
             self._samples.append(report.sample)
 
@@ -112,6 +118,8 @@ class Reporter:
             blocks=self._blocks,
             controlled=controlled,
             ranks=ranks,
+            step_cache=self._cached,
+            quantized=self._config.quantize,
             cost_model=self._costs.state.model_copy(update=self._told_of_costs),
         )
 

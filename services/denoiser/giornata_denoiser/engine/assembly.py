@@ -76,7 +76,7 @@ class Assembly:
     """Packed tensors of a batch. Image tokens are packed by row; those of negative sequences follow."""
 
     batch: object
-    """What the network predicts over."""
+    """What the network predicts over; None where it computes nothing."""
     conditioning: tuple[Mapping[str, Tensor], ...]
     """Conditioning by sequence; positive sequences come first."""
     computed: Tensor | None
@@ -93,11 +93,16 @@ class Assembly:
 
 
 def assemble(
-    family: ModelFamily, rows: Sequence[Row], placed: Sequence[DeviceInputs] | None = None
+    family: ModelFamily,
+    rows: Sequence[Row],
+    placed: Sequence[DeviceInputs] | None = None,
+    *,
+    computes: bool = True,
 ) -> Assembly:
     """Pack `rows`. What changes from step to step (latents, noise levels) is not in it.
 
-    `placed` are their inputs, in the same order; by default they are placed now.
+    `placed` are their inputs, in the same order; by default they are placed now. Where the network `computes` nothing,
+    the assembly has no batch.
     """
     device = family.device
     placed = [place(row, family) for row in rows] if placed is None else placed
@@ -111,7 +116,9 @@ def assemble(
     return Assembly(
         batch=family.network.assemble(
             [each.sequences[0] for each in placed] + [placed[index].sequences[1] for index in guided_rows]
-        ),
+        )
+        if computes
+        else None,
         conditioning=tuple(placed[index].conditioning for index in (*range(len(rows)), *guided_rows)),
         computed=_computed(rows, regions, device),
         regions=regions,

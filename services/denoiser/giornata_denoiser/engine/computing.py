@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import torch
 
+from giornata.packed.low_rank import LowRank
 from giornata.packed.tracing import UNTRACED, Lane, Tracing
 from giornata.planning.operations import Work
 from giornata.scheduling.batch import RowKey
@@ -22,13 +23,15 @@ from giornata_denoiser.engine import results
 from giornata_denoiser.engine.arriving import able
 from giornata_denoiser.engine.checks import Checks, Judge, Verdict, judge_for
 from giornata_denoiser.engine.controls import ControlLost, Controls, NoControls, controlled, wholly
+from giornata_denoiser.engine.extrapolating import divided, joined, spread
 from giornata_denoiser.engine.hosting import hosting_for
 from giornata_denoiser.engine.low_ranks import LowRanks, NoLoras, acting, adapted, one_set
 from giornata_denoiser.engine.merging import Merging
 from giornata_denoiser.engine.placing import Placing
 from giornata_denoiser.engine.protocol import FailedRow, StepReport
 from giornata_denoiser.engine.sources import ReuseOptions, Sources, StepPlan
-from giornata_denoiser.engine.stepping import denoise_step
+from giornata_denoiser.engine.step_caching import caching, of_rows
+from giornata_denoiser.engine.stepping import Stepped, denoise_step, extrapolated_step
 from giornata_denoiser.families.preview_map import PreviewMap
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.rows.row import Row
@@ -40,7 +43,7 @@ class _Given(NamedTuple):
 
     verdict: Verdict
     work: Work
-    sample: StepSample
+    sample: StepSample | None
     began: float
     assemble_ms: float
     waited_ms: float
@@ -78,7 +81,7 @@ class Computing:
         """When it ended the last one that has been waited for, and how long all had waited for ControlNets by then."""
         self._preview_map = preview_map
         how = reusing or ReuseOptions()
-        self._model = how.model
+        self._model, self._learns = how.model, how.correction_bits is not None
         self._ran_out = ran_out
         self._clock, self._trace = clock, trace
         self._low_ranks = low_ranks or NoLoras()
@@ -175,20 +178,10 @@ class Computing:
         self._merging.restore()
 
     def _forward(self, rows: tuple[Row, ...]) -> StepReport:
-        began = self._clock()
+        began, waits_s = self._clock(), self._control_waits.total_s
         show, network = self._preview_map, self.family.network
         with torch.inference_mode():
-            low_ranks = tuple(acting(row, self._low_ranks) for row in rows)
-            self._merging.settle(rows, low_ranks, steady=self._steady)
-            assembly = self.placing.of(rows, low_ranks)
-            assembled = self._clock()
-            plan = self.sources.step(rows)
-            self._waits.total_s = 0.0
-            uses = adapted(plan.uses, rows, [self._merging.beside(each) for each in low_ranks])
-            waits_s = self._control_waits.total_s
-            added = self._controls.residuals(rows, wholly(uses, rows), self._control_waits)
-            uses = controlled(uses, rows, added)
-            stepped = denoise_step(self.family, assembly, rows, uses, self._trace)
+            stepped, plan, assembled = self._made(rows)
             # (height, width, 3) uint8 on the device, of the rows that are shown after this step.
             pictures = [
                 None if clean is None or show is None else show(network.unpacked(clean, row.grid))
@@ -219,7 +212,41 @@ class Computing:
             results.previews(
                 rows, [picture if fine else None for picture, fine in zip(pictures, good, strict=True)]
             ),
+            results.cached_blocks(rows, stepped, self.family.depth),
         )
+
+    def _made(self, rows: tuple[Row, ...]) -> tuple[Stepped, StepPlan, float]:
+        """What a step makes of `rows`, its plan, and when its forward was assembled."""
+        low_ranks = tuple(acting(row, self._low_ranks) for row in rows)
+        division = divided(rows, learns=self._learns)
+        if not division.others:
+            return self._computed(rows, low_ranks)
+        computed, others = division.of(rows)
+        of_computed, of_others = division.of(low_ranks)
+        made = self._computed(computed, of_computed) if computed else None
+        assembly = self.placing.beside(others, of_others)
+        stepped = extrapolated_step(self.family, assembly, others, division.known)
+        if made is None:
+            return joined(division, None, stepped), spread(division, None), self._clock()
+        skipped = self.family.depth * sum(len(row.prompts) for row in others)
+        plan = spread(division, made[1].beside(skipped))
+        return joined(division, made[0], stepped), plan, made[2]
+
+    def _computed(
+        self, rows: tuple[Row, ...], low_ranks: tuple[LowRank | None, ...]
+    ) -> tuple[Stepped, StepPlan, float]:
+        """:meth:`_made` of rows that the network computes."""
+        self._merging.settle(rows, low_ranks, steady=self._steady)
+        assembly = self.placing.of(rows, low_ranks)
+        assembled = self._clock()
+        plan = self.sources.step(rows)
+        self._waits.total_s = 0.0
+        uses = adapted(plan.uses, rows, [self._merging.beside(each) for each in low_ranks])
+        added = self._controls.residuals(rows, wholly(uses, rows), self._control_waits)
+        uses = caching(controlled(uses, rows, added), rows)
+        stepped = denoise_step(self.family, assembly, rows, uses, self._trace)
+        left = [[cache.left for cache in caches] for caches in of_rows(uses, rows)]
+        return stepped, plan.shortened(left), assembled
 
     def _hosted(self, rows: Sequence[Row], plan: StepPlan) -> list[Entry | None]:
         """What the step has left behind of each row, on its way to host memory; that of a row that ends is there."""
@@ -251,8 +278,8 @@ class Computing:
                 poisoned.setdefault(row.key, row)
         return poisoned, sample
 
-    def _ended(self, given: _Given) -> StepSample:
-        """The sample of a step, once the device has computed it: that is waited for."""
+    def _ended(self, given: _Given) -> StepSample | None:
+        """The sample of a step, once the device has computed it: that is waited for. None where it computed nothing."""
         given.verdict.read()
         ended = self._clock()
         # The device begins a step when it has ended the one before.
@@ -260,6 +287,8 @@ class Computing:
         waited_s = waits_s - (given.waits_s if given.began > self._ended_s else self._ended_waits_s)
         step_ms = (ended - max(given.began, self._ended_s) - waited_s) * 1e3
         self._ended_s, self._ended_waits_s = ended, waits_s
+        if given.sample is None:
+            return None
         if not given.sample.loaded_bytes:  # else part of it was waiting
             self._model.observe_step(given.work, step_ms)
         measured = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from giornata.packed.low_rank import LowRank
 from giornata.scheduling.batch import RowKey
@@ -13,22 +14,40 @@ from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.rows.row import Row
 
 
+class _Assembled(NamedTuple):
+    rows: tuple[Row, ...]
+    low_ranks: tuple[LowRank | None, ...]
+    assembly: Assembly
+
+
 class Placing:
     """Of one engine; `merging` tells which LoRAs are in the weights."""
 
     def __init__(self, family: ModelFamily, merging: Merging) -> None:
         self._family, self._merging = family, merging
         self._placed: dict[RowKey, DeviceInputs] = {}
-        self._assembled: tuple[tuple[Row, ...], tuple[LowRank | None, ...], Assembly] | None = None
+        self._assembled: dict[bool, _Assembled] = {}
+        """The last assembly of rows that the network computes, and the last of others."""
 
     def of(self, rows: tuple[Row, ...], low_ranks: tuple[LowRank | None, ...]) -> Assembly:
         """The assembly of `rows`: that of the last step while no row joined or left, and no LoRA joined."""
-        if self._assembled and _same_inputs(self._assembled[0], rows) and self._assembled[1] == low_ranks:
-            return self._assembled[2]
-        self._assembled = None  # freed before the next is made
+        return self._of(rows, low_ranks, computes=True)
+
+    def beside(self, rows: tuple[Row, ...], low_ranks: tuple[LowRank | None, ...]) -> Assembly:
+        """The same of rows of which the network computes nothing."""
+        return self._of(rows, low_ranks, computes=False)
+
+    def _of(
+        self, rows: tuple[Row, ...], low_ranks: tuple[LowRank | None, ...], *, computes: bool
+    ) -> Assembly:
+        found = self._assembled.get(computes)
+        if found and _same_inputs(found.rows, rows) and found.low_ranks == low_ranks:
+            return found.assembly
+        del found
+        self._assembled.pop(computes, None)  # freed before the next is made
         placed = [self._placed_row(row, of) for row, of in zip(rows, low_ranks, strict=True)]
-        assembly = assemble(self._family, rows, placed)
-        self._assembled = (rows, low_ranks, assembly)
+        assembly = assemble(self._family, rows, placed, computes=computes)
+        self._assembled[computes] = _Assembled(rows, low_ranks, assembly)
         return assembly
 
     def retain(self, keys: Collection[RowKey], *, resting: bool) -> None:
@@ -36,7 +55,7 @@ class Placing:
         for key in self._placed.keys() - keys:
             del self._placed[key]
         if resting:
-            self._assembled = None
+            self._assembled.clear()
 
     def clear(self) -> None:
         """Forget everything."""

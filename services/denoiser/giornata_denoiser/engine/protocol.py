@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from giornata.scheduling.batch import RowKey
 from giornata.wire.errors import GiornataError
-from giornata.wire.workers import StepSample
+from giornata.wire.workers import StepCacheCounters, StepSample
 from giornata_denoiser.rows.row import Row
 
 
@@ -50,6 +50,8 @@ class StepReport:
     """Of the last step that is known to have ended. None for a step that had to be taken apart, whose times say
     nothing, and where none has ended since the last report."""
     previews: tuple[RowPreview, ...] = ()
+    cached: StepCacheCounters = field(default_factory=StepCacheCounters)
+    """Blocks of rows with step caches in this step."""
 
 
 @dataclass(frozen=True, eq=False)

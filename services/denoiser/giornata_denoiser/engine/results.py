@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from giornata.wire.errors import GiornataError, InternalError, RowPoisoned
+from giornata.wire.workers import StepCacheCounters
 from giornata_denoiser.engine.low_ranks import LoraNotLoaded
 from giornata_denoiser.engine.protocol import RowPreview
 from giornata_denoiser.engine.sources import StepPlan
@@ -31,9 +32,23 @@ def advanced(
             stepped.generators[index],
             entry=entries[index],
             corrections=tuple(each.correction() for each in plan.learning[index]) or None,
+            cached=stepped.cached[index],
         )
         for index, row in enumerate(rows)
         if finite[index]
+    )
+
+
+def cached_blocks(rows: Sequence[Row], stepped: Stepped, depth: int) -> StepCacheCounters:
+    """Blocks of the rows with step caches, of a network of so many blocks."""
+    told = [
+        (len(row.prompts) * depth, skipped)
+        for row, skipped in zip(rows, stepped.skipped, strict=True)
+        if row.step_cache is not None
+    ]
+    skipped = sum(each for _, each in told)
+    return StepCacheCounters(
+        computed_blocks=sum(every for every, _ in told) - skipped, skipped_blocks=skipped
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Protocol
 from weakref import WeakValueDictionary
@@ -13,10 +13,9 @@ from giornata.packed.tracing import Tracing
 from giornata.packed.uses import Use, by_sequence
 from giornata.planning.batch import BatchPlanner, plan_batch
 from giornata.planning.costs import StepCosts
-from giornata.planning.operations import Shape, Work, mean_amounts, step_work
+from giornata.planning.operations import Work
 from giornata.planning.specs import together
 from giornata.scheduling.batch import RowKey
-from giornata.wire.values import Mode
 from giornata.wire.workers import StepSample
 from giornata_denoiser.blocks.device import Device
 from giornata_denoiser.blocks.narrowing import Narrowing
@@ -24,10 +23,10 @@ from giornata_denoiser.blocks.own import OwnKeysValues, own_bits
 from giornata_denoiser.blocks.recording import CorrectionRecorder, EntryRecorder
 from giornata_denoiser.blocks.slabs import Slabs
 from giornata_denoiser.blocks.waits import Waits
+from giornata_denoiser.engine.counting import Counts, work_of
 from giornata_denoiser.engine.loading import Loader, SlabRun
 from giornata_denoiser.engine.running import Makers, Running
 from giornata_denoiser.engine.served import Served, planned
-from giornata_denoiser.engine.weighing import predicted_ms
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.rows.correction import Correction
 from giornata_denoiser.rows.row import Row
@@ -80,12 +79,30 @@ class StepPlan:
     """The use of each sequence of the batch; positive sequences come first."""
     work: Work
     """What the step computes, over all blocks."""
-    sample: StepSample
-    """The same for the router's regressions, with what is predicted; its times are 0 until they are measured."""
+    sample: StepSample | None
+    """The same for the router's regressions, with what is predicted; its times are 0 until they are measured. None
+    where the network computes nothing."""
     learning: tuple[tuple[CorrectionRecorder, ...], ...]
     """By row: the recorders that learn its corrections in this step, one a sequence; empty where it learns none."""
     recording: tuple[EntryRecorder | None, ...]
     """By row: what it leaves behind of this step; None for nothing."""
+
+    counts: Counts | None = None
+    """How its sample was counted; None without one."""
+
+    def shortened(self, left: Sequence[Sequence[bool]]) -> StepPlan:
+        """The same, of whose rows these sequences `left` the forward behind its first block."""
+        if self.sample is None or self.counts is None or not any(map(any, left)):
+            return self
+        work, sample = self.counts.shortened(self.sample, left)
+        return replace(self, work=work, sample=sample)
+
+    def beside(self, skipped_blocks: int) -> StepPlan:
+        """The same beside rows that are not computed, and so many blocks of theirs."""
+        if self.sample is None:
+            return self
+        told = self.sample.skipped_blocks + skipped_blocks
+        return replace(self, sample=self.sample.model_copy(update={"skipped_blocks": told}))
 
 
 class Sources:
@@ -119,18 +136,21 @@ class Sources:
         if loader is not None:
             self._look_ahead(running)
         planned_ms = self._plan(running, costs)
-        work = self._work(running)
+        operations = self._family.operations
+        work = work_of(operations, running)
         missing = sum(each.missing_bytes for each in running)
         if loader is not None and self._scheduled != (wanted := [each.wanted for each in running]):
             loader.schedule(_loads(running))
             self._scheduled = wanted
-        sample = self._sample(running, work, costs, missing, max(planned_ms, costs.step_ms(work)))
+        counts = Counts(operations, running, work, costs)
+        sample = counts.sampled(missing_bytes=missing, planned_ms=planned_ms)
         return StepPlan(
             by_sequence([each.uses(self._family.depth) for each in running]),
             work,
             sample,
             tuple(() if each.served is None else each.served.learning for each in running),
             tuple(each.recorder for each in running),
+            counts,
         )
 
     def _advanced(self, row: Row) -> Running:
@@ -165,7 +185,7 @@ class Sources:
             return 0.0
         now = [served for _, served in open_]
         device = self._options.device
-        beside = self._work(each for each in rows if each.plannable is None)
+        beside = work_of(self._family.operations, [each for each in rows if each.plannable is None])
         chosen, ended_ms = planned(
             now,
             [each.next if each.changes else None for each, _ in open_],
@@ -187,55 +207,6 @@ class Sources:
         if load is None or any(load.slabs in served.slabs for served in planned_for):
             return 0
         return load.slabs.load_bytes(load.block, load.mode)
-
-    def _work(self, rows: Iterable[Running]) -> Work:
-        """What a step of `rows` computes, over all blocks; rows of one set of LoRAs are one segment."""
-        rows = tuple(rows)
-        work = step_work(self._family.operations, *self._sequences(rows))
-        sets = {each.row.adapters.acting(each.row.step) for each in rows}
-        return replace(work, segments=float(len(sets - {()})))
-
-    def _sequences(self, rows: Iterable[Running]) -> tuple[list[Shape], list[tuple[Mode, ...]]]:
-        """Shape and modes of every sequence of a step of `rows`."""
-        shapes: list[Shape] = []
-        modes: list[tuple[Mode, ...]] = []
-        for each in rows:
-            shapes += each.shapes
-            modes += [each.computed(self._family.depth)] * len(each.shapes)
-            shapes += each.row.joining
-            modes += [(Mode.FULL,) * self._family.depth] * len(each.row.joining)
-        return shapes, modes
-
-    def _sample(
-        self, running: Sequence[Running], work: Work, costs: StepCosts, missing_bytes: int, expected_ms: float
-    ) -> StepSample:
-        operations = self._family.operations
-        rows = [each.row for each in running]
-        amounts = mean_amounts(*self._sequences(running))
-        # What each row computes at least, in a step that waits for no load.
-        least_ms = [predicted_ms([row], costs, operations) - costs.call_ms for row in rows]
-        return StepSample(
-            rows=len(rows),
-            sequences=round(work.sequences),
-            image_tokens=round(amounts.image),
-            text_tokens=amounts.text,
-            projected_tokens=round(amounts.projected),
-            attention_pairs=round(amounts.pairs),
-            calls=round(work.calls),
-            linear=work.linear,
-            attention=work.attention,
-            convolution=work.convolution,
-            gathered=work.gathered,
-            low_rank=work.low_rank,
-            segments=round(work.segments),
-            control=work.control,
-            loaded_bytes=missing_bytes,
-            assemble_ms=0.0,
-            step_ms=0.0,
-            predicted_ms=expected_ms,
-            reusing_ms=sum(ms for row, ms in zip(rows, least_ms, strict=True) if row.masked),
-            excess_ms=max(0.0, expected_ms - work.calls * costs.call_ms - sum(least_ms)),
-        )
 
     def _own(self, row: Row, own: int) -> OwnKeysValues:
         if row.region is None:

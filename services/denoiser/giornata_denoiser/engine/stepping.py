@@ -10,11 +10,13 @@ from torch import Tensor
 
 from giornata.packed.moving import moved
 from giornata.packed.tracing import UNTRACED, Tracing
-from giornata.packed.uses import Use
+from giornata.packed.uses import Use, by_sequence
 from giornata_denoiser.engine.assembly import Assembly
 from giornata_denoiser.engine.sampling import advance, draw
+from giornata_denoiser.engine.step_caching import of_rows, remembered
 from giornata_denoiser.families.protocol import ModelFamily, Network
 from giornata_denoiser.rows.row import Row
+from giornata_denoiser.rows.step_cache import Cached, Expansion, TaylorRule
 from giornata_denoiser.rows.track import Track
 
 
@@ -29,6 +31,10 @@ class Stepped(NamedTuple):
     """(states, tokens, channels) each, what the solver remembers, 0 outside of the row's region; None for nothing."""
     generators: tuple[Tensor | None, ...]
     """Where each row's random numbers go on; see :attr:`Row.generator`."""
+    cached: tuple[Cached | None, ...]
+    """What each row remembers for its step cache."""
+    skipped: tuple[int, ...]
+    """Blocks that step caches stood in for, of all of the row's sequences."""
 
 
 def denoise_step(
@@ -42,12 +48,45 @@ def denoise_step(
 
     The assembly is of the same rows, none of them done; for `uses` see :meth:`Network.predict`.
     """
-    lengths = assembly.computed_lengths
     latents = [moved(row.latent, family.device) for row in rows]  # only rows that join have theirs elsewhere
-    seen = [row.scaled(latent) for latent, row in zip(latents, rows, strict=True)]
-    steps = [row.step for row in rows]
-    output = _output(family.network, assembly, torch.cat(seen), steps, uses=uses, trace=trace)
-    computed = _taken(assembly, latents)
+    seen = torch.cat([row.scaled(latent) for latent, row in zip(latents, rows, strict=True)])
+    steps, guided = [row.step for row in rows], assembly.guided
+    if guided is not None:
+        seen = torch.cat((seen, seen.index_select(0, guided.tokens)))
+        steps = [*steps, *(steps[row] for row in guided.rows)]
+    outputs = family.network.predict(
+        assembly.batch, seen, assembly.conditioning, steps, uses=uses, trace=trace
+    )
+    caches = of_rows(uses, rows) if uses else [()] * len(rows)
+    answers = _by_row(assembly, rows, outputs)
+    cached = [remembered(row, own, answer) for row, own, answer in zip(rows, caches, answers, strict=True)]
+    skipped = [sum(cache.left for cache in own) * (family.depth - 1) for own in caches]
+    return _stepped(family, assembly, rows, latents, outputs, cached)._replace(skipped=tuple(skipped))
+
+
+def extrapolated_step(
+    family: ModelFamily, assembly: Assembly, rows: Sequence[Row], known: Sequence[Expansion]
+) -> Stepped:
+    """:func:`denoise_step` of rows of which the network computes nothing: their outputs are what is `known` of them."""
+    latents = [moved(row.latent, family.device) for row in rows]
+    answers = [each.at(row.step).to(family.dtype) for each, row in zip(known, rows, strict=True)]
+    outputs = torch.cat(by_sequence([list(answer) for answer in answers]))
+    skipped = [len(row.prompts) * family.depth for row in rows]
+    stepped = _stepped(family, assembly, rows, latents, outputs, [row.cached for row in rows])
+    return stepped._replace(skipped=tuple(skipped))
+
+
+def _stepped(  # noqa: PLR0917 - all that a step is made of
+    family: ModelFamily,
+    assembly: Assembly,
+    rows: Sequence[Row],
+    latents: Sequence[Tensor],
+    outputs: Tensor,
+    cached: Sequence[Cached | None],
+) -> Stepped:
+    """The rows after the samplers' step, from the outputs of all sequences, (computed_tokens, channels)."""
+    lengths = assembly.computed_lengths
+    output, computed = _guided(family.network, assembly, outputs), _taken(assembly, latents)
     drawn = [draw(row, family.network) for row in rows]
     states = advance(assembly, rows, computed, output, [each.noise for each in drawn])
     clean: list[Tensor | None] = [None] * len(rows)
@@ -67,7 +106,25 @@ def denoise_step(
             for state, region, row in zip(states, assembly.regions, rows, strict=True)
         ),
         tuple(each.generator for each in drawn),
+        tuple(cached),
+        (0,) * len(rows),
     )
+
+
+def _by_row(assembly: Assembly, rows: Sequence[Row], outputs: Tensor) -> list[Tensor | None]:
+    """(sequences, computed, channels) of each row that extrapolates later outputs; None of others."""
+    if not any(isinstance(row.step_cache, TaylorRule) for row in rows):
+        return [None] * len(rows)
+    lengths = assembly.computed_lengths
+    guided = () if assembly.guided is None else assembly.guided.rows
+    parts = torch.split(outputs, [*lengths, *(lengths[row] for row in guided)])
+    negative = dict(zip(guided, parts[len(rows) :], strict=True))
+    return [
+        torch.stack([parts[index], *([negative[index]] if index in negative else [])])
+        if isinstance(row.step_cache, TaylorRule)
+        else None
+        for index, row in enumerate(rows)
+    ]
 
 
 def _taken(assembly: Assembly, whole: Sequence[Tensor]) -> Tensor:
@@ -110,26 +167,11 @@ def _scattered(memory: Tensor | None, region: Tensor | None, tokens: int) -> Ten
     return memory.new_zeros(len(memory), tokens, memory.shape[2]).index_copy_(1, region, memory)
 
 
-def _output(
-    network: Network,
-    assembly: Assembly,
-    latents: Tensor,
-    steps: Sequence[int],
-    *,
-    uses: Sequence[Use],
-    trace: Tracing,
-) -> Tensor:
-    """The network's output at every row's region, (computed_tokens, channels), guidance included.
-
-    `latents` are (row_tokens, channels), packed by row; `steps` are by row.
-    """
+def _guided(network: Network, assembly: Assembly, outputs: Tensor) -> Tensor:
+    """The rows' outputs, (computed_tokens, channels), from those of all sequences: guidance included."""
     guided = assembly.guided
-    if guided is not None:
-        latents = torch.cat((latents, latents.index_select(0, guided.tokens)))
-        steps = [*steps, *(steps[row] for row in guided.rows)]
-    output = network.predict(assembly.batch, latents, assembly.conditioning, steps, uses=uses, trace=trace)
     if guided is None:
-        return output
-    positive, negative = torch.split(output, [len(output) - len(guided.computed), len(guided.computed)])
+        return outputs
+    positive, negative = torch.split(outputs, [len(outputs) - len(guided.computed), len(guided.computed)])
     combined = network.guided(positive.index_select(0, guided.computed), negative, guided.scale)
     return positive.index_copy(0, guided.computed, combined)

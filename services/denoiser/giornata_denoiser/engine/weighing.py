@@ -13,6 +13,7 @@ from giornata.planning.profiles import BatchCap
 from giornata.planning.specs import recording_bytes
 from giornata.wire.values import Mode
 from giornata_denoiser.blocks.own import own_bits
+from giornata_denoiser.engine.step_caching import cache_bytes
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.rows.row import Row
 from giornata_denoiser.rows.stored import EXACT, stored_bytes
@@ -90,6 +91,7 @@ def row_bytes(row: Row, family: ModelFamily, correction_bits: int | None) -> int
     held += _prefix_bytes(row, family)
     held += slab_bytes(row, itemsize) if keeps_slabs(family) else attended_bytes(row, itemsize)
     held += correction_bytes(row, itemsize, correction_bits)
+    held += cache_bytes(row, family)
     held += _own_bytes(row, family, correction_bits) + _padding_bytes(row, family, correction_bits)
     # Entries that are recorded leave a GPU for the host; on a CPU they stay where they are.
     return held + recorded_bytes(row, family, ENTRIES_ON_DEVICE if family.device.type == "cuda" else None)

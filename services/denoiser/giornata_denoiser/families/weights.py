@@ -7,12 +7,22 @@ from typing import Any, Final
 
 import torch
 
+from giornata_denoiser.families.quantizing import Quantize, quantize
+
 OUTLINE: Final = torch.device("meta")
 """Where a network has shapes and no weights: for processes that describe a model and compute nothing."""
 
 
-def loaded(kind: Any, folder: Path, subfolder: str, *, dtype: torch.dtype, device: torch.device) -> Any:
-    """The network of the class `kind` in a diffusers folder, for inference on `device`.
+def loaded(
+    kind: Any,
+    folder: Path,
+    subfolder: str,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    quantized: Quantize = Quantize.OFF,
+) -> Any:
+    """The network of the class `kind` in a diffusers folder, for inference on `device`, its blocks `quantized` there.
 
     On :data:`OUTLINE` no file but its configuration is read.
 
@@ -28,5 +38,8 @@ def loaded(kind: Any, folder: Path, subfolder: str, *, dtype: torch.dtype, devic
     else:
         network = kind.from_pretrained(
             folder, subfolder=subfolder, torch_dtype=dtype, use_safetensors=True, local_files_only=True
-        ).to(device)
+        )
+        network.eval().requires_grad_(requires_grad=False)
+        quantize(network, quantized, device)  # layer by layer: the device never has all weights in full
+        network = network.to(device)
     return network.eval().requires_grad_(requires_grad=False)

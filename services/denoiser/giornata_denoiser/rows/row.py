@@ -19,6 +19,7 @@ from giornata_denoiser.rows.correction import Correction
 from giornata_denoiser.rows.keeping import Keeping
 from giornata_denoiser.rows.previews import preview_steps
 from giornata_denoiser.rows.snapshot import Snapshot, exported
+from giornata_denoiser.rows.step_cache import Cached, Rule
 from giornata_denoiser.rows.template import Entry, Form, Recording
 from giornata_denoiser.rows.track import Track
 
@@ -118,6 +119,10 @@ class Row:
     """Whether its last step has taught it these corrections."""
     begun: bool = False
     """Whether it has made a step here."""
+    step_cache: Rule | None = None
+    """By which its steps compute fewer blocks; None for none."""
+    cached: Cached | None = None
+    """What it remembers of computed steps for that, where its latent is; None of a row that begins or goes on here."""
     records: RecordingSpec | None = None
     """What its steps leave behind: all steps of a template run; of an edit without a template, those in full."""
     entries: tuple[Entry, ...] = ()
@@ -303,6 +308,7 @@ class Row:
         entry: Entry | None = None,
         corrections: tuple[Correction, ...] | None = None,
         degree: int = 1,
+        cached: Cached | None = None,
     ) -> Row:
         """The row after one more step by so many devices, which may have left an entry, or taught its corrections."""
         return replace(
@@ -317,6 +323,7 @@ class Row:
             kept=self.kept if self.keeping is None else self.kept + self.keeping.of(self.step + 1, latent),
             corrections=self.corrections if corrections is None else corrections,
             taught=corrections is not None,
+            cached=cached,
         )
 
     def export(self) -> Snapshot:

@@ -18,6 +18,7 @@ from giornata.wire.values import Mode
 from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.config import DenoiserConfig
 from giornata_denoiser.families.protocol import ModelFamily
+from giornata_denoiser.families.quantizing import Quantize
 from giornata_denoiser.rows.row import RecordingSpec
 from giornata_denoiser.rows.stored import BITS, bits_of, stored_bytes
 from giornata_denoiser.rows.template import FILE_BYTES, Form
@@ -96,9 +97,10 @@ def wanted(
         track = levels(sampler=schedule.recorder, steps=kept.levels, strength=1.0)
     levels_kept = [round(level, 6) for level in track.levels.tolist()]
     guidance = checkpoint.card.embedded_guidance_scale
-    what = (form, bits, levels_kept, guidance, kept.first_block)
+    numerics = () if config.quantize is Quantize.OFF else (config.quantize,)
+    what = (form, bits, levels_kept, guidance, kept.first_block, *numerics)
     picture = picture_id(tenant, inspection.template_key)
-    left = digest_of(RECORDER, "first", form, bits, kept.first_block)
+    left = digest_of(RECORDER, "first", form, bits, kept.first_block, *numerics)
     return Wanted(
         f"{picture}-{digest_of(RECORDER, *what)}",
         track,

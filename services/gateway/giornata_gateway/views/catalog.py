@@ -96,6 +96,8 @@ class ModelView(View):
     default_sampler: str
     pools_text: bool
     """Whether `approximate` is accepted: prompts can be compared by their pooled CLIP embeddings."""
+    step_caches: list[str]
+    """What `step_cache` may be beside `off`."""
     tasks: list[Task]
     """What it is served for; `edit` alone where it needs a picture."""
     fields: dict[Task, list[str]]

@@ -18,7 +18,7 @@ from giornata.wire.errors import (
 )
 from giornata.wire.jobs import Encoding, Inspection, Job, JobState
 from giornata.wire.progress import Assignment, JobRecord, RowRecord
-from giornata.wire.requests import Reuse
+from giornata.wire.requests import Reuse, extrapolated_steps
 from giornata.wire.resolution import guided_by
 from giornata.wire.templates import picture_id
 from giornata.wire.values import ComputeTimes, Intermediate, StageTimes
@@ -188,13 +188,15 @@ def _shape(job: Job, inspection: Inspection, encoding: Encoding | None, row: Row
     # at a grain of 1, cells are tokens
     region = inspection.compute_set[1] if reuse is not Reuse.OFF and inspection.compute_set else None
     image = inspection.tokens + inspection.companion_tokens
+    steps = max(1, job.denoising_steps - (row.resume.step if row.resume else 0))
     return RowShape(
         text=encoding.text_tokens if encoding else 0,
         padding=encoding.padding_tokens if encoding and reuse is Reuse.AUTO else 0,
         prefix=encoding.prefix_tokens if encoding else 0,
         image=image,
         computed=region.count if region else image,
-        steps=max(1, job.denoising_steps - (row.resume.step if row.resume else 0)),
+        steps=steps,
+        skipped=extrapolated_steps(job.parameters, steps),
         sequences=sequences,
         companions=inspection.companion_tokens,
         low_rank=sum(low_rank_weights(lora.weights, lora.size_bytes) for lora in loras),

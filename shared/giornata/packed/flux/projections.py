@@ -7,18 +7,22 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - the field's name
-from torch import Tensor
+from torch import Tensor, nn
 
 
 class Joined:
     """Linear layers of the same input, applied as one.
 
     Their weights are put into one tensor, and become views of it: nothing is kept twice, and each layer still works by
-    itself. Whoever moves a layer elsewhere afterwards parts it from the others.
+    itself. Whoever moves a layer elsewhere afterwards parts it from the others. Layers whose weights are no plain
+    tensors, since they are quantised, are applied one after the other.
     """
 
     def __init__(self, layers: Sequence[Any]) -> None:
         self.layers = tuple(layers)
+        self._weight: Tensor | None = None
+        if any(type(layer.weight) not in {nn.Parameter, Tensor} for layer in layers):
+            return
         self._widths = [layer.out_features for layer in layers]
         self._weight = torch.cat([layer.weight.detach() for layer in layers])
         self._bias = torch.cat([layer.bias.detach() for layer in layers])
@@ -32,6 +36,8 @@ class Joined:
 
     def __call__(self, entering: Tensor) -> tuple[Tensor, ...]:
         """What each layer makes of `entering`, (tokens, in_features): views, (tokens, out_features) each."""
+        if self._weight is None:
+            return tuple(F.linear(entering, layer.weight, layer.bias) for layer in self.layers)
         return torch.split(F.linear(entering, self._weight, self._bias), self._widths, dim=1)
 
 

@@ -121,6 +121,8 @@ def test_every_step_is_reported_with_its_sample() -> None:
         "low_rank": 0.0,
         "segments": 0,
         "control": 0.0,
+        "blocks": 3 * of.depth,
+        "skipped_blocks": 0,
         "loaded_bytes": 0,
         "waited_ms": 0.0,
         "controls_waited_ms": 0.0,

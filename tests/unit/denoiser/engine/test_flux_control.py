@@ -9,7 +9,8 @@ from diffusers.models.controlnets.controlnet_flux import FluxControlNetModel
 from torch import Tensor
 
 from giornata.packed import attention, elementwise
-from giornata.packed.flux.forward import FluxForward, Parts
+from giornata.packed.flux.blocks import Parts
+from giornata.packed.flux.forward import FluxForward
 from giornata.packed.flux.modulation import Modulation, prepared
 from giornata.packed.flux.projections import Projections
 from giornata.packed.low_rank_hooks import LowRankHooks

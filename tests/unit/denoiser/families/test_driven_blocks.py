@@ -22,6 +22,7 @@ from giornata_denoiser.checkpoint import LOADERS
 from giornata_denoiser.engine.assembly import assemble
 from giornata_denoiser.families.driven.prompts import DrivenText
 from giornata_denoiser.families.protocol import ModelFamily
+from giornata_denoiser.families.quantizing import Quantize
 from giornata_denoiser.rows.row import Row
 from tests.fakes import tiny_driven
 from tests.fakes.tiny_driven import FAMILIES
@@ -117,7 +118,7 @@ def test_specs_name_the_channels_that_recorders_see(name: str) -> None:
 def test_a_checkpoint_is_loaded_from_its_folder(name: str, tmp_path: Path) -> None:
     tiny_driven.unhooked(name).save_pretrained(tmp_path / "transformer")
     FlowMatchEulerDiscreteScheduler.from_config(SCHEDULER).save_pretrained(tmp_path / "scheduler")
-    loaded = LOADERS[Family(name)](tmp_path, torch.float64, torch.device("cpu"))
+    loaded = LOADERS[Family(name)](tmp_path, torch.float64, torch.device("cpu"), Quantize.OFF)
     of = tiny_driven.family(name)
     one = row(of, HEIGHTS[0])
     # frequencies of timesteps are loaded in float32

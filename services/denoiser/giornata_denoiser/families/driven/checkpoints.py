@@ -24,6 +24,7 @@ from giornata_denoiser.families.driven.qwen_image_21 import QwenImage21
 from giornata_denoiser.families.driven.sd3 import StableDiffusion3
 from giornata_denoiser.families.driven.z_image import ZImage
 from giornata_denoiser.families.protocol import ModelFamily
+from giornata_denoiser.families.quantizing import Quantize
 from giornata_denoiser.families.sampling.flow_matching import (
     FlowMatching,
     Spacing,
@@ -39,6 +40,7 @@ def load(
     folder: Path,
     dtype: torch.dtype,
     device: torch.device,
+    quantized: Quantize = Quantize.OFF,
     *,
     network: type[DrivenNetwork],
     kind: Any,
@@ -50,7 +52,9 @@ def load(
         ValueError: a scheduler, or a variant of the transformer, that is not served.
         OSError: weights are missing.
     """
-    driven = network(weights.loaded(kind, folder, "transformer", dtype=dtype, device=device))
+    driven = network(
+        weights.loaded(kind, folder, "transformer", dtype=dtype, device=device, quantized=quantized)
+    )
     return ModelFamily(driven.text, FlowMatching(scheduler_config(folder), spacing), driven)
 
 

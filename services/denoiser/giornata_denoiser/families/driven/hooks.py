@@ -43,12 +43,12 @@ class Hooks:
 
     @contextmanager
     def running(self, forward: Forward) -> Iterator[Forward]:
-        """Have the hooks read `forward`."""
-        self._forward = forward
+        """Have the hooks read `forward`, and what they read before again afterwards."""
+        before, self._forward = self._forward, forward
         try:
             yield forward
         finally:
-            self._forward = None
+            self._forward = before
 
     def spread(self, parent: Any, name: str, stream: Stream, activation: Activation = nn.Identity()) -> None:  # noqa: B008 - stateless
         """Let the modulation layer `name` of `parent` answer with prepared vectors of `stream`.

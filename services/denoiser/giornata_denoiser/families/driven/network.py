@@ -12,10 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from giornata.packed import attention, elementwise
+from giornata.packed.first_block import FirstBlocks
 from giornata.packed.low_rank import LowRank
 from giornata.packed.low_rank_hooks import LowRankHooks
 from giornata.packed.region import Rotary
-from giornata.packed.tracing import UNTRACED, Lane, Tracing
+from giornata.packed.tracing import UNTRACED, Tracing
 from giornata.packed.ulysses import Exchange, Ulysses
 from giornata.packed.uses import Use
 from giornata.planning.specs import grouped
@@ -23,6 +24,7 @@ from giornata.wire.blocks import BlockSpec
 from giornata_denoiser.families import guidance, patches
 from giornata_denoiser.families.driven.attention import by_head
 from giornata_denoiser.families.driven.batch import DrivenBatch, Prepared, assembled, share
+from giornata_denoiser.families.driven.blocks import Blocks
 from giornata_denoiser.families.driven.forward import Forward, Prefilled, Stream
 from giornata_denoiser.families.driven.hooks import Hooks
 from giornata_denoiser.families.driven.low_ranks import Streams
@@ -59,7 +61,7 @@ class DrivenNetwork(ABC):
         self._ulysses: Ulysses | None = None
         self._rotary = lru_cache(maxsize=64)(self.rotated)
         self.hook()
-        self._streams = Streams(self.low_ranks, self.pairs, self.singles)
+        self.streams = Streams(self.low_ranks, self.pairs, self.singles)
 
     # What a family says
 
@@ -232,9 +234,9 @@ class DrivenNetwork(ABC):
         forward = Forward(
             batch.sequences, torch.cat(made), uses, self._attend, batch.output, prefixes, shared
         )
-        with self.hooks.running(forward), self.low_ranks.acting(self._streams.where(forward)):
+        with self.hooks.running(forward), self.low_ranks.acting(self.streams.where(forward)):
             image = self._entering(forward, batch, latents, conditioning)
-            image = forward.tokens.leave(self._run(forward, batch.text, image, trace))
+            image = Blocks(self, forward, trace).regions(batch.text, image, FirstBlocks(uses))
             _, places = batch.rows(forward.tokens.now)
             image = image if len(places) == len(image) else image.index_select(0, places)
             output = self.answer(forward.batched(image, Stream.OUTPUT))
@@ -265,7 +267,7 @@ class DrivenNetwork(ABC):
         live = forward.tokens.now
         rows, places = batch.rows(live)
         some = len(rows) < len(latents)
-        entering = self._streams.entering(forward, batch.companions)
+        entering = self.streams.entering(forward, batch.companions)
         with self.low_ranks.acting(entering):
             picture = self.image_stream(latents.index_select(0, rows) if some else latents)
         if batch.positions is not None:
@@ -293,34 +295,5 @@ class DrivenNetwork(ABC):
         kept = PrefixKeysValues()
         vectors = self.vectors(prompt, torch.zeros(1, device=self.device))
         with self.hooks.running(prefix.forward(vectors, kept)) as forward:
-            self._run(forward, empty_text(prefix.stream), prefix.stream, UNTRACED)
+            Blocks(self, forward, UNTRACED).passed(empty_text(prefix.stream), prefix.stream)
         return kept.prefilled
-
-    def _run(self, forward: Forward, text: Tensor, image: Tensor, trace: Tracing) -> Tensor:
-        """The image stream behind the last block, (live_tokens, channels), of both streams before the first."""
-        for index, block in enumerate(self.pairs):
-            with trace.span(Lane.COMPUTE, f"block {index}"):
-                image = forward.tokens.enter(index, image)
-                self._project(forward, block)
-                parts = forward.batched(text, Stream.TEXT), forward.batched(image, Stream.IMAGE)
-                text, image = (part.flatten(0, 1) for part in self.pair(block, *parts))
-                image = forward.tokens.add(index, image)
-        if self.singles:
-            joint = forward.tokens.now.layout.join(text, image)
-            for index, block in enumerate(self.singles, len(self.pairs)):
-                with trace.span(Lane.COMPUTE, f"block {index}"):
-                    joint = forward.tokens.enter_joint(index, joint)
-                    self._project(forward, block)
-                    joint = self.single(block, forward.batched(joint, Stream.JOINT)).flatten(0, 1)
-                    joint = forward.tokens.add_joint(index, joint)
-            image = forward.tokens.now.layout.split(joint)[1]
-        return image
-
-    def _project(self, forward: Forward, block: Any) -> None:
-        """Keys and values of the outside tokens whose hidden state enters a block that does not compute them."""
-        if not forward.tokens.hidden:
-            return
-        with forward.beyond() as hidden:
-            attentions = zip(self.attentions(block), self.normed(block, hidden), strict=True)
-            projected = [self.keys_values(attn, normed) for attn, normed in attentions]
-            forward.keep([(self.hooks.rotated(key, Stream.IMAGE), value) for key, value in projected])

@@ -13,6 +13,7 @@ from torch import Tensor
 from giornata_denoiser.families import weights
 from giornata_denoiser.families.flux.transformer import PackedFlux
 from giornata_denoiser.families.protocol import ModelFamily
+from giornata_denoiser.families.quantizing import Quantize
 from giornata_denoiser.families.references import References
 from giornata_denoiser.families.sampling.flow_matching import FlowMatching, scheduler_config, shifted_by_size
 
@@ -77,10 +78,16 @@ class FluxFill(PackedFlux):
 
 
 def load(
-    network: type[FluxInpaint | FluxFill], folder: Path, dtype: torch.dtype, device: torch.device
+    network: type[FluxInpaint | FluxFill],
+    folder: Path,
+    dtype: torch.dtype,
+    device: torch.device,
+    quantized: Quantize = Quantize.OFF,
 ) -> ModelFamily:
     """The family of a checkpoint; raises as :func:`giornata_denoiser.checkpoint.load`."""
     loaded = network(
-        weights.loaded(FluxTransformer2DModel, folder, "transformer", dtype=dtype, device=device)
+        weights.loaded(
+            FluxTransformer2DModel, folder, "transformer", dtype=dtype, device=device, quantized=quantized
+        )
     )
     return ModelFamily(loaded.text, FlowMatching(scheduler_config(folder), shifted_by_size), loaded)

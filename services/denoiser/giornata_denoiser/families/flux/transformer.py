@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from giornata.packed import attention, elementwise
-from giornata.packed.flux.forward import FluxForward, Parts
+from giornata.packed.flux.blocks import Parts
+from giornata.packed.flux.forward import FluxForward
 from giornata.packed.flux.modulation import Modulation, prepared, prepared_channels
 from giornata.packed.flux.projections import Projections
 from giornata.packed.low_rank import LowRank

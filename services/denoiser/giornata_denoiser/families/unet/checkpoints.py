@@ -12,6 +12,7 @@ from torch import Tensor
 
 from giornata_denoiser.families import weights
 from giornata_denoiser.families.protocol import ModelFamily
+from giornata_denoiser.families.quantizing import Quantize
 from giornata_denoiser.families.sampling.discrete_time import DiscreteTime, scheduler_config
 from giornata_denoiser.families.unet.network import TiledUnet
 
@@ -82,7 +83,11 @@ def network_of(unet: Any) -> UnetInpaint | UnetFill:
     return kinds[received](unet, SIDE_XL if unet.config.addition_embed_type == "text_time" else SIDE)
 
 
-def load(folder: Path, dtype: torch.dtype, device: torch.device) -> ModelFamily:
+def load(
+    folder: Path, dtype: torch.dtype, device: torch.device, quantized: Quantize = Quantize.OFF
+) -> ModelFamily:
     """The family of a checkpoint; raises as :func:`giornata_denoiser.checkpoint.load`."""
+    if quantized is not Quantize.OFF:
+        raise ValueError(f"a UNet is not quantised; received {quantized}, accepted {Quantize.OFF}")
     network = network_of(weights.loaded(UNet2DConditionModel, folder, "unet", dtype=dtype, device=device))
     return ModelFamily(network.text, DiscreteTime(scheduler_config(folder)), network)

@@ -1,0 +1,95 @@
+"""Weights in fewer bits: which layers of a network have them, and what makes them. torchao does; none is needed else.
+
+Weights alone are quantised, each output channel with a scale of its own; products are computed in the network's dtype.
+So a row's arithmetic does not depend on the rows beside it, as it would with activations that share a scale.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any, Final
+
+import torch
+from torch import nn
+
+from giornata.wire.errors import Failed
+
+VARIABLE: Final = "GIORNATA_QUANTIZE"
+TORCHAO: Final = "0.18.0"
+"""The version that was tried. It is not in the environment of tests: diffusers imports it wherever it is installed."""
+LEAST: Final = 1024
+"""Channels on both sides of a layer from which on it is worth a scale for each output channel."""
+
+
+class Quantize(StrEnum):
+    """In which numbers a denoiser keeps the weights of its network's blocks."""
+
+    OFF = "off"
+    """In those of the model's dtype."""
+    INT8 = "int8"
+    """Integers of 8 bits."""
+    FLOAT8 = "float8"
+    """Floating-point numbers of 8 bits, e4m3."""
+
+
+def chosen(network: nn.Module, least: int = LEAST) -> tuple[str, ...]:
+    """Paths of the linear layers that are quantised: those of blocks that every token passes.
+
+    Layers outside of blocks (embedders, the last projection) are small, and carry what enters and leaves. Modulation is
+    computed once a row, not once a token, and scales whole streams. A layer with fewer than `least` channels on a side
+    stays, too.
+    """
+    return tuple(
+        path
+        for path, module in network.named_modules()
+        if isinstance(module, nn.Linear)
+        and _in_blocks(path)
+        and not _modulates(path)
+        and min(module.in_features, module.out_features) >= least
+    )
+
+
+def check(how: Quantize, device: torch.device) -> None:
+    """Have a denoiser refused that cannot quantise.
+
+    Raises:
+        Failed: `device` is no GPU, or torchao is not installed.
+    """
+    if how is Quantize.OFF:
+        return
+    if device.type != "cuda":
+        raise Failed(
+            f"{VARIABLE}={how} needs a CUDA device: on a CPU every step would convert the weights back.",
+            received=str(device),
+            accepted=f"{Quantize.OFF}, or a CUDA device",
+        )
+    if find_spec("torchao") is None:
+        raise Failed(
+            f"{VARIABLE}={how} needs torchao, which brings no torch: pip install torchao=={TORCHAO}.",
+            received="no torchao",
+            accepted=f"{Quantize.OFF}, or an environment with torchao",
+        )
+
+
+def quantize(network: nn.Module, how: Quantize, device: torch.device, least: int = LEAST) -> None:
+    """Quantise the :func:`chosen` layers of `network`, in place, and have them on `device`."""
+    if how is Quantize.OFF:
+        return
+    torchao: Any = import_module("torchao.quantization")
+    paths = frozenset(chosen(network, least))
+    kind = {Quantize.INT8: "Int8WeightOnlyConfig", Quantize.FLOAT8: "Float8WeightOnlyConfig"}[how]
+    torchao.quantize_(
+        network, getattr(torchao, kind)(), filter_fn=lambda _, path: path in paths, device=device
+    )
+
+
+def _in_blocks(path: str) -> bool:
+    """Whether a module lies in a list of blocks: `transformer_blocks.3.attn.to_q`."""
+    first, _, rest = path.partition(".")
+    return rest[:1].isdigit() and first.endswith(("blocks", "layers"))
+
+
+def _modulates(path: str) -> bool:
+    return any(part in path for part in ("norm", "mod", "adaLN"))

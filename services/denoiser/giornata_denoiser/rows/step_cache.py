@@ -1,0 +1,88 @@
+"""Step caches of rows: by which rule a row computes fewer blocks, and what it remembers for that. Pure."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from giornata.packed.first_block import Remembered
+from giornata.wire.requests import EditParameters
+from giornata.wire.step_caches import Extrapolation, StepCache
+
+
+@dataclass(frozen=True)
+class FirstBlockRule:
+    """A sequence passes the first block alone while that adds nearly what it added in its last whole forward."""
+
+    threshold: float
+    """The largest relative change, by L1 norms."""
+
+
+@dataclass(frozen=True)
+class TaylorRule:
+    """All but some steps take an output that is extrapolated from those of the steps that were computed.
+
+    TaylorSeer (Liu et al., ICCV 2025) on the network's output: `TaylorSeerCacheConfig` of diffusers with
+    `use_lite_mode`, and the same steps.
+    """
+
+    steps: Extrapolation
+    """Which of the steps that the row makes here are computed."""
+    order: int
+    """Of the highest finite difference."""
+
+
+Rule = FirstBlockRule | TaylorRule
+
+
+def rule_of(resolved: EditParameters) -> Rule | None:
+    """The rule that resolved parameters ask for; None for none."""
+    threshold, order = resolved.step_cache_threshold, resolved.step_cache_order
+    interval, warmup = resolved.step_cache_interval, resolved.step_cache_warmup
+    if resolved.step_cache is StepCache.FIRST_BLOCK and threshold is not None:
+        return FirstBlockRule(threshold)
+    if resolved.step_cache is StepCache.TAYLORSEER and None not in {interval, warmup, order}:
+        return TaylorRule(Extrapolation(interval or 1, warmup or 1), order or 0)
+    return None
+
+
+@dataclass(frozen=True, eq=False)
+class Expansion:
+    """A row's outputs of the network, extrapolated by finite differences."""
+
+    began: int
+    """The row's step from which on it is made."""
+    step: int
+    """The last computed step."""
+    factors: tuple[Tensor, ...]
+    """(sequences, computed, channels) float32 each: the output, and its differences a step, order by order."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all factors."""
+        return sum(factor.nbytes for factor in self.factors)
+
+    def at(self, step: int) -> Tensor:
+        """(sequences, computed, channels) float32: what the network is taken to answer in a later step."""
+        ahead = step - self.step
+        first, *others = self.factors
+        found = first
+        for order, factor in enumerate(others, 1):
+            found = found + factor * (ahead**order / math.factorial(order))
+        return found
+
+
+def expanded(before: Expansion | None, step: int, output: Tensor, order: int) -> Expansion:
+    """`before` with the output, (sequences, computed, channels), of a computed step; made again where shapes differ."""
+    factors = [output.float()]
+    if before is not None and before.factors[0].shape == output.shape:
+        for known in before.factors[:order]:
+            factors.append((factors[-1] - known) / (step - before.step))
+        return Expansion(before.began, step, tuple(factors))
+    return Expansion(step, step, tuple(factors))
+
+
+Cached = tuple[Remembered, ...] | Expansion
+"""What a row remembers of its computed steps: by sequence its last whole forward, or an expansion of its outputs."""

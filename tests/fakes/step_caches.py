@@ -1,0 +1,10 @@
+"""Rules of step caches, shortly."""
+
+from __future__ import annotations
+
+from giornata.wire.step_caches import Extrapolation
+from giornata_denoiser.rows.step_cache import TaylorRule
+
+
+def taylor(interval: int, order: int, warmup: int) -> TaylorRule:
+    return TaylorRule(Extrapolation(interval, warmup), order)

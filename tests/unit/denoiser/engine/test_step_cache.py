@@ -1,0 +1,229 @@
+"""Step caches: rows of one step that pass all blocks, the first one alone or none, and do not notice each other."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from giornata.packed.first_block import Remembered
+from giornata.packed.uses import Use
+from giornata_denoiser.engine.engine import Engine
+from giornata_denoiser.engine.step_caching import cache_bytes, caching, extrapolated
+from giornata_denoiser.engine.weighing import row_bytes
+from giornata_denoiser.families.protocol import ModelFamily
+from giornata_denoiser.rows.adapters import Adapters, RowLora
+from giornata_denoiser.rows.row import RecordingSpec, Row
+from giornata_denoiser.rows.step_cache import Expansion, FirstBlockRule, Rule, TaylorRule
+from giornata_denoiser.rows.stored import EXACT
+from giornata_denoiser.rows.template import Form
+from tests.fakes import tiny_flux
+from tests.fakes.step_caches import taylor
+from tests.fakes.tiny_flux import Spec
+from tests.unit.denoiser.engine.edits import GRID, ROOMY, edit, engine, template
+from tests.unit.denoiser.engine.test_masked import BLOCKS, DOUBLE
+
+TOLERANCE = 1e-10
+LEAVES = FirstBlockRule(0.5)
+NEVER = FirstBlockRule(-1.0)
+ALWAYS = FirstBlockRule(1e9)
+TAYLOR = taylor(interval=4, order=1, warmup=2)
+RULES: list[Rule | None] = [LEAVES, None, TAYLOR, LEAVES, taylor(3, 2, 4), None]
+
+
+def cached(row: Row, rule: Rule | None) -> Row:
+    return replace(row, step_cache=rule)
+
+
+def run(made: Engine, arrivals: dict[int, list[Row]]) -> tuple[dict[str, Tensor], list[tuple[int, int]]]:
+    """Final latents by job, and of each computed step the blocks that it passed and skipped."""
+    final: dict[str, Tensor] = {}
+    blocks = []
+    for step in range(60):
+        made.batch.submit(arrivals.get(step, []))
+        if (report := made.step()) is None:
+            continue
+        assert report.failed == ()
+        if report.sample is not None:
+            blocks.append((report.sample.blocks, report.sample.skipped_blocks))
+        final |= {row.key.job_id: row.latent for row in report.advanced if row.done}
+    return final, blocks
+
+
+def rows_of(of: ModelFamily, *, masked: bool) -> list[Row]:
+    """Rows that differ in everything; `masked` ones take from a template, or what their own steps in full make."""
+    specs = [
+        Spec(
+            f"r{i}",
+            grid=GRID,
+            steps=9 + i,
+            true_cfg_scale=2.0 if i % 3 == 1 else 1.0,
+            seed=i,
+            text_tokens=3 + i,
+        )
+        for i in range(len(RULES))
+    ]
+    if not masked:
+        return [cached(tiny_flux.row(of, spec), rule) for spec, rule in zip(specs, RULES, strict=True)]
+    taken = template(of)
+    made = [edit(of, taken if i < 3 else None, spec) for i, spec in enumerate(specs)]
+    return [
+        cached(replace(row, renewed_every=0 if row.template else 4), rule)
+        for row, rule in zip(made, RULES, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("fill", [False, True])
+def test_a_row_in_a_batch_equals_the_row_alone(*, fill: bool, masked: bool) -> None:
+    of = tiny_flux.family(fill=fill, dtype=DOUBLE)
+    rows = rows_of(of, masked=masked)
+    together, blocks = run(engine(of, correction_bits=EXACT), {0: rows[:2], 1: rows[2:4], 3: rows[4:]})
+    assert any(skipped % BLOCKS for _, skipped in blocks), "a sequence leaves behind the first block"
+    for row in rows:
+        alone, _ = run(engine(of, correction_bits=EXACT), {0: [row]})
+        torch.testing.assert_close(together[row.key.job_id], alone[row.key.job_id], atol=TOLERANCE, rtol=0)
+        if row.step_cache is not None:
+            plain, _ = run(engine(of, correction_bits=EXACT), {0: [cached(row, None)]})
+            changed = (plain[row.key.job_id] - alone[row.key.job_id]).abs().max()
+            assert changed > 1e3 * TOLERANCE, "the cache changes nothing"
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_a_first_block_cache_that_never_leaves_changes_nothing(*, masked: bool) -> None:
+    of = tiny_flux.family(dtype=DOUBLE)
+    rows = rows_of(of, masked=masked)
+    plain, _ = run(engine(of), {0: [cached(row, None) for row in rows]})
+    found, blocks = run(engine(of), {0: [cached(row, NEVER) for row in rows]})
+    assert all(skipped == 0 for _, skipped in blocks)
+    for name, latent in plain.items():
+        assert torch.equal(found[name], latent)
+
+
+def test_a_first_block_cache_that_leaves_passes_all_blocks_once() -> None:
+    of = tiny_flux.family()
+    row = cached(tiny_flux.row(of, Spec(steps=5)), ALWAYS)
+    _, blocks = run(engine(of), {0: [row]})
+    assert blocks == [(BLOCKS, 0), *[(1, BLOCKS - 1)] * 4]
+
+
+def test_what_a_step_tells_of_its_work_leaves_out_what_was_skipped() -> None:
+    of = tiny_flux.family()
+    made = engine(of)
+    made.batch.submit([cached(tiny_flux.row(of, Spec(steps=3)), ALWAYS)])
+    samples = [report.sample for report in (made.step(), made.step()) if report is not None]
+    whole, short = (sample for sample in samples if sample is not None)
+    for name in ("linear", "attention"):
+        ratio = getattr(short, name) / getattr(whole, name)
+        assert ratio == pytest.approx(1 / BLOCKS), name
+
+
+def test_a_row_whose_output_is_extrapolated_leaves_the_sample_to_others() -> None:
+    of = tiny_flux.family()
+    rule = taylor(interval=3, order=1, warmup=1)
+    beside, alone = engine(of), engine(of)
+    rows = [
+        cached(tiny_flux.row(of, Spec("t", steps=6)), rule),
+        tiny_flux.row(of, Spec("o", steps=6, seed=1)),
+    ]
+    _, blocks = run(beside, {0: rows})
+    computed = [rule.steps.computes(step) for step in range(6)]
+    assert computed == [True, False, True, False, False, True]
+    assert blocks == [(2 * BLOCKS, 0) if now else (BLOCKS, BLOCKS) for now in computed]
+    _, blocks = run(alone, {0: rows[:1]})
+    assert blocks == [(BLOCKS, 0)] * 3, "a step that computes nothing has no sample"
+
+
+def test_steps_that_others_take_from_are_computed() -> None:
+    of = tiny_flux.family()
+    never = taylor(interval=100, order=1, warmup=0)
+    made = engine(of)
+    made.batch.submit([cached(replace(edit(of, None, Spec(grid=GRID, steps=9)), renewed_every=4), never)])
+    computed = [report.sample is not None for report in iter(made.step, None)]
+    assert [step for step, now in enumerate(computed) if now] == [0, 1, 4, 8]  # the rule's own is the step 1
+
+
+def test_what_is_remembered_says_nothing_of_other_loras_other_engines_and_recordings() -> None:
+    of = tiny_flux.family()
+    output = torch.zeros(1, 12, 64)
+    known = Expansion(0, 3, (output,))
+    row = replace(
+        cached(tiny_flux.row(of, Spec(steps=9)), taylor(100, 1, 1)), step=4, begun=True, cached=known
+    )
+    assert extrapolated(row, learns=True) is known
+    late = replace(row, adapters=Adapters((RowLora("l"),), loras_from=4))
+    recording = RecordingSpec(frozenset({Form.KV}), EXACT)
+    for other in (
+        late,
+        replace(row, begun=False),
+        replace(row, cached=None),
+        replace(row, records=recording),
+    ):
+        assert extrapolated(other, learns=True) is None
+    uncorrected = replace(row, region=edit(of, None, Spec(grid=GRID)).region, template=template(of))
+    assert extrapolated(uncorrected, learns=True) is None
+    assert extrapolated(uncorrected, learns=False) is known
+    passed = (Remembered(output, output),)
+    first = replace(row, step_cache=LEAVES, cached=passed)
+    for each, last in ((first, passed[0]), (replace(late, step_cache=LEAVES, cached=passed), None)):
+        (use,) = caching([Use()], [each])
+        assert use.first_block is not None
+        assert use.first_block.last is last
+
+
+@pytest.mark.parametrize("rule", [LEAVES, TAYLOR])
+def test_a_row_that_goes_on_elsewhere_begins_its_cache_again(rule: Rule) -> None:
+    of = tiny_flux.family()
+    spec = Spec(steps=12)
+    made = engine(of)
+    made.batch.submit([cached(tiny_flux.row(of, spec), rule)])
+    for _ in range(5):
+        made.step()
+    (row,) = made.batch.take_all()
+    assert row.cached is not None
+    resumed = cached(tiny_flux.row(of, spec, row.export()), rule)
+    assert resumed.cached is None
+    _, blocks = run(engine(of), {0: [resumed]})
+    assert blocks[0] == (BLOCKS, 0)
+    if isinstance(rule, TaylorRule):
+        assert len(blocks) == spec.steps - 5 - rule.steps.skipped(spec.steps - 5)
+
+
+@pytest.mark.parametrize("scale", [1.0, 2.0])
+@pytest.mark.parametrize("rule", [ALWAYS, taylor(4, 2, 4)])
+@pytest.mark.parametrize("masked", [False, True])
+def test_memory_counts_what_is_remembered(rule: Rule, scale: float, *, masked: bool) -> None:
+    of = tiny_flux.family()
+    spec = Spec(grid=GRID, steps=8, true_cfg_scale=scale)
+    row = cached(replace(edit(of, None, spec), renewed_every=3) if masked else tiny_flux.row(of, spec), rule)
+    counted = row_bytes(row, of, None) - row_bytes(cached(row, None), of, None)
+    assert counted == cache_bytes(row, of) > 0
+    made, held = engine(of), 0
+    made.batch.submit([row])
+    while (report := made.step()) is not None:
+        (after,) = report.advanced
+        assert after.cached is not None
+        parts = after.cached if isinstance(after.cached, tuple) else (after.cached,)
+        held = max(held, sum(part.size_bytes for part in parts))
+    assert held == counted
+
+
+@pytest.mark.parametrize("rule", [LEAVES, TAYLOR])
+def test_a_failed_step_is_repeated_as_it_was(rule: Rule) -> None:
+    """A step that one row fails is computed again row by row: what rows remember is that of the step before."""
+    of = tiny_flux.family(dtype=DOUBLE)
+    row = cached(tiny_flux.row(of, Spec("good", steps=9)), rule)
+    alone, _ = run(engine(of), {0: [row]})
+    made = Engine(of, ROOMY, lambda: 0.0)
+    bad = tiny_flux.row(of, Spec("bad", steps=9, seed=3))
+    bad = replace(bad, adapters=Adapters((RowLora("missing"),), loras_from=4))
+    made.batch.submit([row, bad])
+    final: dict[str, Tensor] = {}
+    failed: list[str] = []
+    while (report := made.step()) is not None:
+        failed += [failure.row.key.job_id for failure in report.failed]
+        final |= {each.key.job_id: each.latent for each in report.advanced if each.done}
+    assert failed == ["bad"]
+    torch.testing.assert_close(final["good"], alone["good"], atol=TOLERANCE, rtol=0)

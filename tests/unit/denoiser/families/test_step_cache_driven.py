@@ -1,0 +1,96 @@
+"""Step caches of driven families: rows in different states equal each row alone, and Flux driven equals Flux."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from giornata_denoiser.families.protocol import ModelFamily
+from giornata_denoiser.rows.row import Row
+from giornata_denoiser.rows.step_cache import FirstBlockRule, Rule
+from tests.bench.compute.driven_flux import DrivenFlux
+from tests.fakes import tiny_driven, tiny_flux
+from tests.fakes.step_caches import taylor
+from tests.fakes.tiny_flux import Spec
+from tests.unit.denoiser.engine.edits import engine, finished
+from tests.unit.denoiser.families.test_driven_engine import NAMES, edit, masked
+
+EXACT = 1e-9
+RULES: list[Rule | None] = [FirstBlockRule(0.4), None, taylor(3, 1, 2), FirstBlockRule(1e9)]
+
+
+def ended(of: ModelFamily, rows: list[Row]) -> dict[str, Tensor]:
+    made = engine(of)
+    made.batch.submit(rows)
+    return {name: row.latent for name, row in finished(made).items()}
+
+
+def rows_of(of: ModelFamily, *, takes: bool) -> list[Row]:
+    """Rows of one size, and one whose text is longer; they compute all, or renew what is outside their mask."""
+    specs = [
+        Spec(f"r{n}", steps=8, seed=n, true_cfg_scale=2.0 if n == 1 else 1.0, text_tokens=5 + (n == 3))
+        for n in range(len(RULES))
+    ]
+    plain = [edit(of, spec) for spec in specs]
+    return [replace(masked(row), renewed_every=4) for row in plain] if takes else plain
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("takes", [False, True])
+def test_rows_in_different_states_equal_each_row_alone(name: str, *, takes: bool) -> None:
+    of = tiny_driven.family(name)
+    plain = rows_of(of, takes=takes)
+    rows = [replace(row, step_cache=rule) for row, rule in zip(plain, RULES, strict=True)]
+    together = ended(of, rows)
+    for before, row in zip(plain, rows, strict=True):
+        alone = ended(of, [row])[row.key.job_id]
+        torch.testing.assert_close(together[row.key.job_id], alone, atol=EXACT, rtol=0)
+        if row.step_cache == RULES[-1]:
+            exact = ended(of, [before])[row.key.job_id]
+            assert (exact - alone).abs().max() > 1e3 * EXACT, "the cache changes nothing"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_cache_that_never_leaves_changes_nothing(name: str) -> None:
+    of = tiny_driven.family(name)
+    rows = rows_of(of, takes=True)[:2]
+    never = [replace(row, step_cache=FirstBlockRule(-1.0)) for row in rows]
+    before, after = ended(of, rows), ended(of, never)
+    assert all(torch.equal(latent, after[key]) for key, latent in before.items())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_blocks_behind_the_first_one_run_once(name: str) -> None:
+    of = tiny_driven.family(name)
+    network = of.network
+    calls: list[object] = []
+    blocks = [*network.pairs, *network.singles]  # type: ignore[attr-defined]  # a driven one
+    hooks = [block.register_forward_hook(lambda module, *_: calls.append(module)) for block in blocks]
+    try:
+        ended(of, [replace(edit(of, Spec(steps=4)), step_cache=FirstBlockRule(1e9))])
+    finally:
+        for hook in hooks:
+            hook.remove()
+    first, *others = (sum(module is block for module in calls) for block in blocks)
+    prefix = name in {
+        "flux2-klein-kv",
+        "qwen-image-2.1",
+    }  # which passes all blocks once, before the first step
+    assert first == 4 + prefix
+    assert others == [1 + prefix] * len(others)
+
+
+@pytest.mark.parametrize("scale", [1.0, 2.0])
+@pytest.mark.parametrize("rule", [FirstBlockRule(0.5), FirstBlockRule(1e9), taylor(3, 2, 3)])
+def test_flux_driven_equals_flux(scale: float, rule: Rule) -> None:
+    of = tiny_flux.family(dtype=torch.float64)
+    network = DrivenFlux(torch.nn.Module.to(tiny_flux.transformer(), torch.float64))
+    driven = replace(of, network=network, text=network.text)
+    spec = Spec(grid=(4, 5), steps=12, true_cfg_scale=scale)
+    row = replace(tiny_flux.row(of, spec), step_cache=rule)
+    twin = replace(tiny_flux.row(driven, spec), step_cache=rule)
+    (mine,), (theirs,) = ended(of, [row]).values(), ended(driven, [twin]).values()
+    torch.testing.assert_close(theirs, mine, atol=EXACT, rtol=0)
