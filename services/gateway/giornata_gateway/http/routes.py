@@ -251,15 +251,15 @@ ROUTES: Final = (
     ),
     Route(
         PUT, "/v1/loras/{lora_id}/pin", loras.pin, "pinLora", "Have every host keep a LoRA.",
-        {200: Reply("It is pinned.", {JSON: LoraView})}, (401, 403, 404, 409, 503),
+        {200: Reply("It is pinned.", {JSON: LoraView})}, (401, 403, 404, 409, 503, 504),
     ),
     Route(
         DELETE, "/v1/loras/{lora_id}/pin", loras.pin, "unpinLora", "Let hosts let go of a LoRA again.",
-        {200: Reply("It is not pinned.", {JSON: LoraView})}, (401, 403, 404, 503),
+        {200: Reply("It is not pinned.", {JSON: LoraView})}, (401, 403, 404, 503, 504),
     ),
     Route(
         DELETE, "/v1/loras/{lora_id}", loras.delete, "deleteLora", "Forget a LoRA or stop an upload.",
-        {200: Reply("Forgotten.", {JSON: LoraDeleted})}, (401, 403, 404, 503),
+        {200: Reply("Forgotten.", {JSON: LoraDeleted})}, (401, 403, 404, 503, 504),
     ),
     Route(
         GET, "/v1/webhooks", webhooks.listed, "listWebhooks", "The tenant's webhooks that were not taken yet.",

@@ -191,13 +191,13 @@ class WebhookDesk:
                 found, next_s = trying.chosen(self._hooks, self._looks_s, self._busy, now_s)
                 for key in found:
                     self._busy.add(key)
-                    tasks.create_task(self._attend(key, sender), name=f"webhook-{key}")
+                    # with the record: it may be forgotten before the task begins
+                    tasks.create_task(self._attend(self._hooks[key], key, sender), name=f"webhook-{key}")
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(None if next_s is None else next_s - now_s):
                         await self._news.wait()
 
-    async def _attend(self, key: str, sender: Sender) -> None:
-        hook = self._hooks[key]
+    async def _attend(self, hook: WebhookRecord, key: str, sender: Sender) -> None:
         try:
             await self._attempt(hook, key, sender)
         except WebhookNotFound:  # its tenant has forgotten it
