@@ -11,6 +11,7 @@ from giornata.wire.controlnets import CloseControl, Closed, ControlBase, DataPat
 from giornata.wire.devices import HostDevice
 from giornata.wire.errors import ErrorBody
 from giornata.wire.events import DenoisedEvent, DoneEvent, PreviewEvent, StateEvent, StepEvent
+from giornata.wire.fleet import FleetSummary
 from giornata.wire.host_tiers import (
     AskTier,
     BringFile,
@@ -43,6 +44,7 @@ from giornata.wire.loras import (
     StoredFile,
     UploadPiece,
 )
+from giornata.wire.masks import FoundRegion, MaskCard, MaskReply, MaskRequest
 from giornata.wire.messages import (
     Accepted,
     CancelMessage,
@@ -99,6 +101,9 @@ PARAMETERS = EditParameters(
     num_inference_steps=4,
     strength=1.0,
     sampler=Sampler.EULER,
+    mask_prompt="the hat",
+    mask_threshold=0.25,
+    max_regions=3,
     padding_mask_crop=8,
     partial_images=2,
     reuse=Reuse.STRICT,
@@ -398,8 +403,35 @@ MESSAGES: list[BaseModel] = [
     DoneEvent(
         job_id="job_1", state=JobState.COMPLETED, stage_ms=StageTimes(prepare=1, queue=2, denoise=3, finish=4)
     ),
+    MaskRequest(
+        image=REF,
+        prompt="the hat",
+        threshold=0.25,
+        max_regions=3,
+        folder="t/j/x/",
+        ttl_s=60,
+        each=True,
+        remaining_ms=900,
+    ),
+    MaskReply(
+        width=64,
+        height=48,
+        regions=(FoundRegion(score=0.75, box=(8, 4, 16, 12), area=150, mask=REF),),
+        mask=REF,
+        threshold=0.25,
+        model="clipseg",
+        compute_ms=12.5,
+    ),
+    FleetSummary(
+        router="r1",
+        ready={ServiceName.PREPOST: 1},
+        models=(CARD,),
+        masks={"tiny": MaskCard(name="clipseg", threshold=0.5)},
+        wait_ms={"tiny": 20.0},
+    ),
     ServiceState(
         service=ServiceName.DENOISER,
+        masks=MaskCard(name="clipseg", threshold=0.5),
         instance="d1",
         host="h",
         version="0.1.0",

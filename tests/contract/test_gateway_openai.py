@@ -151,7 +151,11 @@ def test_what_takes_an_idempotency_key_says_so_and_what_it_may_answer() -> None:
         for method in {"get", "post", "put", "delete"} & item.keys():
             names = {parameter["name"] for parameter in item[method].get("parameters", [])}
             taken = HEADER in names
-            assert taken == ("422" in item[method]["responses"]), (method, path)
+            told = "422" in item[method]["responses"]
+            assert taken == (told and path != "/v1/masks"), (
+                method,
+                path,
+            )  # where nothing is found, it is no job
             if taken:
                 keyed.add((path, method))
                 [success] = [told for status, told in item[method]["responses"].items() if status < "300"]

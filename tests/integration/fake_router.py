@@ -25,6 +25,7 @@ from giornata.wire.errors import DeadlineExceeded, GiornataError, JobCancelled, 
 from giornata.wire.events import DoneEvent, EventKind, PreviewEvent, StateEvent, StepEvent
 from giornata.wire.fleet import FleetPage, FleetRequest, InstanceReports
 from giornata.wire.jobs import BlobRef, Encoding, Inspection, Job, JobState
+from giornata.wire.masks import MaskCard
 from giornata.wire.messages import (
     Accepted,
     CancelMessage,
@@ -107,6 +108,8 @@ class FakeRouter:
     """Jobs stay at their first step until it is set, or they are cancelled."""
     leads: bool = True
     """It tells of the fleet."""
+    masks: MaskCard | None = None
+    """What its prepost makes masks from words with."""
     waits_ms: dict[str, float] = field(default_factory=dict)
     """What it predicts, by model."""
     gateways: Fleet = field(default_factory=Fleet)
@@ -180,7 +183,13 @@ class FakeRouter:
         return [
             *controlled,
             ServiceState(service=ServiceName.ROUTER, instance="fake-router", **common),
-            ServiceState(service=ServiceName.PREPOST, instance="fake-prepost", models=self.cards, **common),
+            ServiceState(
+                service=ServiceName.PREPOST,
+                instance="fake-prepost",
+                models=self.cards,
+                masks=self.masks,
+                **common,
+            ),
             ServiceState(
                 service=ServiceName.DENOISER,
                 instance="fake-denoiser",

@@ -41,7 +41,7 @@ def test_what_a_model_tells_is_what_its_jobs_have(card: ModelCard, task: Task) -
     (told,) = model_list({"m": card}, {}).model_dump(mode="json")["data"]
     defaults = told["defaults"][task]
     assert defaults == defaults_of(card, task)
-    assert defaults.keys() <= set(fields_of(card, controlled=False)[task])
+    assert defaults.keys() <= set(fields_of(card, controlled=False, masked=False)[task])
     named = {"negative_prompt": "snow"} if card.takes_true_cfg else {}
     job = carried(card, task, **named)
     assert {name: getattr(job, name) for name in defaults} == defaults

@@ -128,6 +128,7 @@ def test_answers_go_only_to_those_who_may_ask() -> None:
         (User.GATEWAY, User.PROFILER),
         (User.CONTROLNET, User.DENOISER),
         (User.PREPOST, User.LORA_STORE),
+        (User.PREPOST, User.GATEWAY),
     }
     asked |= {(worker, User.ROUTER) for worker in (User.PREPOST, User.DENOISER)}
     micro = (User.GATEWAY, User.PREPOST, User.CONTROLNET, User.LORA_STORE)

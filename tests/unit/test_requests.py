@@ -188,8 +188,8 @@ def test_a_model_without_an_embedding_of_prompts_takes_no_approximate() -> None:
         resolve(asked, card, 1, [card, able])
     assert resolve(asked, able, 1).approximate is Approximate.AUTO
     assert resolve(EditParameters(prompt="x"), card, 1).approximate is Approximate.OFF
-    assert "approximate" not in fields_of(card, controlled=False)[Task.EDIT]
-    assert "approximate" in fields_of(able, controlled=False)[Task.EDIT]
+    assert "approximate" not in fields_of(card, controlled=False, masked=False)[Task.EDIT]
+    assert "approximate" in fields_of(able, controlled=False, masked=False)[Task.EDIT]
 
 
 @pytest.mark.parametrize("asked", [{"sampler": Sampler.UNIPC}, {}], ids=["asked for", "the checkpoint's own"])
@@ -298,7 +298,7 @@ EVERY: dict[str, object] = {"guidance_scale": 3.0, "negative_prompt": "y", "true
 
 @pytest.mark.parametrize("card", [CARD, SD, Z_IMAGE, QWEN, DISTILLED, INPAINT])
 def test_the_catalogue_tells_the_fields_that_are_not_refused(card: ModelCard) -> None:
-    taken = fields_of(card, controlled=False)[Task.EDIT]
+    taken = fields_of(card, controlled=False, masked=False)[Task.EDIT]
     assert {"image", "mask", "template_id", "prompt", "strength", "sampler"} <= set(taken)
     for field, value in EVERY.items():
         given = {field: value} | ({"negative_prompt": "y"} if field == "true_cfg_scale" else {})
@@ -312,10 +312,12 @@ def test_the_catalogue_tells_the_fields_that_are_not_refused(card: ModelCard) ->
 
 
 def test_a_model_that_generates_tells_the_fields_of_both_tasks() -> None:
-    assert {"controlnets", "control_image_0"}.isdisjoint(fields_of(SD, controlled=False)[Task.EDIT])
-    assert {"controlnets", "control_image_0"} <= set(fields_of(SD, controlled=True)[Task.EDIT])
-    assert fields_of(SD, controlled=False).keys() == {Task.EDIT}
-    both = fields_of(guided(1.0, tasks=(Task.EDIT, Task.GENERATE)), controlled=True)
+    assert {"controlnets", "control_image_0"}.isdisjoint(
+        fields_of(SD, controlled=False, masked=False)[Task.EDIT]
+    )
+    assert {"controlnets", "control_image_0"} <= set(fields_of(SD, controlled=True, masked=False)[Task.EDIT])
+    assert fields_of(SD, controlled=False, masked=False).keys() == {Task.EDIT}
+    both = fields_of(guided(1.0, tasks=(Task.EDIT, Task.GENERATE)), controlled=True, masked=False)
     assert "negative_prompt" in both[Task.GENERATE]
     assert {"image", "mask", "template_id", "strength", "reuse"}.isdisjoint(both[Task.GENERATE])
     assert "true_cfg_scale" not in both[Task.GENERATE] + both[Task.EDIT]

@@ -16,6 +16,7 @@ from giornata.wire.adapters import ControlCard
 from giornata.wire.cells import in_cell
 from giornata.wire.errors import GiornataError
 from giornata.wire.fleet import FleetPage, FleetRequest, FleetSummary, InstanceReport, InstanceReports
+from giornata.wire.masks import MaskCard
 from giornata.wire.models import ModelCard
 from giornata.wire.workers import ServiceName
 from giornata_gateway.views.catalog import NEEDED
@@ -82,6 +83,15 @@ class FleetListener:
         """ControlNets by model. Where cells differ in a model's, those of the first cell by name that has any."""
         cells = sorted(self._known(), key=lambda heard: heard.summary.cell, reverse=True)
         return {model: nets for heard in cells for model, nets in heard.summary.controlnets.items()}
+
+    def masks(self) -> dict[str, MaskCard]:
+        """What makes masks from words, by the model of its prepost. Where cells differ, that of the first by name."""
+        cells = sorted(self._known(), key=lambda heard: heard.summary.cell, reverse=True)
+        return {model: card for heard in cells for model, card in heard.summary.masks.items()}
+
+    def mask_cells(self, model: str) -> list[str]:
+        """The cells with a prepost of this model that makes masks from words."""
+        return [heard.summary.cell for heard in self._known() if model in heard.summary.masks]
 
     def waits_ms(self, model: str, digest: str) -> dict[str, float | None]:
         """The cells that serve a model, with about how long a picture would wait there; None: unknown."""

@@ -27,6 +27,7 @@ from giornata_gateway.intake.quotas import Quotas
 from giornata_gateway.intake.rules.tenants import DEFAULT_TENANT, Tenant, tenant_of
 from giornata_gateway.jobs.ledger import JobEnds, JobLedger
 from giornata_gateway.jobs.loras import Loras
+from giornata_gateway.jobs.masks import Masks
 from giornata_gateway.jobs.preparation import EditOrder, Preparation, Prepared
 from giornata_gateway.jobs.registration import Registration
 from giornata_gateway.jobs.submission import AwaitedJob, Submission
@@ -92,7 +93,8 @@ class Gateway:
         self.answers = Memory(config.max_held_bytes)
         """Pictures on their way to clients."""
         self.loras = Loras(config, bus, loras, fleet)
-        self.preparation = Preparation(config, blobs, fleet, self.loras.used, tasks)
+        self.masks = Masks(config, bus, blobs, fleet, tasks)
+        self.preparation = Preparation(config, blobs, fleet, self.loras.used, self.masks, tasks)
         self.submission = Submission(
             config, bus, fleet, self.ledger, self.preparation, self.ends, tasks, self.quotas.leave
         )

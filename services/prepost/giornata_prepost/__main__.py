@@ -15,6 +15,7 @@ if __name__ == "__main__":
     from giornata_prepost.checkpoint import open_model
     from giornata_prepost.config import PrepostConfig
     from giornata_prepost.service import Prepost
+    from giornata_prepost.words.opening import open_segmenter
     from giornata_prepost.work import ImagePool
 
     async def serve(config: PrepostConfig, stop: asyncio.Event) -> None:
@@ -26,6 +27,7 @@ if __name__ == "__main__":
             ImagePool(config.image_processes) as pool,
         ):
             model = await asyncio.to_thread(open_model, config)
-            await Prepost(config, blobs, pool, model, claims).run(bus, stop)
+            segmenter = await asyncio.to_thread(open_segmenter, config)
+            await Prepost(config, blobs, pool, model, claims=claims, segmenter=segmenter).run(bus, stop)
 
     sys.exit(runtime.start(ServiceName.PREPOST, PrepostConfig, serve))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+from pydantic import Field, ValidationInfo, field_validator
 
 from giornata.checkpoints import ModelConfig
 
@@ -23,6 +23,18 @@ class PrepostConfig(ModelConfig):
     lora_text_bytes: int = Field(
         1 << 30, ge=0, description="Bytes on disk of LoRAs' text parts that are kept for the next jobs."
     )
+    mask_model: str | None = Field(
+        None,
+        min_length=1,
+        description="What makes masks from words: a local folder or a hub id of transformers' CLIPSeg, Grounding DINO, "
+        "OWL-ViT or OWLv2, with weights as safetensors; default: masks from words are refused.",
+    )
+    mask_refiner: str | None = Field(
+        None,
+        min_length=1,
+        description="What outlines the boxes of a detector that is `mask_model`: a local folder or a hub id of SAM 2; "
+        "default: a mask is the whole box.",
+    )
     max_pixels: int = Field(
         40_000_000, ge=1024, le=178_956_970, description="Most pixels of an image, a mask or an output."
     )
@@ -32,3 +44,10 @@ class PrepostConfig(ModelConfig):
         le=16 << 20,
         description="Most pixels that the model computes; larger pictures are scaled down to it.",
     )
+
+    @field_validator("mask_refiner")
+    @classmethod
+    def _refines_something(cls, refiner: str | None, info: ValidationInfo) -> str | None:
+        if refiner is not None and info.data.get("mask_model", "") is None:
+            raise ValueError("needs mask_model, a detector whose boxes it outlines")
+        return refiner

@@ -29,6 +29,7 @@ from giornata.wire.devices import HostDevice
 from giornata.wire.errors import ServiceUnavailable
 from giornata.wire.jobs import BlobRef, Encoding, Inspection, Job
 from giornata.wire.loras import NormaliseLora
+from giornata.wire.masks import MaskRequest
 from giornata.wire.messages import (
     EncodeRequest,
     FinishReply,
@@ -46,10 +47,7 @@ from giornata.wire.workers import ServiceName, ServiceState
 from giornata_prepost import encoding
 from giornata_prepost.config import PrepostConfig
 from giornata_prepost.empty_text import EmptyText
-from giornata_prepost.families.protocol import (
-    ImageModel,
-    rehearse,
-)
+from giornata_prepost.families.protocol import ImageModel, rehearse
 from giornata_prepost.handing import hand_over, inspection_of, latents_of, model_size, new_key
 from giornata_prepost.images import generation
 from giornata_prepost.images.geometry import Box, Size
@@ -59,6 +57,8 @@ from giornata_prepost.inspecting import Inspecting
 from giornata_prepost.loras.normaliser import Normaliser
 from giornata_prepost.loras.text_parts import TextParts
 from giornata_prepost.loras.work import LoraPool
+from giornata_prepost.words.finding import Finding
+from giornata_prepost.words.segmenter import Segmenter, rehearse_segmenter
 from giornata_prepost.work import ImagePool, ModelThread, Precedence
 
 Q = TypeVar("Q", bound=Question)
@@ -71,7 +71,7 @@ log = structlog.get_logger(__name__)
 
 
 class Prepost:
-    """One instance with one model; `claims` are told."""
+    """One instance with one model, and a segmenter if masks from words are served; `claims` are told."""
 
     def __init__(
         self,
@@ -79,10 +79,12 @@ class Prepost:
         blobs: BlobStore,
         pool: ImagePool,
         model: ImageModel,
+        *,
         claims: Sequence[HostDevice] = (),
+        segmenter: Segmenter | None = None,
     ) -> None:
         self._config, self._blobs, self._claims = config, blobs, tuple(claims)
-        self._pool, self._model = pool, model
+        self._pool, self._model, self._segmenter = pool, model, segmenter
         self._limits = PixelLimits(config.max_pixels, config.model_pixels)
         # of two edits a process has in memory, one is computed while the other's pictures arrive
         self._held = asyncio.Semaphore(2 * config.image_processes)
@@ -109,6 +111,8 @@ class Prepost:
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="giornata-lora-text-"))
             loras = await stack.enter_async_context(LoraPool())
             await self._thread.timed(Precedence.BEGIN, rehearse, self._model)
+            if self._segmenter is not None:
+                await self._thread.timed(Precedence.BEGIN, rehearse_segmenter, self._segmenter)
             endpoints = self._endpoints(bus, loras, Path(folder))
             await stack.enter_async_context(bus.serve("prepost", *endpoints, instance=self._config.instance))
             await stack.enter_async_context(telemetry(bus, self._config.telemetry_hz, self._state))
@@ -134,7 +138,15 @@ class Prepost:
             Endpoint(self._subject("finish"), FinishRequest, self._until_cut_off(self.finish)),
             Endpoint(self._subject("template"), TemplateRequest, self._until_cut_off(self.template)),
             Endpoint(self._subject("adapter"), NormaliseLora, self._until_cut_off(normaliser.answer)),
+            *self._mask_endpoints(),
         )
+
+    def _mask_endpoints(self) -> tuple[Endpoint, ...]:
+        """None without a segmenter: another instance may have one."""
+        if self._segmenter is None:
+            return ()
+        finding = Finding(self._config, self._blobs, self._pool, self._thread, self._segmenter, self._held)
+        return (Endpoint(self._subject("mask"), MaskRequest, self._until_cut_off(finding.answer)),)
 
     def _subject(self, verb: str) -> str:
         return in_cell(subjects.prepost(verb, self._model.card.name), self._config.cell)
@@ -280,4 +292,5 @@ class Prepost:
             models=(self._model.card,),
             answering=tuple(self._answering.values()),
             claims=self._claims,
+            masks=None if self._segmenter is None else self._segmenter.card,
         )

@@ -18,6 +18,7 @@ Read in this order, it is the protocol's manual:
 * :mod:`giornata.wire.permissions` - who may publish and subscribe what
 * :mod:`giornata.wire.nats_config` - the same, as servers read it
 * :mod:`giornata.wire.loras` - LoRAs: records, and the questions to the LoRA store
+* :mod:`giornata.wire.masks` - masks from words
 * :mod:`giornata.wire.values` - what messages are made of: maps of cells, modes of blocks, times of stages
 * :mod:`giornata.wire.codec` - how it is written down
 """

@@ -52,6 +52,14 @@ class MaskEmpty(BadRequest, code="mask_empty"):
     """The mask selects no pixel, so there is nothing to edit."""
 
 
+class MasksNotServed(BadRequest, code="masks_not_served"):
+    """Nothing that is running makes masks from words."""
+
+
+class NothingFound(BadRequest, code="nothing_found", status=422):
+    """The words name nothing in the picture, as far as the segmenter sees."""
+
+
 class MaskSizeMismatch(BadRequest, code="mask_size_mismatch"):
     """The mask's aspect ratio differs from the image's."""
 

@@ -8,6 +8,7 @@ from giornata.wire.adapters import ControlCard
 from giornata.wire.cells import MAIN
 from giornata.wire.devices import HostDevice
 from giornata.wire.host_tiers import HostTier
+from giornata.wire.masks import MaskCard
 from giornata.wire.models import ModelCard
 from giornata.wire.queues import StoreRoom
 from giornata.wire.values import Wire
@@ -30,6 +31,8 @@ class FleetSummary(Wire):
     controlnets: dict[str, tuple[ControlCard, ...]] = Field(default_factory=dict)
     """ControlNets that ready denoisers compute beside a model, by the model's name; one card of each ControlNet's name.
     A model without any is left out."""
+    masks: dict[str, MaskCard] = Field(default_factory=dict)
+    """What makes masks from words in a ready prepost, by that prepost's model, which is in the subject to ask on."""
     wait_ms: dict[str, float] = Field(default_factory=dict)
     """About how long a picture would wait for a worker, by model; a model whose workers' speed is unknown is left out.
     """

@@ -7,6 +7,7 @@ from typing import Final, NamedTuple
 
 from giornata.wire.jobs import BlobRef, Encoding, Inspection, Job, Priority
 from giornata.wire.loras import NormaliseLora, StoredFile
+from giornata.wire.masks import MaskRequest
 from giornata.wire.progress import ApproximateUse, RowRecord
 from giornata.wire.requests import EditParameters, GenerationParameters, OutputFormat
 from giornata.wire.templates import TemplateInputs, TemplateRecord
@@ -138,7 +139,7 @@ class TemplateRequest(Wire):
     remaining_ms: int
 
 
-Question = InspectRequest | EncodeRequest | FinishRequest | TemplateRequest | NormaliseLora
+Question = InspectRequest | EncodeRequest | FinishRequest | TemplateRequest | NormaliseLora | MaskRequest
 """The questions to prepost."""
 
 
@@ -155,6 +156,8 @@ def question(request: Question) -> str:
             return f"template {request.template.template_id}"
         case NormaliseLora():
             return f"adapter {request.lora.lora_id}"
+        case MaskRequest():
+            return f"mask {request.folder}"
 
 
 class RecordRequest(Wire):

@@ -147,6 +147,7 @@ _NEEDS: Final[Mapping[User, Rights]] = {
             *anywhere(subjects.FLEET),
             *anywhere(subjects.TEMPLATE),
             subjects.TEMPLATE_REMOVED,
+            *anywhere(subjects.ALL_MASK),
             *anywhere(subjects.ALL_CANCELS),
             subjects.telemetry_of(User.GATEWAY),
             *_answers(User.APPLICATION, User.PROFILER, User.OBSERVER),
@@ -222,7 +223,7 @@ _NEEDS: Final[Mapping[User, Rights]] = {
         ),
     ),
     User.PREPOST: _and(
-        _stateless(User.PREPOST, anywhere(subjects.ALL_PREPOST), User.ROUTER, User.LORA_STORE),
+        _stateless(User.PREPOST, anywhere(subjects.ALL_PREPOST), User.ROUTER, User.GATEWAY, User.LORA_STORE),
         *_lora("begin", "piece", "keep", "drop", "read"),
     ),
     User.CONTROLNET: _stateless(User.CONTROLNET, subjects.ALL_CONTROLNET, User.DENOISER),

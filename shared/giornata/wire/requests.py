@@ -27,6 +27,7 @@ from giornata.wire.adapters import (
     named_once,
 )
 from giornata.wire.errors import GiornataError, InvalidField, UnknownField
+from giornata.wire.mask_words import MaskFromWords
 from giornata.wire.samplers import Sampler, evaluations
 from giornata.wire.values import Recorded
 
@@ -226,7 +227,7 @@ class GenerationParameters(Recorded):
         return int(width), int(height)
 
 
-class EditParameters(GenerationParameters):
+class EditParameters(MaskFromWords, GenerationParameters):
     """One edit, as asked for. A generation is carried out as one too: see :mod:`giornata.wire.generations`."""
 
     prompt: Prompt = Field(description="What belongs into the masked region.")
@@ -265,6 +266,13 @@ class EditParameters(GenerationParameters):
         description="How far around the mask is computed with it, where the rest is reused, in cells of 16 pixels; "
         "in tokens of models with smaller ones.",
     )
+
+    @field_validator("mask_mode")
+    @classmethod
+    def _is_one_of_the_mask(cls, mode: MaskMode, info: ValidationInfo) -> MaskMode:
+        if mode is MaskMode.ALPHA and info.data.get("mask_prompt") is not None:
+            raise ValueError("a mask from words has no alpha channel: white, or black for everything else")
+        return mode
 
 
 def asked(kind: type[M], given: Mapping[str, object]) -> M:

@@ -11,6 +11,7 @@ from giornata.wire.defaults import filled
 from giornata.wire.errors import InvalidField
 from giornata.wire.generations import FIELDS
 from giornata.wire.jobs import Job
+from giornata.wire.mask_words import MaskFromWords
 from giornata.wire.models import Guidance, ModelCard, Task
 from giornata.wire.references import REFERENCE
 from giornata.wire.requests import Approximate, EditParameters
@@ -24,14 +25,15 @@ _BY_CARD: Final[tuple[tuple[str, Callable[[ModelCard], bool], str], ...]] = (
 """Fields that a model may not take, whether it does, and what they are called."""
 
 
-def fields_of(card: ModelCard, *, controlled: bool) -> Mapping[Task, list[str]]:
+def fields_of(card: ModelCard, *, controlled: bool, masked: bool) -> Mapping[Task, list[str]]:
     """The fields that requests for each task of a model may name; the others are refused.
 
-    Some ControlNet is served with the model where it is `controlled`.
+    Some ControlNet is served with the model where it is `controlled`, and masks from words are where it is `masked`.
     """
     refused = {field for field, takes, _ in _BY_CARD if not takes(card)}
     refused |= set() if card.max_references else {REFERENCE}
     refused |= set() if card.pools_text else {"approximate"}
+    refused |= set() if masked else set(MaskFromWords.model_fields)
     refused |= set() if controlled else {"controlnets", *CONTROL_IMAGES}
     return {task: [name for name in FIELDS[task] if name not in refused] for task in card.tasks}
 

@@ -40,6 +40,8 @@ ALL_PREPOST = "giornata.prepost.*.*"
 ALL_LORA = "giornata.lora.*"
 ALL_LORA_TIERS = ("giornata.lora.bring.*", "giornata.lora.tier.*")
 """What the LoRA store of one machine is asked about its host tier."""
+ALL_MASK = "giornata.prepost.mask.*"
+"""Make a mask from words (prepost of any model that serves them)."""
 ALL_ADAPTER = "giornata.prepost.adapter.*"
 """Have the canonical file of a LoRA made (prepost of its model)."""
 WorkerVerb = Literal["run", "cancel", "record", "prefetch", "load"]
@@ -77,7 +79,7 @@ def token(value: str) -> str:
 
 
 def prepost(verb: str, model: str) -> str:
-    """Micro endpoint of any prepost instance that has `model`; verbs: inspect, encode, finish, template, adapter.
+    """Micro endpoint of any prepost that has `model`; verbs: inspect, encode, finish, template, adapter, mask.
 
     A dot in the model's name (FLUX.1) becomes an underscore; the digest in a job tells such models apart.
     """

@@ -11,6 +11,7 @@ from giornata.wire.controlnets import ControlBase, ControlState
 from giornata.wire.devices import HostDevice
 from giornata.wire.host_tiers import HostTier
 from giornata.wire.loras import LoraCounters
+from giornata.wire.masks import MaskCard
 from giornata.wire.models import ModelCard
 from giornata.wire.queues import CostFit, PromptCounters, QueueState, StoreRoom
 from giornata.wire.values import Mode, Wire
@@ -333,5 +334,7 @@ class ServiceState(Wire):
     """Of a LoRA store that fills one."""
     claims: tuple[HostDevice, ...] = ()
     """GPUs that the instance has claimed on its host (:mod:`giornata.device_claims`)."""
+    masks: MaskCard | None = None
+    """What makes masks from words in a prepost; None where nothing does, and from versions that do not tell."""
     answering: tuple[str, ...] | None = None
     """Questions that a prepost works on (:func:`giornata.wire.messages.question`); None: the version does not tell."""

@@ -6,13 +6,18 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from functools import partial
+from io import BytesIO
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 
-from giornata_tools.cli import models, status
+from giornata_tools.cli import mask, models, status
 from giornata_tools.doors.edits import EditCall, EditProgress, Preview, Refused, Stopped
 from giornata_tools.doors.http_door import open_http
+from tests.fakes.colours import CARD, ColourMasks
 from tests.fakes.key_files import write_keys
 from tests.integration.gateway_fakes import Stage, open_stage
 
@@ -126,3 +131,28 @@ async def test_the_served_models_are_told_and_one_that_is_not_is_named(
     refused = capsys.readouterr().err
     assert "model_not_found" in refused
     assert "Accepted: tiny" in refused
+
+
+async def test_a_mask_is_written_and_its_regions_are_told(
+    stage: Stage, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    picture = np.full((32, 48, 3), 200, np.uint8)
+    picture[4:20, 8:30] = (255, 0, 0)
+    target, out = BytesIO(), tmp_path / "mask.png"
+    Image.fromarray(picture).save(target, "PNG")
+    ask = partial(mask.run, stage.url, None, target.getvalue(), out=str(out))
+    assert await ask(fields={"prompt": "red"}, as_json=False) == 1
+    assert "masks_not_served" in capsys.readouterr().err
+    stage.router.masks = CARD
+    async with ColourMasks(stage.router.bus, stage.router.blobs, "tiny").running():
+        await stage.router.announce()
+        assert await ask(fields={"prompt": "red"}, as_json=True) == 0
+        [region] = json.loads(capsys.readouterr().out)["regions"]
+        assert (region["box"], region["area"]) == ([8, 4, 22, 16], 22 * 16)
+        assert np.array_equal(np.asarray(Image.open(out)), picture[..., 1] == 0)
+        assert await ask(fields={"prompt": "green"}, as_json=False) == 1
+        assert "nothing_found" in capsys.readouterr().err
+        nowhere = mask.run(
+            stage.url, None, target.getvalue(), {"prompt": "red"}, f"{tmp_path}/no/m.png", as_json=False
+        )
+        assert await nowhere == 1

@@ -27,6 +27,7 @@ from giornata.wire.workers import ServiceName, ServiceState
 from giornata_prepost.config import PrepostConfig
 from giornata_prepost.families.protocol import ImageModel
 from giornata_prepost.service import Prepost
+from giornata_prepost.words.segmenter import Segmenter
 from giornata_prepost.work import ImagePool
 from tests.patience import HUNG_MS, HUNG_S
 
@@ -49,11 +50,12 @@ async def serving(
     model: ImageModel,
     claims: tuple[HostDevice, ...] = (),
     hear: Callable[[ServiceState], object] = lambda _: None,
+    segmenter: Segmenter | None = None,
 ) -> AsyncIterator[asyncio.Event]:
     """An instance that says it is ready, and tells of itself to `hear`; setting the event drains it."""
     stop = asyncio.Event()
     async with ImagePool(config.image_processes) as pool, asyncio.TaskGroup() as tasks:
-        service = Prepost(config, blobs, pool, model, claims)
+        service = Prepost(config, blobs, pool, model, claims=claims, segmenter=segmenter)
         heard = asyncio.Event()
 
         def told(state: ServiceState) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from giornata.wire.fleet import FleetView
+from giornata.wire.fleet import FleetSummary, FleetView
+from giornata.wire.masks import MaskCard
 from giornata.wire.queues import QueueState, StoreRoom
 from giornata.wire.workers import RowProgress, ServiceName, ServiceState, StepSample, WorkerState
 from giornata_gateway.fleet import FleetListener
 from giornata_gateway.metrics import Metrics
+from giornata_gateway.views.catalog import mask_card
 from giornata_gateway.views.fleet import fleet_view
 from giornata_router.rules.reports import SAMPLES_S, WINDOW_S, StepRates, report, summary
 from tests.fakes.fleet import CARD
@@ -203,3 +205,30 @@ def test_a_gateway_tells_no_router_from_no_workers() -> None:
     fleet.hear(summary("r1", [of(ServiceName.PREPOST, "p1", models=(CARD,)), of(ServiceName.GATEWAY, "g1")]))
     assert fleet.missing() == [ServiceName.DENOISER]
     assert (fleet.has_another("g1"), fleet.has_another("g2")) == (False, True)
+
+
+def test_masks_from_words_are_served_where_a_prepost_tells_so() -> None:
+    ours, other = MaskCard(name="ours", threshold=0.5), MaskCard(name="other", threshold=0.2)
+    second = CARD.model_copy(update={"name": "second"})
+    told = summary(
+        "r1",
+        [
+            of(ServiceName.PREPOST, "p1", models=(CARD,)),
+            of(ServiceName.PREPOST, "p2", models=(CARD,), masks=ours),
+            of(ServiceName.PREPOST, "p3", models=(CARD,), masks=other),
+            of(ServiceName.PREPOST, "p4", models=(second,), masks=other, draining=True),
+        ],
+    )
+    assert told.masks == {CARD.name: other}
+    fleet = FleetListener(bridged_s=60)
+    assert (fleet.masks(), fleet.mask_cells(CARD.name)) == ({}, [])
+    fleet.hear(told)
+    fleet.hear(told.model_copy(update={"cell": "eu", "masks": {"second": ours}}))
+    assert fleet.masks() == {CARD.name: other, "second": ours}
+    assert (fleet.mask_cells(CARD.name), fleet.mask_cells("second")) == (["main"], ["eu"])
+    assert mask_card(fleet.masks(), "second") == ours
+    assert mask_card(fleet.masks(), "third") == mask_card(fleet.masks(), None) == ours
+    assert mask_card({}, "tiny") is None
+    older = told.model_dump(exclude={"masks"})
+    fleet.hear(FleetSummary.model_validate(older))
+    assert fleet.mask_cells(CARD.name) == []

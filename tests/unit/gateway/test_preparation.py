@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import asyncio
+from typing import cast
 
 import pytest
 
 from giornata.blobs import MemoryBlobs
+from giornata.bus.bus import Bus
 from giornata.deadlines import Deadline
 from giornata.families import Family
 from giornata.wire.adapters import LoraUse
@@ -17,6 +19,7 @@ from giornata.wire.workers import ServiceName
 from giornata_gateway.config import GatewayConfig
 from giornata_gateway.fleet import FleetListener
 from giornata_gateway.intake.rules.tenants import Tenant
+from giornata_gateway.jobs.masks import Masks
 from giornata_gateway.jobs.preparation import EditOrder, Preparation
 
 CARD = ModelCard(
@@ -42,7 +45,8 @@ def preparation_of(blobs: MemoryBlobs, tasks: asyncio.TaskGroup) -> Preparation:
     ready = {ServiceName.PREPOST: 1, ServiceName.DENOISER: 1}
     fleet.hear(FleetSummary(router="r", ready=ready, models=(CARD,)))
     config = GatewayConfig(instance="gateway-1", result_ttl_s=60)
-    return Preparation(config, blobs, fleet, no_loras, tasks)
+    nobody = cast("Bus", None)  # no order here asks for a mask
+    return Preparation(config, blobs, fleet, no_loras, Masks(config, nobody, blobs, fleet, tasks), tasks)
 
 
 async def no_loras(tenant: str, asked: EditParameters, card: ModelCard) -> tuple[LoraUse, ...]:

@@ -13,6 +13,7 @@ from giornata import __version__
 COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     "edit": ("edit.command", "Repaint the masked part of a picture."),
     "generate": ("generate.command", "Make a picture from text."),
+    "mask": ("mask", "Find what words name in a picture, and write the mask."),
     "up": ("system", "Run the whole system on this machine until Ctrl-C."),
     "demo": ("system", "Edit two photographs and two scenes with the whole system, and measure."),
     "status": ("status", "Show the services that are running and what they do."),

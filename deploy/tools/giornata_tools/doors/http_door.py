@@ -82,6 +82,17 @@ class HttpClient:
                 await _check(answer)
                 return _OBJECT.validate_json(await answer.read())
 
+    async def send_picture(self, path: str, image: bytes, fields: Mapping[str, str]) -> dict[str, Any]:
+        """JSON object of ``POST path`` with a form of `fields` and an image; raises as :meth:`read`."""
+        form = aiohttp.FormData()
+        form.add_field("image", image, filename="image", content_type="application/octet-stream")
+        for name, value in fields.items():
+            form.add_field(name, value)
+        with _told_as_refused(self._url):
+            async with self._session.post(self._url + path, data=form) as answer:
+                await _check(answer)
+                return _OBJECT.validate_json(await answer.read())
+
     async def send_file(self, path: str, file: Path, fields: Mapping[str, str]) -> dict[str, Any]:
         """JSON object of ``POST path`` with a form of `fields` and the `file`, which is read as it is sent.
 

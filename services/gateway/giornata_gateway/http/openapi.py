@@ -203,7 +203,7 @@ def _schemas(routes: Sequence[Route]) -> Json:
             told["properties"] |= {"mask": MASK, REFERENCE: REFERENCES} | _controls(BINARY)
             told["oneOf"] = [{"required": ["image"]}, {"required": ["template_id"]}]
         else:
-            told["required"] = ["image"]
+            told["required"] = ["image", *told.get("required", [])]
     for form in (route.json_form for route in routes if route.json_form):
         schemas[form.__name__]["properties"] |= {REFERENCE: WRITTEN_REFERENCES} | _controls(WRITTEN)
     return schemas

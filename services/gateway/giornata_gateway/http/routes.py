@@ -9,10 +9,10 @@ from typing import Any, Final
 from aiohttp import hdrs, web
 from pydantic import BaseModel
 
-from giornata.wire.errors import BY_CODE, IdempotencyKeyReused, InternalError, ResultExpired
+from giornata.wire.errors import BY_CODE, IdempotencyKeyReused, InternalError, NothingFound, ResultExpired
 from giornata.wire.fleet import FleetView
 from giornata.wire.models import Task
-from giornata_gateway.http import jobs, loras, requests, status, templates, webhooks
+from giornata_gateway.http import jobs, loras, masks, requests, status, templates, webhooks
 from giornata_gateway.http.errors import GATEWAY, JOB_ID, TENANT, Handler
 from giornata_gateway.intake.rules.forms import (
     EditForm,
@@ -22,6 +22,7 @@ from giornata_gateway.intake.rules.forms import (
     LoraForm,
     TemplateForm,
 )
+from giornata_gateway.intake.rules.mask_forms import MaskForm
 from giornata_gateway.intake.rules.tenants import bearer, check_site, password
 from giornata_gateway.views.answers import ImagesAnswer
 from giornata_gateway.views.catalog import HealthView, ModelList, ReadyView
@@ -34,6 +35,7 @@ from giornata_gateway.views.jobs import (
     ProgressEvent,
 )
 from giornata_gateway.views.loras import LoraDeleted, LoraList, LoraView
+from giornata_gateway.views.masks import MaskAnswer
 from giornata_gateway.views.templates import TemplateDeleted, TemplateList, TemplateView
 from giornata_gateway.views.webhooks import WebhookDeleted, WebhookList, WebhookSecret, WebhookView
 
@@ -150,6 +152,9 @@ EVERY: Final = tuple(sorted({kind.status for kind in BY_CODE.values()} - {Intern
 ONCE: Final = tuple(sorted(set(EVERY) - {IdempotencyKeyReused.status, ResultExpired.status}))
 """Errors of a request that asks for pictures and takes no idempotency key."""
 
+FINDING: Final = tuple(sorted({*ONCE, NothingFound.status}))
+"""Errors of a request that looks for something in a picture."""
+
 
 def _parameter(name: str, schema: Json, place: str = "query") -> Json:
     return {"name": name, "in": place, "schema": schema}
@@ -211,6 +216,10 @@ ROUTES: Final = (
         GET, "/v1/jobs/{job_id}/image", jobs.image, "getImage", "One picture; its ETag is its sha-256.",
         {200: Reply("The picture.", PICTURES), 304: Reply("If-None-Match named it.")},
         (400, 401, 404, 409, 410, 503), (_parameter("index", _whole(0, None, 0)),),
+    ),
+    Route(
+        POST, "/v1/masks", masks.make, "makeMask", "Find what words name in a picture.",
+        {200: Reply("Found.", {JSON: MaskAnswer, "image/png": TEXT})}, FINDING, form=MaskForm,
     ),
     Route(
         POST, "/v1/templates", templates.register, "registerTemplate", "Register a picture for its edits.",

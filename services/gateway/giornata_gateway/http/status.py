@@ -56,7 +56,7 @@ async def metrics(request: web.Request) -> web.Response:
 async def models(request: web.Request) -> web.Response:
     """Models that can be asked for."""
     fleet = request.app[GATEWAY].fleet
-    return json_answer(model_list(fleet.cards(), fleet.controlnets()))
+    return json_answer(model_list(fleet.cards(), fleet.controlnets(), fleet.masks()))
 
 
 async def fleet(request: web.Request) -> web.StreamResponse:

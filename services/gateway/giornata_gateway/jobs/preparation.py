@@ -16,6 +16,7 @@ from giornata.wire import generations
 from giornata.wire.adapters import LoraUse, named_control_images
 from giornata.wire.errors import InvalidField
 from giornata.wire.jobs import BlobRef, Job, Priority
+from giornata.wire.masks import MASK
 from giornata.wire.models import ModelCard, Task
 from giornata.wire.references import check_taken, named_references
 from giornata.wire.requests import MAX_SEED, EditParameters, evaluations_of
@@ -26,6 +27,7 @@ from giornata_gateway.intake.rules.controls import check_images, control_use
 from giornata_gateway.intake.rules.forms import missing_image
 from giornata_gateway.intake.rules.idempotency import fingerprint, job_id_of
 from giornata_gateway.intake.rules.tenants import Tenant
+from giornata_gateway.jobs.masks import Masks, check_one_mask
 from giornata_gateway.views.catalog import choose_card
 
 log = structlog.get_logger(__name__)
@@ -102,6 +104,7 @@ class Preparation:
     blobs: BlobStore
     fleet: FleetListener
     find_loras: FindLoras
+    masks: Masks
     tasks: asyncio.TaskGroup
     """Owns what outlives a request: forgetting the pictures of an order that failed."""
 
@@ -109,6 +112,7 @@ class Preparation:
         """Resolve the parameters, find the adapters, and store the pictures; submit the job at once."""
         if order.image is None and order.task is Task.EDIT:
             raise missing_image()
+        check_one_mask(order.mask, order.parameters)
         cards, parameters = self.fleet.cards(), order.parameters
         card = choose_card(cards, parameters.model, self.fleet.missing(), order.task)
         if order.task is Task.GENERATE:
@@ -120,6 +124,7 @@ class Preparation:
         controls = tuple(control_use(one, card, served, order.task) for one in parameters.controlnets)
         parameters = resolve(parameters, card, secrets.randbelow(MAX_SEED + 1), others)
         loras = await self.find_loras(order.tenant.name, parameters, card)
+        prepost = self.masks.subject(order.tenant.name, card.name) if parameters.mask_prompt else None
         # Two requests with one idempotency key are one job, and each has an upload of its own, which it can forget.
         folder = f"{order.tenant.name}/{order.job_id}/{secrets.token_urlsafe(9)}"
         try:
@@ -127,8 +132,11 @@ class Preparation:
                 name: await self._stored(order, f"{folder}/{name}", data)
                 for name, data in order.pictures.items()
             }
+            if prepost is not None:
+                stored[MASK] = await self._mask(order, parameters, stored["image"], f"{folder}/", prepost)
         except BaseException:  # a put that was cancelled may have arrived
-            refs = [BlobRef(key=f"{folder}/{name}", size_bytes=0, sha256="") for name in order.pictures]
+            names = {MASK, *order.pictures}
+            refs = [BlobRef(key=f"{folder}/{name}", size_bytes=0, sha256="") for name in names]
             self.tasks.create_task(self._delete(*refs), name=f"forget-{order.job_id}")
             raise
         job = Job(
@@ -143,7 +151,7 @@ class Preparation:
             controls=controls,
             control_images=tuple(stored[name] for name in named_control_images(order.control_images)),
             image=stored.get("image"),
-            mask=stored.get("mask"),
+            mask=stored.get(MASK),
             references=tuple(stored[name] for name in named_references(order.references)),
             template_id=order.template_id,
             budget_ms=order.deadline.remaining_ms(),
@@ -172,8 +180,21 @@ class Preparation:
         if isinstance(data, BlobRef):
             # the job keeps nothing that its caller adds, and knows pictures by one kind of hash
             return BlobRef(key=data.key, size_bytes=data.size_bytes, sha256=data.sha256)
-        ttl_s = self.config.result_ttl_s + int(order.deadline.remaining_s()) + 1
-        return await self.blobs.put(key, data, ttl_s)
+        return await self.blobs.put(key, data, self._picture_s(order))
+
+    async def _mask(
+        self, order: EditOrder, parameters: EditParameters, image: BlobRef, folder: str, prepost: str
+    ) -> BlobRef:
+        """The mask that the order's words name in its picture; `prepost` makes it."""
+        ttl_s = self._picture_s(order)
+        reply = await self.masks.made(
+            parameters, image, subject=prepost, folder=folder, ttl_s=ttl_s, deadline=order.deadline
+        )
+        return reply.mask
+
+    def _picture_s(self, order: EditOrder) -> int:
+        """How long a picture of an order is kept."""
+        return self.config.result_ttl_s + int(order.deadline.remaining_s()) + 1
 
     async def _delete(self, *refs: BlobRef) -> None:
         try:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Final, Literal
 
 from giornata.wire.adapters import ControlCard
 from giornata.wire.defaults import Default, defaults_of
 from giornata.wire.errors import InvalidField, ModelNotFound, ServiceUnavailable, TaskNotSupported
+from giornata.wire.masks import MaskCard
 from giornata.wire.models import Guidance, ModelCard, Task
 from giornata.wire.resolution import fields_of
 from giornata.wire.workers import ServiceName
@@ -106,6 +108,8 @@ class ModelView(View):
     """How many pictures `reference` may bring."""
     controlnets: list[ControlNetView]
     """What `controlnets` may name."""
+    masks: str | None
+    """What makes the masks of `mask_prompt`; null where nothing does."""
     size_multiple: int
     """Sides of generated pictures are multiples of so many pixels."""
     native_size: int
@@ -140,16 +144,35 @@ class ReadyView(View):
     """JetStream streams that hold four fifths of what they may."""
 
 
-def model_list(cards: Mapping[str, ModelCard], controlnets: Mapping[str, Sequence[ControlCard]]) -> ModelList:
-    """Served models, by name, each with its ControlNets."""
-    return ModelList(data=[_model(card, controlnets.get(name, ())) for name, card in sorted(cards.items())])
+def model_list(
+    cards: Mapping[str, ModelCard],
+    controlnets: Mapping[str, Sequence[ControlCard]],
+    masks: Mapping[str, MaskCard] = MappingProxyType({}),
+) -> ModelList:
+    """Served models, by name, each with its ControlNets and what makes its masks from words."""
+    return ModelList(
+        data=[
+            _model(card, controlnets.get(name, ()), mask_card(masks, name))
+            for name, card in sorted(cards.items())
+        ]
+    )
 
 
-def _model(card: ModelCard, controlnets: Sequence[ControlCard]) -> ModelView:
+def mask_card(masks: Mapping[str, MaskCard], model: str | None) -> MaskCard | None:
+    """What makes masks from words for edits with `model`, None for no model's: its own prepost's, else the first one.
+
+    `masks` are by the model of the prepost that has it. A mask does not depend on the model that paints in it.
+    """
+    first = min(masks, default=None)
+    return masks.get(model or "", None if first is None else masks[first])
+
+
+def _model(card: ModelCard, controlnets: Sequence[ControlCard], masks: MaskCard | None) -> ModelView:
     told: dict[str, object] = {
         "id": card.name,
         "size_multiple": card.pixel_multiple,
-        "fields": fields_of(card, controlled=bool(controlnets)),
+        "fields": fields_of(card, controlled=bool(controlnets), masked=masks is not None),
+        "masks": None if masks is None else masks.name,
         "controlnets": [ControlNetView(name=net.name, modes=net.modes) for net in controlnets],
         "defaults": {task: defaults_of(card, task) for task in card.tasks},
         "guidance": card.guidance,

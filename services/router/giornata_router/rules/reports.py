@@ -20,6 +20,7 @@ from giornata.scheduling.controls import fits
 from giornata.wire.adapters import ControlCard
 from giornata.wire.cells import MAIN
 from giornata.wire.fleet import FleetSummary, InstanceReport
+from giornata.wire.masks import MaskCard
 from giornata.wire.models import ModelCard
 from giornata.wire.workers import ServiceName, ServiceState
 
@@ -111,9 +112,19 @@ def summary(
         gateways=tuple(islice(gateways, 2)),
         models=models,
         controlnets=_controlnets(models, taking),
+        masks=_masks(taking),
         wait_ms={model: coarse(wait) for model, wait in sorted(wait_ms.items())},
         nearly_full=tuple(room.store for room in rooms if room.nearly_full),
     )
+
+
+def _masks(states: Iterable[ServiceState]) -> dict[str, MaskCard]:
+    """What makes masks from words, by the model of the prepost that has it; of several, the first by name."""
+    serving = [(card.name, state.masks) for state in states if state.masks for card in state.models]
+    found: dict[str, MaskCard] = {}
+    for model, card in sorted(serving, key=lambda one: (one[0], one[1].name)):
+        found.setdefault(model, card)
+    return found
 
 
 def _controlnets(

@@ -262,13 +262,15 @@ def check_filled(picture: bytes, field: str) -> None:
 
 def read_template_form(upload: Upload) -> TemplateForm:
     """The form of a registration; InvalidField or UnknownField names the field at fault."""
+    check_alone(
+        upload, "A template is a whole picture; its edits bring masks, references and control images."
+    )
+    return asked(TemplateForm, once_each(upload.fields))
+
+
+def check_alone(upload: Upload, why: str) -> None:
+    """Raise InvalidField where a request brings files beside its image."""
     others = {"mask": upload.mask, REFERENCE: upload.references, CONTROL_IMAGES[0]: upload.control_images}
     brought = [name for name, files in others.items() if files]
     if brought:
-        raise InvalidField(
-            "A template is a whole picture; its edits bring masks, references and control images.",
-            field=brought[0],
-            received="a file",
-            accepted="files: image",
-        )
-    return asked(TemplateForm, once_each(upload.fields))
+        raise InvalidField(why, field=brought[0], received="a file", accepted="files: image")

@@ -1,0 +1,139 @@
+"""Masks from words: asked of a prepost before a job exists, so that its mask is a blob as any other."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Final
+
+import structlog
+
+from giornata import retries
+from giornata.blobs import BlobStore
+from giornata.bus.bus import Bus
+from giornata.deadlines import Deadline
+from giornata.seeing.spans import span
+from giornata.seeing.told import Kind
+from giornata.wire import subjects
+from giornata.wire.cells import in_cell
+from giornata.wire.errors import InvalidField, MasksNotServed, ServiceUnavailable
+from giornata.wire.jobs import BlobRef
+from giornata.wire.mask_words import MASK_PROMPT, MAX_REGIONS, MaskFromWords
+from giornata.wire.masks import MaskReply, MaskRequest
+from giornata_gateway.cells import choice
+from giornata_gateway.config import GatewayConfig
+from giornata_gateway.fleet import FleetListener
+from giornata_gateway.views.catalog import choose_card, mask_card
+
+log = structlog.get_logger(__name__)
+
+ANSWER_S: Final = 60.0
+"""How long one question waits: a prepost that dies with it does not say so."""
+
+
+@dataclass(frozen=True)
+class Masks:
+    """Has masks made, for edits and for themselves."""
+
+    config: GatewayConfig
+    bus: Bus
+    blobs: BlobStore
+    fleet: FleetListener
+    tasks: asyncio.TaskGroup
+    """Owns what outlives a request: forgetting the masks that it has read."""
+
+    def subject(self, tenant: str, model: str | None) -> str:
+        """Where a mask is asked for: at the prepost of `model` if that makes masks, else at the first one that does.
+
+        MasksNotServed where none does.
+        """
+        served = self.fleet.masks()
+        if mask_card(served, model) is None:
+            raise MasksNotServed(
+                field=MASK_PROMPT,
+                received="words for a mask",
+                accepted="a mask as a picture; operators serve masks from words by GIORNATA_MASK_MODEL",
+            )
+        asked = model if model in served else min(served)
+        cell = next(iter(choice.of_tenant(tenant, self.fleet.mask_cells(asked))), None)
+        return in_cell(subjects.prepost("mask", asked), cell)
+
+    async def made(
+        self,
+        asked: MaskFromWords,
+        image: BlobRef,
+        *,
+        subject: str,
+        folder: str,
+        ttl_s: int,
+        deadline: Deadline,
+        each: bool = False,
+    ) -> MaskReply:
+        """The mask of what `asked` names in a stored picture, kept below `folder` for `ttl_s`.
+
+        Raises:
+            NothingFound: the words name nothing in the picture.
+            GiornataError: the picture is refused, or nothing answers.
+        """
+
+        async def ask() -> MaskReply:
+            soon = deadline.at_most(ANSWER_S)
+            request = MaskRequest(
+                image=image,
+                prompt=asked.mask_prompt or "",
+                threshold=asked.mask_threshold,
+                max_regions=asked.max_regions or MAX_REGIONS,
+                folder=folder,
+                ttl_s=ttl_s,
+                each=each,
+                remaining_ms=soon.remaining_ms(),
+            )
+            with span("mask", Kind.ASKS):
+                return await self.bus.call(subject, request, MaskReply, soon)
+
+        reply: MaskReply = await retries.soon(ServiceUnavailable, self.config.submit_window_s)(ask)
+        return reply
+
+    @asynccontextmanager
+    async def shown(
+        self, tenant: str, model: str | None, asked: MaskFromWords, image: bytes | BlobRef, deadline: Deadline
+    ) -> AsyncIterator[MaskReply]:
+        """The regions of a picture, each with a mask of its own; on leaving, masks and picture are forgotten.
+
+        It raises as :meth:`made`, and ModelNotFound where the `model` is not served.
+        """
+        if model is not None:
+            choose_card(self.fleet.cards(), model, self.fleet.missing())
+        subject = self.subject(tenant, model)
+        folder, ttl_s = f"{tenant}/mask_{secrets.token_urlsafe(9)}/", int(deadline.remaining_s()) + 1
+        own = BlobRef(key=f"{folder}image", size_bytes=0, sha256="")
+        kept = [own] if isinstance(image, bytes) else []
+        try:
+            ref = await self.blobs.put(own.key, image, ttl_s) if isinstance(image, bytes) else image
+            reply = await self.made(
+                asked, ref, subject=subject, folder=folder, ttl_s=ttl_s, deadline=deadline, each=True
+            )
+            kept += [reply.mask, *(region.mask for region in reply.regions if region.mask is not None)]
+            yield reply
+        finally:
+            self.tasks.create_task(self._forget(kept), name=f"forget-{folder}")
+
+    async def _forget(self, kept: list[BlobRef]) -> None:
+        try:
+            await self.blobs.delete(*kept)
+        except Exception:  # the task's edge: logged; the blobs expire
+            log.exception("forget_failed", keys=[ref.key for ref in kept])
+
+
+def check_one_mask(mask: object | None, asked: MaskFromWords) -> None:
+    """Raise InvalidField where an edit brings a mask, and words for one."""
+    if mask is not None and asked.mask_prompt is not None:
+        raise InvalidField(
+            "An edit has a mask, or words for one.",
+            field=MASK_PROMPT,
+            received="both",
+            accepted="one of mask and mask_prompt",
+        )

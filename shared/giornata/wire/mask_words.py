@@ -1,0 +1,56 @@
+"""What requests say of a mask from words. Pure."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final
+
+from pydantic import AfterValidator, Field, StringConstraints, ValidationInfo, field_validator
+
+from giornata.wire.values import Recorded
+
+MAX_WORDS: Final = 200
+"""Characters of the words that name what a mask shows."""
+MAX_REGIONS: Final = 16
+"""Most regions of one mask; also what is taken where a request names no number."""
+MASK_PROMPT: Final = "mask_prompt"
+"""Name of the field."""
+
+
+def _say_something(words: str) -> str:
+    if not words.strip():
+        raise ValueError("must not be blank")
+    return words
+
+
+MaskWords = Annotated[
+    str, StringConstraints(min_length=1, max_length=MAX_WORDS), AfterValidator(_say_something)
+]
+
+
+class MaskFromWords(Recorded):
+    """Fields of an edit that ask for its mask."""
+
+    mask_prompt: MaskWords | None = Field(
+        None,
+        description='What to repaint, in words, instead of `mask`: "the left shoe". Every region that the words name '
+        "is; `mask_mode=black` repaints everything else.",
+    )
+    mask_threshold: float | None = Field(
+        None,
+        gt=0,
+        le=1,
+        description="How sure the mask model must be of a region of `mask_prompt`; default: the model's own.",
+    )
+    max_regions: int | None = Field(
+        None,
+        ge=1,
+        le=MAX_REGIONS,
+        description=f"How many regions of `mask_prompt` are taken at most, the surest ones; default: {MAX_REGIONS}.",
+    )
+
+    @field_validator("mask_threshold", "max_regions")
+    @classmethod
+    def _is_of_words(cls, value: float | None, info: ValidationInfo) -> float | None:
+        if value is not None and info.data.get(MASK_PROMPT, "") is None:
+            raise ValueError("needs mask_prompt")
+        return value

@@ -1,0 +1,68 @@
+"""A segmenter that finds colours by their names, and a prepost that makes masks with it and does nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Final
+
+import numpy as np
+
+from giornata.blobs import BlobStore
+from giornata.bus.answering import Endpoint
+from giornata.bus.bus import Bus
+from giornata.wire import subjects
+from giornata.wire.cells import MAIN, in_cell
+from giornata.wire.masks import MaskCard, MaskReply, MaskRequest
+from giornata_prepost.config import PrepostConfig
+from giornata_prepost.images.pictures import Pixels
+from giornata_prepost.images.regions import HeatMap, Wanted
+from giornata_prepost.words.finding import Finding
+from giornata_prepost.work import ImagePool, ModelThread
+
+COLOURS: Final[Mapping[str, tuple[int, int, int]]] = {
+    "red": (255, 0, 0),
+    "green": (0, 255, 0),
+    "blue": (0, 0, 255),
+}
+CARD: Final = MaskCard(name="colours", threshold=0.5)
+
+
+class ColourSegmenter:
+    """A segmenter that needs no weights: pixels are as likely as they are near to a colour that the words name."""
+
+    card = CARD
+
+    def seen(self, picture: Pixels, words: str, wanted: Wanted) -> HeatMap:
+        named = [rgb for name, rgb in COLOURS.items() if name in words] or [(600, 600, 600)]
+        far = [np.abs(picture.astype(np.float32) - np.array(rgb, np.float32)).max(axis=2) for rgb in named]
+        return HeatMap(np.clip(1 - np.min(far, axis=0) / 255, 0, 1).astype(np.float32))
+
+
+class ColourMasks:
+    """Prepost's own way from a picture to its masks, behind its own subject; it notes what it is asked."""
+
+    def __init__(self, bus: Bus, blobs: BlobStore, model: str, cell: str = MAIN) -> None:
+        self._bus, self._blobs = bus, blobs
+        self._subject = in_cell(subjects.prepost("mask", model), cell)
+        self.asked: list[MaskRequest] = []
+        self.hold: asyncio.Event | None = None
+        """Answers wait for it."""
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        thread, config = ModelThread(), PrepostConfig(model="unused", image_processes=1)
+        async with ImagePool(1) as pool:
+            finding = Finding(config, self._blobs, pool, thread, ColourSegmenter(), asyncio.Semaphore(2))
+
+            async def answer(request: MaskRequest) -> MaskReply:
+                self.asked.append(request)
+                if self.hold is not None:
+                    await self.hold.wait()
+                return await finding.answer(request)
+
+            endpoint = Endpoint(self._subject, MaskRequest, answer)
+            async with self._bus.serve("prepost", endpoint, instance="colours"):
+                yield
+        thread.close()

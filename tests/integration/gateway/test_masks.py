@@ -1,0 +1,336 @@
+"""Masks from words at the doors: edits that name what to repaint, and ``/v1/masks``, with prepost's own way behind."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import secrets
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import numpy as np
+import pytest
+from PIL import Image
+
+from giornata.blobs import RedisBlobs
+from giornata.bus import bus
+from giornata.deadlines import Deadline
+from giornata.wire import subjects
+from giornata.wire.errors import InvalidField, NothingFound
+from giornata.wire.jobs import BlobRef
+from giornata.wire.messages import EditMessage, EditReply
+from giornata.wire.requests import EditParameters
+from tests.fakes.colours import CARD, ColourMasks
+from tests.fakes.key_files import write_keys
+from tests.integration.fake_router import CARD as MODEL
+from tests.integration.gateway_fakes import Stage, open_stage
+from tests.patience import HUNG_MS, HUNG_S
+
+SCENE = np.full((48, 80, 3), 200, np.uint8)
+SCENE[8:24, 4:30] = (255, 0, 0)
+SCENE[30:44, 50:76] = (235, 0, 0)
+RED = SCENE[..., 1] == 0
+
+
+def png(pixels: Any) -> bytes:
+    target = BytesIO()
+    Image.fromarray(pixels).save(target, "PNG")
+    return target.getvalue()
+
+
+def shown(data: bytes) -> Any:
+    return np.asarray(Image.open(BytesIO(data)))
+
+
+FILE = png(SCENE)
+
+
+@dataclass
+class Scene:
+    """A gateway before a prepost that finds colours."""
+
+    stage: Stage
+    prepost: ColourMasks
+
+    async def edit(self, path: str = "/v1/images/edits", /, **fields: str) -> tuple[int, dict[str, Any]]:
+        form = self.stage.form(FILE, None, **({"mask_prompt": "the red hats"} | fields))
+        async with self.stage.http.post(path, data=form) as response:
+            return response.status, await response.json()
+
+    async def masks(
+        self, image: bytes = FILE, headers: dict[str, str] | None = None, /, **fields: str
+    ) -> tuple[int, bytes]:
+        form = aiohttp.FormData()
+        form.add_field("image", image, filename="i.png")
+        for name, value in ({"prompt": "the red hats"} | fields).items():
+            form.add_field(name, value)
+        async with self.stage.http.post("/v1/masks", data=form, headers=headers) as response:
+            return response.status, await response.read()
+
+    async def told(self, *arguments: Any, **fields: str) -> tuple[int, dict[str, Any]]:
+        status, body = await self.masks(*arguments, **fields)
+        return status, json.loads(body)
+
+    async def mask_of_job(self) -> Any:
+        job = (await self.stage.record()).job
+        assert job.mask is not None
+        return shown(await self.stage.router.blobs.get(job.mask))
+
+
+@pytest.fixture
+async def scene(stage: Stage) -> AsyncIterator[Scene]:
+    prepost = ColourMasks(stage.router.bus, stage.router.blobs, MODEL.name)
+    stage.router.masks = CARD
+    async with prepost.running():
+        await stage.router.announce()
+        yield Scene(stage, prepost)
+
+
+async def test_an_edit_names_what_it_repaints(scene: Scene) -> None:
+    status, answer = await scene.edit()
+    assert status == 200, answer
+    job = (await scene.stage.record()).job
+    assert (job.parameters.mask_prompt, job.parameters.mask_threshold) == ("the red hats", None)
+    assert job.mask is not None
+    assert job.mask.key.startswith(job.upload_folder), "it is forgotten with the job's own pictures"
+    assert np.array_equal(await scene.mask_of_job(), RED)
+
+
+async def test_threshold_and_number_choose_regions(scene: Scene) -> None:
+    for fields in ({"mask_threshold": "0.95"}, {"max_regions": "1"}):
+        assert (await scene.edit(**fields))[0] == 200
+        assert (await scene.mask_of_job()).sum() == 26 * 16
+
+
+async def test_a_job_names_what_it_repaints_and_has_its_mask_before_it_is_accepted(scene: Scene) -> None:
+    status, answer = await scene.edit("/v1/jobs")
+    assert status == 202, answer
+    assert np.array_equal(await scene.mask_of_job(), RED)
+
+
+async def test_a_repeated_request_is_one_job_and_one_mask(scene: Scene) -> None:
+    headers = {"Idempotency-Key": secrets.token_hex(8)}
+    for _ in range(2):
+        form = scene.stage.form(FILE, None, mask_prompt="red")
+        async with scene.stage.http.post("/v1/jobs", data=form, headers=headers) as response:
+            assert response.status == 202
+    assert len(scene.prepost.asked) == 1
+    form = scene.stage.form(FILE, None, mask_prompt="blue")
+    async with scene.stage.http.post("/v1/jobs", data=form, headers=headers) as response:
+        assert (response.status, (await response.json())["error"]["code"]) == (422, "idempotency_key_reused")
+
+
+async def test_a_template_is_edited_by_words(scene: Scene) -> None:
+    form = aiohttp.FormData()
+    form.add_field("image", FILE, filename="i.png")
+    async with scene.stage.http.post("/v1/templates", data=form) as response:
+        name = (await response.json())["id"]
+    form = aiohttp.FormData(default_to_multipart=True)
+    for field, value in {"template_id": name, "prompt": "a hat", "mask_prompt": "red"}.items():
+        form.add_field(field, value)
+    async with scene.stage.http.post("/v1/images/edits", data=form) as response:
+        assert response.status == 200, await response.text()
+    assert np.array_equal(await scene.mask_of_job(), RED)
+
+
+async def test_where_nothing_is_found_no_job_is_made_and_nothing_is_kept(scene: Scene) -> None:
+    status, answer = await scene.edit(mask_prompt="the green hat")
+    assert (status, answer["error"]["code"]) == (422, "nothing_found")
+    assert "the green hat" in answer["error"]["received"]
+    assert "0.216" in answer["error"]["received"]
+    assert scene.stage.router.submitted == set()
+    (asked,) = scene.prepost.asked
+    await _forgotten(scene.stage.router.blobs, asked.image)
+
+
+async def _forgotten(blobs: RedisBlobs, ref: BlobRef) -> None:
+    async with asyncio.timeout(HUNG_S):
+        while await blobs.has(ref):  # noqa: ASYNC110 - forgetting is not told
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "says"),
+    [
+        ({"mask_prompt": " "}, "mask_prompt", "blank"),
+        ({"mask_prompt": "x" * 201}, "mask_prompt", "200"),
+        ({"mask_prompt": ""}, "mask_prompt", "at least 1"),
+        ({"mask_threshold": "0"}, "mask_threshold", "greater than 0"),
+        ({"mask_threshold": "nan"}, "mask_threshold", "mask_threshold"),
+        ({"max_regions": "17"}, "max_regions", "16"),
+        ({"mask_mode": "alpha"}, "mask_mode", "alpha"),
+    ],
+)
+async def test_what_makes_no_sense_is_refused_by_name(
+    scene: Scene, fields: dict[str, str], param: str, says: str
+) -> None:
+    status, answer = await scene.edit(**fields)
+    assert (status, answer["error"]["code"], answer["error"]["param"]) == (400, "invalid_field", param)
+    assert says in answer["error"]["message"]
+    assert scene.prepost.asked == []
+
+
+async def test_a_mask_and_words_for_one_are_refused(scene: Scene) -> None:
+    status, answer = await scene.stage.edit(mask_prompt="red")
+    assert (status, answer["error"]["param"], answer["error"]["received"]) == (400, "mask_prompt", "both")
+
+
+@pytest.mark.parametrize("field", ["mask_threshold", "max_regions"])
+async def test_what_belongs_to_words_is_refused_without_them(scene: Scene, field: str) -> None:
+    status, answer = await scene.stage.edit(**{field: "1"})
+    assert (status, answer["error"]["param"]) == (400, field)
+    assert "needs mask_prompt" in answer["error"]["message"]
+
+
+async def test_a_generation_has_no_mask(scene: Scene) -> None:
+    body = {"prompt": "a hat", "mask_prompt": "red"}
+    async with scene.stage.http.post("/v1/images/generations", json=body) as response:
+        told = (await response.json())["error"]
+    assert (response.status, told["param"]) == (400, "mask_prompt")
+
+
+async def test_where_nothing_makes_masks_words_are_refused_at_once(stage: Stage) -> None:
+    scene = Scene(stage, ColourMasks(stage.router.bus, stage.router.blobs, MODEL.name))
+    status, answer = await scene.edit()
+    assert (status, answer["error"]["code"], answer["error"]["param"]) == (
+        400,
+        "masks_not_served",
+        "mask_prompt",
+    )
+    status, answer = await scene.told()
+    assert (status, answer["error"]["code"]) == (400, "masks_not_served")
+    async with stage.http.get("/v1/models") as response:
+        (model,) = (await response.json())["data"]
+    assert model["masks"] is None
+    assert "mask_prompt" not in model["fields"]["edit"]
+
+
+async def test_models_tell_what_makes_masks(scene: Scene) -> None:
+    async with scene.stage.http.get("/v1/models") as response:
+        (model,) = (await response.json())["data"]
+    assert model["masks"] == CARD.name
+    assert {"mask_prompt", "mask_threshold", "max_regions"} <= set(model["fields"]["edit"])
+
+
+async def test_masks_are_shown_with_their_regions_and_nothing_of_them_is_kept(scene: Scene) -> None:
+    status, answer = await scene.told()
+    assert status == 200, answer
+    assert (answer["width"], answer["height"], answer["model"], answer["threshold"]) == (
+        80,
+        48,
+        CARD.name,
+        0.5,
+    )
+    assert [one["box"] for one in answer["regions"]] == [[4, 8, 26, 16], [50, 30, 26, 14]]
+    assert [one["area"] for one in answer["regions"]] == [26 * 16, 26 * 14]
+    assert answer["regions"][0]["score"] > answer["regions"][1]["score"] > 0.9
+    masks = [shown(base64.b64decode(one["b64_png"])) for one in (answer, *answer["regions"])]
+    assert np.array_equal(masks[0], RED)
+    assert np.array_equal(masks[1] | masks[2], RED)
+    (asked,) = scene.prepost.asked
+    assert asked.each
+    for name in ("image", "mask", "region_0"):
+        await _forgotten(
+            scene.stage.router.blobs, asked.image.model_copy(update={"key": asked.folder + name})
+        )
+
+
+@pytest.mark.parametrize("fields", [{"response_format": "image"}, {}])
+async def test_a_mask_alone_is_a_png(scene: Scene, fields: dict[str, str]) -> None:
+    headers = None if fields else {"Accept": "image/png"}
+    status, body = await scene.masks(FILE, headers, **fields)
+    assert status == 200
+    assert np.array_equal(shown(body), RED)
+
+
+@pytest.mark.parametrize(
+    ("fields", "code", "param"),
+    [
+        ({"prompt": " "}, "invalid_field", "prompt"),
+        ({"prompt": "the green hat"}, "nothing_found", None),
+        ({"n": "2"}, "unknown_field", "n"),
+        ({"max_regions": "0"}, "invalid_field", "max_regions"),
+        ({"mask_threshold": "2"}, "invalid_field", "mask_threshold"),
+        ({"model": "other"}, "model_not_found", "model"),
+        ({"response_format": "url"}, "invalid_field", "response_format"),
+    ],
+)
+async def test_bad_requests_for_masks_are_refused_by_name(
+    scene: Scene, fields: dict[str, str], code: str, param: str | None
+) -> None:
+    status, answer = await scene.told(**fields)
+    assert 400 <= status < 500
+    assert (answer["error"]["code"], answer["error"]["param"]) == (code, param)
+
+
+async def test_other_files_and_keys_are_refused_with_a_request_for_a_mask(scene: Scene) -> None:
+    async with scene.stage.http.post("/v1/masks", data=scene.stage.form(FILE)) as response:
+        assert (response.status, (await response.json())["error"]["param"]) == (400, "mask")
+    status, answer = await scene.told(FILE, {"Idempotency-Key": "k"})
+    assert (status, answer["error"]["code"]) == (400, "not_supported")
+
+
+async def test_hostile_pictures_are_refused_at_both_ways(scene: Scene) -> None:
+    status, answer = await scene.told(b"GIF89a")
+    assert (status, answer["error"]["code"]) == (400, "unsupported_image_format")
+    async with scene.stage.http.post(
+        "/v1/images/edits", data=scene.stage.form(FILE[:80], None, mask_prompt="red")
+    ) as response:
+        assert (response.status, (await response.json())["error"]["code"]) == (400, "image_unreadable")
+    assert scene.stage.router.submitted == set()
+
+
+async def test_masks_count_as_pictures_of_their_tenant(nats_url: str, redis_url: str, tmp_path: Path) -> None:
+    names = [f"{name}-{secrets.token_hex(4)}" for name in ("alice", "bob")]
+    keys = write_keys(tmp_path, dict(zip(("sk-alice-123", "sk-robert-12"), names, strict=True)))
+    options: dict[str, Any] = {"api_keys_file": keys, "tenant_per_minute": 1}
+    async with open_stage(nats_url, redis_url, tmp_path, **options) as stage:
+        prepost = ColourMasks(stage.router.bus, stage.router.blobs, MODEL.name)
+        stage.router.masks = CARD
+        async with prepost.running():
+            await stage.router.announce()
+            scene = Scene(stage, prepost)
+            alice, bob = ({"Authorization": f"Bearer {key}"} for key in ("sk-alice-123", "sk-robert-12"))
+            assert [(await scene.masks(FILE, who))[0] for who in (alice, alice, bob)] == [200, 429, 200]
+            assert (await scene.masks())[0] == 401
+    owners = [asked.folder.partition("/")[0] for asked in prepost.asked]
+    assert owners == names
+
+
+async def test_a_prepost_that_is_replaced_is_asked_again(stage: Stage) -> None:
+    prepost = ColourMasks(stage.router.bus, stage.router.blobs, MODEL.name)
+    stage.router.masks = CARD
+    await stage.router.announce()
+    scene = Scene(stage, prepost)
+    asking = asyncio.create_task(scene.edit())
+    await asyncio.sleep(0)
+    async with prepost.running():
+        assert (await asking)[0] == 200
+
+
+async def test_an_edit_over_nats_names_what_it_repaints(scene: Scene) -> None:
+    async with bus.connect(scene.stage.config.nats_url, "test") as connected:
+
+        async def edit(**fields: Any) -> EditReply:
+            parameters = {"prompt": "a hat", "mask_prompt": "red"} | fields.pop("parameters", {})
+            message = EditMessage.model_construct(
+                parameters=EditParameters.model_validate(parameters),
+                image=FILE,
+                remaining_ms=HUNG_MS,
+                **fields,
+            )
+            return await connected.call(
+                subjects.EDIT, message, EditReply, Deadline.after_ms(HUNG_MS), limit_bytes=1 << 20
+            )
+
+        await edit()
+        assert np.array_equal(await scene.mask_of_job(), RED)
+        with pytest.raises(NothingFound, match="the green hat"):
+            await edit(parameters={"mask_prompt": "the green hat"})
+        with pytest.raises(InvalidField, match="one of mask and mask_prompt"):
+            await edit(mask=png(RED))

@@ -1,0 +1,200 @@
+"""Regions of what a segmenter saw: threshold, connected pieces, least area, the best ones, and their masks."""
+
+from __future__ import annotations
+
+from io import BytesIO
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+from PIL import Image
+from skimage import measure
+
+from giornata.wire.errors import NothingFound, TooManyPixels, UnsupportedImageFormat
+from giornata_prepost.images import regions
+from giornata_prepost.images.geometry import Size
+from giornata_prepost.images.pictures import decode
+from giornata_prepost.images.regions import (
+    SAME_IOU,
+    Candidate,
+    Heat,
+    HeatMap,
+    Wanted,
+    best_score,
+    distinct,
+    finished,
+    looked_at,
+    overlap,
+    pieces,
+)
+
+HEATS = arrays.arrays(
+    np.float32,
+    st.tuples(st.integers(1, 24), st.integers(1, 24)),
+    elements=st.sampled_from([0.0, 0.2, 0.5, 0.9, 1.0]),
+)
+THRESHOLDS = st.sampled_from([0.1, 0.2, 0.5, 0.7, 1.0])
+BOXES = st.tuples(*[st.integers(-2, 10).map(lambda eighth: eighth / 8)] * 4).map(
+    lambda box: (min(box[0], box[2]), min(box[1], box[3]), max(box[0], box[2]), max(box[1], box[3]))
+)
+CANDIDATES = st.lists(st.builds(Candidate, st.floats(0, 1), BOXES, st.none()), max_size=12).map(tuple)
+
+
+def two_hats() -> Heat:
+    """One at the left, surer than one at the right, and a speck."""
+    heat = np.full((64, 128), 0.1, np.float32)
+    heat[10:30, 8:40] = 0.9
+    heat[40:60, 70:120] = 0.7
+    heat[5, 125] = 0.95
+    return heat
+
+
+def shown(png: bytes) -> Any:
+    return np.asarray(Image.open(BytesIO(png)))
+
+
+@given(HEATS, THRESHOLDS, st.integers(1, 5))
+def test_pieces_are_those_that_another_library_finds(heat: Heat, threshold: float, most: int) -> None:
+    found = pieces(HeatMap(heat), Size.of(heat), Wanted(threshold, most))
+    labels, count = measure.label(heat >= np.float32(threshold), connectivity=2, return_num=True)
+    peaks = sorted((float(heat[labels == number].max()) for number in range(1, count + 1)), reverse=True)
+    assert [piece.score for piece in found] == pytest.approx(peaks[:most])
+    for piece in found:
+        (number,) = np.unique(labels[piece.mask])
+        assert np.array_equal(piece.mask, labels == number)
+
+
+@given(HEATS, THRESHOLDS)
+def test_a_region_is_found_up_to_its_score_and_not_above(heat: Heat, threshold: float) -> None:
+    size = Size.of(heat)
+    for piece in pieces(HeatMap(heat), size, Wanted(threshold, 9)):
+        assert threshold <= piece.score + 1e-6
+        assert pieces(HeatMap(heat), size, Wanted(piece.score, 99))
+    above = best_score(HeatMap(heat)) + 0.01
+    assert pieces(HeatMap(heat), size, Wanted(above, 9)) == []
+
+
+@given(CANDIDATES, THRESHOLDS, st.integers(1, 5))
+def test_of_boxes_that_show_one_thing_the_best_is_taken(
+    candidates: tuple[Candidate, ...], threshold: float, most: int
+) -> None:
+    taken = distinct(candidates, Wanted(threshold, most))
+    assert len(taken) <= most
+    assert all(one.score >= threshold for one in taken)
+    assert [one.score for one in taken] == sorted((one.score for one in taken), reverse=True)
+    for index, one in enumerate(taken):
+        assert all(overlap(one.box, other.box) <= SAME_IOU for other in taken[:index])
+    if len(taken) < most:
+        for left in set(candidates) - set(taken):
+            surer = [one for one in taken if one.score >= left.score]
+            assert left.score < threshold or any(overlap(left.box, one.box) > SAME_IOU for one in surer)
+
+
+@settings(max_examples=50)
+@given(CANDIDATES, st.integers(1, 40), st.integers(1, 40))
+def test_the_region_of_a_box_holds_every_pixel_that_it_touches(
+    candidates: tuple[Candidate, ...], height: int, width: int
+) -> None:
+    for piece in pieces(candidates, Size(width, height), Wanted(0.1, 20)):
+        ys, xs = np.nonzero(piece.mask)
+        boxes = [one.box for one in candidates if one.score == piece.score]
+        covers = [
+            (
+                (xs + 1 > left * width)
+                & (xs < right * width)
+                & (ys + 1 > top * height)
+                & (ys < bottom * height)
+            ).all()
+            for left, top, right, bottom in boxes
+        ]
+        assert any(covers)
+        assert piece.mask.sum() == (np.ptp(ys) + 1) * (np.ptp(xs) + 1)
+
+
+@pytest.mark.parametrize("scale", [1, 3])
+def test_masks_have_the_pictures_size_and_are_those_of_their_regions(scale: int) -> None:
+    heat = two_hats()
+    size = Size(128 * scale, 64 * scale)
+    masks = finished(HeatMap(heat), size, Wanted(0.5, 16, each=True), "hats")
+    assert [round(one.score, 2) for one in masks.regions] == [0.9, 0.7]
+    whole = shown(masks.png)
+    assert whole.shape == (size.height, size.width)
+    each = [shown(one.png or b"") for one in masks.regions]
+    assert np.array_equal(whole, each[0] | each[1])
+    for region, mask in zip(masks.regions, each, strict=True):
+        left, top, width, height = region.box
+        assert region.area == mask.sum()
+        assert mask[region.box.window].sum() == region.area
+        assert mask[top].any()
+        assert mask[:, left].any()
+        assert mask[top + height - 1].any()
+        assert mask[:, left + width - 1].any()
+    assert masks.regions[0].box.left == pytest.approx(8 * scale, abs=scale)
+
+
+def test_a_mask_is_read_back_as_an_edit_reads_one() -> None:
+    masks = finished(HeatMap(two_hats()), Size(128, 64), Wanted(0.5, 1), "a hat")
+    pixels = decode(masks.png, 10_000, "mask").pixels
+    assert set(np.unique(pixels)) == {0, 255}
+    assert np.array_equal(pixels[..., 0] == 255, two_hats() == np.float32(0.9))
+
+
+def test_own_masks_are_made_for_who_wants_them() -> None:
+    masks = finished(HeatMap(two_hats()), Size(128, 64), Wanted(0.5, 16), "hats")
+    assert [one.png for one in masks.regions] == [None, None]
+
+
+def test_specks_are_no_regions() -> None:
+    found = pieces(HeatMap(two_hats()), Size(128, 64), Wanted(0.94, 16))
+    assert found == []
+
+
+def test_where_nothing_is_found_the_error_says_what_was_looked_for_and_the_best_score() -> None:
+    with pytest.raises(NothingFound) as caught:
+        finished(HeatMap(two_hats() * np.float32(0.4)), Size(128, 64), Wanted(0.5, 16), "the cat")
+    assert "the cat" in str(caught.value.received)
+    assert "0.380" in str(caught.value.received)
+    assert "0.5" in str(caught.value.accepted)
+    with pytest.raises(NothingFound, match=r"0\.000"):
+        finished((), Size(128, 64), Wanted(0.5, 16), "the cat")
+
+
+def test_an_outline_stays_inside_its_box() -> None:
+    heat = np.zeros((64, 64), np.float32)
+    heat[:, :48] = 1
+    (piece,) = pieces((Candidate(0.8, (0.5, 0.25, 1.0, 0.75), heat),), Size(64, 64), Wanted(0.5, 4))
+    assert piece.mask.sum() == 16 * 32
+    assert piece.mask[16:48, 32:48].all()
+
+
+def test_a_large_picture_is_cut_out_in_fewer_pixels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(regions, "WORK_PIXELS", 32 * 64)
+    masks = finished(HeatMap(two_hats()), Size(256, 128), Wanted(0.5, 16), "hats")
+    whole = shown(masks.png)
+    assert whole.shape == (128, 256)
+    truth = np.kron(two_hats() >= np.float32(0.5), np.ones((2, 2), np.bool_))
+    assert (whole & truth).sum() / (whole | truth).sum() > 0.9
+
+
+def test_a_segmenter_looks_at_an_upright_opaque_picture_of_bounded_size() -> None:
+    clear = np.zeros((40, 90, 4), np.uint8)
+    target = BytesIO()
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    Image.fromarray(clear).save(target, "PNG", exif=exif)
+    picture, size = looked_at(target.getvalue(), 4000, 900)
+    assert size == Size(40, 90)
+    assert picture.shape == (45, 20, 3)
+    assert (picture == 255).all()
+
+
+def test_hostile_pictures_are_refused() -> None:
+    with pytest.raises(UnsupportedImageFormat):
+        looked_at(b"GIF89a", 4000, 900)
+    target = BytesIO()
+    Image.new("L", (100, 100)).save(target, "PNG")
+    with pytest.raises(TooManyPixels):
+        looked_at(target.getvalue(), 9999, 900)
