@@ -70,6 +70,7 @@ class FakePrepost:
         self._bus, self._cell = bus, cell
         self._instance = instance
         self.calls: list[str] = []
+        self.finished: list[FinishRequest] = []
         self.inspection = INSPECTION
         """What every picture is measured as."""
         self.embedding: bytes | None = None
@@ -128,11 +129,12 @@ class FakePrepost:
 
     async def _encode(self, request: EncodeRequest) -> Encoding:
         self._called("encode")
-        rows = (REF,) * request.job.parameters.n
+        rows = (REF,) * request.job.row_count
         return Encoding(text=REF, text_tokens=48, rows=rows, prompt_embedding=self.embedding)
 
     async def _finish(self, request: FinishRequest) -> FinishReply:
         self._called("finish")
+        self.finished.append(request)
         return FinishReply(
             image=REF.model_copy(update={"key": f"image{request.index}"}), decode_ms=1, paste_ms=1
         )

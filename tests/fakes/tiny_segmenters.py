@@ -8,10 +8,15 @@ from typing import Any, Final
 
 import torch
 from transformers import (
+    BertConfig,
+    BertTokenizer,
     CLIPSegConfig,
     CLIPSegForImageSegmentation,
     CLIPSegProcessor,
     CLIPTokenizer,
+    GroundingDinoConfig,
+    GroundingDinoForObjectDetection,
+    GroundingDinoProcessor,
     Owlv2Config,
     Owlv2ForObjectDetection,
     Owlv2Processor,
@@ -20,6 +25,10 @@ from transformers import (
     OwlViTProcessor,
     Sam2Config,
     Sam2Model,
+    SwinConfig,
+)
+from transformers.models.grounding_dino.image_processing_pil_grounding_dino import (
+    GroundingDinoImageProcessorPil,
 )
 from transformers.models.owlv2.image_processing_pil_owlv2 import Owlv2ImageProcessorPil
 from transformers.models.owlvit.image_processing_pil_owlvit import OwlViTImageProcessorPil
@@ -99,6 +108,29 @@ def owlv2(folder: Path) -> Path:
     Owlv2ForObjectDetection(config).save_pretrained(folder)
     images = Owlv2ImageProcessorPil(size={"height": SIDE, "width": SIDE})
     Owlv2Processor(images, tokenizer).save_pretrained(folder)
+    return folder
+
+
+def grounding_dino(folder: Path) -> Path:
+    """A Grounding DINO with 20 queries."""
+    torch.manual_seed(0)
+    letters = [*string.ascii_lowercase, *string.digits, ".", "?"]
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *letters, *(f"##{letter}" for letter in letters)]
+    tokenizer = BertTokenizer(vocab={word: index for index, word in enumerate(words)}, model_max_length=256)
+    config = GroundingDinoConfig(
+        backbone_config=SwinConfig(
+            embed_dim=8, depths=[1, 1, 1, 1], num_heads=[1, 2, 2, 2], window_size=4, image_size=SIDE,
+            out_features=["stage2", "stage3", "stage4"],
+        ),
+        text_config=BertConfig(
+            vocab_size=len(words), hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64
+        ),
+        d_model=32, encoder_layers=1, decoder_layers=2, encoder_ffn_dim=64, decoder_ffn_dim=64,
+        encoder_attention_heads=4, decoder_attention_heads=4, num_queries=20,
+    )  # fmt: skip
+    GroundingDinoForObjectDetection(config).save_pretrained(folder)
+    images = GroundingDinoImageProcessorPil(size={"shortest_edge": SIDE, "longest_edge": 2 * SIDE})
+    GroundingDinoProcessor(images, tokenizer).save_pretrained(folder)
     return folder
 
 

@@ -242,7 +242,7 @@ class FakeRouter:
         if self.refusals:
             raise self.refusals.pop(0)
         job = request.job
-        rows = tuple(RowRecord(index=i, seed=(job.parameters.seed or 0) + i) for i in range(job.parameters.n))
+        rows = tuple(RowRecord(index=i, seed=(job.parameters.seed or 0) + i) for i in range(job.row_count))
         if await self.records.create(JobRecord(job=job, rows=rows)):
             self.jobs[job.job_id] = job
             self.cancelled[job.job_id] = asyncio.Event()
@@ -282,7 +282,7 @@ class FakeRouter:
         if self.steps_when is not None:
             await self.steps_when.wait()
         for step in range(1, job.denoising_steps + 1):
-            for index in range(job.parameters.n):
+            for index in range(job.row_count):
                 event = StepEvent(
                     job_id=job.job_id, attempt=1, index=index, step=step, steps=job.denoising_steps
                 )
@@ -301,10 +301,13 @@ class FakeRouter:
 
     async def _rows(self, job: Job) -> tuple[RowRecord, ...]:
         rows = []
-        for index in range(job.parameters.n):
+        for index in range(job.row_count):
             seed = (job.parameters.seed or 0) + index
             if index in self.row_errors:
                 rows.append(RowRecord(index=index, seed=seed, error=self.row_errors[index].body()))
+                continue
+            if job.regions and index:  # the first one has the picture of all
+                rows.append(RowRecord(index=index, seed=seed))
                 continue
             key = f"{job.tenant}/{job.job_id}/out{index}"
             ref = await self.blobs.put(key, picture_of(index, self.picture_bytes), job.result_ttl_s)

@@ -122,7 +122,7 @@ class Gateway:
         await self.preparation.check_blobs(order)
         started_s = time.monotonic()
         longest_s = order.deadline.remaining_s() + TAKE_OVER_S  # its job has ended then in any case
-        stay = held.enter_context(self.stay(order.tenant, order.parameters.n, order.job_id, longest_s))
+        stay = held.enter_context(self.stay(order.tenant, order.most_rows, order.job_id, longest_s))
         prepared = await self.preparation.prepare(await self.registration.applied(order))
         return Admitted(prepared, stay, started_s)
 

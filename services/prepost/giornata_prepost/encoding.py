@@ -69,9 +69,11 @@ def encoded(model: ImageModel, job: Job, inputs: Inputs, size: Size) -> Encoded:
     references = None if inputs.references is None else _references(model, inputs.references)
     sampled = parameters.reuse is Reuse.OFF
     controls = _controls(model, job, inputs, sampled=sampled)
-    seeds = range(parameters.seed, parameters.seed + parameters.n)
+    seeds = range(parameters.seed, parameters.seed + job.row_count)
     draws = parameters.sampler is not None and parameters.sampler.stochastic
-    if inputs.prepared is None:
+    if job.regions:
+        rows = _region_rows(model, job, inputs, seeds=seeds, sampled=sampled, draws=draws)
+    elif inputs.prepared is None:
         rows = _noise_rows(model, size, seeds, draws=draws, first=controls.condition)
     else:
         rows = model.encode_rows(
@@ -116,6 +118,13 @@ def template_row(model: ImageModel, prepared: bytes) -> bytes:
 
 def _text(model: ImageModel, job: Job, inputs: Inputs, size: Size) -> Tensors:
     """Both halves of the job's text, under the text parts of its LoRAs."""
+    if job.regions and model.text_varies_with_picture:
+        raise NotSupported(
+            "The model reads the picture in the prompt, and the regions of auto_edit have several.",
+            field="auto_edit",
+            received=model.card.family,
+            accepted="leave auto_edit out",
+        )
     seen = seen_by(model, inputs.prepared)
     with acting(model, inputs.text_loras):
         text = model.encode_text(job.parameters.prompt, size, seen)
@@ -138,10 +147,23 @@ def _packed(
     return packed, apart
 
 
-def _picture(prepared: bytes) -> tuple[Pixels, npt.NDArray[np.uint8]]:
-    """The picture and the mask of an inspection."""
+def _picture(prepared: bytes, region: str = "") -> tuple[Pixels, npt.NDArray[np.uint8]]:
+    """The picture and the mask of an inspection, or of one of its regions: ``_0`` for the first."""
     pixels = tensors.unpack(prepared)
-    return pixels["image"].numpy(), pixels["mask"].numpy()
+    return pixels[f"image{region}"].numpy(), pixels[f"mask{region}"].numpy()
+
+
+def _region_rows(
+    model: ImageModel, job: Job, inputs: Inputs, *, seeds: Sequence[int], sampled: bool, draws: bool
+) -> Iterator[Tensors]:
+    """A row for each region, as an edit of its crop alone would have it."""
+    if inputs.prepared is None or job.parameters.strength is None:
+        raise InputLost("The inspection of this job has no pictures.", received=job.job_id)
+    for index, seed in enumerate(seeds):
+        image, mask = _picture(inputs.prepared, f"_{index}")
+        yield from model.encode_rows(
+            image, mask, [seed], sampled=sampled, draws=draws, strength=job.parameters.strength
+        )
 
 
 def _controls(model: ImageModel, job: Job, inputs: Inputs, *, sampled: bool) -> ControlEncoding:

@@ -14,6 +14,7 @@ from giornata.wire.models import ModelCard, Task
 from giornata_prepost.handing import hand_over, inspection_of, model_size
 from giornata_prepost.images import generation
 from giornata_prepost.images.controls import View, control_images
+from giornata_prepost.images.each_region import inspect_regions
 from giornata_prepost.images.references import prepare
 from giornata_prepost.images.stages import Controls, Inspected, PixelLimits, inspect
 from giornata_prepost.work import ImagePool
@@ -54,12 +55,18 @@ class Inspecting:
         if job.image is None:
             raise InputLost("A job without image has nothing to inspect.", received=job.job_id)
         image = await self.blobs.get(job.image)
-        mask = await self.blobs.get(job.mask) if job.mask else None
         references = await self._files(job.references)
-        controls = Controls(await self._files(job.control_images), job.controls)
-        edit = (image, mask, job.parameters, self.card, self.limits, references, controls)
+        if job.regions:
+            regions = await self._files(job.regions)
+            each = (image, regions, job.parameters, self.card, self.limits, references)
+            work = self.pool.timed(inspect_regions, *each, limit_s=self.timeout_s)
+        else:
+            mask = await self.blobs.get(job.mask) if job.mask else None
+            controls = Controls(await self._files(job.control_images), job.controls)
+            edit = (image, mask, job.parameters, self.card, self.limits, references, controls)
+            work = self.pool.timed(inspect, *edit, limit_s=self.timeout_s)
         with span("inspect pictures") as inspecting:
-            found, compute_ms = await self.pool.timed(inspect, *edit, limit_s=self.timeout_s)
+            found, compute_ms = await work
             inspecting.note(compute_ms=compute_ms)
         return found, compute_ms
 

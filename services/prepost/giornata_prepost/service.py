@@ -50,6 +50,7 @@ from giornata_prepost.empty_text import EmptyText
 from giornata_prepost.families.protocol import ImageModel, rehearse
 from giornata_prepost.handing import hand_over, inspection_of, latents_of, model_size, new_key
 from giornata_prepost.images import generation
+from giornata_prepost.images.each_region import finish_regions
 from giornata_prepost.images.geometry import Box, Size
 from giornata_prepost.images.pictures import Pixels
 from giornata_prepost.images.stages import PixelLimits, finish, inspect_template
@@ -84,7 +85,7 @@ class Prepost:
         segmenter: Segmenter | None = None,
     ) -> None:
         self._config, self._blobs, self._claims = config, blobs, tuple(claims)
-        self._pool, self._model, self._segmenter = pool, model, segmenter
+        self._pool, self._model = pool, model
         self._limits = PixelLimits(config.max_pixels, config.model_pixels)
         # of two edits a process has in memory, one is computed while the other's pictures arrive
         self._held = asyncio.Semaphore(2 * config.image_processes)
@@ -92,6 +93,9 @@ class Prepost:
             blobs, pool, model.card, self._limits, config.image_timeout_s, self._held
         )
         self._thread = ModelThread()
+        self._finding = None
+        if segmenter is not None:
+            self._finding = Finding(config, blobs, pool, self._thread, segmenter, self._held)
         self._answering: dict[asyncio.Timeout, str] = {}
         """Questions in progress, by their time limit."""
         self._empty_text = EmptyText(model, self._thread, blobs, config.instance)
@@ -111,8 +115,8 @@ class Prepost:
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="giornata-lora-text-"))
             loras = await stack.enter_async_context(LoraPool())
             await self._thread.timed(Precedence.BEGIN, rehearse, self._model)
-            if self._segmenter is not None:
-                await self._thread.timed(Precedence.BEGIN, rehearse_segmenter, self._segmenter)
+            if self._finding is not None:
+                await self._thread.timed(Precedence.BEGIN, rehearse_segmenter, self._finding.segmenter)
             endpoints = self._endpoints(bus, loras, Path(folder))
             await stack.enter_async_context(bus.serve("prepost", *endpoints, instance=self._config.instance))
             await stack.enter_async_context(telemetry(bus, self._config.telemetry_hz, self._state))
@@ -127,6 +131,7 @@ class Prepost:
     def _endpoints(self, bus: Bus, loras: LoraPool, text_folder: Path) -> tuple[Endpoint, ...]:
         """What is answered; text parts of LoRAs are kept in `text_folder`."""
         config = self._config
+        masks = [] if self._finding is None else [self._until_cut_off(self._finding.answer)]
         texts = TextParts(
             bus, text_folder, file_bytes=config.lora_file_bytes, kept_bytes=config.lora_text_bytes
         )
@@ -138,15 +143,8 @@ class Prepost:
             Endpoint(self._subject("finish"), FinishRequest, self._until_cut_off(self.finish)),
             Endpoint(self._subject("template"), TemplateRequest, self._until_cut_off(self.template)),
             Endpoint(self._subject("adapter"), NormaliseLora, self._until_cut_off(normaliser.answer)),
-            *self._mask_endpoints(),
+            *(Endpoint(self._subject("mask"), MaskRequest, one) for one in masks),
         )
-
-    def _mask_endpoints(self) -> tuple[Endpoint, ...]:
-        """None without a segmenter: another instance may have one."""
-        if self._segmenter is None:
-            return ()
-        finding = Finding(self._config, self._blobs, self._pool, self._thread, self._segmenter, self._held)
-        return (Endpoint(self._subject("mask"), MaskRequest, self._until_cut_off(finding.answer)),)
 
     def _subject(self, verb: str) -> str:
         return in_cell(subjects.prepost(verb, self._model.card.name), self._config.cell)
@@ -176,7 +174,6 @@ class Prepost:
                 Precedence.BEGIN, encoding.encoded, self._model, job, inputs, size
             )
             encoding_span.note(compute_ms=compute_ms)
-        reuses = job.parameters.reuse is not Reuse.OFF
         shared = None
         if made.references is not None:
             shared = await hand_over(self._blobs, job, "reference-latents", made.references)
@@ -192,7 +189,7 @@ class Prepost:
             references=shared,
             controls=await self._hand_over_each(job, "controls", made.controls),
             empty_text=await self._empty_text.keep(size, encoding.seen_by(self._model, prepared))
-            if reuses
+            if job.parameters.reuse is not Reuse.OFF
             else None,
             prompt_embedding=encoding.prompt_embedding(self._model, job.parameters, made.text),
             compute_ms=compute_ms,
@@ -203,12 +200,14 @@ class Prepost:
         job = request.job
         job.check_model(self._model.card)
         size = model_size(request.inspection)
-        latents = await intermediate(self._blobs, request.latents, Intermediate.LATENTS)
+        decode, decoded = self._model.decode, []
         with span("decode", index=request.index) as decoding:
-            painted, decode_ms = await self._thread.timed(
-                Precedence.FINISH, self._model.decode, latents_of(latents, request), size
-            )
+            for ref in (request.latents, *request.others):
+                latents = latents_of(await intermediate(self._blobs, ref, Intermediate.LATENTS), request)
+                decoded.append(await self._thread.timed(Precedence.FINISH, decode, latents, size))
+            decode_ms = sum(took_ms for _, took_ms in decoded)
             decoding.note(compute_ms=decode_ms)
+        painted = [pixels for pixels, _ in decoded]
         async with self._held:
             with span("paste", index=request.index) as pasting:
                 file, paste_ms = await self._finished(job, request.inspection, painted)
@@ -259,14 +258,19 @@ class Prepost:
 
         return handle
 
-    async def _finished(self, job: Job, inspection: Inspection, painted: Pixels) -> tuple[bytes, float]:
+    async def _finished(
+        self, job: Job, inspection: Inspection, painted: Sequence[Pixels]
+    ) -> tuple[bytes, float]:
         """The finished file, and the milliseconds that pasting and encoding took in a process of the pool."""
         in_pool = partial(self._pool.timed, limit_s=self._config.image_timeout_s)
         if job.image is None:
-            return await in_pool(generation.finished, job.parameters, painted)
+            return await in_pool(generation.finished, job.parameters, painted[0])
         image, alpha = await self._blobs.get(job.image), await self._alpha(job, inspection)
+        pasted = image, alpha, job.parameters, self._limits
+        if job.regions:
+            return await in_pool(finish_regions, *pasted, painted, [Box(*one) for one in inspection.crops])
         crop = inspection.crop and Box(*inspection.crop)
-        return await in_pool(finish, image, alpha, job.parameters, self._limits, painted, crop)
+        return await in_pool(finish, *pasted, painted[0], crop)
 
     async def _alpha(self, job: Job, inspection: Inspection) -> bytes:
         """The effective alpha, packed; computed again if an older version inspected the job and did not keep it."""
@@ -292,5 +296,5 @@ class Prepost:
             models=(self._model.card,),
             answering=tuple(self._answering.values()),
             claims=self._claims,
-            masks=None if self._segmenter is None else self._segmenter.card,
+            masks=self._finding and self._finding.segmenter.card,
         )

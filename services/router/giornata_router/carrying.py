@@ -113,7 +113,7 @@ async def _walk(tools: Tools, held: HeldJob) -> None:
         job=job.job_id,
         model=job.model,
         task=job.task.value,
-        rows=job.parameters.n,
+        rows=job.row_count,
         tries=held.tries + 1,
     ) as span:
         spans.past("queue", waited_s)

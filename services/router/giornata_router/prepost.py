@@ -119,10 +119,18 @@ class PrepostClient:
         return await self._ask(subject, make, Encoding, self._config.encode_s, deadline)
 
     async def finish(
-        self, job: Job, inspection: Inspection, index: int, latents: BlobRef, deadline: Deadline
+        self,
+        job: Job,
+        inspection: Inspection,
+        index: int,
+        latents: tuple[BlobRef, ...],
+        deadline: Deadline,
     ) -> FinishReply:
-        """Decode and paste one picture."""
-        make = partial(FinishRequest, job=job, inspection=inspection, index=index, latents=latents)
+        """Decode and paste one picture: of its row's latents, or of those of all its regions."""
+        first, *others = latents
+        make = partial(
+            FinishRequest, job=job, inspection=inspection, index=index, latents=first, others=tuple(others)
+        )
         subject = self._subject("finish", job.model)
         return await self._ask(subject, make, FinishReply, self._config.finish_s, deadline)
 

@@ -218,31 +218,52 @@ class Walk:
         completed = False
         try:
             with self._sheet.timing("finish"):
-                async with asyncio.TaskGroup() as group:
-                    tasks = [group.create_task(self._finish_row(row, inspection)) for row in rows]
-            found = tuple(task.result() for task in tasks)
-            completed = all(row.image for row in found)
+                found = await self._finish_all(rows, inspection)
+            completed = all(row.image or (job.regions and not row.error) for row in found)
             return found
         finally:
             stages.end_finish(job.job_id, time.monotonic(), completed=completed)
+
+    async def _finish_all(self, rows: tuple[RowRecord, ...], inspection: Inspection) -> tuple[RowRecord, ...]:
+        if self._job.regions:
+            return await self._finish_regions(rows, inspection)
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(self._finish_row(row, inspection)) for row in rows]
+        return tuple(task.result() for task in tasks)
 
     async def _finish_row(self, row: RowRecord, inspection: Inspection) -> RowRecord:
         """The row with its picture or its error; a row that fails does not hold back the others."""
         if row.latents is None:
             return row
-        if row.index in self._pictures:
-            return row.model_copy(update={"image": self._pictures[row.index]})
         try:
-            reply = await self._tools.prepost.finish(
-                self._job, inspection, row.index, row.latents, self._deadline
+            return row.model_copy(
+                update={"image": await self._finished(row.index, (row.latents,), inspection)}
             )
         except GiornataError as error:
             return row.model_copy(update={"error": error.body()})
-        self._sheet.compute("decode", reply.decode_ms)
-        self._sheet.compute("paste", reply.paste_ms)
-        self._made.append(reply.image)
-        self._pictures[row.index] = reply.image
-        return row.model_copy(update={"image": reply.image})
+
+    async def _finish_regions(
+        self, rows: tuple[RowRecord, ...], inspection: Inspection
+    ) -> tuple[RowRecord, ...]:
+        """The rows of one picture's regions: the first one with the picture, unless a region has failed."""
+        latents = tuple(row.latents for row in rows if row.latents is not None)
+        if len(latents) < len(rows):
+            return rows
+        try:
+            image = await self._finished(0, latents, inspection)
+        except GiornataError as error:
+            return tuple(row.model_copy(update={"error": error.body()}) for row in rows)
+        return rows[0].model_copy(update={"image": image}), *rows[1:]
+
+    async def _finished(self, index: int, latents: tuple[BlobRef, ...], inspection: Inspection) -> BlobRef:
+        """The finished picture of a row, or of rows that are its regions; made once."""
+        if index not in self._pictures:
+            reply = await self._tools.prepost.finish(self._job, inspection, index, latents, self._deadline)
+            self._sheet.compute("decode", reply.decode_ms)
+            self._sheet.compute("paste", reply.paste_ms)
+            self._made.append(reply.image)
+            self._pictures[index] = reply.image
+        return self._pictures[index]
 
     async def _close(self, error: GiornataError) -> None:
         """Write the terminal state of a job that was cancelled or failed, and free its workers."""

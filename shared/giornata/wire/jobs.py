@@ -73,6 +73,9 @@ class Job(Recorded):
     image: BlobRef | None = None
     """None of a generation, whose pictures are made from text alone."""
     mask: BlobRef | None = None
+    """Where there are `regions`, all of them together."""
+    regions: tuple[BlobRef, ...] = ()
+    """Masks that are edited one by one, each by a row of its own, for one picture (`auto_edit`)."""
     references: tuple[BlobRef, ...] = ()
     """Files of other pictures that the model looks at, in the request's order."""
     loras: tuple[LoraUse, ...] = ()
@@ -106,10 +109,17 @@ class Job(Recorded):
         check_version(self.model, self.model_digest, card)
 
     @property
+    def row_count(self) -> int:
+        """Rows: one for each picture, or for each region of the one picture."""
+        return len(self.regions) or self.parameters.n
+
+    @property
     def pictures(self) -> tuple[BlobRef, ...]:
         """All files that came with the request."""
         return tuple(
-            ref for ref in (self.image, self.mask, *self.references, *self.control_images) if ref is not None
+            ref
+            for ref in (self.image, self.mask, *self.regions, *self.references, *self.control_images)
+            if ref is not None
         )
 
     @property
@@ -186,6 +196,9 @@ class Inspection(Recorded):
     """The effective alpha, for prepost's `finish`; None from versions that computed it again there."""
     crop: Box | None = None
     """The part of the upright original that the model's picture shows, with `padding_mask_crop`; None for all of it."""
+    crops: tuple[Box, ...] = ()
+    """As `crop`, of each of the job's regions. Then `prepared` has `image_0`, `mask_0` and so on, all of one size,
+    `alpha` has all of them, and `compute_tokens` counts all."""
     compute_ms: float = 0.0
     """Time in the image process."""
 

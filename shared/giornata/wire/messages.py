@@ -76,6 +76,8 @@ class FinishRequest(Wire):
     inspection: Inspection
     index: int
     latents: BlobRef
+    others: tuple[BlobRef, ...] = ()
+    """Latents of the regions after the first one, where the job has several: all are pasted into one picture."""
     remaining_ms: int
 
 

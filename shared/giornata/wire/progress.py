@@ -166,6 +166,11 @@ class JobRecord(Recorded):
         return self.state is JobState.COMPLETED and self.spent_ms <= slo_ms
 
     @property
+    def told_rows(self) -> tuple[RowRecord, ...]:
+        """Rows as clients see them, one for each picture: of a picture's regions the first one."""
+        return self.rows[:1] if self.job.regions else self.rows
+
+    @property
     def images(self) -> tuple[RowRecord, ...]:
         """Rows whose picture is ready."""
         return tuple(row for row in self.rows if row.image is not None)

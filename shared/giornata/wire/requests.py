@@ -272,7 +272,16 @@ class EditParameters(MaskFromWords, GenerationParameters):
     def _is_one_of_the_mask(cls, mode: MaskMode, info: ValidationInfo) -> MaskMode:
         if mode is MaskMode.ALPHA and info.data.get("mask_prompt") is not None:
             raise ValueError("a mask from words has no alpha channel: white, or black for everything else")
+        if mode is MaskMode.BLACK and info.data.get("auto_edit"):
+            raise ValueError("auto_edit repaints what the words name, and not everything else")
         return mode
+
+    @field_validator("reuse")
+    @classmethod
+    def _is_of_the_whole(cls, reuse: Reuse, info: ValidationInfo) -> Reuse:
+        if reuse is Reuse.STRICT and info.data.get("auto_edit"):
+            raise ValueError("auto_edit computes all of each region's surroundings: off")
+        return reuse
 
 
 def asked(kind: type[M], given: Mapping[str, object]) -> M:

@@ -11,10 +11,10 @@ from giornata.wire.defaults import filled
 from giornata.wire.errors import InvalidField
 from giornata.wire.generations import FIELDS
 from giornata.wire.jobs import Job
-from giornata.wire.mask_words import MaskFromWords
+from giornata.wire.mask_words import EACH_PADDING, EACH_REGIONS, MaskFromWords
 from giornata.wire.models import Guidance, ModelCard, Task
 from giornata.wire.references import REFERENCE
-from giornata.wire.requests import Approximate, EditParameters
+from giornata.wire.requests import Approximate, EditParameters, Reuse
 from giornata.wire.samplers import Sampler
 
 _BY_CARD: Final[tuple[tuple[str, Callable[[ModelCard], bool], str], ...]] = (
@@ -63,6 +63,13 @@ def resolve(
         "model": parameters.model or card.name,
         "seed": seed if parameters.seed is None else parameters.seed,
     }
+    if parameters.auto_edit:
+        padding, most = parameters.padding_mask_crop, parameters.max_regions
+        named |= {
+            "reuse": Reuse.OFF,  # what is recorded of a picture knows nothing of a crop
+            "padding_mask_crop": EACH_PADDING if padding is None else padding,
+            "max_regions": most or EACH_REGIONS,
+        }
     resolved = filled(parameters, card, Task.EDIT).model_copy(update=named)
     if resolved.negative_prompt is not None and cfg_scale(resolved, card) is None:
         field = "true_cfg_scale" if card.takes_true_cfg else "guidance_scale"

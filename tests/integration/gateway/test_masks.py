@@ -334,3 +334,84 @@ async def test_an_edit_over_nats_names_what_it_repaints(scene: Scene) -> None:
             await edit(parameters={"mask_prompt": "the green hat"})
         with pytest.raises(InvalidField, match="one of mask and mask_prompt"):
             await edit(mask=png(RED))
+
+
+async def test_each_region_may_be_edited_by_itself(scene: Scene) -> None:
+    status, answer = await scene.edit(auto_edit="true", n="1", response_format="url")
+    assert status == 200, answer
+    job = (await scene.stage.record()).job
+    assert (job.row_count, job.parameters.n) == (2, 1)
+    assert (job.parameters.reuse, job.parameters.padding_mask_crop, job.parameters.max_regions) == (
+        "off",
+        32,
+        4,
+    )
+    masks = [shown(await scene.stage.router.blobs.get(ref)) for ref in job.regions]
+    assert np.array_equal(masks[0] | masks[1], RED)
+    assert not (masks[0] & masks[1]).any()
+    assert np.array_equal(await scene.mask_of_job(), RED)
+    assert all(ref.key.startswith(job.upload_folder) for ref in job.pictures)
+    await scene.edit(auto_edit="true", padding_mask_crop="0", max_regions="1")
+    job = (await scene.stage.record()).job
+    assert (job.row_count, job.parameters.padding_mask_crop) == (1, 0)
+    await scene.edit()
+    assert (await scene.stage.record()).job.regions == ()
+
+
+async def test_a_picture_of_regions_is_told_as_one(scene: Scene) -> None:
+    status, told = await scene.edit("/v1/jobs", auto_edit="true")
+    assert status == 202, told
+    async with scene.stage.http.get(f"/v1/jobs/{told['id']}/events") as response:
+        events = (await response.text()).split("event: ")
+    assert len([event for event in events if event.startswith("image_edit.completed")]) == 1
+    async with scene.stage.http.get(f"/v1/jobs/{told['id']}") as response:
+        view = await response.json()
+    assert [picture["index"] for picture in view["pictures"]] == [0]
+    for index, status in ((0, 200), (1, 400)):
+        async with scene.stage.http.get(f"/v1/jobs/{told['id']}/image?index={index}") as response:
+            assert response.status == status
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "says"),
+    [
+        ({"n": "2"}, "auto_edit", "takes no n"),
+        ({"partial_images": "1", "stream": "true"}, "auto_edit", "takes no partial_images"),
+        ({"approximate": "auto"}, "auto_edit", "takes no approximate"),
+        ({"mask_mode": "black"}, "mask_mode", "auto_edit"),
+        ({"reuse": "strict"}, "reuse", "auto_edit"),
+    ],
+)
+async def test_what_regions_cannot_be_edited_with_is_refused(
+    scene: Scene, fields: dict[str, str], param: str, says: str
+) -> None:
+    status, answer = await scene.edit(auto_edit="true", **fields)
+    assert (status, answer["error"]["code"], answer["error"]["param"]) == (400, "invalid_field", param)
+    assert says in answer["error"]["message"]
+
+
+async def test_regions_need_words_and_a_picture_of_their_own(scene: Scene) -> None:
+    status, answer = await scene.stage.edit(auto_edit="true")
+    assert (status, answer["error"]["param"]) == (400, "auto_edit")
+    form = aiohttp.FormData()
+    form.add_field("image", FILE, filename="i.png")
+    async with scene.stage.http.post("/v1/templates", data=form) as response:
+        name = (await response.json())["id"]
+    form = aiohttp.FormData(default_to_multipart=True)
+    asked = {"template_id": name, "prompt": "a hat", "mask_prompt": "red", "auto_edit": "true"}
+    for field, value in asked.items():
+        form.add_field(field, value)
+    async with scene.stage.http.post("/v1/images/edits", data=form) as response:
+        answer = await response.json()
+    assert (response.status, answer["error"]["param"]) == (400, "auto_edit")
+
+
+async def test_regions_count_as_pictures(nats_url: str, redis_url: str, tmp_path: Path) -> None:
+    async with open_stage(nats_url, redis_url, tmp_path, tenant_per_minute=5) as stage:
+        prepost = ColourMasks(stage.router.bus, stage.router.blobs, MODEL.name)
+        stage.router.masks = CARD
+        async with prepost.running():
+            await stage.router.announce()
+            scene = Scene(stage, prepost)
+            assert [(await scene.edit(auto_edit="true"))[0] for _ in range(2)] == [200, 429]
+            assert (await scene.edit(auto_edit="true", max_regions="1"))[0] == 200

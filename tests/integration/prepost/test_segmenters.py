@@ -11,7 +11,14 @@ import pytest
 import torch
 from PIL import Image
 from pydantic import ValidationError
-from transformers import AutoProcessor, CLIPSegForImageSegmentation, Sam2Model, pipeline
+from transformers import (
+    AutoModelForZeroShotObjectDetection,
+    AutoProcessor,
+    CLIPSegForImageSegmentation,
+    Sam2Model,
+    pipeline,
+)
+from transformers.image_transforms import center_to_corners_format
 
 from giornata.wire.errors import Failed, InvalidField
 from giornata_prepost.config import PrepostConfig
@@ -89,6 +96,26 @@ def test_a_detector_finds_the_boxes_of_transformers_own_pipeline(folder: Folder,
             for other in told
         )
     assert segmenter.card.threshold == 0.1
+
+
+def test_grounding_dino_is_asked_for_a_phrase_in_its_own_form(folder: Folder) -> None:
+    path = folder("grounding_dino")
+    processor = AutoProcessor.from_pretrained(path)
+    network = AutoModelForZeroShotObjectDetection.from_pretrained(path).eval()
+    inputs = processor(text="the hat.", images=Image.fromarray(PICTURE), return_tensors="pt")
+    with torch.no_grad():
+        told = network(**inputs)
+    scores = torch.sigmoid(told.logits[0]).max(dim=-1).values
+    boxes = center_to_corners_format(told.pred_boxes[0])
+    segmenter = opened(path)
+    seen = segmenter.seen(PICTURE, "The hat.", Wanted(0.01, 100))
+    assert not isinstance(seen, HeatMap)
+    assert seen
+    assert seen[0].score == pytest.approx(float(scores.max()), abs=1e-5)
+    for one in seen:
+        near = (scores - one.score).abs() < 1e-4
+        assert (boxes[near] - torch.tensor(one.box)).abs().max(dim=1).values.min() < 1e-4
+    assert segmenter.card.threshold == 0.25
 
 
 def test_where_nothing_is_sure_enough_the_best_box_tells_the_best_score(folder: Folder) -> None:

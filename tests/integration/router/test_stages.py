@@ -20,7 +20,7 @@ from giornata.wire.errors import (
 from giornata.wire.events import DoneEvent, EventKind
 from giornata.wire.jobs import JobState, Priority
 from giornata.wire.messages import CancelRows
-from tests.fakes.fleet import FakePrepost
+from tests.fakes.fleet import REF, FakePrepost
 from tests.integration.conftest import NatsServer
 from tests.integration.router.bench import Bench, denoiser, make_job, running_router
 
@@ -35,6 +35,31 @@ async def test_one_poisoned_row_leaves_the_others_their_pictures(bench: Bench, s
     assert record.rows[0].image is not None
     assert record.rows[1].error is not None
     assert record.rows[1].error.code == "row_poisoned"
+
+
+async def test_regions_are_rows_of_one_picture(bench: Bench, stack: AsyncExitStack) -> None:
+    for name in ("d1", "d2"):
+        await denoiser(stack, bench, name)
+    job = make_job().model_copy(update={"mask": REF, "regions": (REF,) * 3})
+    await bench.submit(job)
+    assert (await bench.ended(job)).state is JobState.COMPLETED
+    record = await bench.records.get(job.job_id)
+    assert [row.seed - record.rows[0].seed for row in record.rows] == [0, 1, 2]
+    assert [row.image is not None for row in record.rows] == [True, False, False]
+    assert [row.error for row in record.rows] == [None] * 3
+    (asked,) = bench.prepost.finished
+    assert (asked.index, asked.job.row_count, len(asked.others)) == (0, 3, 2)
+    assert record.told_rows == record.rows[:1]
+
+
+async def test_a_picture_of_regions_lacks_none(bench: Bench, stack: AsyncExitStack) -> None:
+    worker = await denoiser(stack, bench, "d1")
+    worker.poisoned = {1}
+    job = make_job().model_copy(update={"mask": REF, "regions": (REF,) * 3})
+    await bench.submit(job)
+    event = await bench.ended(job)
+    assert (event.state, event.error and event.error.code) == (JobState.FAILED, "row_poisoned")
+    assert bench.prepost.finished == []
 
 
 async def test_a_bad_image_fails_the_job_with_its_own_code_and_no_other(

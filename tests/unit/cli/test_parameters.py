@@ -78,6 +78,7 @@ CONTROLS = st.builds(
         grow_mask=st.integers(0, 512),
         seed=st.none() | st.integers(0, 2**32 - 1),
         negative_prompt=st.none(),
+        mask_prompt=st.none() | st.just("the hat"),
         loras=st.lists(LORAS, max_size=4, unique_by=lambda lora: lora.id).map(tuple),
         controlnets=st.lists(CONTROLS, max_size=3).map(tuple),
     )
@@ -86,8 +87,9 @@ def test_what_is_typed_is_what_is_asked(parameters: EditParameters) -> None:
     typed = [
         f"{option_name(name)}={value}"
         for name, value in parameters.model_dump(mode="json", exclude={"loras", "controlnets"}).items()
-        if value is not None
+        if value is not None and not isinstance(value, bool)
     ]
+    typed += [option_name("auto_edit")] if parameters.auto_edit else []
     typed += [f"--lora={lora.id}:{lora.scale}" for lora in parameters.loras]
     typed += [f"--controlnet={_typed(control)}" for control in parameters.controlnets]
     with command().make_context("edit", typed) as context:

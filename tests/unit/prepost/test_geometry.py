@@ -18,6 +18,7 @@ from giornata_prepost.images.geometry import (
     Size,
     crop_box,
     crop_size,
+    crops_alike,
     model_size,
     output_size,
     same_aspect,
@@ -179,3 +180,32 @@ def test_crop_size_keeps_its_promises(cut_out: Size, native: int, budget: int) -
     for side, original in zip(size, cut_out, strict=True):
         if min(size) > 16:
             assert original * scale - 17 < side <= original * scale + 1e-6
+
+
+@settings(deadline=None)
+@given(st.lists(marked_pictures(), min_size=1, max_size=4))
+def test_crops_of_several_masks_are_computed_at_one_size(marked: list[tuple[Size, Box]]) -> None:
+    picture = marked[0][0]
+    boxes = [
+        box
+        for _, box in marked
+        if box.left + box.width <= picture.width and box.top + box.height <= picture.height
+    ]
+    crops, size = crops_alike(boxes, picture, 64, MEGAPIXEL, 16)
+    assert len(crops) == len(boxes)
+    for crop, box in zip(crops, boxes, strict=True):
+        assert 0 <= crop.left <= box.left
+        assert 0 <= crop.top <= box.top
+        assert box.left + box.width <= crop.left + crop.width <= picture.width
+        assert box.top + box.height <= crop.top + crop.height <= picture.height
+    if len(boxes) == 1:
+        assert crops == (crop_box(boxes[0], picture),)
+        assert size == crop_size(crops[0].size, 64, MEGAPIXEL, 16)
+    elif any(
+        crop_size(crop.size, 64, MEGAPIXEL, 16) != size for crop in (crop_box(box, picture) for box in boxes)
+    ):
+        for crop in crops:  # the picture's shape, to the pixel
+            assert (
+                abs(crop.width * picture.height - crop.height * picture.width)
+                < picture.width + picture.height
+            )

@@ -16,6 +16,7 @@ from skimage import measure
 from giornata.wire.errors import NothingFound, TooManyPixels, UnsupportedImageFormat
 from giornata_prepost.images import regions
 from giornata_prepost.images.geometry import Size
+from giornata_prepost.images.masks import bounds, nearest
 from giornata_prepost.images.pictures import decode
 from giornata_prepost.images.regions import (
     SAME_IOU,
@@ -168,6 +169,16 @@ def test_an_outline_stays_inside_its_box() -> None:
     (piece,) = pieces((Candidate(0.8, (0.5, 0.25, 1.0, 0.75), heat),), Size(64, 64), Wanted(0.5, 4))
     assert piece.mask.sum() == 16 * 32
     assert piece.mask[16:48, 32:48].all()
+
+
+@given(HEATS, st.integers(0, 30), st.integers(0, 30))
+def test_a_region_is_told_as_its_whole_mask_would_be(heat: Heat, wider: int, higher: int) -> None:
+    size = Size(heat.shape[1] + wider, heat.shape[0] + higher)
+    for piece in pieces(HeatMap(heat), Size.of(heat), Wanted(0.5, 4)):
+        one = regions._shown(piece, size, each=True)
+        whole = nearest(piece.mask, size)
+        assert (one.box, one.area) == (bounds(whole, 0), np.count_nonzero(whole))
+        assert np.array_equal(shown(one.png or b""), whole)
 
 
 def test_a_large_picture_is_cut_out_in_fewer_pixels(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -101,7 +101,8 @@ async def image(request: web.Request) -> web.StreamResponse:
     """One finished picture, as it was encoded."""
     record = await _record(request)
     check_query(request.query, "index")
-    row = record.rows[number_of(request.query, "index", 0, len(record.rows) - 1)]
+    rows = record.told_rows
+    row = rows[number_of(request.query, "index", 0, len(rows) - 1)]
     if row.error is not None:
         raise from_body(row.error)
     if row.image is None:

@@ -107,7 +107,7 @@ class Stream:
             self.request[OUTCOME] = error.code
             await self._tell(error_event(error, self.job.job_id), sequence)
             return
-        rows = [*record.images, *(row for row in record.rows if row.error is not None)]
+        rows = [*record.images, *(row for row in record.told_rows if row.error is not None)]
         for row in rows:
             await self._tell_row(record, row, at, sequence if row is rows[-1] else None)
 

@@ -128,8 +128,15 @@ class Masks:
             log.exception("forget_failed", keys=[ref.key for ref in kept])
 
 
-def check_one_mask(mask: object | None, asked: MaskFromWords) -> None:
-    """Raise InvalidField where an edit brings a mask, and words for one."""
+def check_mask(mask: object | None, template_id: str | None, asked: MaskFromWords) -> None:
+    """Raise InvalidField where an edit brings a mask and words for one, or asks for crops of a template."""
+    if template_id is not None and asked.auto_edit:
+        raise InvalidField(
+            "A template is edited as a whole, and auto_edit paints crops.",
+            field="auto_edit",
+            received="true, with template_id",
+            accepted="leave one of both out",
+        )
     if mask is not None and asked.mask_prompt is not None:
         raise InvalidField(
             "An edit has a mask, or words for one.",

@@ -16,7 +16,8 @@ from giornata.wire import generations
 from giornata.wire.adapters import LoraUse, named_control_images
 from giornata.wire.errors import InvalidField
 from giornata.wire.jobs import BlobRef, Job, Priority
-from giornata.wire.masks import MASK
+from giornata.wire.mask_words import EACH_REGIONS
+from giornata.wire.masks import MASK, region_name
 from giornata.wire.models import ModelCard, Task
 from giornata.wire.references import check_taken, named_references
 from giornata.wire.requests import MAX_SEED, EditParameters, evaluations_of
@@ -27,7 +28,7 @@ from giornata_gateway.intake.rules.controls import check_images, control_use
 from giornata_gateway.intake.rules.forms import missing_image
 from giornata_gateway.intake.rules.idempotency import fingerprint, job_id_of
 from giornata_gateway.intake.rules.tenants import Tenant
-from giornata_gateway.jobs.masks import Masks, check_one_mask
+from giornata_gateway.jobs.masks import Masks, check_mask
 from giornata_gateway.views.catalog import choose_card
 
 log = structlog.get_logger(__name__)
@@ -59,6 +60,12 @@ class EditOrder:
     """Other pictures that the model looks at."""
     control_images: tuple[bytes | BlobRef, ...] = ()
     """What ControlNets see, as the parameters count them."""
+
+    @property
+    def most_rows(self) -> int:
+        """Rows that it may become: a picture's regions that are edited one by one count as pictures do."""
+        asked = self.parameters
+        return (asked.max_regions or EACH_REGIONS) if asked.auto_edit else asked.n
 
     @property
     def pictures(self) -> dict[str, bytes | BlobRef]:
@@ -112,7 +119,7 @@ class Preparation:
         """Resolve the parameters, find the adapters, and store the pictures; submit the job at once."""
         if order.image is None and order.task is Task.EDIT:
             raise missing_image()
-        check_one_mask(order.mask, order.parameters)
+        check_mask(order.mask, order.template_id, order.parameters)
         cards, parameters = self.fleet.cards(), order.parameters
         card = choose_card(cards, parameters.model, self.fleet.missing(), order.task)
         if order.task is Task.GENERATE:
@@ -127,15 +134,18 @@ class Preparation:
         prepost = self.masks.subject(order.tenant.name, card.name) if parameters.mask_prompt else None
         # Two requests with one idempotency key are one job, and each has an upload of its own, which it can forget.
         folder = f"{order.tenant.name}/{order.job_id}/{secrets.token_urlsafe(9)}"
+        regions: tuple[BlobRef, ...] = ()
         try:
             stored = {
                 name: await self._stored(order, f"{folder}/{name}", data)
                 for name, data in order.pictures.items()
             }
             if prepost is not None:
-                stored[MASK] = await self._mask(order, parameters, stored["image"], f"{folder}/", prepost)
+                stored[MASK], regions = await self._mask(
+                    order, parameters, stored["image"], f"{folder}/", prepost
+                )
         except BaseException:  # a put that was cancelled may have arrived
-            names = {MASK, *order.pictures}
+            names = {MASK, *map(region_name, range(parameters.max_regions or 0)), *order.pictures}
             refs = [BlobRef(key=f"{folder}/{name}", size_bytes=0, sha256="") for name in names]
             self.tasks.create_task(self._delete(*refs), name=f"forget-{order.job_id}")
             raise
@@ -152,6 +162,7 @@ class Preparation:
             control_images=tuple(stored[name] for name in named_control_images(order.control_images)),
             image=stored.get("image"),
             mask=stored.get(MASK),
+            regions=regions,
             references=tuple(stored[name] for name in named_references(order.references)),
             template_id=order.template_id,
             budget_ms=order.deadline.remaining_ms(),
@@ -184,13 +195,23 @@ class Preparation:
 
     async def _mask(
         self, order: EditOrder, parameters: EditParameters, image: BlobRef, folder: str, prepost: str
-    ) -> BlobRef:
-        """The mask that the order's words name in its picture; `prepost` makes it."""
+    ) -> tuple[BlobRef, tuple[BlobRef, ...]]:
+        """The mask that the order's words name in its picture, and those of regions to be edited one by one.
+
+        `prepost` makes them.
+        """
         ttl_s = self._picture_s(order)
         reply = await self.masks.made(
-            parameters, image, subject=prepost, folder=folder, ttl_s=ttl_s, deadline=order.deadline
+            parameters,
+            image,
+            subject=prepost,
+            folder=folder,
+            ttl_s=ttl_s,
+            deadline=order.deadline,
+            each=parameters.auto_edit,
         )
-        return reply.mask
+        each = tuple(one.mask for one in reply.regions if one.mask is not None)
+        return reply.mask, each if parameters.auto_edit else ()
 
     def _picture_s(self, order: EditOrder) -> int:
         """How long a picture of an order is kept."""

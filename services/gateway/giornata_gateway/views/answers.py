@@ -225,7 +225,7 @@ def images_answer(
         data=data,
         output_format=record.job.parameters.output_format,
         size=size_of(record),
-        usage=usage_of(record, len(record.rows)),
+        usage=usage_of(record, len(record.told_rows)),
         giornata=Extension(
             job_id=job_id,
             seeds=[row.seed for row in record.images],

@@ -162,9 +162,9 @@ def job_view(record: JobRecord, base_url: str, forecast: Forecast | None = None)
         controlnets=[ControlShare.model_validate(vars(use)) for use in job.controls],
         pictures=[
             _picture(row, done.get(row.index) if running else None, job.job_id, base_url)
-            for row in record.rows
+            for row in record.told_rows
         ],
-        usage=usage_of(record, len(record.rows)) if completed else None,
+        usage=usage_of(record, len(record.told_rows)) if completed else None,
         error=error_detail(record.error) if record.error else None,
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import isqrt
 from typing import Final, NamedTuple, Self
 
@@ -111,6 +112,30 @@ def crop_size(cut_out: Size, native: int, budget_pixels: int, multiple: int) -> 
     """
     pixels = max(min(native**2, budget_pixels), multiple**2)
     return _in_multiples(of_area(cut_out, pixels), pixels, multiple)
+
+
+def crops_alike(
+    marked: Sequence[Box], picture: Size, native: int, budget_pixels: int, multiple: int
+) -> tuple[tuple[Box, ...], Size]:
+    """What :func:`crop_box` cuts out of each marked box, and the one size at which the model computes all of them.
+
+    Where these boxes would have several sizes, since the picture has no room for some square, each marked box is grown
+    to the picture's own shape instead, which always has room.
+    """
+    crops = tuple(crop_box(box, picture) for box in marked)
+    sizes = {crop_size(crop.size, native, budget_pixels, multiple) for crop in crops}
+    if len(sizes) == 1:
+        return crops, sizes.pop()
+    crops = tuple(_of_shape(box, picture) for box in marked)
+    return crops, crop_size(picture, native, budget_pixels, multiple)
+
+
+def _of_shape(marked: Box, picture: Size) -> Box:
+    """The smallest box of the picture's shape around a marked one, inside the picture."""
+    larger = max(marked.width * picture.height, marked.height * picture.width)
+    left, width = _grown(marked.left, marked.width, -(-larger // picture.height), picture.width)
+    top, height = _grown(marked.top, marked.height, -(-larger // picture.width), picture.height)
+    return Box(left, top, width, height)
 
 
 def _grown(start: int, length: int, wanted: int, limit: int) -> tuple[int, int]:

@@ -167,8 +167,24 @@ def png(mask: Region) -> bytes:
 
 
 def _shown(piece: Piece, size: Size, *, each: bool) -> Shown:
-    mask = nearest(piece.mask, size)
-    return Shown(piece.score, bounds(mask, 0), int(np.count_nonzero(mask)), png(mask) if each else None)
+    """At `size`; only the region's box is resized, by :func:`nearest`, since it is a small part of a large picture."""
+    left, top, width, height = bounds(piece.mask, 0)
+    top, rows = _pixels(top, height, piece.mask.shape[0], size.height)
+    left, columns = _pixels(left, width, piece.mask.shape[1], size.width)
+    box = Box(left, top, len(columns), len(rows))
+    inside = piece.mask[rows[:, None], columns]
+    whole = None
+    if each:
+        mask = np.zeros((size.height, size.width), np.bool_)
+        mask[box.window] = inside
+        whole = png(mask)
+    return Shown(piece.score, box, int(np.count_nonzero(inside)), whole)
+
+
+def _pixels(first: int, length: int, cells: int, pixels: int) -> tuple[int, npt.NDArray[np.int64]]:
+    """Of one axis: the first pixel whose nearest cell is `first`, and the nearest cells of the pixels there."""
+    start, end = (-(-(2 * pixels * cell - cells) // (2 * cells)) for cell in (first, first + length))
+    return start, (2 * np.arange(start, end) + 1) * cells // (2 * pixels)
 
 
 def _of_heat(heat: Heat, size: Size, wanted: Wanted) -> Iterator[Piece]:

@@ -64,6 +64,8 @@ class Inspected:
     """See :attr:`giornata.wire.jobs.Inspection.references`."""
     controls: bytes | None = None
     """See :attr:`giornata.wire.jobs.Inspection.controls`."""
+    crops: tuple[Box, ...] = ()
+    """See :attr:`giornata.wire.jobs.Inspection.crops`."""
 
 
 class Controls(NamedTuple):

@@ -37,9 +37,9 @@ class Times(NamedTuple):
 
 
 def accepted(job: Job) -> JobRecord:
-    """The first revision: queued, with one row per picture."""
+    """The first revision: queued, with a row for each picture, or for each region of one."""
     first = job.parameters.seed or 0
-    rows = tuple(RowRecord(index=i, seed=first + i) for i in range(job.parameters.n))
+    rows = tuple(RowRecord(index=i, seed=first + i) for i in range(job.row_count))
     return JobRecord(job=job, rows=rows)
 
 
