@@ -1,6 +1,6 @@
 """Measure the segmenter that ships and write the figures into its card.
 
-``python -m giornata_tools.model.segmenter --limit 200`` takes a minute on one CPU thread.
+``python -m giornata_tools.model.segmenter --limit 100`` takes a minute on one CPU thread.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SIDES: Final = (128, 256)
 
 @click.command(context_settings={"show_default": True})
 @click.option("--folder", type=click.Path(path_type=Path), default=SEGMENTER, help="The checkpoint.")
-@click.option("--limit", type=click.IntRange(1), default=200, help="Held-out scenes of each size.")
+@click.option("--limit", type=click.IntRange(1), default=100, help="Held-out scenes of each size.")
 @click.option("--threads", type=int, default=1, help="CPU threads.")
 def main(*, folder: Path, limit: int, threads: int) -> None:
     """Measure the segmenter in FOLDER on held-out scenes; rewrites its card."""

@@ -17,10 +17,10 @@ from transformers import (
 from giornata_tools.model import text
 from giornata_tools.model.segmenter import phrases
 
-SIDE: Final = 128
+SIDE: Final = 96
 """Pixels to which every picture is scaled."""
 PATCH: Final = 4
-"""Pixels a token is wide and high; a picture has 32x32 tokens."""
+"""Pixels a token is wide and high; a picture has 24x24 tokens."""
 GRID: Final = SIDE // PATCH
 WIDTH: Final = 96
 LAYERS: Final = 4

@@ -19,6 +19,8 @@ from giornata_tools.model.segmenter.phrases import NAMING, Phrase, PhraseKind
 from giornata_tools.model.segmenter.scenes import HELD_OUT, NamedScene, held_out
 
 Figures = dict[str, float]
+LIKELY: Final = 0.5
+"""Chance from which a pixel is meant, as prepost's default for a CLIPSeg."""
 NOTHING: Final = 0.001
 """A mask of a smaller part of the picture finds nothing."""
 
@@ -41,11 +43,10 @@ class Segmenter:
         """What each of `texts` means in `picture`, (height, width, 3) uint8; masks are (height, width)."""
         read = self.processor(text=list(texts), images=[picture], padding=True, return_tensors="pt")
         pixels = read.pixel_values.expand(len(texts), -1, -1, -1)
-        logits = self.model(input_ids=read.input_ids, pixel_values=pixels).logits.view(
-            len(texts), 1, *pixels.shape[2:]
-        )
-        scaled = nn.functional.interpolate(logits, picture.shape[:2], mode="bilinear")
-        return [mask.numpy() for mask in scaled[:, 0] > 0]
+        logits = self.model(input_ids=read.input_ids, pixel_values=pixels).logits
+        heat = logits.view(len(texts), 1, *pixels.shape[2:]).sigmoid()
+        scaled = nn.functional.interpolate(heat, picture.shape[:2], mode="bilinear")
+        return [mask.numpy() for mask in scaled[:, 0] >= LIKELY]
 
 
 def overlap(one: Mask, other: Mask) -> float:

@@ -25,25 +25,25 @@ from giornata_tools.model.train.muon import Muon
 from giornata_tools.model.train.stage import StagePlan
 
 TITLE: Final = "segmenter"
-BATCHES: Final = ((0.55, 48, 24), (0.76, 64, 16), (1.0, SIDE, 4))
+BATCHES: Final = ((0.65, 48, 16), (1.0, SIDE, 4))
 """Until which part of the run, side in pixels, pictures a step."""
-ASKED: Final = 3
+ASKED: Final = 2
 """Phrases of each picture."""
 ABSENT: Final = 0.15
 """Chance that one names something that is not there."""
-POOLED: Final = {48: 3000, 64: 2000, SIDE: 800}
+POOLED: Final = {48: 1500, SIDE: 500}
 """Pictures to draw from, by side."""
-FRESH: Final = {48: 8, 64: 6, SIDE: 2}
+FRESH: Final = {48: 6, SIDE: 2}
 """How many of them each step renders again."""
-SHRUNK: Final = 2
-"""Every second picture is drawn so many times larger, and scaled down."""
+SHRUNK: Final = {48: 2, SIDE: 3}
+"""Up to how many times larger pictures are drawn, before they are scaled down; each as often as the others."""
 RATES: Final = (4e-3, 2e-3)
 """Greatest learning rates of Muon and of AdamW."""
 WARM_UP: Final = 50
 SMOOTH: Final = 16.0
 """Pixels; what a mask is not told apart from none by, in Dice's loss."""
 NAMES_WEIGHT: Final = 0.5
-SAVE_EVERY: Final = 200
+SAVE_EVERY: Final = 50
 PRODUCTS: Final = "products"
 """Name of `products` among the attentions of transformers."""
 
@@ -119,14 +119,13 @@ def products(
     scaling: float,
     **_others: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attention by two products, in the precision of `query`.
+    """Attention by two products.
 
     From (rows, heads, tokens, width of a head) to (rows, tokens, heads, width of a head), as transformers asks. The
     backward of torch's fused attention takes twice as long on a CPU, while the weights are few.
     """
-    with torch.autocast(query.device.type, enabled=False):
-        weights = torch.softmax((query * scaling) @ key.mT, dim=-1)
-        return (weights @ value).transpose(1, 2).contiguous(), None
+    weights = torch.softmax((query * scaling) @ key.mT, dim=-1)
+    return (weights @ value).transpose(1, 2).contiguous(), None
 
 
 AttentionInterface.register(PRODUCTS, products)
@@ -151,7 +150,7 @@ class NamedScenePool:
     def _next(self) -> NamedScene:
         index, self._rendered = self._rendered, self._rendered + 1
         rng = np.random.default_rng((self._seed, self._side, index))
-        return sample(rng, self._side, SHRUNK if index % 2 else 1)
+        return sample(rng, self._side, 1 + index % SHRUNK[self._side])
 
 
 def run(plan: StagePlan) -> None:
@@ -175,9 +174,8 @@ def run(plan: StagePlan) -> None:
         lesson.attend(side)
         batch = asked(rng, pools[side].draw(rng, count), tokenizer)
         row, column = rng.integers(GRID - side // PATCH + 1, size=2)
-        with torch.autocast(plan.device.type, torch.bfloat16):
-            logits, names = lesson(batch.pixels, batch.ids, (int(row), int(column)))
-        return losses(logits.float(), names.float(), batch)
+        logits, names = lesson(batch.pixels, batch.ids, (int(row), int(column)))
+        return losses(logits, names, batch)
 
     loop.run(loss_of, lambda step: schedule(step, plan.steps), SAVE_EVERY)
 
