@@ -8,7 +8,7 @@ extensions = ["myst_parser"]
 source_suffix = {".md": "markdown"}
 root_doc = "docs/index"
 include_patterns = ["*.md", "docs/*.md", "docs/adr/*.md"]
-include_patterns += [f"deploy/model/{name}/README.md" for name in ("fresco", "adapters")]
+include_patterns += [f"deploy/model/{name}/README.md" for name in ("fresco", "adapters", "sinopia")]
 exclude_patterns = [".*", "out", "services", "shared", "tests"]  # folders without pages, not walked through
 myst_heading_anchors = 3
 

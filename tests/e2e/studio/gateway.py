@@ -25,6 +25,7 @@ from giornata.wire.adapters import ControlCard
 from giornata.wire.fleet import FleetView, InstanceView
 from giornata.wire.jobs import JobState
 from giornata.wire.loras import LoraState
+from giornata.wire.masks import MaskCard
 from giornata.wire.models import ModelCard, Task
 from giornata.wire.requests import OutputFormat
 from giornata.wire.values import StageTimes
@@ -35,6 +36,7 @@ from giornata_gateway.views.catalog import model_list
 from giornata_gateway.views.jobs import (
     KINDS,
     ControlShare,
+    ErrorEvent,
     JobView,
     LoraShare,
     PartialImageEvent,
@@ -175,6 +177,12 @@ class FakeGateway:
     accepts: asyncio.Event = field(default_factory=asyncio.Event)
     """While it is not set, an edit that is sent has no answer yet."""
     ends: asyncio.Event = field(default_factory=asyncio.Event)
+    masks: Mapping[str, MaskCard] = field(default_factory=dict)
+    """What makes masks from words, by model."""
+    found: bytes | ErrorDetail = b""
+    """What it finds, as a PNG, or why not, once `accepts` is set."""
+    named: list[bytes] = field(default_factory=list)
+    """Bodies of the requests for masks."""
     forms: list[bytes] = field(default_factory=list)
     """Bodies of the edits that were sent."""
     files: list[bytes] = field(default_factory=list)
@@ -193,13 +201,25 @@ class FakeGateway:
         elif path.startswith("/studio/"):
             await route.fulfill(path=STATIC / path.removeprefix("/studio/"))
         elif path == "/v1/models":
-            await _json(route, model_list({card.name: card for card in self.models}, self.controlnets))
+            cards = {card.name: card for card in self.models}
+            await _json(route, model_list(cards, self.controlnets, self.masks))
         elif path == "/v1/fleet":
             await route.fulfill(body=frame("fleet", self.fleet), content_type=STREAM)
+        elif path == "/v1/masks":
+            await self._mask(route)
         elif path.startswith("/v1/loras"):
             await self._lora(route, path)
         else:
             await self._job(route, path)
+
+    async def _mask(self, route: Route) -> None:
+        self.named.append(route.request.post_data_buffer or b"")
+        await self.accepts.wait()
+        if isinstance(self.found, bytes):
+            await route.fulfill(body=self.found, content_type="image/png")
+        else:
+            error = ErrorEvent(error=self.found).model_dump_json()
+            await route.fulfill(status=422, body=error, content_type="application/json")
 
     async def _lora(self, route: Route, path: str) -> None:
         if route.request.method == "POST":

@@ -3,6 +3,7 @@
 python -m giornata_tools.model.train all                      the shipped recipe, from nothing to deploy/model/fresco
 python -m giornata_tools.model.train painter                  one stage, or export
 python -m giornata_tools.model.train --model yardstick unet   a stage of another model
+python -m giornata_tools.model.train --model sinopia all      the segmenter
 python -m giornata_tools.model.train lora                     the LoRAs, as `--model lora all`
 python -m giornata_tools.model.train control                  the ControlNet, likewise
 

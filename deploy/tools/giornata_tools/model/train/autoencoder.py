@@ -19,7 +19,7 @@ from diffusers import AutoencoderKL
 from giornata_tools.model import architecture
 from giornata_tools.model.architecture import FILL_LATENTS, LatentSpace
 from giornata_tools.model.scenes import sample
-from giornata_tools.model.train.coder_loop import CoderLoop, Losses
+from giornata_tools.model.train.coder_loop import CoderLoop, Losses, coder_optimisers
 from giornata_tools.model.train.stage import StagePlan
 
 SIDE: Final = 64
@@ -48,7 +48,9 @@ def run(plan: StagePlan, space: LatentSpace = FILL_LATENTS) -> None:
     steps, seed, device = plan.steps, plan.seed, plan.device
     torch.manual_seed(seed)
     vae = architecture.autoencoder(space).to(device, memory_format=torch.channels_last)
-    loop = CoderLoop("autoencoder", plan, vae, (vae.encoder, vae.decoder), PEAK_RATES)
+    loop = CoderLoop(
+        "autoencoder", plan, vae, coder_optimisers((vae.encoder, vae.decoder), PEAK_RATES), PEAK_RATES
+    )
     if loop.first >= steps and (plan.folder / "vae").exists():
         return
     pictures = _pictures((seed, loop.first), POOL).to(device)

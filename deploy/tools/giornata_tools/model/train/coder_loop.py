@@ -1,4 +1,4 @@
-"""The loop of the stages that train coders: seeded steps of two optimisers, told and saved on the way."""
+"""The loop of stages that need no pool of latents: seeded steps of two optimisers, told and saved on the way."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class CoderLoop:
         title: str,
         plan: StagePlan,
         trained: nn.Module,
-        coders: Sequence[Any],
+        optimisers: tuple[torch.optim.Optimizer, torch.optim.Optimizer],
         rates: tuple[float, float],
     ) -> None:
         """Take up the state on disk.
@@ -38,11 +38,11 @@ class CoderLoop:
             title: name of the stage, and of its state's file.
             plan: what is to be trained.
             trained: the module whose weights are learnt and saved.
-            coders: its encoder, its decoder or both.
-            rates: greatest learning rates of Muon and of AdamW.
+            optimisers: Muon and AdamW, of its weights.
+            rates: greatest learning rates of both.
         """
         self._title, self._plan, self._trained, self._rates = title, plan, trained, rates
-        self._optimisers = _optimisers(coders, rates)
+        self._optimisers = optimisers
         self._path = plan.folder / f"{title}.pt"
         self.first = 0
         """Steps that were taken before."""
@@ -75,7 +75,8 @@ class CoderLoop:
             if over or step % save_every == save_every - 1 or step + 1 == steps:
                 states = [optimiser.state_dict() for optimiser in self._optimisers]
                 weights = self._trained.state_dict()
-                stage.save(self._path, {"step": step + 1, "weights": weights, "optimisers": states})
+                place = {"step": step + 1, "steps": steps, "seed": self._plan.seed}
+                stage.save(self._path, {**place, "weights": weights, "optimisers": states})
             if over:
                 return step + 1 == steps
         return True
@@ -89,8 +90,15 @@ class CoderLoop:
             optimiser.step()
 
 
-def _optimisers(coders: Sequence[Any], rates: tuple[float, float]) -> tuple[torch.optim.Optimizer, ...]:
-    """Muon for the kernels between hidden layers, AdamW for the first and last ones, norms and biases."""
+def coder_optimisers(
+    coders: Sequence[Any], rates: tuple[float, float]
+) -> tuple[torch.optim.Optimizer, torch.optim.Optimizer]:
+    """Muon for the kernels between hidden layers, AdamW for the first and last ones, norms and biases.
+
+    Args:
+        coders: an encoder, a decoder or both.
+        rates: greatest learning rates of Muon and of AdamW.
+    """
     ends = {id(layer.weight) for coder in coders for layer in (coder.conv_in, coder.conv_out)}
     weights = [p for coder in coders for p in coder.parameters()]
     kernels = [p for p in weights if p.ndim == 4 and id(p) not in ends]

@@ -17,7 +17,7 @@ from torch import nn
 from giornata_tools.model import architecture
 from giornata_tools.model.scenes import sample
 from giornata_tools.model.train import autoencoder
-from giornata_tools.model.train.coder_loop import CoderLoop, Losses
+from giornata_tools.model.train.coder_loop import CoderLoop, Losses, coder_optimisers
 from giornata_tools.model.train.stage import StagePlan
 
 BATCHES: Final = ((96, 4), (128, 2), (256, 1))
@@ -39,7 +39,7 @@ def run(plan: StagePlan) -> None:
         return
     vae = autoencoder.load(plan.folder).to(plan.device, memory_format=torch.channels_last)
     vae.decoder.requires_grad_(requires_grad=True)
-    loop = CoderLoop("decoder", plan, vae.decoder, (vae.decoder,), PEAK_RATES)
+    loop = CoderLoop("decoder", plan, vae.decoder, coder_optimisers((vae.decoder,), PEAK_RATES), PEAK_RATES)
     ended = loop.run(
         lambda step: _loss(vae, _pictures(plan.seed + 2, step).to(plan.device)),
         lambda step: min(1.0, (step + 1) / WARM_UP, (plan.steps - step) / plan.steps * 1.5),

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from giornata_tools.checkout import ROOT, TRAINED
+from giornata_tools.checkout import ROOT, SEGMENTER, TRAINED
 from giornata_tools.model.adapters import card
 from giornata_tools.model.train import (
     adapter_export,
@@ -19,6 +19,8 @@ from giornata_tools.model.train import (
     guidance,
     lora,
     painter,
+    segmenter,
+    segmenter_export,
     unet,
 )
 from giornata_tools.model.train.stage import StagePlan
@@ -63,6 +65,9 @@ RECIPES: Final = {
         },
         export.yardstick,
         ROOT / "deploy" / "model" / "yardstick",
+    ),
+    "sinopia": Recipe(
+        {segmenter.TITLE: RecipeStage(segmenter.run, 760)}, segmenter_export.sinopia, SEGMENTER
     ),
     "lora": Recipe(
         {

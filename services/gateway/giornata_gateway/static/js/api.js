@@ -38,8 +38,8 @@ export async function requestJson(path, options) {
   return parsed(await body(response, "text"), response.status);
 }
 
-export async function requestBlob(path) {
-  return body(await request(path), "blob");
+export async function requestBlob(path, options) {
+  return body(await request(path, options), "blob");
 }
 
 /** The events of a stream, as an asynchronous iterator of {type, data, id}; `data` is parsed JSON. */

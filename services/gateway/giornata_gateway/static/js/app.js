@@ -17,6 +17,7 @@ import * as settings from "./settings.js";
 import { Stage } from "./stage.js";
 import { setTask, task } from "./task.js";
 import { listenToToolbar } from "./toolbar.js";
+import { listenToWords } from "./words.js";
 
 const canvas = at("stage");
 const stage = new Stage(canvas);
@@ -260,6 +261,7 @@ listenToToolbar(stage, editor, commands);
 listenToPointers(canvas, stage, editor, (share) => results.compareTo(share));
 listenToKeys(at("workspace"), canvas, stage, editor, commands);
 listenToDialogs(connect);
+listenToWords(() => picture, (rgba) => drawn(() => editor.take(rgba)));
 editor.addEventListener("change", describe);
 editor.addEventListener("tool", () => {
   if (stage.showing === "result" && picture && editor.tool !== "hand") view("mask"); // a person with a brush wants to paint

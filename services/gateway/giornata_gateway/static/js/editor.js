@@ -95,6 +95,11 @@ export class Editor extends EventTarget {
     this.#apply((mask) => mask.clear());
   }
 
+  /** Makes another picture's pixels the mask, as `Mask.read` does. */
+  take(rgba) {
+    this.#apply((mask) => mask.read(rgba));
+  }
+
   undo() {
     this.abandon();
     if (this.mask) this.#changed(this.#history.undo(this.mask));
