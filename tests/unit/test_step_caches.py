@@ -62,10 +62,12 @@ def test_a_model_without_a_step_cache_refuses_it_and_names_those_that_have_it() 
         InvalidField, match=r"Received: taylorseer. Accepted: off, first-block; models that take it: cached"
     ):
         resolve(asked, one, 1, [one, CACHED])
-    told = fields_of(one, controlled=False)[Task.EDIT]
+    told = fields_of(one, controlled=False, masked=False)[Task.EDIT]
     assert {"step_cache", "step_cache_threshold"} < set(told)
     assert "step_cache_order" not in told
-    assert not any(name.startswith("step_cache") for name in fields_of(CARD, controlled=True)[Task.EDIT])
+    assert not any(
+        name.startswith("step_cache") for name in fields_of(CARD, controlled=True, masked=False)[Task.EDIT]
+    )
 
 
 def test_a_step_cache_is_refused_with_controlnets() -> None:
