@@ -83,7 +83,8 @@ VARIANTS: Final[Mapping[str, Variant]] = {
     "load weight": Variant(_OURS, eviction=RuleName.LRU),
     OURS: Variant(_OURS),
     "ours with plan by use": Variant(replace(_OURS, placing=PlacementName.USE)),
-    "ours at load weight 1": Variant(replace(_OURS, load_weight=1.0)),
+    "the same at load weight 2": Variant(replace(_OURS, placing=PlacementName.USE, load_weight=2.0)),
+    "ours at load weight 2": Variant(replace(_OURS, load_weight=2.0)),
     "ours at load weight 0.5": Variant(replace(_OURS, load_weight=0.5)),
     "ours at load weight 4": Variant(replace(_OURS, load_weight=4.0)),
     "ours by least work": Variant(replace(_OURS, turn=Turn.LEAST_WORK)),
@@ -95,12 +96,12 @@ DRAWN: Final = ("rrod", "lrums", "proactive", BASE, OURS, "ours at load weight 0
 SHARED: Final[Mapping[str, Variant]] = {
     **{
         name: VARIANTS[name]
-        for name in ("lrums", BASE, "blind", OURS, "ours at load weight 0.5", "ours at load weight 1")
+        for name in ("lrums", BASE, "blind", OURS, "ours at load weight 0.5", "ours at load weight 2")
     },
     "ours at load weight 0": Variant(replace(_OURS, load_weight=0.0)),
     "bounded at load weight 0": Variant(replace(_OURS, load_weight=0.0), joins_within=1 / 3),
     "bounded": Variant(_OURS, joins_within=1 / 3),
-    "bounded at load weight 1": Variant(replace(_OURS, load_weight=1.0), joins_within=1 / 3),
+    "bounded at load weight 2": Variant(replace(_OURS, load_weight=2.0), joins_within=1 / 3),
     "bounded at load weight 0.5": Variant(replace(_OURS, load_weight=0.5), joins_within=1 / 3),
     FREE_LOADS: VARIANTS[FREE_LOADS],
 }

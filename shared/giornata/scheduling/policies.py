@@ -15,7 +15,7 @@ from giornata.scheduling.demand import Demand
 from giornata.scheduling.pool_outlook import PoolOutlook
 from giornata.wire.workers import Tier
 
-LOAD_WEIGHT: Final = 2.0
+LOAD_WEIGHT: Final = 1.0
 """What a millisecond of loading counts, in milliseconds of finishing later."""
 QUEUED: Final = 4
 """Rows with which a worker's queue is as long as :func:`lrums` counts."""
