@@ -9,6 +9,7 @@ from giornata.wire.adapters import ControlUse, LoraUse
 from giornata.wire.jobs import BlobRef, Inspection, Job
 from giornata.wire.requests import Approximate, Reuse
 from giornata.wire.samplers import Sampler
+from giornata.wire.step_caches import StepCache
 from giornata.wire.values import CellMap
 from tests.contract.messages import INSPECTION as GIVEN
 from tests.contract.messages import JOB as OTHER
@@ -22,7 +23,12 @@ IMAGE = BlobRef(key="c", size_bytes=1, sha256="01")
 def edit(**parameters: object) -> Job:
     """An edit that asks for the cache."""
     asked = OTHER.parameters.model_copy(
-        update={"approximate": Approximate.AUTO, "reuse": Reuse.AUTO, **parameters}
+        update={
+            "approximate": Approximate.AUTO,
+            "reuse": Reuse.AUTO,
+            "step_cache": StepCache.OFF,
+            **parameters,
+        }
     )
     return OTHER.model_copy(
         update={"parameters": asked, "loras": (LORA,), "controls": (CONTROL,), "control_images": (IMAGE,)}
@@ -71,6 +77,10 @@ def test_prompt_seed_and_what_no_latent_depends_on_are_not_in_it(other: Job) -> 
         pytest.param(of(edit(), references=(IMAGE,)), INSPECTION, id="reference"),
         pytest.param(edit(num_inference_steps=5), INSPECTION, id="steps"),
         pytest.param(edit(strength=0.5), INSPECTION, id="strength"),
+        pytest.param(edit(step_cache=StepCache.TAYLORSEER), INSPECTION, id="step cache"),
+        pytest.param(
+            edit(step_cache=StepCache.TAYLORSEER, step_cache_interval=2), INSPECTION, id="its interval"
+        ),
         pytest.param(edit(guidance_scale=2.0), INSPECTION, id="guidance"),
         pytest.param(edit(negative_prompt="grey"), INSPECTION, id="negative prompt"),
         pytest.param(edit(sampler=Sampler.DDIM), INSPECTION, id="sampler"),
