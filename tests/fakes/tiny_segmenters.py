@@ -91,23 +91,21 @@ def clipseg(folder: Path) -> Path:
 
 def owlvit(folder: Path) -> Path:
     """An OWL-ViT with 64 boxes."""
-    torch.manual_seed(0)
-    tokenizer = _tokenizer(16)
-    config = OwlViTConfig(text_config=_text(tokenizer, 16), vision_config=VISION, projection_dim=32)
-    OwlViTForObjectDetection(config).save_pretrained(folder)
-    images = OwlViTImageProcessorPil(size={"height": SIDE, "width": SIDE})
-    OwlViTProcessor(images, tokenizer).save_pretrained(folder)
-    return folder
+    return _owl(folder, OwlViTConfig, OwlViTForObjectDetection, OwlViTImageProcessorPil, OwlViTProcessor)
 
 
 def owlv2(folder: Path) -> Path:
     """An OWLv2 with 64 boxes, which pads a picture to a square."""
+    return _owl(folder, Owlv2Config, Owlv2ForObjectDetection, Owlv2ImageProcessorPil, Owlv2Processor)
+
+
+def _owl(folder: Path, config: Any, network: Any, images: Any, processor: Any) -> Path:
+    """A network of these classes, with its processor."""
     torch.manual_seed(0)
     tokenizer = _tokenizer(16)
-    config = Owlv2Config(text_config=_text(tokenizer, 16), vision_config=VISION, projection_dim=32)
-    Owlv2ForObjectDetection(config).save_pretrained(folder)
-    images = Owlv2ImageProcessorPil(size={"height": SIDE, "width": SIDE})
-    Owlv2Processor(images, tokenizer).save_pretrained(folder)
+    made = config(text_config=_text(tokenizer, 16), vision_config=VISION, projection_dim=32)
+    network(made).save_pretrained(folder)
+    processor(images(size={"height": SIDE, "width": SIDE}), tokenizer).save_pretrained(folder)
     return folder
 
 

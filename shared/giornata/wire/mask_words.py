@@ -6,7 +6,7 @@ from typing import Annotated, Final
 
 from pydantic import AfterValidator, Field, StringConstraints, ValidationInfo, field_validator
 
-from giornata.wire.values import Recorded
+from giornata.wire.values import Recorded, not_blank
 
 MAX_WORDS: Final = 200
 """Characters of the words that name what a mask shows."""
@@ -20,15 +20,7 @@ MASK_PROMPT: Final = "mask_prompt"
 """Name of the field."""
 
 
-def _say_something(words: str) -> str:
-    if not words.strip():
-        raise ValueError("must not be blank")
-    return words
-
-
-MaskWords = Annotated[
-    str, StringConstraints(min_length=1, max_length=MAX_WORDS), AfterValidator(_say_something)
-]
+MaskWords = Annotated[str, StringConstraints(min_length=1, max_length=MAX_WORDS), AfterValidator(not_blank)]
 
 
 class MaskFromWords(Recorded):

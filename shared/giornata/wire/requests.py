@@ -30,7 +30,7 @@ from giornata.wire.errors import GiornataError, InvalidField, UnknownField
 from giornata.wire.mask_words import MaskFromWords
 from giornata.wire.samplers import Sampler, evaluations
 from giornata.wire.step_caches import MAX_INTERVAL, MAX_ORDER, SETTINGS, Extrapolation, StepCache, set_for
-from giornata.wire.values import Recorded
+from giornata.wire.values import Recorded, not_blank
 
 MAX_STEPS: Final = 200
 MAX_IMAGES: Final = 10
@@ -199,12 +199,7 @@ class GenerationParameters(Recorded):
         None, description="The application's end user; kept in the job's record and log."
     )
 
-    @field_validator("prompt")
-    @classmethod
-    def _says_something(cls, prompt: str) -> str:
-        if not prompt.strip():
-            raise ValueError("must not be blank")
-        return prompt
+    _says_something = field_validator("prompt")(not_blank)
 
     @field_validator("lora_join")
     @classmethod

@@ -109,3 +109,10 @@ class ComputeTimes(Recorded):
     """Engine steps with rows of the job, each counted once."""
     decode: float = 0.0
     paste: float = 0.0
+
+
+def not_blank(text: str) -> str:
+    """`text` if it says something; a validator of fields."""
+    if not text.strip():
+        raise ValueError("must not be blank")
+    return text

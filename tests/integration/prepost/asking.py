@@ -7,6 +7,7 @@ import secrets
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from io import BytesIO
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -40,6 +41,24 @@ def png(pixels: np.ndarray[Any, Any]) -> bytes:
     target = BytesIO()
     Image.fromarray(pixels).save(target, "PNG")
     return target.getvalue()
+
+
+def configured(folder: Path, nats_url: str, redis_url: str, **more: Any) -> PrepostConfig:
+    """An instance on a CPU with the checkpoint in `folder`."""
+    given: dict[str, Any] = {
+        "model": str(folder),
+        "nats_url": nats_url,
+        "blobs_url": redis_url,
+        "instance": f"prepost-{secrets.token_hex(3)}",
+        "device": "cpu",
+        "image_processes": 1,
+    }
+    return PrepostConfig(**given | more)
+
+
+def own_name() -> str:
+    """A model's name that no other instance has."""
+    return f"tiny-{secrets.token_hex(3)}"
 
 
 @asynccontextmanager

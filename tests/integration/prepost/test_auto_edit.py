@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import AsyncIterator
 from io import BytesIO
 from typing import Any
@@ -23,9 +22,18 @@ from giornata.wire.jobs import Job
 from giornata.wire.messages import FinishReply, FinishRequest
 from giornata.wire.models import ModelCard
 from giornata_prepost.checkpoint import open_model
-from giornata_prepost.config import PrepostConfig
 from giornata_prepost.families.protocol import ImageModel
-from tests.integration.prepost.asking import SCENE, a_job, encoded, finished, inspected, png, serving
+from tests.integration.prepost.asking import (
+    SCENE,
+    a_job,
+    configured,
+    encoded,
+    finished,
+    inspected,
+    own_name,
+    png,
+    serving,
+)
 from tests.patience import HUNG_MS
 
 MASKS = [np.zeros(SCENE.shape[:2], np.uint8) for _ in range(2)]
@@ -43,10 +51,7 @@ async def model(
     caller: Bus,
     blobs: RedisBlobs,
 ) -> AsyncIterator[ImageModel]:
-    config = PrepostConfig(
-        model=str(tiny_checkpoint(request.param)), model_name=f"tiny-{secrets.token_hex(3)}", nats_url=nats_url,
-        blobs_url=redis_url, instance=f"prepost-{secrets.token_hex(3)}", device="cpu", image_processes=1,
-    )  # fmt: skip
+    config = configured(tiny_checkpoint(request.param), nats_url, redis_url, model_name=own_name())
     opened = open_model(config)
     async with serving(config, caller, blobs, opened):
         yield opened

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -19,10 +18,19 @@ from giornata.wire.adapters import Annotator, ControlUse
 from giornata.wire.errors import InvalidField, NotSupported
 from giornata.wire.jobs import Encoding, Inspection, Job
 from giornata_prepost.checkpoint import open_model
-from giornata_prepost.config import PrepostConfig
 from giornata_prepost.families.protocol import ImageModel
 from giornata_prepost.images.annotators import canny
-from tests.integration.prepost.asking import MASK, SCENE, a_job, encoded, inspected, png, serving
+from tests.integration.prepost.asking import (
+    MASK,
+    SCENE,
+    a_job,
+    configured,
+    encoded,
+    inspected,
+    own_name,
+    png,
+    serving,
+)
 
 USES = (
     ControlUse(model="outline", digest="d", image=0),
@@ -41,10 +49,7 @@ def family(request: pytest.FixtureRequest) -> Family:
 async def model(
     family: Family, tiny_checkpoint: Checkpoint, nats_url: str, redis_url: str, caller: Bus, blobs: RedisBlobs
 ) -> AsyncIterator[ImageModel]:
-    config = PrepostConfig(
-        model=str(tiny_checkpoint(family)), model_name=f"tiny-{secrets.token_hex(3)}", nats_url=nats_url,
-        blobs_url=redis_url, instance=f"prepost-{secrets.token_hex(3)}", device="cpu", image_processes=1,
-    )  # fmt: skip
+    config = configured(tiny_checkpoint(family), nats_url, redis_url, model_name=own_name())
     opened = open_model(config)
     async with serving(config, caller, blobs, opened):
         yield opened

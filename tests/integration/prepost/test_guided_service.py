@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -19,11 +18,11 @@ from giornata.model_cards import read_model_card
 from giornata.wire.jobs import BlobRef
 from giornata.wire.models import ModelCard
 from giornata_prepost.checkpoint import open_model
-from giornata_prepost.config import PrepostConfig
 from tests.integration.prepost.asking import (
     MASK,
     SCENE,
     a_job,
+    configured,
     encoded,
     inspected,
     png,
@@ -48,14 +47,7 @@ def card(folder: Path) -> ModelCard:
 async def prepost(
     folder: Path, nats_url: str, redis_url: str, caller: Bus, blobs: RedisBlobs
 ) -> AsyncIterator[None]:
-    config = PrepostConfig(
-        model=str(folder),
-        nats_url=nats_url,
-        blobs_url=redis_url,
-        instance=f"prepost-{secrets.token_hex(3)}",
-        device="cpu",
-        image_processes=1,
-    )
+    config = configured(folder, nats_url, redis_url)
     async with serving(config, caller, blobs, open_model(config)):
         yield
 

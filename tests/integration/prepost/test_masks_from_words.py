@@ -30,9 +30,8 @@ from giornata.wire.jobs import BlobRef
 from giornata.wire.masks import MaskReply, MaskRequest
 from giornata.wire.workers import ServiceState
 from giornata_prepost.checkpoint import open_model
-from giornata_prepost.config import PrepostConfig
 from tests.fakes.colours import CARD, ColourSegmenter
-from tests.integration.prepost.asking import png, serving
+from tests.integration.prepost.asking import configured, own_name, png, serving
 from tests.patience import HUNG_MS
 
 SCENE = np.full((48, 80, 3), 200, np.uint8)
@@ -76,11 +75,9 @@ async def asking(
     blobs: RedisBlobs,
 ) -> AsyncIterator[Asking]:
     """An instance with a segmenter, unless the parameter is None."""
-    config = PrepostConfig(
-        model=str(tiny_checkpoint(Family.FLUX_FILL)), model_name=f"tiny-{secrets.token_hex(3)}", nats_url=nats_url,
-        blobs_url=redis_url, instance=f"prepost-{secrets.token_hex(3)}", device="cpu", image_processes=1,
-        max_pixels=10_000,
-    )  # fmt: skip
+    config = configured(
+        tiny_checkpoint(Family.FLUX_FILL), nats_url, redis_url, model_name=own_name(), max_pixels=10_000
+    )
     segmenter = getattr(request, "param", ColourSegmenter())
     told: list[ServiceState] = []
     async with AsyncExitStack() as stack:

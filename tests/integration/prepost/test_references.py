@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -18,8 +17,7 @@ from giornata.wire.errors import UnsupportedImageFormat
 from giornata.wire.jobs import Job
 from giornata.wire.models import ModelCard
 from giornata_prepost.checkpoint import open_model
-from giornata_prepost.config import PrepostConfig
-from tests.integration.prepost.asking import MASK, SCENE, a_job, encoded, inspected, png, serving
+from tests.integration.prepost.asking import MASK, SCENE, a_job, configured, encoded, inspected, png, serving
 
 WIDE = np.random.default_rng(5).integers(0, 256, (32, 70, 3), np.uint8)
 
@@ -38,14 +36,7 @@ def card(folder: Path) -> ModelCard:
 async def prepost(
     folder: Path, nats_url: str, redis_url: str, caller: Bus, blobs: RedisBlobs
 ) -> AsyncIterator[None]:
-    config = PrepostConfig(
-        model=str(folder),
-        nats_url=nats_url,
-        blobs_url=redis_url,
-        instance=f"prepost-{secrets.token_hex(3)}",
-        device="cpu",
-        image_processes=1,
-    )
+    config = configured(folder, nats_url, redis_url)
     async with serving(config, caller, blobs, open_model(config)):
         yield
 

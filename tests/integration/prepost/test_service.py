@@ -42,6 +42,7 @@ from tests.integration.prepost.asking import (
     MASK,
     SCENE,
     a_job,
+    configured,
     encoded,
     finished,
     inspected,
@@ -66,14 +67,7 @@ def card(checkpoint: Path) -> ModelCard:
 
 @pytest.fixture
 def config(checkpoint: Path, nats_url: str, redis_url: str) -> PrepostConfig:
-    return PrepostConfig(
-        model=str(checkpoint),
-        nats_url=nats_url,
-        blobs_url=redis_url,
-        instance=f"prepost-{secrets.token_hex(3)}",
-        device="cpu",
-        image_processes=1,
-    )
+    return configured(checkpoint, nats_url, redis_url)
 
 
 @pytest.fixture
