@@ -9,8 +9,6 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Final
 
-import structlog
-
 from giornata import retries
 from giornata.blobs import BlobStore
 from giornata.bus.bus import Bus
@@ -26,9 +24,8 @@ from giornata.wire.masks import MaskReply, MaskRequest
 from giornata_gateway.cells import choice
 from giornata_gateway.config import GatewayConfig
 from giornata_gateway.fleet import FleetListener
+from giornata_gateway.jobs.forgetting import forget
 from giornata_gateway.views.catalog import choose_card, mask_card
-
-log = structlog.get_logger(__name__)
 
 ANSWER_S: Final = 60.0
 """How long one question waits: a prepost that dies with it does not say so."""
@@ -119,13 +116,7 @@ class Masks:
             kept += [reply.mask, *(region.mask for region in reply.regions if region.mask is not None)]
             yield reply
         finally:
-            self.tasks.create_task(self._forget(kept), name=f"forget-{folder}")
-
-    async def _forget(self, kept: list[BlobRef]) -> None:
-        try:
-            await self.blobs.delete(*kept)
-        except Exception:  # the task's edge: logged; the blobs expire
-            log.exception("forget_failed", keys=[ref.key for ref in kept])
+            self.tasks.create_task(forget(self.blobs, *kept), name=f"forget-{folder}")
 
 
 def check_mask(mask: object | None, template_id: str | None, asked: MaskFromWords) -> None:

@@ -7,8 +7,6 @@ import secrets
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 
-import structlog
-
 from giornata.blobs import BlobStore, refer
 from giornata.deadlines import Deadline
 from giornata.seeing import spans
@@ -28,10 +26,9 @@ from giornata_gateway.intake.rules.controls import check_images, control_use
 from giornata_gateway.intake.rules.forms import missing_image
 from giornata_gateway.intake.rules.idempotency import fingerprint, job_id_of
 from giornata_gateway.intake.rules.tenants import Tenant
+from giornata_gateway.jobs.forgetting import forget
 from giornata_gateway.jobs.masks import Masks, check_mask
 from giornata_gateway.views.catalog import choose_card
-
-log = structlog.get_logger(__name__)
 
 FindLoras = Callable[[str, EditParameters, ModelCard], Awaitable[tuple[LoraUse, ...]]]
 """Finds what a tenant's request names, as :meth:`giornata_gateway.jobs.loras.Loras.used` does."""
@@ -147,7 +144,7 @@ class Preparation:
         except BaseException:  # a put that was cancelled may have arrived
             names = {MASK, *map(region_name, range(parameters.max_regions or 0)), *order.pictures}
             refs = [BlobRef(key=f"{folder}/{name}", size_bytes=0, sha256="") for name in names]
-            self.tasks.create_task(self._delete(*refs), name=f"forget-{order.job_id}")
+            self.tasks.create_task(forget(self.blobs, *refs), name=f"forget-{order.job_id}")
             raise
         job = Job(
             job_id=order.job_id,
@@ -185,7 +182,7 @@ class Preparation:
 
     async def forget(self, job: Job) -> None:
         """Delete the pictures that were stored for a job; claim checks of its caller stay. A failure is logged."""
-        await self._delete(*(ref for ref in job.pictures if ref.key.startswith(job.upload_folder)))
+        await forget(self.blobs, *(ref for ref in job.pictures if ref.key.startswith(job.upload_folder)))
 
     async def _stored(self, order: EditOrder, key: str, data: bytes | BlobRef) -> BlobRef:
         if isinstance(data, BlobRef):
@@ -216,9 +213,3 @@ class Preparation:
     def _picture_s(self, order: EditOrder) -> int:
         """How long a picture of an order is kept."""
         return self.config.result_ttl_s + int(order.deadline.remaining_s()) + 1
-
-    async def _delete(self, *refs: BlobRef) -> None:
-        try:
-            await self.blobs.delete(*refs)
-        except Exception:  # the task's edge: logged; the blobs expire
-            log.exception("forget_failed", keys=[ref.key for ref in refs])
