@@ -67,8 +67,8 @@ async def open_stage(nats_url: str, redis_url: str, folder: Path, **options: Any
         await streams.ensure(behind.jetstream, replicas=1, events_ttl_s=3600)
         router = FakeRouter(behind, blobs, await Records.open(behind.jetstream))
         await stack.enter_async_context(router.running())
-        stage = await stack.enter_async_context(open_gateway(router, nats_url, redis_url, folder, **options))
         await stack.enter_async_context(_heartbeat(router))
+        stage = await stack.enter_async_context(open_gateway(router, nats_url, redis_url, folder, **options))
         await router.announce()
         yield stage
 

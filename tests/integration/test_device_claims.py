@@ -7,6 +7,7 @@ import os
 import stat
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -151,10 +152,11 @@ def test_ranks_of_a_pool_see_what_their_leader_has_claimed(monkeypatch: pytest.M
     monkeypatch.setenv(VISIBLE, "GPU-3a,GPU-5a")
     rank = Process(cast("Opening", None))
     try:
-        variables = Path(f"/proc/{rank.pid}/environ").read_bytes().split(b"\0")
+        while not (told := Path(f"/proc/{rank.pid}/environ").read_bytes()):
+            time.sleep(0.01)  # Popen returns a moment before the new program's stack is set up
     finally:
         rank.kill()
-    assert f"{VISIBLE}=GPU-3a,GPU-5a".encode() in variables
+    assert f"{VISIBLE}=GPU-3a,GPU-5a".encode() in told.split(b"\0")
 
 
 async def test_gpus_are_told_by_a_process_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -58,6 +58,8 @@ class FleetListener:
 
     def __init__(self, bridged_s: float) -> None:
         self._bridged_s = max(bridged_s, SILENCE_S)
+        self.heard = asyncio.Event()
+        """A router has told of a cell."""
         self._cells: dict[str, Heard] = {}
         self._asking = asyncio.Lock()
         self._reports: list[InstanceReport] | None = None
@@ -69,6 +71,7 @@ class FleetListener:
         self._cells[summary.cell] = Heard(summary, now)
         for cell in [cell for cell, heard in self._cells.items() if now - heard.at_s > FORGOTTEN_S]:
             del self._cells[cell]
+        self.heard.set()
 
     def cells(self) -> Iterable[str]:
         """The cells that were heard, also those without a router at the moment."""

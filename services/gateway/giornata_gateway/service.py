@@ -68,6 +68,7 @@ async def serve(config: GatewayConfig, bus: Bus, blobs: BlobStore, stop: asyncio
         ):
             async with AsyncExitStack() as doors:
                 stop_listening = await doors.enter_async_context(listening(gateway))
+                await _heard(fleet, stop, bridged_s)
                 await doors.enter_async_context(open_door(gateway))
                 await doors.enter_async_context(telemetry(bus, config.telemetry_hz, lambda: _state(gateway)))
                 await stop.wait()
@@ -77,6 +78,20 @@ async def serve(config: GatewayConfig, bus: Bus, blobs: BlobStore, stop: asyncio
                 last_call = asyncio.get_running_loop().call_later(config.drain_s, gateway.close)
             last_call.cancel()
     log.info("drained")
+
+
+async def _heard(fleet: FleetListener, stop: asyncio.Event, within_s: float) -> None:
+    """Wait until a router has told of the fleet, `stop` is set, or the time is over.
+
+    Balancers ask `/readyz` before they send HTTP requests to a new gateway. NATS asks nothing: it hands edits to
+    whoever listens, and a gateway that knows of no fleet would refuse them.
+    """
+    either = [asyncio.create_task(event.wait()) for event in (fleet.heard, stop)]
+    try:
+        await asyncio.wait(either, timeout=within_s, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for waiting in either:
+            waiting.cancel()
 
 
 async def _give_notice(gateway: Gateway) -> None:

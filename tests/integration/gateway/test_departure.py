@@ -1,9 +1,13 @@
-"""A gateway leaves: who has come is answered, who could come is told first, who only looks on is sent elsewhere."""
+"""A gateway leaves: who has come is answered, who could come is told first, who only looks on is sent elsewhere.
+
+A gateway comes: it takes edits over NATS once it knows of the fleet.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import aiohttp
@@ -120,3 +124,51 @@ async def test_who_waits_for_a_template_is_told_how_far_it_is(stage: Stage) -> N
         status, answer = await waiting
         await stage.serving
     assert (status, answer["state"]) == (200, "recording")
+
+
+async def test_a_gateway_that_knows_of_no_fleet_leaves_edits_over_nats_to_others(
+    stage: Stage, nats_url: str, redis_url: str, tmp_path: Path
+) -> None:
+    stage.router.leads = False
+    folder = tmp_path / "next"
+    folder.mkdir()
+    async with asyncio.TaskGroup() as tasks, AsyncExitStack() as stack:
+        opened = open_gateway(stage.router, nats_url, redis_url, folder, submit_window_s=60)
+        opening = tasks.create_task(stack.enter_async_context(opened))
+        await listens(folder / "port")
+        async with connect(nats_url) as client:
+            for _ in range(12):  # NATS deals them out by chance
+                await (await client.edit(image=b"i", prompt="x"))
+        assert {job.gateway for job in stage.router.jobs.values()} == {stage.config.instance}
+        assert not opening.done()
+        stage.router.leads = True
+        async with asyncio.timeout(HUNG_S):
+            await opening
+
+
+async def test_a_gateway_without_a_router_answers_after_a_while_and_ends_before(
+    stage: Stage, nats_url: str, redis_url: str, tmp_path: Path
+) -> None:
+    stage.router.leads = False
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+    async with open_gateway(stage.router, nats_url, redis_url, tmp_path / "one", submit_window_s=0.01):
+        pass
+    async with asyncio.TaskGroup() as tasks, AsyncExitStack() as stack:
+        opened = open_gateway(stage.router, nats_url, redis_url, tmp_path / "two", submit_window_s=60)
+        opening = tasks.create_task(stack.enter_async_context(opened))
+        await listens(tmp_path / "two" / "port")
+        opening.cancel()  # which stops the gateway
+        async with asyncio.timeout(HUNG_S):
+            await asyncio.wait([opening])
+
+
+async def listens(port_file: Path) -> None:
+    """Return once a gateway listens at the port that it writes there."""
+    async with asyncio.timeout(HUNG_S):
+        while not _written(port_file):  # noqa: ASYNC110 - a file tells
+            await asyncio.sleep(0.02)
+
+
+def _written(port_file: Path) -> bool:
+    return port_file.exists() and bool(port_file.read_text())
