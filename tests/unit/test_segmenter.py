@@ -132,13 +132,14 @@ def test_products_are_the_same_attention() -> None:
     torch.manual_seed(0)
     lesson = SegmenterLesson().eval()
     batch = segmenter.asked(rng(3), held_out(64, 2), architecture.tokenizer())
+    layers = [*lesson.model.clip.vision_model.encoder.layers, *lesson.model.decoder.layers]
     found = []
-    for side in (64, architecture.SIDE):
-        lesson.attend(side)
+    for attention in (segmenter.PRODUCTS, "sdpa"):
+        for layer in layers:
+            layer.self_attn.config._attn_implementation = attention
         with torch.inference_mode():
             found.append(lesson(batch.pixels, batch.ids)[0])
     torch.testing.assert_close(*found, rtol=0, atol=1e-3)
-    assert lesson.model.clip.vision_model.encoder.layers[0].self_attn.config._attn_implementation == "sdpa"
 
 
 def test_a_small_picture_takes_a_window_of_the_places() -> None:

@@ -12,10 +12,12 @@ from torch import nn
 
 from giornata_tools.model.train import stage
 from giornata_tools.model.train.muon import Muon
-from giornata_tools.model.train.stage import StagePlan
+from giornata_tools.model.train.stage import StagePlan, Unusable
 
 TELL_EVERY: Final = 50
 GREATEST_GRADIENT: Final = 1.0
+MOST_SKIPPED: Final = 10
+"""Steps in a row whose gradients are not finite."""
 
 Losses = dict[str, torch.Tensor]
 """Scalars by name; `loss` is what is minimised."""
@@ -44,6 +46,7 @@ class CoderLoop:
         self._title, self._plan, self._trained, self._rates = title, plan, trained, rates
         self._optimisers = optimisers
         self._path = plan.folder / f"{title}.pt"
+        self._skipped = 0
         self.first = 0
         """Steps that were taken before."""
         if state := stage.load(self._path):
@@ -61,6 +64,9 @@ class CoderLoop:
             loss_of: the losses of a step; torch's generator is seeded for it.
             rate_factor: factor of the learning rates at a step.
             save_every: so many steps.
+
+        Raises:
+            Unusable: gradients of many steps in a row are not finite; of few they are left out.
         """
         began, steps = time.perf_counter(), self._plan.steps
         for step in range(self.first, steps):
@@ -84,7 +90,13 @@ class CoderLoop:
     def _update(self, loss: torch.Tensor, rate_factor: float) -> None:
         self._trained.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
-        nn.utils.clip_grad_norm_(self._trained.parameters(), GREATEST_GRADIENT)
+        norm = nn.utils.clip_grad_norm_(self._trained.parameters(), GREATEST_GRADIENT)
+        if not norm.isfinite():  # a step less, where the weights would be lost
+            self._skipped += 1
+            if self._skipped > MOST_SKIPPED:
+                raise Unusable(f"{self._title}: the gradients of {self._skipped} steps in a row were not finite")
+            return
+        self._skipped = 0
         for optimiser, peak in zip(self._optimisers, self._rates, strict=True):
             optimiser.param_groups[0]["lr"] = peak * rate_factor
             optimiser.step()

@@ -68,6 +68,8 @@ class SegmenterLesson(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.model: CLIPSegForImageSegmentation = architecture.segmenter()
+        for layer in [*self.model.clip.vision_model.encoder.layers, *self.model.decoder.layers]:
+            layer.self_attn.config._attn_implementation = PRODUCTS  # noqa: SLF001 - a decoder's own configuration has no setter
         self.names = nn.Linear(architecture.WIDTH, 2 + len(NAMES) + len(SHAPES))
 
     def forward(
@@ -93,12 +95,6 @@ class SegmenterLesson(nn.Module):
         told = clip.get_text_features(ids).pooler_output
         return self.model.decoder(taken, told).logits, self.names(outputs[TAKEN[-1]][:, 1:])
 
-    def attend(self, side: int) -> None:
-        """Choose how the layers attend in pictures of `side` pixels: small ones by `products`."""
-        layers = [*self.model.clip.vision_model.encoder.layers, *self.model.decoder.layers]
-        for layer in layers:
-            layer.self_attn.config._attn_implementation = PRODUCTS if side < SIDE else "sdpa"  # noqa: SLF001 - a decoder's own configuration has no setter
-
     def _embedded(self, pixels: torch.Tensor, corner: tuple[int, int]) -> torch.Tensor:
         """(scenes, 1 + tokens, width)."""
         seen: Any = self.model.clip.vision_model.embeddings
@@ -122,7 +118,7 @@ def products(
     """Attention by two products.
 
     From (rows, heads, tokens, width of a head) to (rows, tokens, heads, width of a head), as transformers asks. The
-    backward of torch's fused attention takes twice as long on a CPU, while the weights are few.
+    backward of torch's fused attention takes up to twice as long on a CPU at these sizes.
     """
     weights = torch.softmax((query * scaling) @ key.mT, dim=-1)
     return (weights @ value).transpose(1, 2).contiguous(), None
@@ -171,7 +167,6 @@ def run(plan: StagePlan) -> None:
                 side, plan.seed, POOLED[side] + step * FRESH[side] if loop.first else 0
             )
         pools[side].refresh()
-        lesson.attend(side)
         batch = asked(rng, pools[side].draw(rng, count), tokenizer)
         row, column = rng.integers(GRID - side // PATCH + 1, size=2)
         logits, names = lesson(batch.pixels, batch.ids, (int(row), int(column)))
