@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 import aiohttp
 
@@ -27,35 +28,26 @@ class AddressRefusedError(OSError):
 class Sender:
     """Sends webhooks. Make it with :meth:`open`."""
 
-    def __init__(self, http: aiohttp.ClientSession) -> None:
-        self._http = http
+    def __init__(self, sessions: Mapping[str, aiohttp.ClientSession]) -> None:
+        """`sessions` by the scheme that they are for."""
+        self._sessions = sessions
 
     @classmethod
     @asynccontextmanager
     async def open(cls, networks: Sequence[Network]) -> AsyncIterator[Sender]:
-        """Connect to public addresses and to `networks` only.
+        """Connect to public addresses over HTTPS, and to `networks` over either.
 
         A name is resolved for each attempt, and each address is looked at as its socket is made: there is no second
         look-up by which another address could come (DNS rebinding). No redirect is followed, and no proxy asked.
         """
-        connector = aiohttp.TCPConnector(
-            limit=AT_ONCE, force_close=True, use_dns_cache=False, socket_factory=partial(_socket, networks)
-        )
-        async with aiohttp.ClientSession(
-            connector=connector,
-            timeout=aiohttp.ClientTimeout(total=ATTEMPT_S),
-            cookie_jar=aiohttp.DummyCookieJar(),
-            headers=HEADERS,
-            trust_env=False,
-        ) as http:
-            yield cls(http)
+        async with _session(networks, plain=False) as https, _session(networks, plain=True) as http:
+            yield cls({"https": https, "http": http})
 
     async def send(self, url: str, headers: Mapping[str, str], body: str) -> tuple[int | None, str]:
         """The status of the answer, of which no more is read, and what to tell of it; no status where none came."""
         try:
-            async with self._http.post(
-                url, data=body.encode(), headers=headers, allow_redirects=False
-            ) as response:
+            http = self._sessions[urlsplit(url).scheme]
+            async with http.post(url, data=body.encode(), headers=headers, allow_redirects=False) as response:
                 return response.status, f"status {response.status}"
         except aiohttp.ClientConnectorError as error:
             refused = isinstance(error.os_error, AddressRefusedError)
@@ -66,9 +58,25 @@ class Sender:
             return None, f"no answer in {ATTEMPT_S:g} s"
 
 
-def _socket(networks: Sequence[Network], address: tuple[Any, ...]) -> socket.socket:
+def _session(networks: Sequence[Network], *, plain: bool) -> aiohttp.ClientSession:
+    connector = aiohttp.TCPConnector(
+        limit=AT_ONCE,
+        force_close=True,
+        use_dns_cache=False,
+        socket_factory=partial(_socket, networks, plain=plain),
+    )
+    return aiohttp.ClientSession(
+        connector=connector,
+        timeout=aiohttp.ClientTimeout(total=ATTEMPT_S),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        headers=HEADERS,
+        trust_env=False,
+    )
+
+
+def _socket(networks: Sequence[Network], address: tuple[Any, ...], *, plain: bool) -> socket.socket:
     """A socket for one address of :func:`socket.getaddrinfo`; AddressRefusedError where it may not be connected to."""
     family, kind, protocol, _, place = address
-    if not may_connect(ipaddress.ip_address(str(place[0]).partition("%")[0]), networks):
+    if not may_connect(ipaddress.ip_address(str(place[0]).partition("%")[0]), networks, plain=plain):
         raise AddressRefusedError(f"a webhook may not be sent to {place[0]}")
     return socket.socket(family, kind, protocol)

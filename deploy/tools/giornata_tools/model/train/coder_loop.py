@@ -94,7 +94,9 @@ class CoderLoop:
         if not norm.isfinite():  # a step less, where the weights would be lost
             self._skipped += 1
             if self._skipped > MOST_SKIPPED:
-                raise Unusable(f"{self._title}: the gradients of {self._skipped} steps in a row were not finite")
+                raise Unusable(
+                    f"{self._title}: the gradients of {self._skipped} steps in a row were not finite"
+                )
             return
         self._skipped = 0
         for optimiser, peak in zip(self._optimisers, self._rates, strict=True):

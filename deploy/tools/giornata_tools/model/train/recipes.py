@@ -67,7 +67,7 @@ RECIPES: Final = {
         ROOT / "deploy" / "model" / "yardstick",
     ),
     "sinopia": Recipe(
-        {segmenter.TITLE: RecipeStage(segmenter.run, 760)}, segmenter_export.sinopia, SEGMENTER
+        {segmenter.TITLE: RecipeStage(segmenter.run, 4500)}, segmenter_export.sinopia, SEGMENTER
     ),
     "lora": Recipe(
         {

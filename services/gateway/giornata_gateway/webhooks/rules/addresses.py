@@ -36,7 +36,7 @@ def check_networks(text: str) -> str:
 def check_url(url: str, networks: Sequence[Network]) -> str:
     """`url` if a webhook may be sent there, as far as its text tells; InvalidField otherwise.
 
-    Plain HTTP is for the networks that the operator allows. Addresses are looked at when a connection is made.
+    Plain HTTP is for the networks that the operator allows. Addresses of names are looked at when a connection is made.
     """
     accepted = "https://HOST/PATH" + (", or http:// within the networks that are allowed" if networks else "")
     refusal = InvalidField("A webhook cannot be sent there.", field=FIELD, received=url, accepted=accepted)
@@ -55,16 +55,18 @@ def check_url(url: str, networks: Sequence[Network]) -> str:
         literal = ipaddress.ip_address(host)
     except ValueError:
         return url
-    if not may_connect(literal, networks):
+    if not may_connect(literal, networks, plain=parts.scheme == "http"):
         raise refusal
     return url
 
 
-def may_connect(address: Address, networks: Sequence[Network]) -> bool:
-    """Whether a webhook may be sent to `address`: a public one, or within `networks`."""
+def may_connect(address: Address, networks: Sequence[Network], *, plain: bool) -> bool:
+    """Whether a webhook may be sent to `address`: within `networks`, or, unless it is `plain` HTTP, a public one."""
     inner = _inner(address)
     if any(one.version == inner.version and inner in one for one in networks):
         return True
+    if plain:
+        return False
     if isinstance(inner, ipaddress.IPv4Address):
         return inner.is_global and not inner.is_multicast and inner not in _ASSIGNED
     return inner.is_global and inner in _UNICAST
