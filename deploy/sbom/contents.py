@@ -45,9 +45,11 @@ def images() -> list[Image]:
     for described in services.values():
         told = described.get("build", {}).get("args", {})
         name = told.get("SERVICE")
-        if name and ("EXTRAS" in told or name not in found):
+        extras = told.get("EXTRAS", "")
+        extras = "" if extras.startswith("$") else extras  # those of images for GPUs
+        if name and (extras or name not in found):
             source = ROOT / told.get("SOURCE", f"services/{name}")
-            found[name] = Image(name, source, told.get("EXTRAS", ""), name in computing)
+            found[name] = Image(name, source, extras, name in computing)
     return list(found.values())
 
 

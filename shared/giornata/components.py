@@ -38,17 +38,17 @@ class LatentShape:
 
 
 def autoencoder_kl(autoencoder: Config) -> LatentShape:
-    """Of `AutoencoderKL` and `AutoencoderKLFlux2`; KeyError if it is another one."""
+    """Latents of `AutoencoderKL` and `AutoencoderKLFlux2`; KeyError for the configuration of another class."""
     return LatentShape(2 ** (len(autoencoder["block_out_channels"]) - 1), int(autoencoder["latent_channels"]))
 
 
 def autoencoder_qwen(autoencoder: Config) -> LatentShape:
-    """Of `AutoencoderKLQwenImage`; KeyError if it is another one."""
+    """Latents of `AutoencoderKLQwenImage`; KeyError for the configuration of another class."""
     return LatentShape(2 ** len(autoencoder["temperal_downsample"]), int(autoencoder["z_dim"]))
 
 
 def autoencoder_qwen_21(autoencoder: Config) -> LatentShape:
-    """Of `AutoencoderKLQwenImage21`; KeyError if it is another one."""
+    """Latents of `AutoencoderKLQwenImage21`; KeyError for the configuration of another class."""
     return LatentShape(int(autoencoder["scale_factor_spatial"]), int(autoencoder["z_dim"]))
 
 
@@ -59,7 +59,7 @@ def unserved_sampling(configs: Configs) -> str | None:
 
 
 def unserved_qwen_21(configs: Configs) -> str | None:
-    """Of Qwen-Image 2.1, as :func:`unserved_sampling`."""
+    """Why a checkpoint of Qwen-Image 2.1 is not served, as :func:`unserved_sampling` says it."""
     if configs.pipeline.get("sample_sigmas") is not None:
         return "its pipeline has sample_sigmas, which fix the noise levels; served are those of any number of steps"
     return unserved_sampling(configs)
@@ -77,12 +77,12 @@ def unserved_unet(configs: Configs, levels: int, **options: object) -> str | Non
 
 
 def unserved_sd(configs: Configs) -> str | None:
-    """Of Stable Diffusion 1 and 2, as :func:`unserved_sampling`."""
+    """Why a checkpoint of Stable Diffusion 1 or 2 is not served, as :func:`unserved_sampling` says it."""
     return unserved_unet(configs, 4, addition_embed_type=None)
 
 
 def unserved_sdxl(configs: Configs) -> str | None:
-    """Of Stable Diffusion XL, as :func:`unserved_sampling`: the refiner and normalised latents are not served."""
+    """Why a checkpoint of Stable Diffusion XL is not served, such as a refiner, or one with normalised latents."""
     if configs.pipeline.get("requires_aesthetics_score"):
         return "it is a refiner, which takes an aesthetics score; base models are served"
     if configs.autoencoder.get("latents_mean") is not None:

@@ -14,7 +14,7 @@ from giornata.control.naming import named
 from giornata.machine import memory_bytes
 
 MEMORY_SHARE: Final = 2
-"""Of the device's memory, what ControlNets that no row uses may take by default: one part in so many."""
+"""ControlNets that no row uses may take one part in so many of the device's memory by default."""
 SOCKET_FOLDER_BYTES: Final = 80
 """Longest path of the socket's folder; the kernel takes 107 bytes with the socket's name."""
 ANY: Final = frozenset({"", "0.0.0.0", "::"})  # noqa: S104 - compared, not bound
@@ -29,7 +29,7 @@ class TcpAddress(NamedTuple):
 
     @classmethod
     def of(cls, text: str) -> TcpAddress:
-        """Of ``host:port`` or ``[v6]:port``; ValueError for anything else."""
+        """The address in ``host:port`` or ``[v6]:port``; ValueError for anything else."""
         host, colon, port = text.rpartition(":")
         if not colon or not port.isdecimal() or int(port) > 65535:
             raise ValueError(f"an address is host:port with a port from 0 to 65535, received {text[:80]!r}")

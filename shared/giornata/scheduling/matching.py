@@ -55,7 +55,7 @@ def weights(workers: Sequence[Free]) -> dict[str, float]:
 
 
 def chosen(workers: Sequence[Free]) -> Free | None:
-    """Of the three workers that weigh most the one with which utilisations deviate least: the least utilised."""
+    """The one of the three heaviest workers with which utilisations deviate least: the least utilised."""
     if not workers:
         return None
     weighed = weights(workers)

@@ -336,6 +336,22 @@ def test_the_build_is_given_what_it_copies(compose: dict[str, Any]) -> None:
     assert not _reaches_the_build("deploy/model/yardstick")
 
 
+def test_images_are_built_with_extras_that_their_distributions_have(compose: dict[str, Any]) -> None:
+    built = {name: service.get("build", {}).get("args", {}) for name, service in compose["services"].items()}
+    extras = {name: told["EXTRAS"] for name, told in built.items() if "EXTRAS" in told}
+    quantized = "${GIORNATA_QUANTIZE:+[quantize]}"
+    assert extras == {
+        "router": "[approximate]",
+        "profiler": "[profiling]",
+        "denoiser-gpu": quantized,
+        "denoiser-second-gpu": quantized,
+    }
+    for name, text in extras.items():
+        (extra,) = re.findall(r"\[(\w+)\]", text)
+        source = DEPLOY.parent / built[name].get("SOURCE", f"services/{built[name]['SERVICE']}")
+        assert f"\n{extra} = [" in (source / "pyproject.toml").read_text("utf-8")
+
+
 @pytest.mark.parametrize("name", ["nats.conf", "nats-cluster.conf"])
 def test_nats_accepts_its_configuration(tmp_path: Path, name: str) -> None:
     """As the containers see it: the files side by side, what is generated below ``users``."""

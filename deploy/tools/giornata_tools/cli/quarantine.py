@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable
-from functools import partial, wraps
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
 import nats.errors
@@ -20,11 +20,9 @@ from giornata.wire.cells import MAIN
 from giornata.wire.errors import GiornataError
 from giornata.wire.permissions import User
 from giornata.wire.progress import JobRecord
-from giornata_tools import interrupts
-from giornata_tools.cli.options import Command, usage_errors, user_options
+from giornata_tools.cli.grouped import Act, grouped
+from giornata_tools.cli.options import usage_errors, user_options
 from giornata_tools.doors.addresses import nats_urls
-
-Act = Callable[..., Awaitable[None]]
 
 
 @click.group()
@@ -36,33 +34,24 @@ def quarantine() -> None:
     """
 
 
-def _command(name: str) -> Callable[[Act], Command]:
-    """Makes `act` a command of the group: it is called with the quarantine, `as_json` and its own parameters."""
+def _asking(
+    act: Act, url: str, password_file: Path | None, cell: str, **given: Any
+) -> Callable[[], Awaitable[int]]:
+    with usage_errors():
+        nats_urls(url)
+    return lambda: _connected(url, password_file, cell, partial(act, **given))
 
-    def made(act: Act) -> Command:
-        @quarantine.command(name)
-        @user_options(User.OPERATOR, "that keep the records")
-        @click.option(
-            "--cell",
-            default=MAIN,
-            envvar="GIORNATA_CELL",
-            show_envvar=True,
-            metavar="NAME",
-            help="Whose quarantine; every cell has one.",
-        )
-        @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-        @click.pass_context
-        @wraps(act)
-        def command(
-            ctx: click.Context, /, url: str, password_file: Path | None, cell: str, **given: Any
-        ) -> None:
-            with usage_errors():
-                nats_urls(url)
-            ctx.exit(interrupts.run(lambda: _connected(url, password_file, cell, partial(act, **given))))
 
-        return command
-
-    return made
+_cell_option: Final = click.option(
+    "--cell",
+    default=MAIN,
+    envvar="GIORNATA_CELL",
+    show_envvar=True,
+    metavar="NAME",
+    help="Whose quarantine; every cell has one.",
+)
+_OPTIONS: Final = (user_options(User.OPERATOR, "that keep the records"), _cell_option)
+_command: Final = partial(grouped, quarantine, _asking, _OPTIONS)
 
 
 @_command("list")
@@ -105,7 +94,9 @@ async def release_job(kept: Quarantine, job_id: str, *, as_json: bool) -> None:
         click.echo(f"Job {job_id} is in quarantine no more.", err=True)
 
 
-async def _connected(url: str, password_file: Path | None, cell: str, act: Act) -> int:
+async def _connected(
+    url: str, password_file: Path | None, cell: str, act: Callable[[Quarantine], Awaitable[None]]
+) -> int:
     runtime.configure_logs("error", "console", "giornata")  # or the library's warnings go to standard output
     connecting = bus.connect(url, "giornata-cli", user=User.OPERATOR, password_file=password_file)
     try:

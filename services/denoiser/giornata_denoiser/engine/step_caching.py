@@ -32,7 +32,7 @@ def extrapolated(row: Row, *, learns: bool) -> Expansion | None:
 
 
 def skipped_steps(row: Row) -> int:
-    """Of the steps that `row` has still to make, those that it will extrapolate."""
+    """How many of its remaining steps `row` will extrapolate."""
     if not isinstance(row.step_cache, TaylorRule):
         return 0
     began = row.cached.began if isinstance(row.cached, Expansion) else row.step
@@ -86,7 +86,7 @@ def cache_bytes(row: Row, family: ModelFamily) -> int:
 
 
 def _caches(row: Row) -> tuple[FirstBlockCache | None, ...]:
-    """Of each sequence; None where the row has no first-block cache."""
+    """The first-block cache of each sequence; None where the row has none."""
     rule = row.step_cache
     if not isinstance(rule, FirstBlockRule):
         return (None,) * len(row.prompts)

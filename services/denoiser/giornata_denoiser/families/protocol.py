@@ -192,7 +192,7 @@ class Network(Protocol):
 
 @runtime_checkable
 class SharedByTokens(Protocol):
-    """Of a network of which several processes may compute one batch, each a share of every sequence's tokens."""
+    """A network whose batch several processes may compute together, each a share of every sequence's tokens."""
 
     def shared(self, exchange: Exchange) -> Self:
         """The same network, whose :meth:`Network.predict` the group computes: every member calls it alike.

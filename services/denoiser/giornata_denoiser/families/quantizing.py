@@ -17,8 +17,6 @@ from torch import nn
 from giornata.wire.errors import Failed
 
 VARIABLE: Final = "GIORNATA_QUANTIZE"
-TORCHAO: Final = "0.18.0"
-"""The version that was tried. It is not in the environment of tests: diffusers imports it wherever it is installed."""
 LEAST: Final = 1024
 """Channels on both sides of a layer from which on it is worth a scale for each output channel."""
 
@@ -67,7 +65,8 @@ def check(how: Quantize, device: torch.device) -> None:
         )
     if find_spec("torchao") is None:
         raise Failed(
-            f"{VARIABLE}={how} needs torchao, which brings no torch: pip install torchao=={TORCHAO}.",
+            f"{VARIABLE}={how} needs torchao, the denoiser's extra `quantize`: in a checkout run `pip install "
+            "--constraint constraints.txt torchao`, and build images with the argument EXTRAS=[quantize].",
             received="no torchao",
             accepted=f"{Quantize.OFF}, or an environment with torchao",
         )

@@ -41,7 +41,7 @@ LOOPBACK: Final = "127.0.0.1"
 GROUP_S: Final = 30.0
 """How long members of a group wait for each other; a stalled one is ended long before."""
 LEFT_OUT: Final = ("nats_url", "nats_password_file", "blobs_url", "handover_folder", "devices")
-"""Of the service's configuration, what a rank has no use for."""
+"""Fields of the service's configuration for which a rank has no use."""
 
 
 def start_ranks(config: DenoiserConfig, patience: Patience | None = None) -> Ranks:

@@ -129,7 +129,7 @@ def number_of(values: Mapping[str, str], name: str, default: int, most: int, lea
 
 
 def page_of(query: Mapping[str, str]) -> tuple[int, str | None]:
-    """Of a list's query: how many to list, and the id after which; it raises as the functions that it calls."""
+    """How many entries a list's query asks for, and the id after which; it raises as the functions that it calls."""
     check_query(query, "limit", "after")
     return number_of(query, "limit", DEFAULT_PAGE, MAX_PAGE, least=1), query.get("after")
 

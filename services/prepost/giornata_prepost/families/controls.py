@@ -22,8 +22,9 @@ Draw: TypeAlias = Callable[[torch.Generator], torch.Tensor]
 
 
 class ControlledImages(PipelineImages):
-    """Of a family for which diffusers has ControlNets. See :class:`giornata_prepost.families.protocol.ControlledModel`.
+    """Pictures for a family for which diffusers has ControlNets.
 
+    See :class:`giornata_prepost.families.protocol.ControlledModel`.
     Usual ControlNets see latents, (tokens, channels), packed as the picture's.
     """
 

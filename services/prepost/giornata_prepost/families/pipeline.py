@@ -213,7 +213,7 @@ class PipelineImages(ABC):
 
 
 class ReferringImages(PipelineImages):
-    """Of a family whose networks look at other pictures, too; they take the mode of a posterior."""
+    """Pictures for a family whose networks look at references, too: these are encoded as their posterior's mode."""
 
     @torch.no_grad()
     def encode_reference(self, image: Pixels) -> torch.Tensor:
@@ -227,7 +227,7 @@ class ReferringImages(PipelineImages):
 
 
 class GeneratingImages(PipelineImages):
-    """Of a family whose pipelines make pictures from text alone, too."""
+    """Pictures for a family whose pipelines make them from text alone, too."""
 
     @torch.no_grad()
     def noise_rows(

@@ -13,7 +13,7 @@ from giornata_prepost.families.protocol import Condition, Tensors
 
 
 class TiledImages(ControlledImages):
-    """Of a UNet: text is attended to, and passes no block. ControlNets see pixels."""
+    """Pictures for a UNet: text is attended to, and passes no block. ControlNets see pixels."""
 
     control_pixels = True
 

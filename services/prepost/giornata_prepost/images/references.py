@@ -57,7 +57,7 @@ class Prepared(NamedTuple):
 
 
 Sizing = Callable[[Size, int, int], Placing]
-"""Of a picture, the most pixels, and the pixels of a token's side."""
+"""Places a picture of a size, given the most pixels and the pixels of a token's side."""
 
 
 def prepare(files: Sequence[bytes], card: ModelCard, max_pixels: int, budget_pixels: int) -> Prepared:

@@ -182,7 +182,7 @@ def _shown(piece: Piece, size: Size, *, each: bool) -> Shown:
 
 
 def _pixels(first: int, length: int, cells: int, pixels: int) -> tuple[int, npt.NDArray[np.int64]]:
-    """Of one axis: the first pixel whose nearest cell is `first`, and the nearest cells of the pixels there."""
+    """First pixel along an axis whose nearest cell is `first`, and the nearest cells of pixels from there on."""
     start, end = (-(-(2 * pixels * cell - cells) // (2 * cells)) for cell in (first, first + length))
     return start, (2 * np.arange(start, end) + 1) * cells // (2 * pixels)
 

@@ -25,11 +25,11 @@ NAMES: Final = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF1
 ALIGNED_BYTES: Final = 8
 DOWN, UP = ".down", ".up"
 TEXT_ENCODERS: Final = "text_encoders"
-"""Of the metadata: names of the text encoders with modules in the file, separated by commas."""
+"""Metadata key whose value names the text encoders with modules in the file, separated by commas."""
 
 
 class TextFactors(NamedTuple):
-    """Of one module of a text encoder, alpha and rank folded in."""
+    """Low-rank factors of one module of a text encoder, alpha and rank folded in."""
 
     down: torch.Tensor
     """(rank, in)."""

@@ -70,7 +70,7 @@ def _frontier(times: tuple[tuple[int, float], ...], devices: int) -> Frontier:
 
 
 def _corners(points: Sequence[tuple[float, float, int]]) -> list[tuple[float, float, int]]:
-    """Of (seconds, device-seconds, degree) the lower convex hull, slow and cheap ones first."""
+    """The lower convex hull of points (seconds, device-seconds, degree), slow and cheap ones first."""
     best: list[tuple[float, float, int]] = []
     for point in sorted(points, reverse=True):
         while best and best[-1][1] >= point[1]:

@@ -71,7 +71,9 @@ def test_a_processor_is_refused_before_anything_is_loaded(how: Quantize) -> None
 
 def test_a_denoiser_without_torchao_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(quantizing, "find_spec", lambda _: None)
-    with pytest.raises(Failed, match=r"needs torchao.*pip install torchao==.*Received: no torchao"):
+    with pytest.raises(
+        Failed, match=r"`quantize`.*constraints.txt torchao.*EXTRAS=\[quantize\].*Received: no torchao"
+    ):
         check(Quantize.INT8, GPU)
     check(Quantize.OFF, GPU)
     check(Quantize.OFF, CPU)

@@ -23,7 +23,7 @@ from giornata.packed.uses import Use
 from giornata.wire.values import Mode
 
 Prefilled = tuple[Outside, ...]
-"""Of one sequence and by block: keys and values of its prefix, to which each step attends; empty where it has none."""
+"""Keys and values of one sequence's prefix by block, to which each step attends; empty where it has none."""
 
 
 class Stream(Enum):

@@ -11,7 +11,7 @@ export function fitControls(model, task) {
   const defaults = model.defaults[task];
   const spare = [...(task === "edit" ? ["size"] : []), ...(model.samplers.length < 2 ? ["sampler"] : [])];
   const fields = model.fields[task].filter((field) => !spare.includes(field)); // an edit keeps its picture's size
-  for (const place of at("edit").querySelectorAll("[data-field]:not(#model-field)")) place.hidden = !fields.includes(place.dataset.field);
+  for (const place of at("edit").querySelectorAll("[data-field]:not(#model-field)")) place.hidden = !place.dataset.field.split(" ").some((field) => fields.includes(field));
   suggest(at("steps"), defaults.num_inference_steps);
   suggest(at("guidance"), defaults.guidance_scale);
   suggest(at("true-cfg"), defaults.true_cfg_scale);
@@ -38,7 +38,7 @@ export function suggest(input, value) {
 }
 
 /** Fills a list with pairs of value and text. A person's choice comes back where a later model takes it. */
-function offer(select, pairs, preset = pairs[0]?.[0]) {
+export function offer(select, pairs, preset = pairs[0]?.[0]) {
   const { choice } = select.dataset;
   select.replaceChildren(...pairs.map(([name, textContent]) => element("option", { value: name, textContent })));
   select.value = pairs.some(([value]) => value === choice) ? choice : preset;

@@ -68,8 +68,10 @@ export class Results {
     at("download").href = picture.url;
     at("download").download = `${stem(edit.before.name)}-${picture.seed}.png`;
     at("result-note").textContent = `Seed ${picture.seed}`;
-    at("result-adapters").textContent = picture.adapters;
-    at("result-adapters").hidden = !picture.adapters;
+    for (const about of ["adapters", "speed"]) {
+      at(`result-${about}`).textContent = picture[about];
+      at(`result-${about}`).hidden = !picture[about];
+    }
     this.#film();
     this.#visit();
     at("compare-label").hidden = !edit.before.blob;

@@ -6,13 +6,15 @@ import { fitControls, fitGuidance, suggest } from "./controls.js";
 import { chooseModel, chosen, fetchModels, listModels, named, shown } from "./models.js";
 import { at } from "./page.js";
 import { fitReferences, listenToReferences, references } from "./references.js";
+import { fitSpeed, listenToSpeed } from "./speed.js";
 import { listenToTask, task } from "./task.js";
 
 const PREVIEWS = 8;
 const LARGE = 1.5; // times the model's own side
 const form = at("edit");
 const texts = ["negative_prompt", "sampler", "reuse", "size", "lora_wait"];
-const numbers = ["num_inference_steps", "guidance_scale", "true_cfg_scale", "strength", "n", "seed", "mask_blur", "padding_mask_crop"];
+const switches = ["step_cache", "approximate"]; // off unless a person chooses otherwise
+const numbers = ["num_inference_steps", "guidance_scale", "true_cfg_scale", "strength", "n", "seed", "mask_blur", "padding_mask_crop", "step_cache_threshold", "step_cache_interval", "step_cache_warmup", "slo_ms"];
 
 let opened = null; // the picture, as in picture.js
 
@@ -42,6 +44,7 @@ export function listenToSettings() {
   }
   listenToReferences();
   listenToAdapters();
+  listenToSpeed();
   at("negative").addEventListener("input", fitGuidance);
   at("crop").addEventListener("change", () => {
     at("crop").dataset.touched = "true";
@@ -67,6 +70,7 @@ export function read() {
     prompt: at("prompt").value.trim(),
     model: named(),
     ...Object.fromEntries(texts.map((name) => [name, value(name)])),
+    ...Object.fromEntries(switches.map((name) => [name, value(name) === "off" ? null : value(name)])),
     ...Object.fromEntries(numbers.map((name) => [name, number(name)])),
     reference: asks(at("reference")) && references().length ? references() : null,
     ...adapters(),
@@ -137,6 +141,7 @@ function fitToModel() {
   if (model) {
     fitReferences(model);
     fitControls(model, task());
+    fitSpeed(model);
     fitAdapters(model, task());
   }
   if (opened) fitToPicture(opened);

@@ -15,7 +15,7 @@ LONGEST_S: Final = 6 * 3600.0
 AT_ONCE: Final = 32
 """Webhooks that a gateway sends at a time."""
 AT_ONCE_OF_TENANT: Final = 4
-"""Of one tenant: whose receivers are slow holds up no other's."""
+"""Webhooks of one tenant among them, so that its slow receivers hold up no other tenant's."""
 CLAIM_S: Final = 60.0
 """For so long a webhook belongs to the gateway that sends it, longer than an attempt may take."""
 GONE: Final = 410
