@@ -44,7 +44,16 @@ from giornata.wire.loras import (
     StoredFile,
     UploadPiece,
 )
-from giornata.wire.masks import FoundRegion, MaskCard, MaskReply, MaskRequest
+from giornata.wire.masks import (
+    FoundRegion,
+    MaskCard,
+    MaskedRegion,
+    MaskMade,
+    MaskMessage,
+    MaskParameters,
+    MaskReply,
+    MaskRequest,
+)
 from giornata.wire.messages import (
     Accepted,
     CancelMessage,
@@ -391,6 +400,15 @@ MESSAGES: list[BaseModel] = [
     EditMessage(parameters=EditParameters(prompt="x"), image=b"\x89PNG", mask=REF, progress="_INBOX.a"),
     ProbeMessage(parameters=EditParameters(prompt="x"), image=b"\x89PNG", mask=b"\x89PNG", tenant="alice"),
     GenerateMessage(parameters=GenerationParameters(prompt="x", size="64x48"), progress="_INBOX.a"),
+    MaskMessage(parameters=MaskParameters(prompt="the hat", max_regions=3), image=REF, api_key="k"),
+    MaskMade(
+        width=64,
+        height=48,
+        regions=(MaskedRegion(score=0.75, box=(8, 4, 16, 12), area=150, ref=REF),),
+        threshold=0.25,
+        model="clipseg",
+        data=b"\x89PNG",
+    ),
     StateEvent(job_id="job_1", state=JobState.PREPARING, attempt=0),
     StepEvent(job_id="job_1", attempt=1, index=0, step=1, steps=4),
     PreviewEvent(

@@ -13,6 +13,7 @@ from safetensors.numpy import save
 from giornata import api_keys
 from giornata.wire import codec
 from giornata.wire.jobs import BlobRef
+from giornata.wire.masks import MaskMessage, MaskParameters
 from giornata.wire.messages import CancelMessage, EditMessage, GenerateMessage
 from giornata.wire.requests import EditParameters, GenerationParameters
 from tests.fakes.key_files import keys_of
@@ -53,6 +54,7 @@ def seeds() -> dict[str, list[bytes]]:
             codec.encode(GenerateMessage(parameters=GenerationParameters(prompt="x"), reference=(b"x",))),
             codec.encode(CancelMessage(job_id="job_x")),
             msgpack.packb({"schema": 1, "parameters": {"prompt": "x"}, "template_id": "t"}),
+            codec.encode(MaskMessage(parameters=MaskParameters(prompt="x", max_regions=2), image=b"image")),
         ],
         "png": [saved(TINY, "PNG"), saved(RGBA[:6, :8], "PNG"), transparent],
         "jpeg": [saved(TINY, "JPEG"), saved(TINY, "JPEG", progressive=True, quality=20)],

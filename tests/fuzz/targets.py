@@ -30,9 +30,13 @@ from giornata_gateway.http.uploads import read_json, read_upload
 from giornata_gateway.intake.rules.envelopes import (
     EditEnvelope,
     GenerateEnvelope,
+    MaskEnvelope,
     check_envelope,
+    check_mask_image,
     check_pictures,
+    check_time,
     read_generation,
+    read_mask,
     read_parameters,
 )
 from giornata_gateway.intake.rules.forms import EditForm, GenerationForm, read_form, read_template_form
@@ -117,6 +121,12 @@ def envelope(data: bytes) -> None:
         read_generation(asked)
         check_envelope(asked, TENANT)
         check_pictures(asked, TENANT, CONFIG.max_file_bytes)
+    with refused(), _unreadable():
+        words = codec.decode(MaskEnvelope, data)
+        with refused():
+            codec.encode(read_mask(words))
+        check_time(words.remaining_ms)
+        check_mask_image(words, TENANT, CONFIG.max_file_bytes)
     with refused(), _unreadable():
         codec.decode(CancelMessage, data)
 

@@ -25,6 +25,7 @@ from giornata.nats_users import password_file, read_keys
 from giornata.records import Records
 from giornata.wire import codec, subjects
 from giornata.wire.errors import ErrorBody, GiornataError, NotPermitted, ServiceUnavailable, Unauthorized
+from giornata.wire.masks import MaskMessage, MaskParameters
 from giornata.wire.messages import CancelMessage, EditMessage, FinishReply, FinishRequest
 from giornata.wire.permissions import RELOADER, User
 from giornata.wire.requests import EditParameters
@@ -215,11 +216,13 @@ async def test_no_picture_goes_to_an_inbox_that_is_anothers(system: System) -> N
     shop, press = system.shop, await system.operator.add("press")
     own, others = "_INBOX_app.shop.token.", "_INBOX_app.press.token."
     cancel = CancelMessage(job_id="j", api_key=shop.key)
+    words = MaskMessage(parameters=MaskParameters(prompt="x"), image=b"picture", api_key=shop.key)
     refused = (
         (subjects.EDIT, shop.message(), f"{others}reply", "reply"),
         (subjects.EDIT, shop.message(), "_INBOX.token.reply", "reply"),
         (subjects.EDIT, shop.message(), "_INBOX_app.shop-2.token.reply", "reply"),
         (subjects.EDIT_CANCEL, cancel, f"{others}reply", "reply"),
+        (subjects.MASK, words, f"{others}reply", "reply"),
         (subjects.EDIT, press.message(), f"{own}reply", "reply"),
         (subjects.EDIT, shop.message(progress=f"{others}progress"), f"{own}reply", "progress"),
         (subjects.EDIT, shop.message(progress="_INBOX_app.shop.>"), f"{own}reply", "progress"),

@@ -50,6 +50,7 @@ KEEPERS = {GATEWAY, ROUTER, DENOISER}
 PUBLISHERS: dict[str, set[User]] = {
     subjects.EDIT: {APPLICATION},
     subjects.EDIT_PROBE: {PROFILER},
+    subjects.MASK: {APPLICATION},
     subjects.EDIT_CANCEL: {APPLICATION},
     subjects.SUBMIT: {GATEWAY},
     subjects.TEMPLATE: {GATEWAY},

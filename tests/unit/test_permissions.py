@@ -72,6 +72,7 @@ def one_of_each() -> dict[str, str]:
     constants = (
         "EDIT",
         "EDIT_PROBE",
+        "MASK",
         "EDIT_CANCEL",
         "SUBMIT",
         "TEMPLATE",
@@ -135,8 +136,8 @@ def test_answers_go_only_to_those_who_may_ask() -> None:
     assert answers == asked | {(service, User.OBSERVER) for service in micro}
 
 
-def test_an_application_has_three_subjects_and_its_inbox() -> None:
-    asks = (subjects.EDIT, subjects.GENERATE, subjects.EDIT_CANCEL)
+def test_an_application_has_four_subjects_and_its_inbox() -> None:
+    asks = (subjects.EDIT, subjects.GENERATE, subjects.MASK, subjects.EDIT_CANCEL)
     assert rights(User.APPLICATION) == Rights(asks, ("_INBOX.>",))
     shop = application_user("shop")
     assert rights(shop) == Rights(asks, ("_INBOX_app.shop.>",))

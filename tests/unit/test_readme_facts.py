@@ -17,6 +17,7 @@ from giornata.kinds import KINDS
 from giornata.wire.adapters import CONTROL_IMAGES
 from giornata.wire.errors import ErrorBody
 from giornata.wire.events import DoneEvent, EventKind, PreviewEvent, StateEvent, StepEvent
+from giornata.wire.masks import MaskedRegion, MaskMade, MaskMessage
 from giornata.wire.messages import EVENT_HEADER, CancelMessage, EditMessage, EditReply, Picture
 from giornata.wire.models import Task
 from giornata.wire.samplers import DISCRETE_TIME
@@ -175,8 +176,12 @@ def test_the_request_table_of_the_nats_door_is_complete() -> None:
 
 
 @pytest.mark.parametrize(
-    "kind", [EditReply, Picture, ErrorBody, StateEvent, StepEvent, PreviewEvent, DoneEvent, CancelMessage]
-)
+    "kind",
+    [
+        EditReply, Picture, ErrorBody, StateEvent, StepEvent, PreviewEvent, DoneEvent, CancelMessage,
+        MaskMessage, MaskMade, MaskedRegion,
+    ],
+)  # fmt: skip
 def test_every_field_of_the_other_nats_messages_is_named(kind: type[BaseModel]) -> None:
     assert kind.model_fields.keys() - set(re.findall(r"`(\w+)`", PAGES[DOOR])) == set()
 

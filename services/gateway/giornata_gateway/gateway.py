@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager
@@ -12,11 +13,13 @@ from functools import partial
 from giornata.blobs import BlobStore
 from giornata.bus import streams
 from giornata.bus.bus import Bus
+from giornata.deadlines import Deadline
 from giornata.tenant_records import LoraRecords, TemplateRecords, WebhookRecords
 from giornata.wire.errors import InputLost, ResultExpired
 from giornata.wire.events import DoneEvent
 from giornata.wire.fleet import InstanceReport
 from giornata.wire.jobs import TAKE_OVER_S, BlobRef, Job
+from giornata.wire.masks import MaskParameters
 from giornata_gateway.cells.records import CellRecords
 from giornata_gateway.config import GatewayConfig
 from giornata_gateway.fleet import FleetListener
@@ -27,7 +30,7 @@ from giornata_gateway.intake.quotas import Quotas
 from giornata_gateway.intake.rules.tenants import DEFAULT_TENANT, Tenant, tenant_of
 from giornata_gateway.jobs.ledger import JobEnds, JobLedger
 from giornata_gateway.jobs.loras import Loras
-from giornata_gateway.jobs.masks import Masks
+from giornata_gateway.jobs.masks import Masks, ShownMask
 from giornata_gateway.jobs.preparation import EditOrder, Preparation, Prepared
 from giornata_gateway.jobs.registration import Registration
 from giornata_gateway.jobs.submission import AwaitedJob, Submission
@@ -159,6 +162,17 @@ class Gateway:
             finally:
                 if counted and not stay.lasting:
                     self.quotas.leave(name)
+
+    @asynccontextmanager
+    async def shown(
+        self, tenant: Tenant, asked: MaskParameters, image: bytes | BlobRef, deadline: Deadline
+    ) -> AsyncIterator[ShownMask]:
+        """What words name in a picture, as :meth:`Masks.shown` tells it. While inside it counts as one picture."""
+        name = f"mask_{secrets.token_urlsafe(9)}"
+        with self.stay(tenant, 1, name, deadline.remaining_s()):
+            async with self.masks.shown(tenant.name, asked, image, deadline) as shown:
+                del image  # as there
+                yield shown
 
     def depart(self) -> None:
         """No request comes any more: send the requests away that only look on."""

@@ -1,4 +1,4 @@
-"""The NATS door: ``giornata.edit``, ``giornata.edit.probe``, ``giornata.generate`` and ``giornata.edit.cancel``.
+"""The NATS door: ``giornata.edit``, with ``probe`` and ``cancel`` below it, ``giornata.generate``, ``giornata.mask``.
 
 It is the same path as HTTP behind other envelopes.
 """
@@ -19,6 +19,7 @@ from giornata.wire import codec, subjects
 from giornata.wire.errors import GiornataError, InternalError
 from giornata.wire.events import EVENT_TYPES, StateEvent
 from giornata.wire.jobs import JobState
+from giornata.wire.masks import MaskMade
 from giornata.wire.messages import (
     EVENT_HEADER,
     IDEMPOTENCY_HEADER,
@@ -35,22 +36,29 @@ from giornata_gateway.intake.rules.envelopes import (
     EditEnvelope,
     Envelope,
     GenerateEnvelope,
+    MaskEnvelope,
     ProbeEnvelope,
     check_envelope,
+    check_mask_image,
     check_pictures,
     check_reply,
+    check_time,
     inline_bytes,
     inline_pictures,
     read_generation,
+    read_mask,
     read_parameters,
 )
 from giornata_gateway.intake.rules.idempotency import read_key
+from giornata_gateway.intake.rules.mask_forms import check_no_key
 from giornata_gateway.intake.rules.tenants import Tenant
 from giornata_gateway.jobs.feed import ClientEvent, open_feed, until_done
+from giornata_gateway.jobs.masks import ShownMask
 from giornata_gateway.jobs.preparation import EditOrder
 from giornata_gateway.jobs.submission import AwaitedJob
 from giornata_gateway.views.answers import error_of
 from giornata_gateway.views.jobs import forecast_fields
+from giornata_gateway.views.masks import mask_made
 
 REPLY_BYTES: Final = 8 << 20
 """No reply is larger, even where the server would carry it."""
@@ -62,8 +70,8 @@ KINDS: Final = {kind_type: kind for kind, kind_type in EVENT_TYPES.items()}
 
 @asynccontextmanager
 async def open_door(gateway: Gateway) -> AsyncIterator[None]:
-    """Answer over NATS while inside; on leaving, finish the edits and generations that were delivered."""
-    endpoints = EditEndpoints(gateway, min(REPLY_BYTES, gateway.bus.client.max_payload))
+    """Answer over NATS while inside; on leaving, finish what was delivered."""
+    endpoints = DoorEndpoints(gateway, min(REPLY_BYTES, gateway.bus.client.max_payload))
 
     def counting(endpoint: Endpoint) -> Endpoint:
         return replace(endpoint, unread=partial(_unread, gateway, endpoint.subject))
@@ -72,13 +80,15 @@ async def open_door(gateway: Gateway) -> AsyncIterator[None]:
     edit = counting(asks(subjects.EDIT, EditEnvelope, endpoints.edit))
     probe = counting(asks(subjects.EDIT_PROBE, ProbeEnvelope, endpoints.probe))
     generate = counting(asks(subjects.GENERATE, GenerateEnvelope, endpoints.generate))
+    mask = counting(asks(subjects.MASK, MaskEnvelope, endpoints.mask))
     cancel = counting(Endpoint(subjects.EDIT_CANCEL, CancelMessage, endpoints.cancel, reply=True))
-    async with gateway.bus.serve("gateway", edit, probe, generate, cancel, instance=gateway.config.instance):
+    answered = (edit, probe, generate, mask, cancel)
+    async with gateway.bus.serve("gateway", *answered, instance=gateway.config.instance):
         yield
 
 
 @dataclass(frozen=True)
-class EditEndpoints:
+class DoorEndpoints:
     """Handlers of the endpoints."""
 
     gateway: Gateway
@@ -134,6 +144,21 @@ class EditEndpoints:
             )
             return await self._carried_out(order, key, envelope.progress, inline_bytes(envelope))
 
+    async def mask(self, envelope: MaskEnvelope, headers: Mapping[str, str], reply: str) -> MaskMade:
+        """Find what words name. It counts as a picture; masks that do not fit into the answer are kept as results."""
+        gateway = self.gateway
+        with _counted(gateway, subjects.MASK):
+            tenant = self._asker(envelope.api_key, reply)
+            check_no_key(headers, IDEMPOTENCY_HEADER)
+            asked = read_mask(envelope)
+            check_time(envelope.remaining_ms)
+            check_mask_image(envelope, tenant, gateway.config.max_file_bytes)
+            deadline = Deadline.after_ms(envelope.remaining_ms).at_most(gateway.config.budget_s)
+            with gateway.uploads.growing() as grow:
+                grow(MESSAGE_COPIES * inline_bytes(envelope))
+                async with gateway.shown(tenant, asked, envelope.image, deadline) as shown:
+                    return await self._mask_made(shown)
+
     async def cancel(self, message: CancelMessage, reply: str) -> Accepted:
         """Cancel a job of the caller's tenant; one that has ended stays as it is."""
         gateway = self.gateway
@@ -187,6 +212,15 @@ class EditEndpoints:
         await self.gateway.bus.client.publish(
             subject, codec.encode(event), headers={EVENT_HEADER: KINDS[type(event)]}
         )
+
+    async def _mask_made(self, shown: ShownMask) -> MaskMade:
+        pictures = shown.pictures
+        sizes = {index: ref.size_bytes for index, ref in enumerate(pictures)}
+        inline = [pictures[index] for index in inline_pictures(sizes, self.limit_bytes)]
+        async with self.gateway.answers.room(MESSAGE_COPIES * sum(ref.size_bytes for ref in inline)):
+            pngs = {ref.key: await self.gateway.blobs.get(ref) for ref in inline}
+        shown.handed.update(ref.key for ref in pictures if ref.key not in pngs)
+        return mask_made(shown.reply, pngs)
 
     async def _reply(self, record: JobRecord) -> EditReply:
         error = error_of(record)

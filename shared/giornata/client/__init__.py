@@ -1,4 +1,4 @@
-"""Giornata from another application, over NATS: submit an edit or a generation, watch it, wait for it, cancel it.
+"""Giornata from another application, over NATS: submit edits and generations, watch and cancel them, ask for masks.
 
 Example::
 
@@ -12,5 +12,6 @@ Example::
 
 from giornata.client.connection import Client, connect
 from giornata.client.edit import Edit, EditedPicture, EditResult, Progress
+from giornata.client.mask import MaskResult, RegionMask
 
-__all__ = ["Client", "Edit", "EditResult", "EditedPicture", "Progress", "connect"]
+__all__ = ["Client", "Edit", "EditResult", "EditedPicture", "MaskResult", "Progress", "RegionMask", "connect"]

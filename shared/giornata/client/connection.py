@@ -1,4 +1,4 @@
-"""The connection to Giornata over NATS, by which edits and generations are submitted."""
+"""The connection to Giornata over NATS, by which edits and generations are submitted, and masks asked for."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ from nats.aio.msg import Msg
 from giornata.blobs import BlobStore, open_blobs
 from giornata.bus import bus
 from giornata.client.edit import Edit
+from giornata.client.mask import MaskResult, fetched
 from giornata.deadlines import Deadline
 from giornata.seeing.spans import TRACEPARENT
 from giornata.wire import codec, generations, messages, subjects
 from giornata.wire.adapters import CONTROL_IMAGES, check_control_images, named_control_images
 from giornata.wire.errors import NotPermitted, PayloadTooLarge
 from giornata.wire.jobs import BlobRef, Priority
+from giornata.wire.masks import MaskMade, MaskMessage, MaskParameters, MaskPicture
 from giornata.wire.references import named_references
 from giornata.wire.requests import EditParameters, GenerationParameters, asked
 
@@ -197,6 +199,30 @@ class Client:
             raise
         return edit
 
+    async def mask(
+        self, *, prompt: str, image: bytes, timeout_s: float = 60.0, **parameters: Any
+    ) -> MaskResult:
+        """Find what words name in a picture; raise NothingFound where that is nothing, or why there is no mask.
+
+        Args:
+            prompt: what the mask shows, in words: "the left shoe".
+            image: PNG, JPEG or WebP.
+            timeout_s: time allowed for the answer.
+            parameters: other fields of :class:`giornata.wire.masks.MaskParameters`.
+        """
+        deadline = Deadline.after_ms(timeout_s * 1000)
+        wanted = asked(MaskParameters, {"prompt": prompt, **parameters})
+        stored = await self._claim_checks({"image": image}, int(timeout_s) + 60)
+        message = MaskMessage(
+            parameters=wanted,
+            image=stored["image"],
+            remaining_ms=deadline.remaining_ms(),
+            api_key=self._api_key,
+        )
+        until, limit = Deadline(deadline.at_s + GRACE_S), self._bus.client.max_payload
+        made = await self._bus.call(subjects.MASK, message, MaskMade, until, limit_bytes=limit)
+        return await fetched(made, self.picture_bytes)
+
     async def cancel(self, job_id: str) -> None:
         """Cancel a job of this tenant, submitted by any of its clients."""
         message = messages.CancelMessage(job_id=job_id, api_key=self._api_key)
@@ -204,7 +230,7 @@ class Client:
             subjects.EDIT_CANCEL, message, messages.Accepted, Deadline.after_ms(message.remaining_ms)
         )
 
-    async def picture_bytes(self, picture: messages.Picture) -> bytes:
+    async def picture_bytes(self, picture: messages.Picture | MaskPicture) -> bytes:
         """A picture of a reply, fetched from the blob store where it was too large to travel inside."""
         if picture.data is not None:
             return picture.data

@@ -1,11 +1,14 @@
-"""Masks from words: what serves them, and the question to prepost that makes one."""
+"""Masks from words: what serves them, what applications ask for, and the question to prepost that makes one."""
 
 from __future__ import annotations
 
 from typing import Final
 
+from pydantic import Field
+
 from giornata.wire.jobs import BlobRef, Box
-from giornata.wire.mask_words import MAX_REGIONS
+from giornata.wire.mask_words import MAX_REGIONS, MaskFromWords, MaskWords
+from giornata.wire.requests import ModelName
 from giornata.wire.values import Wire
 
 MASK: Final = "mask"
@@ -24,6 +27,70 @@ class MaskCard(Wire):
 def region_name(index: int) -> str:
     """The name of one region's own mask, where masks are kept."""
     return f"region_{index}"
+
+
+def _of_mask(name: str) -> str | None:
+    """The description of a field that edits have too."""
+    told = MaskFromWords.model_fields[name].description or ""
+    return told.replace("`mask_prompt`", "`prompt`")
+
+
+class MaskParameters(Wire):
+    """What an application asks for that wants a mask alone."""
+
+    prompt: MaskWords = Field(description='What the mask shows, in words: "the left shoe".')
+    mask_threshold: float | None = Field(None, gt=0, le=1, description=_of_mask("mask_threshold"))
+    max_regions: int | None = Field(None, ge=1, le=MAX_REGIONS, description=_of_mask("max_regions"))
+    model: ModelName | None = Field(
+        None,
+        description="Name of a model beside which masks are made; default: any. Masks do not depend on what paints.",
+    )
+
+    def asked(self) -> MaskFromWords:
+        """The same as fields of an edit."""
+        return MaskFromWords(
+            mask_prompt=self.prompt, mask_threshold=self.mask_threshold, max_regions=self.max_regions
+        )
+
+
+class MaskMessage(Wire):
+    """The message of the NATS door ``giornata.mask``: a mask from words by request-reply."""
+
+    parameters: MaskParameters
+    image: bytes | BlobRef
+    remaining_ms: int = 60_000
+    """Time allowed from this message to its answer."""
+    api_key: str | None = None
+
+
+class MaskPicture(Wire):
+    """A PNG of the upright picture's size, white on black: inline where it fits into the reply, else a claim check."""
+
+    data: bytes | None = None
+    ref: BlobRef | None = None
+
+
+class MaskedRegion(MaskPicture):
+    """One thing in the picture, with its own mask."""
+
+    score: float
+    """As of :class:`FoundRegion`, and so are the others."""
+    box: Box
+    area: int
+
+
+class MaskMade(MaskPicture):
+    """What the NATS door answers to :class:`MaskMessage`: the mask of all regions together, and each region's own."""
+
+    width: int
+    """The upright picture's, in pixels."""
+    height: int
+    regions: tuple[MaskedRegion, ...]
+    """The best score first; there is at least one."""
+    threshold: float
+    """The least score that a region had to have."""
+    model: str
+    """:attr:`MaskCard.name`."""
 
 
 class MaskRequest(Wire):

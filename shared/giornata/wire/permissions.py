@@ -168,6 +168,7 @@ _NEEDS: Final[Mapping[User, Rights]] = {
             subjects.EDIT,
             subjects.EDIT_PROBE,
             subjects.GENERATE,
+            subjects.MASK,
             subjects.EDIT_CANCEL,
             subjects.events_of_kind(EventKind.DONE),
             subjects.events_of_kind(EventKind.STEP),
@@ -243,7 +244,7 @@ _NEEDS: Final[Mapping[User, Rights]] = {
         *_follows(stores.bucket_stream(stores.LORAS)),
         *(f"{API}.STREAM.CREATE.{stream}" for stream in stores.SHARED_STREAMS),
     ),
-    User.APPLICATION: Rights((subjects.EDIT, subjects.GENERATE, subjects.EDIT_CANCEL), ()),
+    User.APPLICATION: Rights((subjects.EDIT, subjects.GENERATE, subjects.MASK, subjects.EDIT_CANCEL), ()),
     User.PROFILER: Rights(
         (subjects.EDIT_PROBE, *_lora("profiled"), *_reads(stores.LORAS)), anywhere(subjects.SUMMARY)
     ),

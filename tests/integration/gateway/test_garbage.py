@@ -13,6 +13,7 @@ from structlog.testing import capture_logs
 from giornata.bus import bus
 from giornata.bus.connection import barrier
 from giornata.wire import codec, subjects
+from giornata.wire.masks import MaskMessage, MaskParameters
 from giornata.wire.messages import CancelMessage, EditMessage, GenerateMessage
 from giornata.wire.permissions import User, rights
 from giornata.wire.requests import EditParameters, GenerationParameters
@@ -22,6 +23,7 @@ from tests.patience import HUNG_S
 WHOLE: dict[str, bytes] = {
     subjects.EDIT: codec.encode(EditMessage(parameters=EditParameters(prompt="x"), image=b"picture")),
     subjects.GENERATE: codec.encode(GenerateMessage(parameters=GenerationParameters(prompt="x"))),
+    subjects.MASK: codec.encode(MaskMessage(parameters=MaskParameters(prompt="x"), image=b"picture")),
     subjects.EDIT_CANCEL: codec.encode(CancelMessage(job_id="job_x")),
 }
 """A good message for every subject."""

@@ -24,11 +24,13 @@ from giornata.tenant_records import LoraRecords, WebhookRecords
 from giornata.wire import codec, subjects
 from giornata.wire.jobs import BlobRef, Job
 from giornata.wire.loras import LoraRecord, LoraState
+from giornata.wire.masks import MaskMessage, MaskParameters
 from giornata.wire.messages import IDEMPOTENCY_HEADER, CancelMessage, EditMessage
 from giornata.wire.permissions import inbox
 from giornata.wire.requests import EditParameters
 from giornata.wire.webhooks import WebhookRecord, WebhookState
 from giornata_gateway.intake.rules.idempotency import HEADER, job_id_of
+from tests.fakes.colours import CARD
 from tests.fakes.key_files import CREATED
 from tests.integration.gateway.test_templates import edit, register
 from tests.integration.gateway_fakes import Stage, open_stage
@@ -241,6 +243,8 @@ async def test_claim_checks_of_others_open_nothing(scene: Scene) -> None:
     assert image is not None
     finished = (await scene.stage.router.records.get(scene.alice.job.job_id)).rows[0].image
     assert finished is not None
+    scene.stage.router.masks = CARD
+    await scene.stage.router.announce()
     submitted = set(scene.stage.router.submitted)
     for key in (
         image.key, finished.key, f"{mallory}/../{image.key}", f"{mallory}/{image.key}", f"./{image.key}",
@@ -257,6 +261,9 @@ async def test_claim_checks_of_others_open_nothing(scene: Scene) -> None:
                 subjects.EDIT, message(MALLORYS, **{name: value}), f"{scene.mallorys_inbox}.a", {}
             )
             assert answer["code"] in {"invalid_field", "bad_request"}, (key, name, answer)
+        words = MaskMessage(parameters=MaskParameters(prompt=WORDS), image=stolen, api_key=MALLORYS)
+        answer = await scene.over_nats(subjects.MASK, codec.encode(words), f"{scene.mallorys_inbox}.a", {})
+        assert (answer["code"], answer["field"]) == ("invalid_field", "image"), (key, answer)
     assert scene.stage.router.submitted == submitted
     assert await scene.stage.router.blobs.has(image), "what is refused is not forgotten"
 
@@ -272,6 +279,9 @@ async def test_a_message_that_was_heard_is_not_answered_elsewhere(scene: Scene) 
     ):
         answer = await scene.over_nats(subjects.EDIT, message(ALICES, **changes), reply, {})
         assert (answer["code"], answer["field"]) == ("invalid_field", "progress" if changes else "reply")
+    words = MaskMessage(parameters=MaskParameters(prompt=WORDS), image=b"picture", api_key=ALICES)
+    answer = await scene.over_nats(subjects.MASK, codec.encode(words), f"{scene.mallorys_inbox}.a", {})
+    assert (answer["code"], answer["field"]) == ("invalid_field", "reply")
     assert scene.stage.router.submitted == submitted
 
 

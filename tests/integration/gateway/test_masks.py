@@ -145,10 +145,10 @@ async def test_where_nothing_is_found_no_job_is_made_and_nothing_is_kept(scene: 
     assert "0.216" in answer["error"]["received"]
     assert scene.stage.router.submitted == set()
     (asked,) = scene.prepost.asked
-    await _forgotten(scene.stage.router.blobs, asked.image)
+    await forgotten(scene.stage.router.blobs, asked.image)
 
 
-async def _forgotten(blobs: RedisBlobs, ref: BlobRef) -> None:
+async def forgotten(blobs: RedisBlobs, ref: BlobRef) -> None:
     async with asyncio.timeout(HUNG_S):
         while await blobs.has(ref):  # noqa: ASYNC110 - forgetting is not told
             await asyncio.sleep(0.01)
@@ -235,9 +235,7 @@ async def test_masks_are_shown_with_their_regions_and_nothing_of_them_is_kept(sc
     (asked,) = scene.prepost.asked
     assert asked.each
     for name in ("image", "mask", "region_0"):
-        await _forgotten(
-            scene.stage.router.blobs, asked.image.model_copy(update={"key": asked.folder + name})
-        )
+        await forgotten(scene.stage.router.blobs, asked.image.model_copy(update={"key": asked.folder + name}))
 
 
 @pytest.mark.parametrize("fields", [{"response_format": "image"}, {}])

@@ -119,6 +119,17 @@ def test_gateways_with_webhooks_read_their_secret_and_reach_receivers() -> None:
     assert "gateways-reach-receivers" not in named("cpu", "NetworkPolicy")
 
 
+def test_prepost_makes_masks_from_words_where_the_operator_names_what_makes_them() -> None:
+    config = config_of(("documented", "prepost"))
+    assert (config.mask_model, config.mask_refiner) == (
+        "IDEA-Research/grounding-dino-tiny",
+        "facebook/sam2.1-hiera-tiny",
+    )
+    assert config_of(("cpu", "prepost")).mask_model is None
+    variables = {f"GIORNATA_{name.upper()}" for name in ("mask_model", "mask_refiner")}
+    assert variables <= compose()["prepost"]["environment"].keys(), "as in Compose"
+
+
 def probes(container: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     for kind in ("startupProbe", "readinessProbe", "livenessProbe"):
         if kind in container:

@@ -7,7 +7,7 @@ import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from giornata import retries
 from giornata.blobs import BlobStore
@@ -20,15 +20,29 @@ from giornata.wire.cells import in_cell
 from giornata.wire.errors import InvalidField, MasksNotServed, ServiceUnavailable
 from giornata.wire.jobs import BlobRef
 from giornata.wire.mask_words import MASK_PROMPT, MAX_REGIONS, MaskFromWords
-from giornata.wire.masks import MaskReply, MaskRequest
+from giornata.wire.masks import MASK, MaskParameters, MaskReply, MaskRequest, region_name
 from giornata_gateway.cells import choice
 from giornata_gateway.config import GatewayConfig
 from giornata_gateway.fleet import FleetListener
+from giornata_gateway.jobs.claim_checks import check_stored, stored
 from giornata_gateway.jobs.forgetting import forget
 from giornata_gateway.views.catalog import choose_card, mask_card
 
 ANSWER_S: Final = 60.0
 """How long one question waits: a prepost that dies with it does not say so."""
+
+
+class ShownMask(NamedTuple):
+    """A mask that is asked for by itself."""
+
+    reply: MaskReply
+    handed: set[str]
+    """Keys of the masks that clients fetch from the blob store: they stay there as long as results do."""
+
+    @property
+    def pictures(self) -> list[BlobRef]:
+        """The mask of all regions, and each region's own."""
+        return [self.reply.mask, *(one.mask for one in self.reply.regions if one.mask is not None)]
 
 
 @dataclass(frozen=True)
@@ -96,27 +110,36 @@ class Masks:
 
     @asynccontextmanager
     async def shown(
-        self, tenant: str, model: str | None, asked: MaskFromWords, image: bytes | BlobRef, deadline: Deadline
-    ) -> AsyncIterator[MaskReply]:
-        """The regions of a picture, each with a mask of its own; on leaving, masks and picture are forgotten.
+        self, tenant: str, asked: MaskParameters, image: bytes | BlobRef, deadline: Deadline
+    ) -> AsyncIterator[ShownMask]:
+        """The regions of a picture, each with a mask of its own.
 
-        It raises as :meth:`made`, and ModelNotFound where the `model` is not served.
+        On leaving they are forgotten but for those that are handed on, and so is a picture that came as a file.
+
+        Raises:
+            ModelNotFound: the model that is `asked` for is not served.
+            InvalidField: a claim check leads to no blob.
+            GiornataError: as :meth:`made`.
         """
-        if model is not None:
-            choose_card(self.fleet.cards(), model, self.fleet.missing())
-        subject = self.subject(tenant, model)
-        folder, ttl_s = f"{tenant}/mask_{secrets.token_urlsafe(9)}/", int(deadline.remaining_s()) + 1
-        own = BlobRef(key=f"{folder}image", size_bytes=0, sha256="")
-        kept = [own] if isinstance(image, bytes) else []
+        if asked.model is not None:
+            choose_card(self.fleet.cards(), asked.model, self.fleet.missing())
+        subject = self.subject(tenant, asked.model)
+        await check_stored(self.blobs, "image", image)
+        folder = f"{tenant}/mask_{secrets.token_urlsafe(9)}/"
+        ttl_s = self.config.result_ttl_s + int(deadline.remaining_s()) + 1
+        names = ["image", MASK, *map(region_name, range(asked.max_regions or MAX_REGIONS))]
+        handed: set[str] = set()
         try:
-            ref = await self.blobs.put(own.key, image, ttl_s) if isinstance(image, bytes) else image
+            ref = await stored(self.blobs, f"{folder}image", image, ttl_s)
+            del image  # while the answer travels, nothing holds it
             reply = await self.made(
-                asked, ref, subject=subject, folder=folder, ttl_s=ttl_s, deadline=deadline, each=True
+                asked.asked(), ref, subject=subject, folder=folder, ttl_s=ttl_s, deadline=deadline, each=True
             )
-            kept += [reply.mask, *(region.mask for region in reply.regions if region.mask is not None)]
-            yield reply
-        finally:
-            self.tasks.create_task(forget(self.blobs, *kept), name=f"forget-{folder}")
+            yield ShownMask(reply, handed)
+        finally:  # a question without an answer may have left masks, too
+            keys = {f"{folder}{name}" for name in names} - handed
+            refs = [BlobRef(key=key, size_bytes=0, sha256="") for key in sorted(keys)]
+            self.tasks.create_task(forget(self.blobs, *refs), name=f"forget-{folder}")
 
 
 def check_mask(mask: object | None, template_id: str | None, asked: MaskFromWords) -> None:

@@ -12,7 +12,6 @@ from giornata.deadlines import Deadline
 from giornata.seeing import spans
 from giornata.wire import generations
 from giornata.wire.adapters import LoraUse, named_control_images
-from giornata.wire.errors import InvalidField
 from giornata.wire.jobs import BlobRef, Job, Priority
 from giornata.wire.mask_words import EACH_REGIONS
 from giornata.wire.masks import MASK, region_name
@@ -26,6 +25,7 @@ from giornata_gateway.intake.rules.controls import check_images, control_use
 from giornata_gateway.intake.rules.forms import missing_image
 from giornata_gateway.intake.rules.idempotency import fingerprint, job_id_of
 from giornata_gateway.intake.rules.tenants import Tenant
+from giornata_gateway.jobs.claim_checks import check_stored, stored
 from giornata_gateway.jobs.forgetting import forget
 from giornata_gateway.jobs.masks import Masks, check_mask
 from giornata_gateway.views.catalog import choose_card
@@ -133,13 +133,13 @@ class Preparation:
         folder = f"{order.tenant.name}/{order.job_id}/{secrets.token_urlsafe(9)}"
         regions: tuple[BlobRef, ...] = ()
         try:
-            stored = {
-                name: await self._stored(order, f"{folder}/{name}", data)
+            kept = {
+                name: await stored(self.blobs, f"{folder}/{name}", data, self._picture_s(order))
                 for name, data in order.pictures.items()
             }
             if prepost is not None:
-                stored[MASK], regions = await self._mask(
-                    order, parameters, stored["image"], f"{folder}/", prepost
+                kept[MASK], regions = await self._mask(
+                    order, parameters, kept["image"], f"{folder}/", prepost
                 )
         except BaseException:  # a put that was cancelled may have arrived
             names = {MASK, *map(region_name, range(parameters.max_regions or 0)), *order.pictures}
@@ -156,11 +156,11 @@ class Preparation:
             parameters=parameters,
             loras=loras,
             controls=controls,
-            control_images=tuple(stored[name] for name in named_control_images(order.control_images)),
-            image=stored.get("image"),
-            mask=stored.get(MASK),
+            control_images=tuple(kept[name] for name in named_control_images(order.control_images)),
+            image=kept.get("image"),
+            mask=kept.get(MASK),
             regions=regions,
-            references=tuple(stored[name] for name in named_references(order.references)),
+            references=tuple(kept[name] for name in named_references(order.references)),
             template_id=order.template_id,
             budget_ms=order.deadline.remaining_ms(),
             result_ttl_s=self.config.result_ttl_s,
@@ -175,20 +175,11 @@ class Preparation:
     async def check_blobs(self, order: EditOrder) -> None:
         """Raise InvalidField where a claim check of the order leads to no blob."""
         for name, picture in order.pictures.items():
-            if isinstance(picture, BlobRef) and not await self.blobs.has(picture):
-                raise InvalidField(
-                    "There is no such blob.", field=name, received=picture.key, accepted="a stored blob"
-                )
+            await check_stored(self.blobs, name, picture)
 
     async def forget(self, job: Job) -> None:
         """Delete the pictures that were stored for a job; claim checks of its caller stay. A failure is logged."""
         await forget(self.blobs, *(ref for ref in job.pictures if ref.key.startswith(job.upload_folder)))
-
-    async def _stored(self, order: EditOrder, key: str, data: bytes | BlobRef) -> BlobRef:
-        if isinstance(data, BlobRef):
-            # the job keeps nothing that its caller adds, and knows pictures by one kind of hash
-            return BlobRef(key=data.key, size_bytes=data.size_bytes, sha256=data.sha256)
-        return await self.blobs.put(key, data, self._picture_s(order))
 
     async def _mask(
         self, order: EditOrder, parameters: EditParameters, image: BlobRef, folder: str, prepost: str

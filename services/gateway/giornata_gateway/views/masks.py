@@ -5,8 +5,8 @@ from __future__ import annotations
 import base64
 from collections.abc import Mapping
 
-from giornata.wire.jobs import Box
-from giornata.wire.masks import MaskReply
+from giornata.wire.jobs import BlobRef, Box
+from giornata.wire.masks import MaskedRegion, MaskMade, MaskReply
 from giornata_gateway.views.answers import View
 
 
@@ -58,4 +58,27 @@ def mask_answer(reply: MaskReply, pngs: Mapping[str, bytes], created: int) -> Ma
             if one.mask is not None
         ],
         b64_png=text(reply.mask.key),
+    )
+
+
+def mask_made(reply: MaskReply, pngs: Mapping[str, bytes]) -> MaskMade:
+    """The answer over NATS; `pngs` are the masks that travel inside it, by the keys of their blobs."""
+
+    def travelling(ref: BlobRef) -> tuple[bytes | None, BlobRef | None]:
+        return (pngs[ref.key], None) if ref.key in pngs else (None, ref)
+
+    regions = []
+    for one in reply.regions:
+        if one.mask is not None:
+            data, ref = travelling(one.mask)
+            regions.append(MaskedRegion(score=one.score, box=one.box, area=one.area, data=data, ref=ref))
+    data, ref = travelling(reply.mask)
+    return MaskMade(
+        width=reply.width,
+        height=reply.height,
+        regions=tuple(regions),
+        threshold=reply.threshold,
+        model=reply.model,
+        data=data,
+        ref=ref,
     )

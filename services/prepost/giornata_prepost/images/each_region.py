@@ -15,7 +15,7 @@ from giornata_prepost.images.geometry import Box, Size, crops_alike, output_size
 from giornata_prepost.images.paste import paste, resize
 from giornata_prepost.images.pictures import DecodedPicture, Pixels, decode, encode, flatten
 from giornata_prepost.images.references import prepare
-from giornata_prepost.images.stages import Inspected, PixelLimits
+from giornata_prepost.images.stages import Inspected, PixelLimits, Sizes
 
 
 def inspect_regions(  # noqa: PLR0917 - the pool passes by position
@@ -35,7 +35,6 @@ def inspect_regions(  # noqa: PLR0917 - the pool passes by position
     """
     original = decode(image, limits.max_pixels)
     size = Size.of(original.pixels)
-    output = output_size(size, parameters.output_size, limits.max_pixels)
     beside = prepare(references, card, limits.max_pixels, limits.budget_pixels)
     packed: list[bytes] = []
     marked: list[Box] = []
@@ -56,19 +55,11 @@ def inspect_regions(  # noqa: PLR0917 - the pool passes by position
         touched += int(np.count_nonzero(masks.cells(mask, card.pixel_multiple)))
         prepared[f"image_{index}"] = np.ascontiguousarray(seen)
         prepared[f"mask_{index}"] = mask.astype(np.uint8) * np.uint8(255)
-    tokens = model.pixels // card.pixel_multiple**2
+    sizes = Sizes.of(original, model, beside, parameters, card, limits)
     return Inspected(
-        width=size.width,
-        height=size.height,
-        has_alpha=original.pixels.shape[2] == 4,
-        model_width=model.width,
-        model_height=model.height,
-        output_width=output.width,
-        output_height=output.height,
-        tokens=tokens,
-        companion_tokens=card.companion_tokens(tokens, [height * width for height, width in beside.grids]),
+        **vars(sizes),
         compute_tokens=touched,
-        mask_ratio=touched / (tokens * len(crops)),
+        mask_ratio=touched / (sizes.tokens * len(crops)),
         compute_set=None,
         pixel_ratio=pixels / size.pixels,
         template_key="",
@@ -76,7 +67,6 @@ def inspect_regions(  # noqa: PLR0917 - the pool passes by position
         mask_whole=False,
         crop=None,
         crops=crops,
-        reference_grids=beside.grids,
         prepared=save(prepared),
         alpha=save({str(index): np.frombuffer(data, np.uint8) for index, data in enumerate(packed)}),
         references=beside.packed,

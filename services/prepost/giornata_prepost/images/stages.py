@@ -6,7 +6,7 @@ import hashlib
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Self
 
 import numpy as np
 from safetensors.numpy import save
@@ -35,8 +35,8 @@ class PixelLimits:
 
 
 @dataclass(frozen=True)
-class Inspected:
-    """Measures of one edit, which :class:`giornata.wire.jobs.Inspection` explains, and the blobs to be stored."""
+class Sizes:
+    """How large the pictures of one edit are, as :class:`giornata.wire.jobs.Inspection` explains."""
 
     width: int
     height: int
@@ -47,6 +47,42 @@ class Inspected:
     output_height: int
     tokens: int
     companion_tokens: int
+    reference_grids: tuple[tuple[int, int], ...]
+
+    @classmethod
+    def of(  # noqa: PLR0917 - the sizes follow from all of it
+        cls,
+        original: DecodedPicture,
+        model: Size,
+        beside: Prepared,
+        parameters: EditParameters,
+        card: ModelCard,
+        limits: PixelLimits,
+    ) -> Self:
+        """Those of an edit of `original` that `card` computes at the size `model`; raises as :func:`output_size`."""
+        height, width, channels = original.pixels.shape
+        output = output_size(Size(width, height), parameters.output_size, limits.max_pixels)
+        tokens = model.pixels // card.pixel_multiple**2
+        return cls(
+            width=width,
+            height=height,
+            has_alpha=channels == 4,
+            model_width=model.width,
+            model_height=model.height,
+            output_width=output.width,
+            output_height=output.height,
+            tokens=tokens,
+            companion_tokens=card.companion_tokens(
+                tokens, [rows * columns for rows, columns in beside.grids]
+            ),
+            reference_grids=beside.grids,
+        )
+
+
+@dataclass(frozen=True)
+class Inspected(Sizes):
+    """Measures of one edit, and the blobs to be stored."""
+
     compute_tokens: int
     mask_ratio: float
     compute_set: dict[int, CellMap] | None
@@ -56,7 +92,6 @@ class Inspected:
     mask_key: str
     mask_whole: bool
     crop: Box | None
-    reference_grids: tuple[tuple[int, int], ...]
     prepared: bytes
     alpha: bytes
     """The effective alpha, by :func:`giornata_prepost.images.masks.pack`."""
@@ -169,33 +204,23 @@ def _measured(  # noqa: PLR0917 - one of two callers has no mask
 ) -> tuple[Inspected, View]:
     """Measures of an edit, or of a template, whose alpha is 0 everywhere; and what the model sees of it."""
     size = Size.of(original.pixels)
-    output = output_size(size, parameters.output_size, limits.max_pixels)
     crop, model = visible(alpha, parameters.padding_mask_crop, card, limits.budget_pixels)
     window = (crop or Box(0, 0, *size)).window
     seen = resize(flatten(original.pixels[window]), model)
     edited = masks.model_mask(alpha[window], model, card.mask_grain)
-    tokens = model.pixels // card.pixel_multiple**2
+    sizes = Sizes.of(original, model, beside, parameters, card, limits)
     compute_tokens = int(np.count_nonzero(masks.cells(edited, card.pixel_multiple)))
     computed = masks.compute_set(edited, parameters.halo, card.pixel_multiple)
     found = Inspected(
-        width=size.width,
-        height=size.height,
-        has_alpha=original.pixels.shape[2] == 4,
-        model_width=model.width,
-        model_height=model.height,
-        output_width=output.width,
-        output_height=output.height,
-        tokens=tokens,
-        companion_tokens=card.companion_tokens(tokens, [height * width for height, width in beside.grids]),
+        **vars(sizes),
         compute_tokens=compute_tokens,
-        mask_ratio=compute_tokens / tokens,
+        mask_ratio=compute_tokens / sizes.tokens,
         compute_set=None if computed is None else {1: computed},
         pixel_ratio=float(np.count_nonzero(alpha) / alpha.size),
         template_key=_template_key(seen, card, beside.pictures),
         mask_key=_mask_key(edited),
         mask_whole=bool(edited.all()),
         crop=crop,
-        reference_grids=beside.grids,
         prepared=save({"image": np.ascontiguousarray(seen), "mask": edited.astype(np.uint8) * np.uint8(255)}),
         alpha=masks.pack(alpha),
         references=beside.packed,

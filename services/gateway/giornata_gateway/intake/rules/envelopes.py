@@ -11,6 +11,7 @@ from giornata.wire import generations
 from giornata.wire.adapters import check_control_images, named_control_images
 from giornata.wire.errors import InvalidField, PayloadTooLarge
 from giornata.wire.jobs import BlobRef
+from giornata.wire.masks import MaskMessage, MaskParameters
 from giornata.wire.messages import INLINE_BYTES, EditMessage, GenerateMessage
 from giornata.wire.references import REFERENCE, check_count
 from giornata.wire.requests import EditParameters, GenerationParameters, asked
@@ -54,6 +55,13 @@ class ProbeEnvelope(EditEnvelope):
     tenant: TenantName
 
 
+class MaskEnvelope(MaskMessage):
+    """The message of a mask from words whose parameters are still to be validated, field by field."""
+
+    parameters: Any
+    """A map; :func:`read_mask` validates it, and its errors are short."""
+
+
 Envelope = EditEnvelope | GenerateEnvelope
 
 
@@ -69,8 +77,13 @@ def read_generation(envelope: GenerateEnvelope) -> EditParameters:
     return generations.carried_out(_read(GenerationParameters, envelope))
 
 
-def _read(kind: type[P], envelope: Envelope) -> P:
-    given = envelope.parameters
+def read_mask(envelope: MaskEnvelope) -> MaskParameters:
+    """What a mask is to show; raises as :func:`read_parameters`."""
+    return asked(MaskParameters, _named(envelope.parameters))
+
+
+def _named(given: object) -> dict[str, Any]:
+    """The parameters of a message by name; InvalidField where they are no such map."""
     accepted = f"a map of at most {MAX_PARAMETERS} names, each of at most {NAME_CHARACTERS} characters"
     if not isinstance(given, dict) or len(given) > MAX_PARAMETERS:
         received = f"{len(given)} names" if isinstance(given, dict) else type(given).__name__
@@ -82,6 +95,11 @@ def _read(kind: type[P], envelope: Envelope) -> P:
         raise InvalidField(
             "A parameter has no such name.", field="parameters", received=strange[0], accepted=accepted
         )
+    return given
+
+
+def _read(kind: type[P], envelope: Envelope) -> P:
+    given = _named(envelope.parameters)
     check_no_webhook(envelope.webhook if envelope.webhook is not None else given.get(WEBHOOK))
     parameters = asked(kind, given)
     if parameters.partial_images and envelope.progress is None:
@@ -132,9 +150,14 @@ def check_envelope(envelope: Envelope, tenant: Tenant) -> None:
             received=envelope.progress,
             accepted=f"a subject below {tenant.inbox}., without wildcards",
         )
-    if envelope.remaining_ms <= 0:
+    check_time(envelope.remaining_ms)
+
+
+def check_time(remaining_ms: int) -> None:
+    """Raise InvalidField where a message allows no time for its answer."""
+    if remaining_ms <= 0:
         raise InvalidField(
-            "No time is left.", field="remaining_ms", received=envelope.remaining_ms, accepted="above 0"
+            "No time is left.", field="remaining_ms", received=remaining_ms, accepted="above 0"
         )
 
 
@@ -143,14 +166,7 @@ def check_pictures(envelope: Envelope, tenant: Tenant, limit_bytes: int) -> None
 
     InvalidField or PayloadTooLarge names the field at fault.
     """
-    inline = inline_bytes(envelope)
-    if inline > INLINE_BYTES:
-        raise PayloadTooLarge(
-            "The pictures are too large to travel inside the message.",
-            field="image" if isinstance(envelope, EditEnvelope) else REFERENCE,
-            received=f"{inline} bytes",
-            accepted=f"{INLINE_BYTES} bytes together, or claim checks",
-        )
+    _check_inline(inline_bytes(envelope), "image" if isinstance(envelope, EditEnvelope) else REFERENCE)
     if isinstance(envelope, EditEnvelope):
         _check_picture(envelope.image, "image", tenant.name, limit_bytes)
         check_source(envelope.image, envelope.template_id)
@@ -161,6 +177,22 @@ def check_pictures(envelope: Envelope, tenant: Tenant, limit_bytes: int) -> None
     check_control_images(len(envelope.control_image))
     for name, picture in named_control_images(envelope.control_image).items():
         _check_picture(picture, name, tenant.name, limit_bytes)
+
+
+def check_mask_image(envelope: MaskEnvelope, tenant: Tenant, limit_bytes: int) -> None:
+    """Check the picture of which a mask is made; raises as :func:`check_pictures`."""
+    _check_inline(inline_bytes(envelope), "image")
+    _check_picture(envelope.image, "image", tenant.name, limit_bytes)
+
+
+def _check_inline(inline: int, field: str) -> None:
+    if inline > INLINE_BYTES:
+        raise PayloadTooLarge(
+            "The pictures are too large to travel inside the message.",
+            field=field,
+            received=f"{inline} bytes",
+            accepted=f"{INLINE_BYTES} bytes together, or claim checks",
+        )
 
 
 def _check_picture(picture: bytes | BlobRef | None, field: str, tenant: str, limit_bytes: int) -> None:
@@ -179,8 +211,10 @@ def _check_picture(picture: bytes | BlobRef | None, field: str, tenant: str, lim
         )
 
 
-def inline_bytes(envelope: Envelope) -> int:
+def inline_bytes(envelope: Envelope | MaskEnvelope) -> int:
     """Bytes of pictures inside the message."""
+    if isinstance(envelope, MaskEnvelope):
+        return len(envelope.image) if isinstance(envelope.image, bytes) else 0
     pictures = (envelope.image, envelope.mask) if isinstance(envelope, EditEnvelope) else ()
     listed = (*envelope.reference, *envelope.control_image)
     return sum(len(part) for part in (*pictures, *listed) if isinstance(part, bytes))

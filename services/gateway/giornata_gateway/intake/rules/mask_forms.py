@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from enum import StrEnum
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
-from giornata.wire.mask_words import MAX_REGIONS, MaskFromWords, MaskWords
-from giornata.wire.requests import ModelName, asked
+from giornata.wire.errors import NotSupported
+from giornata.wire.masks import MaskParameters
+from giornata.wire.requests import asked
 from giornata_gateway.intake.rules.forms import Upload, check_alone, once_each, prefers_image
-
-
-def _of_mask(name: str) -> str | None:
-    """The description of a field that edits have too."""
-    told = MaskFromWords.model_fields[name].description or ""
-    return told.replace("`mask_prompt`", "`prompt`")
 
 
 class MaskFormat(StrEnum):
@@ -26,28 +22,15 @@ class MaskFormat(StrEnum):
     """The answer's body is the mask of all regions together."""
 
 
-class MaskForm(BaseModel):
+class MaskForm(MaskParameters):
     """Fields of ``POST /v1/masks``."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(extra="forbid")
 
-    prompt: MaskWords = Field(description='What the mask shows, in words: "the left shoe".')
-    mask_threshold: float | None = Field(None, gt=0, le=1, description=_of_mask("mask_threshold"))
-    max_regions: int | None = Field(None, ge=1, le=MAX_REGIONS, description=_of_mask("max_regions"))
-    model: ModelName | None = Field(
-        None,
-        description="Name of a model beside which masks are made; default: any. Masks do not depend on what paints.",
-    )
     response_format: MaskFormat = Field(
         MaskFormat.B64_JSON,
         description="`image` is the default where the Accept header prefers an image type.",
     )
-
-    def asked(self) -> MaskFromWords:
-        """The same as fields of an edit."""
-        return MaskFromWords(
-            mask_prompt=self.prompt, mask_threshold=self.mask_threshold, max_regions=self.max_regions
-        )
 
 
 def read_mask_form(upload: Upload, accept: str = "") -> MaskForm:
@@ -57,3 +40,11 @@ def read_mask_form(upload: Upload, accept: str = "") -> MaskForm:
     if prefers_image(accept):
         values.setdefault("response_format", MaskFormat.IMAGE)
     return asked(MaskForm, values)
+
+
+def check_no_key(headers: Container[str], header: str) -> None:
+    """Raise NotSupported where a request for a mask has the `header` of an idempotency key."""
+    if header in headers:
+        raise NotSupported(
+            "A mask is no job that a key could lead to.", field=header, accepted="leave it out"
+        )
