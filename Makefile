@@ -48,7 +48,7 @@ $(READY): $(LOCK)
 		--requirement requirements-dev.txt --editable 'shared[approximate,traces]' --editable 'deploy/tools[bench,local]' $(SERVICES:%=--editable %)
 	@echo '$(TORCH_INDEX)' >$@
 
-demo: setup ## edit two photographs and two scenes with the whole system and write out/demo/
+demo: setup ## edit two photographs and three scenes with the whole system and write out/demo/
 	$(BIN)/giornata demo $(ARGS)
 
 up: setup ## run the whole system in the foreground; Ctrl-C drains it

@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from giornata_tools.launcher.demo.exhibits import exhibits
+from giornata_tools.launcher.demo.exhibits import by_words, exhibits
 
 ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-async def test_the_demo_edits_four_pictures_shows_the_adapters_and_reports(tmp_path: Path) -> None:
+async def test_the_demo_edits_pictures_one_by_words_shows_the_adapters_and_reports(tmp_path: Path) -> None:
     out = tmp_path / "demo"
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "giornata_tools.cli", "demo", "--out", str(out), "--steps", "2",
@@ -29,11 +29,17 @@ async def test_the_demo_edits_four_pictures_shows_the_adapters_and_reports(tmp_p
 
     report = json.loads((out / "report.json").read_text(encoding="utf-8"))
     assert report["model"] == "fresco"
-    assert {edit["name"] for edit in report["edits"]} == {"astronaut", "coffee", "scene", "removal"}
+    assert {edit["name"] for edit in report["edits"]} == {"astronaut", "coffee", "scene", "removal", "words"}
     for edit in report["edits"]:
         assert edit["outside_mask_max_abs_diff"] == 0
         assert edit["oracle_max_abs_diff"] <= 2 / 255, "another picture than diffusers' own"
-    for exhibit in exhibits():
+    named = report["edits"][-1]
+    assert named["mask_prompt"] == "the red circle"
+    assert named["mask_overlap"] >= 0.85
+    with Image.open(out / "words" / "mask.png") as found:
+        assert found.size == by_words().mask.size
+        assert np.asarray(found).any()
+    for exhibit in (*exhibits(), by_words()):
         with Image.open(out / exhibit.name / "output.png") as edited:
             assert edited.size == exhibit.picture.size
             assert (np.asarray(edited.convert("RGB")) != np.asarray(exhibit.picture)).any()

@@ -13,8 +13,9 @@ from scipy import ndimage
 
 from giornata_tools.model.scenes import COLOURS, SHAPES
 from giornata_tools.model.scenes.captions import PLURALS
+from giornata_tools.model.scenes.masks import overlap
 from giornata_tools.model.scenes.outlines import Thing, coverage
-from giornata_tools.model.segmenter import architecture, judging, phrases
+from giornata_tools.model.segmenter import architecture, phrases
 from giornata_tools.model.segmenter.phrases import NAMING, Phrase, PhraseKind
 from giornata_tools.model.segmenter.scenes import GROUND, NAMES, NamedScene, held_out, sample, seen
 from giornata_tools.model.train import segmenter
@@ -64,7 +65,7 @@ def test_a_scene_that_is_scaled_down_is_the_same_scene() -> None:
         large, small = sample(rng(seed), 128), sample(rng(seed), 64, 2)
         assert large.kinds == small.kinds
         reduced = (large.colours != GROUND).reshape(64, 2, 64, 2).mean((1, 3)) >= 0.5
-        assert judging.overlap(reduced, small.colours != GROUND) > 0.85
+        assert overlap(reduced, small.colours != GROUND) > 0.85
 
 
 @given(seed=st.integers(0, 10**6), kind=st.sampled_from(list(PhraseKind)))
@@ -175,5 +176,5 @@ def test_a_perfect_answer_costs_nothing_and_its_opposite_much() -> None:
 def test_overlap_is_intersection_over_union() -> None:
     one, other, none = np.zeros((3, 4, 4), bool)
     one[:2], other[1:3] = True, True
-    assert judging.overlap(one, other) == pytest.approx(4 / 12)
-    assert (judging.overlap(none, none), judging.overlap(one, none)) == (1, 0)
+    assert overlap(one, other) == pytest.approx(4 / 12)
+    assert (overlap(none, none), overlap(one, none)) == (1, 0)

@@ -1,4 +1,4 @@
-"""The adapters that ship, on the studio page against the whole system: chosen, uploaded, and seen in the picture."""
+"""What ships with the trained model, on the studio page against the whole system: adapters, and masks from words."""
 
 from __future__ import annotations
 
@@ -15,21 +15,24 @@ from giornata.wire.workers import ServiceName
 from giornata_tools.checkout import TRAINED
 from giornata_tools.launcher.adapters import with_controlnets
 from giornata_tools.launcher.demo.adapters import AdapterExhibit, adapter_exhibits
+from giornata_tools.launcher.demo.exhibits import by_words
+from giornata_tools.launcher.masks import shipped_masks
 from giornata_tools.launcher.model import Model
 from giornata_tools.loadgen.pictures import png
 from tests.e2e.live import LiveStack, live_stack
 from tests.e2e.pictures import Pixels
 from tests.e2e.studio.browsing import screenshot, visiting
-from tests.e2e.studio.easel import downloaded, edit, finished, open_picture
+from tests.e2e.studio.easel import downloaded, edit, finished, masked_share, open_picture, open_sample
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 @pytest.fixture(scope="module")
 def shipped() -> Iterator[LiveStack]:
-    """The trained model with its ControlNet."""
+    """The trained model with its ControlNet and its segmenter."""
     (served,) = with_controlnets((Model(str(TRAINED)),), {})
-    with live_stack(TRAINED, env_of={ServiceName.DENOISER: served.env}) as live:
+    env_of = {ServiceName.DENOISER: served.env, ServiceName.PREPOST: shipped_masks((served,), {})}
+    with live_stack(TRAINED, env_of=env_of) as live:
         yield live
 
 
@@ -125,3 +128,26 @@ async def test_a_controlnet_follows_its_control_image(
         await page.click("#go")
         await expect(page.get_by_role("group", name="ControlNet outline")).to_contain_text("invalid_field")
     assert np.abs(without - under).max() > 50
+
+
+async def test_words_find_one_of_several_things_and_it_alone_is_edited(
+    browser: Browser, shipped: LiveStack, tmp_path: Path
+) -> None:
+    scene = by_words()
+    before, meant = np.asarray(scene.picture).astype(int), np.asarray(scene.mask) > 0
+    async with visiting(browser, shipped.url) as (page, _):
+        await open_sample(page, "One of several")
+        await page.click("#clear")
+        await expect(page.locator("#stage-note")).to_have_text("Nothing is masked yet.")
+        await page.fill("#words", scene.parameters.mask_prompt or "")
+        await page.press("#words", "Enter")
+        await expect(page.locator("#stage-note")).to_contain_text("masked.")
+        share = await masked_share(page)
+        await screenshot(page, "words")
+        await edit(page, prompt=scene.parameters.prompt, steps=8, seed=7)
+        await finished(page)
+        changed = np.abs((await downloaded(page, tmp_path)).astype(int) - before).max(axis=2) > 0
+    assert share == pytest.approx(100 * meant.mean(), rel=0.2)
+    assert changed[meant].mean() > 0.8
+    assert changed[:, 128:].mean() < 0.01, "the blue circle is no red one"
+    assert changed[128:].mean() < 0.01

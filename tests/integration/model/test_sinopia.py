@@ -15,9 +15,10 @@ from giornata_tools.checkout import SEGMENTER
 from giornata_tools.launcher.demo.exhibits import FOLDER, SCENE_SEEDS, SCENE_SIDE, SCENES
 from giornata_tools.model.adapters.card import sha256_of
 from giornata_tools.model.scenes import Task, sample
+from giornata_tools.model.scenes.masks import overlap
 from giornata_tools.model.segmenter import card
 from giornata_tools.model.segmenter.__main__ import SIDES
-from giornata_tools.model.segmenter.judging import Segmenter, judge, overlap
+from giornata_tools.model.segmenter.judging import Segmenter, judge
 from giornata_tools.model.segmenter.scenes import NAMES, seen
 from giornata_tools.model.train import segmenter, segmenter_export
 from giornata_tools.model.train.stage import StagePlan, Unusable

@@ -23,8 +23,10 @@ from giornata_gateway.config import GatewayConfig
 from giornata_gateway.http.server import CLOSE_S
 from giornata_gateway.intake.rules.tenants import is_loopback
 from giornata_gateway.metrics import Metrics
+from giornata_tools.checkout import SEGMENTER
 from giornata_tools.cli.app import cli
 from giornata_tools.launcher import servers
+from giornata_tools.launcher.masks import MASKS as MASK_MODEL
 
 KEYS_FILE = "GIORNATA_API_KEYS_FILE"
 DEPLOY = Path(__file__).parents[3] / "deploy"
@@ -184,7 +186,8 @@ def test_a_second_model_differs_in_model_profile_replicas_and_gpu_alone(
 ) -> None:
     first, second = compose["services"][variant.replace("-second", "")], compose["services"][variant]
     differing = {name for name in first.keys() | second.keys() if first.get(name) != second.get(name)}
-    assert differing == {"profiles", "deploy", "environment"}
+    own = {"env_file"} if service_of(variant) == ServiceName.PREPOST else set()
+    assert differing == {"profiles", "deploy", "environment"} | own
     assert second["profiles"] == [f"second-{first['profiles'][0]}"]
     told = {
         name: value
@@ -195,6 +198,29 @@ def test_a_second_model_differs_in_model_profile_replicas_and_gpu_alone(
         "GIORNATA_MODEL": "${GIORNATA_SECOND_MODEL:-}",
         "GIORNATA_PROFILE": "${GIORNATA_SECOND_PROFILE:-}",
     }
+
+
+def masks_of(path: str) -> str:
+    """What a prepost's file of the environment says of masks from words."""
+    name, _, value = (DEPLOY / path).read_text().splitlines()[-1].partition("=")
+    assert name == MASK_MODEL
+    return value
+
+
+def test_the_model_that_ships_has_the_segmenter_that_ships_and_no_other_model_has(
+    compose: dict[str, Any],
+) -> None:
+    shipped = f"/app/{SEGMENTER.relative_to(DEPLOY.parent)}"
+    prepost = compose["services"]["prepost"]
+    assert MASK_MODEL not in prepost["environment"], "it would win over the file"
+    chosen = re.fullmatch(r"(.*)\$\{GIORNATA_MODEL:\+(.*)\}(.*)", prepost["env_file"])
+    assert chosen is not None
+    unnamed, named = chosen[1] + chosen[3], chosen[1] + chosen[2] + chosen[3]
+    assert masks_of(unnamed) == f"${{{MASK_MODEL}-{shipped}}}", "and none where it is set and empty"
+    assert masks_of(named) == f"${{{MASK_MODEL}:-}}"
+    assert f"COPY {SEGMENTER.relative_to(DEPLOY.parent)} {shipped}" in (DEPLOY / "Dockerfile").read_text()
+    for variant in ("prepost-second", "prepost-second-gpu"):
+        assert compose["services"][variant]["env_file"] == named
 
 
 def test_a_service_waits_only_for_what_its_profile_starts(compose: dict[str, Any]) -> None:
@@ -246,6 +272,7 @@ def test_the_documented_command_starts_a_whole_system(compose: dict[str, Any]) -
 
 def test_every_variable_is_explained_at_the_top(compose: dict[str, Any]) -> None:
     head, _, body = (DEPLOY / "compose.yaml").read_text().partition("\nname: giornata\n")
+    body += "".join(path.read_text() for path in DEPLOY.glob("*.env"))
     assert set(re.findall(r"\$\{([A-Z_]+)", body)) <= set(re.findall(r"[A-Z_]{5,}", head))
 
 

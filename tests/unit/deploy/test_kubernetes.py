@@ -115,7 +115,9 @@ def test_gateways_with_webhooks_read_their_secret_and_reach_receivers() -> None:
     [rule] = policy["egress"]
     [target] = rule["to"]
     for network in target["ipBlock"]["except"]:
-        assert not may_connect(ip_network(network)[1], (), plain=False), "the policy refuses what the gateway refuses"
+        assert not may_connect(ip_network(network)[1], (), plain=False), (
+            "the policy refuses what the gateway refuses"
+        )
     assert "gateways-reach-receivers" not in named("cpu", "NetworkPolicy")
 
 

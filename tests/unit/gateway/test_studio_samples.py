@@ -9,7 +9,15 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from giornata_tools.launcher.demo.exhibits import FOLDER, PHOTOGRAPH_PADDING, PLACES, SCENES, drawn, exhibits
+from giornata_tools.launcher.demo.exhibits import (
+    FOLDER,
+    PHOTOGRAPH_PADDING,
+    PLACES,
+    SCENES,
+    by_words,
+    drawn,
+    exhibits,
+)
 from giornata_tools.model.scenes import sample
 from giornata_tools.model.scenes.captions import words
 
@@ -33,7 +41,7 @@ def test_a_shipped_scene_is_what_the_scenes_module_renders(name: str, seed: tupl
 
 def test_every_file_that_the_script_draws_is_shipped_as_it_draws_it() -> None:
     pictures = drawn()
-    assert {f"{name}-mask.png" for name in (*SCENES, *PLACES)} == {one["mask"] for one in SAMPLES}
+    assert {f"{name}-mask.png" for name in (*SCENES, "words", *PLACES)} == {one["mask"] for one in SAMPLES}
     for name, picture in pictures.items():
         with Image.open(FOLDER / name) as shipped:
             assert (shipped.mode, shipped.size) == (picture.mode, picture.size)
@@ -48,6 +56,9 @@ def test_the_page_shows_the_scenes_of_the_demo() -> None:
         assert pictures[f"{name}.png"].tobytes() == shown[name].picture.tobytes()
         assert pictures[f"{name}-mask.png"].tobytes() == shown[name].mask.tobytes()
         assert entry(f"{name}.png")["prompt"] == shown[name].parameters.prompt
+    named = by_words()
+    assert pictures["words.png"].tobytes() == named.picture.tobytes()
+    assert entry("words.png")["prompt"] == named.parameters.prompt
 
 
 @pytest.mark.parametrize("one", SAMPLES, ids=lambda one: one["title"])
@@ -65,4 +76,4 @@ def test_a_sample_asks_for_what_the_built_in_model_knows(one: dict[str, Any]) ->
 
 
 def test_a_newcomer_sees_the_scenes_first() -> None:
-    assert [one["file"] for one in SAMPLES[:2]] == ["scene.png", "removal.png"]
+    assert [one["file"] for one in SAMPLES[:3]] == ["scene.png", "removal.png", "words.png"]

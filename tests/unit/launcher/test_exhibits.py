@@ -6,7 +6,7 @@ import numpy as np
 from scipy.ndimage import label
 
 from giornata_tools.launcher.demo.adapters import adapter_exhibits
-from giornata_tools.launcher.demo.exhibits import BESIDE_THE_ASTRONAUT, exhibits, paint, smooth
+from giornata_tools.launcher.demo.exhibits import BESIDE_THE_ASTRONAUT, by_words, exhibits, paint, smooth
 from giornata_tools.model.adapters.card import FOLDER
 
 
@@ -49,8 +49,20 @@ def test_two_photographs_and_two_scenes_one_of_them_a_removal() -> None:
         assert 0.005 < np.asarray(exhibit.mask).mean() / 255 < 0.2
 
 
+def test_words_name_one_of_several_things_which_the_mask_shows() -> None:
+    shown = by_words()
+    assert shown.parameters.mask_prompt == "the red circle"
+    mask = np.asarray(shown.mask) > 0
+    red, green, blue = np.asarray(shown.picture).astype(int)[mask].T
+    assert np.mean((red > 150) & (green < 90) & (blue < 90)) > 0.97, "all of it is red, but for its soft edge"
+    red, green, blue = np.asarray(shown.picture).astype(int)[~mask].T
+    assert np.mean((red > 150) & (green < 90) & (blue < 90)) < 0.01, "and nothing else is"
+    _, blobs = label(mask)
+    assert blobs == 1
+
+
 def test_the_exhibits_are_equal_at_every_call() -> None:
-    for one, other in zip(exhibits(), exhibits(), strict=True):
+    for one, other in zip((*exhibits(), by_words()), (*exhibits(), by_words()), strict=True):
         assert one.picture.tobytes() == other.picture.tobytes()
         assert one.mask.tobytes() == other.mask.tobytes()
 

@@ -103,6 +103,14 @@ def test_every_missed_threshold_is_a_sentence() -> None:
     assert all(sentence.startswith("coffee: ") for sentence in sentences)
 
 
+def test_words_that_found_another_thing_are_told() -> None:
+    words = {"mask_prompt": "the red circle"}
+    assert failings(report(edit(**words, mask_overlap=0.5))) == []
+    (sentence,) = failings(report(edit(**words, mask_overlap=0.31)))
+    assert sentence.startswith('astronaut: "the red circle" found something else')
+    assert "0.31" in sentence
+
+
 def adapter(**changes: object) -> AdapterReport:
     return AdapterReport(
         name="swapped",

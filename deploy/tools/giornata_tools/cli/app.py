@@ -15,7 +15,7 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     "generate": ("generate.command", "Make a picture from text."),
     "mask": ("mask.command", "Find what words name in a picture, and write the mask."),
     "up": ("system", "Run the whole system on this machine until Ctrl-C."),
-    "demo": ("system", "Edit two photographs and two scenes with the whole system, and measure."),
+    "demo": ("system", "Edit two photographs and three scenes with the whole system, and measure."),
     "status": ("status", "Show the services that are running and what they do."),
     "top": ("top.command", "Watch the workers: rows, tokens, tiers, the queue."),
     "models": ("models", "List the models that are served, or the options of one."),

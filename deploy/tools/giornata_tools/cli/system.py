@@ -25,6 +25,7 @@ Environment:
   GIORNATA_NATS_URL    an external NATS with JetStream instead of the embedded one
   GIORNATA_BLOBS_URL   an external blob store instead of the embedded one: a Redis-protocol server (no eviction!) or s3://
   GIORNATA_MODEL       a diffusers checkpoint, local folder or hub id, instead of the small trained one that ships
+  GIORNATA_MASK_MODEL  what makes masks from words; empty: nothing; by default the one that ships, for that model alone
   GIORNATA_*           every other setting, see `python -m giornata_gateway --help` and its siblings
 """
 QUALITY: Final = """\b
@@ -143,11 +144,11 @@ def up(ctx: click.Context, /, **given: Any) -> None:
 @family_option
 @click.pass_context
 def demo(ctx: click.Context, /, **given: Any) -> None:
-    """Edit two photographs and two scenes with the whole system, and measure.
+    """Edit two photographs and three scenes with the whole system, and measure.
 
-    Where the model that ships is served, other scenes show its adapters.
+    In the third scene words say what is repainted, and others show the adapters, where the model that ships is served.
 
-    Exit status 0 only if every pixel outside the masks is kept and every picture of the first four is diffusers' own.
+    Exit status 0 only if every pixel outside the masks is kept and every picture without an adapter is diffusers' own.
     """
     extras.require_system()
     from giornata_tools.launcher import program

@@ -2,7 +2,7 @@
 
 Read in this order:
 
-* `model`, `adapters` and `plan` - what is asked for
+* `model`, `adapters`, `masks` and `plan` - what is asked for
 * `commands` and `servers` - what is started, as plain values: services, and embedded servers with their passwords
 * `process` and `warden` - one child process, and its certain end
 * `watch` - what telemetry says of the processes

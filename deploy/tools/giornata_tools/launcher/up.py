@@ -16,7 +16,7 @@ from giornata.model_cards import digest as digest_of
 from giornata.wire.workers import ServiceName
 from giornata_tools.checkout import MODELS, PROFILE, STATE
 from giornata_tools.doors.addresses import without_password
-from giornata_tools.launcher import adapters, model
+from giornata_tools.launcher import adapters, masks, model
 from giornata_tools.launcher.plan import ONE_EACH, StackPlan, cell_names, planned
 from giornata_tools.launcher.process import LaunchError
 from giornata_tools.launcher.stack import Stack, running
@@ -110,6 +110,7 @@ def plan(options: UpOptions, chosen: tuple[model.Model, ...]) -> StackPlan:
         nats_servers=options.nats_servers,
         env_of={
             ServiceName.DENOISER: {DEVICES: options.devices} if options.devices else {},
+            ServiceName.PREPOST: masks.shipped_masks(models, os.environ),
             ServiceName.LORA_STORE: adapters.shared_loras(models, os.environ),
             ServiceName.CONTROLNET: {adapters.NETS: nets} if nets else {},
         },

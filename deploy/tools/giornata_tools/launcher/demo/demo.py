@@ -7,7 +7,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -15,6 +15,7 @@ from rich.console import Console
 
 from giornata.families import Family
 from giornata.wire.fleet import FleetView, InstanceView
+from giornata.wire.workers import ServiceName
 from giornata_prepost.images.pictures import Pixels
 from giornata_tools import checkout, provenance
 from giornata_tools.doors.edits import Refused, Stopped
@@ -24,7 +25,7 @@ from giornata_tools.launcher.adapters import is_trained, with_controlnets
 from giornata_tools.launcher.demo import sheets
 from giornata_tools.launcher.demo.adapters import SEEDS, AdapterExhibit, adapter_exhibits, under
 from giornata_tools.launcher.demo.editing import edit
-from giornata_tools.launcher.demo.exhibits import Exhibit, exhibits
+from giornata_tools.launcher.demo.exhibits import Exhibit, by_words, exhibits
 from giornata_tools.launcher.demo.report import (
     WORDS,
     AdapterEdit,
@@ -37,6 +38,7 @@ from giornata_tools.launcher.demo.report import (
     services_of,
 )
 from giornata_tools.launcher.folders import socket_folder
+from giornata_tools.launcher.masks import shipped_masks
 from giornata_tools.launcher.plan import StackPlan, planned
 from giornata_tools.launcher.process import LaunchError
 from giornata_tools.launcher.stack import running
@@ -89,7 +91,8 @@ async def demo(options: DemoOptions) -> int:
     console = Console(soft_wrap=True, highlight=False)
     _clear(options.out)
     chosen = await model.choose(os.environ, options.family, checkout.MODELS, console.print)
-    shown = Shown(exhibits(), adapter_exhibits() if is_trained(chosen) else ())
+    named = (by_words(),) if shipped_masks((chosen,), os.environ) else ()
+    shown = Shown((*exhibits(), *named), adapter_exhibits() if is_trained(chosen) else ())
     made = await _through_the_system(options, chosen, shown, console)
     sheets.write(made.edits, made.adapters, options.out)
     expected, oracle = await _expected(options, chosen, made.edits, console)
@@ -107,7 +110,7 @@ async def demo(options: DemoOptions) -> int:
 
 def _clear(out: Path) -> None:
     """Nothing of an earlier run may pass for this one's."""
-    for name in (*(exhibit.name for exhibit in exhibits()), *SEEDS):
+    for name in (*(exhibit.name for exhibit in (*exhibits(), by_words())), *SEEDS):
         shutil.rmtree(out / name, ignore_errors=True)
     for name in ("comparison.png", "adapters.png", "report.json"):
         (out / name).unlink(missing_ok=True)
@@ -183,11 +186,13 @@ async def _expected(
 def plan(options: DemoOptions, chosen: model.Model, state: Path) -> StackPlan:
     """One instance of every service, float32 where diffusers is compared with, open to everyone.
 
-    The trained model has the ControlNets that ship, and no others.
+    The trained model has the ControlNets that ship, and no others; the environment may name what makes its masks.
     """
     exact = {} if options.no_oracle else {"GIORNATA_DTYPE": "float32"}
     env = {"GIORNATA_MODEL_PIXELS": str(MODEL_PIXELS), "GIORNATA_API_KEYS_FILE": "", **exact}
-    return planned(with_controlnets((chosen,), {}), state, options.out / "logs", options.torch_threads, env)
+    models = with_controlnets((chosen,), {})
+    asked = planned(models, state, options.out / "logs", options.torch_threads, env)
+    return replace(asked, env_of={ServiceName.PREPOST: shipped_masks(models, os.environ)})
 
 
 def _conclude(report: DemoReport, out: Path, console: Console) -> int:
@@ -211,5 +216,7 @@ def _tell(done: EditReport, title: str, console: Console) -> None:
     console.print(f'\n{title}, "{done.prompt}": {done.steps} steps in {done.latency_s:.2f} s ({stages})')
     console.print(f"  outside the mask: max diff {done.outside_mask_max_abs_diff:g}")
     console.print(f"  inside the mask:  mean diff {done.inside_mask_mean_abs_diff:.3f}")
+    if done.mask_overlap is not None:
+        console.print(f'  "{done.mask_prompt}" found: {done.mask_overlap:.3f} of what it means, by IoU')
     if done.oracle_max_abs_diff is not None:
         console.print(f"  {done.oracle}: max diff {done.oracle_max_abs_diff:.5f} (2/255 = {2 / 255:.5f})")

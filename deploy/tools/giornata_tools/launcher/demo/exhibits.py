@@ -1,8 +1,8 @@
 """What the demo edits, and the studio's samples as far as this project draws them.
 
-The demo edits two photographs and two procedural scenes, each with its mask and prompt. The studio has the same scenes,
-and masks of its own for photographs. Run ``python -m giornata_tools.launcher.demo.exhibits`` when scenes or ellipses
-change: it writes them to the page's folder.
+The demo edits two photographs and three procedural scenes; in the last one words say which thing is repainted. The
+studio has the same scenes, and masks of its own for photographs. Run ``python -m
+giornata_tools.launcher.demo.exhibits`` when scenes or ellipses change: it writes them to the page's folder.
 """
 
 from __future__ import annotations
@@ -21,6 +21,12 @@ from skimage import data
 from giornata.wire.requests import EditParameters
 from giornata_tools.model.scenes import Task, masks, sample
 from giornata_tools.model.scenes.captions import plain
+from giornata_tools.model.scenes.grounds import ground
+from giornata_tools.model.scenes.outlines import Thing
+from giornata_tools.model.scenes.palette import rgb
+from giornata_tools.model.scenes.scene import paint as paint_thing
+from giornata_tools.model.scenes.scene import to_uint8
+from giornata_tools.model.segmenter.scenes import GROUND, seen
 
 Point: TypeAlias = tuple[float, float]
 """(x, y) as fractions of width and height."""
@@ -41,6 +47,17 @@ SCENE_SIDE: Final = 256
 SCENES: Final = {"scene": Task.ADD, "removal": Task.REMOVE}
 """What is to be done in each procedural scene, by its name."""
 SCENE_SEEDS: Final = {Task.ADD: (2026, 22), Task.REMOVE: (2026, 2)}
+SEVERAL: Final = (
+    Thing("circle", "red", 76, 78, radius=36, angle_deg=0),
+    Thing("circle", "blue", 184, 70, radius=28, angle_deg=0),
+    Thing("triangle", "yellow", 74, 186, radius=32, angle_deg=-3),
+    Thing("square", "purple", 186, 184, radius=27, angle_deg=4),
+)
+"""The things of the scene in which words name the first."""
+SEVERAL_SEED: Final = (2026, 11)
+WORDS: Final = "the red circle"
+GROWN_PX: Final = 4
+"""A mask from words ends where the thing does: the edge of a thing is soft, and is repainted too."""
 FOLDER: Final = Path(str(files("giornata_gateway") / "static" / "samples"))
 
 
@@ -71,7 +88,7 @@ class Exhibit:
     picture: Image.Image
     """RGB."""
     mask: Image.Image
-    """Mode L, white where to edit."""
+    """Mode L, white where to edit; of an edit by words, which send none, what they name."""
     parameters: EditParameters
     """Prompt and crop; the rest is the model's default."""
     control: Image.Image | None = None
@@ -79,7 +96,7 @@ class Exhibit:
 
 
 def exhibits() -> tuple[Exhibit, ...]:
-    """The four edits without adapters; equal at every call."""
+    """The four edits that bring a mask and no adapter; equal at every call."""
     return (
         _photograph("astronaut", "a red star", data.astronaut(), BESIDE_THE_ASTRONAUT),  # NASA, public domain
         _photograph("coffee", "a white diamond", data.coffee(), BESIDE_THE_CUP),  # Rachel Michetti, CC0
@@ -101,6 +118,22 @@ def scene(name: str) -> Exhibit:
     prompt = "remove it" if task is Task.REMOVE else plain(thing.colour, thing.shape)
     picture, mask = Image.fromarray(drawn.before), masks.image(drawn.mask)
     return Exhibit(name, picture, mask, EditParameters(prompt=prompt))
+
+
+def by_words() -> Exhibit:
+    """A procedural scene with several things, of which words name one; equal at every call."""
+    rng = np.random.default_rng(SEVERAL_SEED)
+    picture = ground(rng, "noise", SCENE_SIDE, [rgb(thing.colour) for thing in SEVERAL])
+    for thing in SEVERAL:
+        paint_thing(picture, rng, thing)
+    asked = EditParameters(prompt="a white star", mask_prompt=WORDS, grow_mask=GROWN_PX)
+    return Exhibit("words", Image.fromarray(to_uint8(picture)), masks.image(named(0)), asked)
+
+
+def named(margin: int) -> masks.Mask:
+    """Every pixel within `margin` of what the words name in that scene."""
+    colours, _ = seen([SEVERAL[0]], SCENE_SIDE)
+    return masks.around((colours != GROUND).astype(np.float32), 0, 0, SCENE_SIDE, margin)
 
 
 def paint(width: int, height: int, outline: Sequence[Point]) -> Image.Image:
@@ -133,6 +166,9 @@ def drawn() -> dict[str, Image.Image]:
     for exhibit in map(scene, SCENES):
         pictures[f"{exhibit.name}.png"] = exhibit.picture
         pictures[f"{exhibit.name}-mask.png"] = exhibit.mask
+    several = by_words()
+    pictures[f"{several.name}.png"] = several.picture
+    pictures[f"{several.name}-mask.png"] = masks.image(named(GROWN_PX))
     for name, place in PLACES.items():
         with Image.open(FOLDER / f"{name}.jpg") as photograph:
             pictures[f"{name}-mask.png"] = masks.image(_inside(place, *photograph.size))

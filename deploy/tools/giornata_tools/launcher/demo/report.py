@@ -23,6 +23,8 @@ from giornata_tools.model.adapters.card import AdapterCard, AdapterKind
 ORACLE_LIMIT: Final = 2 / 255
 """The service rounds to 8 bits where diffusers does; a value on the edge may fall to either side."""
 
+LEAST_OVERLAP: Final = 0.5
+"""Of a mask from words with what they name: below it, another thing was repainted."""
 WORDS: Final = {AdapterKind.LORA: "LoRA", AdapterKind.CONTROLNET: "ControlNet"}
 """What each kind of adapter is called."""
 
@@ -67,13 +69,15 @@ class DemoEdit:
     """An exhibit, and what the system made and measured of it."""
 
     exhibit: Exhibit
-    """With all that was asked for: steps and seed too."""
+    """With all that was asked for: steps and seed too. Words are answered: the mask is what they found."""
     job_id: str
     picture: bytes
     """The PNG file that was sent."""
     latency_s: float
     """Seconds from sending the request to having the picture."""
     figures: JobFigures
+    mask_overlap: float | None = None
+    """Of what words found with what they name, intersection over union; None of an edit that brought its mask."""
 
     @property
     def before(self) -> Pixels:
@@ -115,12 +119,16 @@ class EditReport(BaseModel):
     name: str
     job_id: str
     prompt: str
+    mask_prompt: str | None = None
+    """Words that named what was repainted; None where a mask did."""
     seed: int
     steps: int
     width: int
     height: int
     mask_ratio: float
     """Share of the image tokens that the mask touches."""
+    mask_overlap: float | None = None
+    """Of the mask that the words found with what they name, intersection over union."""
     latency_s: float
     stage_ms: StageTimes
     outside_mask_max_abs_diff: float
@@ -172,11 +180,13 @@ def edit_report(edit: DemoEdit, expected: Pixels | None, oracle: str | None) -> 
         name=edit.exhibit.name,
         job_id=edit.job_id,
         prompt=asked.prompt,
+        mask_prompt=asked.mask_prompt,
         seed=asked.seed or 0,
         steps=figures.steps,
         width=after.shape[1],
         height=after.shape[0],
         mask_ratio=figures.mask_ratio,
+        mask_overlap=edit.mask_overlap,
         latency_s=round(edit.latency_s, 3),
         stage_ms=StageTimes(**{stage: round(ms, 1) for stage, ms in figures.stage_ms}),
         outside_mask_max_abs_diff=max_abs_diff(before, after, alpha == 0),
@@ -237,6 +247,11 @@ def failings(report: DemoReport) -> list[str]:
             )
         if edit.inside_mask_mean_abs_diff == 0:
             found.append(f"{edit.name}: Nothing changed inside the mask.")
+        if edit.mask_overlap is not None and edit.mask_overlap < LEAST_OVERLAP:
+            found.append(
+                f'{edit.name}: "{edit.mask_prompt}" found something else: its mask overlaps with what is meant by '
+                f"{edit.mask_overlap:.2f}; at least {LEAST_OVERLAP} is accepted."
+            )
         if oracle is not None and oracle > ORACLE_LIMIT:
             found.append(
                 f"{edit.name}: The picture differs from {edit.oracle} by up to {_steps(oracle)}; "

@@ -63,7 +63,9 @@ def _adapter_row(adapted: AdapterEdit) -> Image.Image:
 
 
 def _asked(done: DemoEdit) -> tuple[Image.Image, str]:
-    return comparison.overlay(done.exhibit.picture, done.alpha), f'"{done.exhibit.parameters.prompt}"'
+    asked = done.exhibit.parameters
+    words = "" if asked.mask_prompt is None else f'"{asked.mask_prompt}": '
+    return comparison.overlay(done.exhibit.picture, done.alpha), f'{words}"{asked.prompt}"'
 
 
 def _scaled(picture: Image.Image, height: int) -> Image.Image:

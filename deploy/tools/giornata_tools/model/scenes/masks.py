@@ -64,3 +64,9 @@ def around(alpha: NDArray[np.float32], left: int, top: int, side: int, margin: i
     mask[top : top + alpha.shape[0], left : left + alpha.shape[1]] = alpha > 0
     grown = Image.fromarray(mask.astype(np.uint8)).filter(ImageFilter.MaxFilter(2 * margin + 1))
     return np.asarray(grown, bool)
+
+
+def overlap(one: Mask, other: Mask) -> float:
+    """Intersection over union of two masks of one shape; 1 where both are empty."""
+    union = int((one | other).sum())
+    return float((one & other).sum() / union) if union else 1.0

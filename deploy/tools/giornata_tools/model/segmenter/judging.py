@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from transformers import AutoProcessor, CLIPSegForImageSegmentation, CLIPSegProcessor
 
-from giornata_tools.model.scenes.masks import Mask
+from giornata_tools.model.scenes.masks import Mask, overlap
 from giornata_tools.model.segmenter import phrases
 from giornata_tools.model.segmenter.phrases import NAMING, Phrase, PhraseKind
 from giornata_tools.model.segmenter.scenes import HELD_OUT, NamedScene, held_out
@@ -47,12 +47,6 @@ class Segmenter:
         heat = logits.view(len(texts), 1, *pixels.shape[2:]).sigmoid()
         scaled = nn.functional.interpolate(heat, picture.shape[:2], mode="bilinear")
         return [mask.numpy() for mask in scaled[:, 0] >= LIKELY]
-
-
-def overlap(one: Mask, other: Mask) -> float:
-    """Intersection over union; 1 where both are empty."""
-    union = int((one | other).sum())
-    return float((one & other).sum() / union) if union else 1.0
 
 
 def asked(scene: NamedScene, index: int) -> list[Phrase]:
