@@ -37,14 +37,12 @@ class Image:
 
 
 def images() -> list[Image]:
-    """The images that Compose builds, each once; none for GPUs."""
+    """The images that Compose builds, each once: those for GPUs hold CUDA's libraries besides."""
     services = yaml.safe_load((ROOT / "deploy" / "compose.yaml").read_text(encoding="utf-8"))["services"]
     dockerfile = (ROOT / "deploy" / "Dockerfile").read_text(encoding="utf-8")
     computing = set(re.findall(r"^FROM computing AS for-(\S+)$", dockerfile, re.MULTILINE))
     found: dict[str, Image] = {}
     for described in services.values():
-        if described["image"].endswith("-gpu"):
-            continue  # with CUDA's libraries and torchao, which this environment lacks
         told = described.get("build", {}).get("args", {})
         name = told.get("SERVICE")
         if name and ("EXTRAS" in told or name not in found):

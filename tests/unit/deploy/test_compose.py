@@ -174,7 +174,6 @@ def test_the_gpu_profile_swaps_the_computing_services(compose: dict[str, Any], s
     assert "resources" not in cpu["deploy"]
     assert gpu["deploy"]["replicas"] == cpu["deploy"]["replicas"]
     more = {"GIORNATA_DEVICE": "cuda"}  # a container whose GPU does not work is not to compute on its CPU
-    more |= {"GIORNATA_QUANTIZE": "${GIORNATA_QUANTIZE:-off}"} if service == ServiceName.DENOISER else {}
     assert gpu["environment"] == cpu["environment"] | more
 
 

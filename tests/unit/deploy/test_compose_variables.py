@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import yaml
 
-from giornata.wire.workers import ServiceName
 from tests.unit.deploy.overlays import CONFIGS, compose, shared_settings
 from tests.unit.deploy.test_compose import DEPLOY, VARIANTS, service_of
 
@@ -75,9 +74,3 @@ def test_variables_of_the_pages_are_read_by_a_service_or_named_by_compose() -> N
     head = (DEPLOY / "compose.yaml").read_text()
     read = {f"GIORNATA_{name.upper()}" for name in shared_settings()}
     assert {name for name in named if name not in head} <= read
-
-
-def test_extras_of_images_are_those_of_their_distributions(services: dict[str, Any]) -> None:
-    gpu = services[f"{ServiceName.DENOISER}-gpu"]["build"]["args"]
-    assert gpu["EXTRAS"] == "[quantize]", "torchao, for GIORNATA_QUANTIZE"
-    assert "EXTRAS" not in services[ServiceName.DENOISER]["build"]["args"], "a CPU is refused it"
