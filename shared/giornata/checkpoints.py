@@ -11,6 +11,7 @@ from huggingface_hub import snapshot_download
 from pydantic import Field
 
 from giornata.config import CellConfig
+from giornata.wire.errors import Failed
 
 FILES: Final = ["*.json", "*/*.json", "*/*.txt", "*/*.model", "*/*.jinja", "*/*.safetensors"]
 """Files of a hub repository: the whole diffusers folder, which enters the digest, and no single-file weights."""
@@ -30,7 +31,7 @@ class DeviceConfig(CellConfig):
     device: str = Field(
         "auto",
         pattern=r"^(auto|cpu|cuda(:\d+)?)$",
-        description="Where it computes; auto: a GPU if there is one.",
+        description="Where it computes; auto: a GPU if there is one; cuda: a GPU, or it does not start.",
     )
     device_claims: Path | None = Field(
         None,
@@ -47,10 +48,31 @@ class DeviceConfig(CellConfig):
         return int(self.device in {"auto", "cuda"})
 
     def torch_device(self) -> torch.device:
-        """Where it computes."""
+        """Where it computes.
+
+        Raises:
+            Failed: a GPU is named that torch does not see. A CPU never stands in for it.
+        """
+        gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if self.device == "auto":
-            return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        return torch.device(self.device)
+            return torch.device("cuda" if gpus else "cpu")
+        device = torch.device(self.device)
+        if device.type == "cuda" and (device.index or 0) >= gpus:
+            raise Failed(
+                "GIORNATA_DEVICE names a GPU that torch does not see; look at the driver, the container's GPUs and "
+                "torch's build.",
+                received=f"{self.device}, where torch {torch.__version__} sees {gpus or 'no'} GPU{'s'[: gpus > 1]}",
+                accepted=", ".join(["cpu", "auto", *(f"cuda:{index}" for index in range(gpus))]),
+            )
+        return device
+
+    def own_devices(self) -> tuple[torch.device, ...]:
+        """Where this process computes itself.
+
+        Raises:
+            Failed: as :meth:`torch_device`.
+        """
+        return (self.torch_device(),)
 
     def torch_dtype(self) -> torch.dtype:
         """The type of the weights."""

@@ -18,6 +18,8 @@ import structlog
 import torch
 from pydantic import TypeAdapter, ValidationError
 
+from giornata.checkpoints import DeviceConfig
+from giornata.gpus import host_device
 from giornata.locks import alone, lock_if_free
 from giornata.wire.devices import HostDevice
 from giornata.wire.errors import Failed, NoFreeDevice
@@ -64,6 +66,29 @@ async def visible_gpus() -> tuple[HostDevice, ...]:
 
 
 @asynccontextmanager
+async def gpus_of(
+    service: ServiceName,
+    config: DeviceConfig,
+    *,
+    seen: Callable[[], Awaitable[Sequence[HostDevice]]] = visible_gpus,
+    named: Callable[[torch.device], HostDevice] = host_device,
+) -> AsyncIterator[tuple[HostDevice, ...]]:
+    """The GPUs that an instance computes on: those that it claims (:func:`claimed`), or the one that it is told.
+
+    None on a CPU, and none of a pool that claims nothing: its ranks tell theirs. `named` asks CUDA for a GPU's name.
+
+    Raises:
+        NoFreeDevice: other instances of `service` have too many of them.
+        Failed: the configuration names a GPU that torch does not see; or as :func:`claimed`.
+    """
+    async with claimed(
+        service, config.instance, config.device_claims, config.gpus_wanted, seen=seen
+    ) as found:
+        own = [device for device in config.own_devices() if device.type == "cuda"]
+        yield found or tuple(map(named, own))
+
+
+@asynccontextmanager
 async def claimed(
     service: ServiceName,
     instance: str,
@@ -88,7 +113,7 @@ async def claimed(
         if len(found) < len(gpus):
             os.environ[VISIBLE] = ",".join(gpu.id for gpu in found)
         log.info("devices_claimed", devices=[f"{gpu.device} {gpu.id}" for gpu in found])
-        yield found
+        yield tuple(gpu.model_copy(update={"claimed": True}) for gpu in found)
 
 
 @contextmanager

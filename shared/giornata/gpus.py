@@ -17,10 +17,14 @@ from giornata.wire.devices import HostDevice
 ADAPTER = TypeAdapter(list[HostDevice])
 
 
+def host_device(device: torch.device) -> HostDevice:
+    """A GPU that this process may use, as its host knows it. Asks CUDA, which then sees the same GPUs until the end."""
+    return HostDevice(device=f"{device.type}:{device.index or 0}", id=f"GPU-{device_id(device)}")
+
+
 def seen() -> list[HostDevice]:
     """The GPUs that this process may use, in CUDA's order; none on a machine without."""
-    devices = [f"cuda:{index}" for index in range(torch.cuda.device_count())]
-    return [HostDevice(device=device, id=f"GPU-{device_id(torch.device(device))}") for device in devices]
+    return [host_device(torch.device("cuda", index)) for index in range(torch.cuda.device_count())]
 
 
 if __name__ == "__main__":

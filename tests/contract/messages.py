@@ -473,7 +473,7 @@ MESSAGES: list[BaseModel] = [
             used_bytes=6,
             loads=TierLoads(demand=1, waited_ms=1.5),
         ),
-        claims=(HostDevice(device="cuda:3", id="GPU-8f7d4a5c"),),
+        gpus=(HostDevice(device="cuda:3", id="GPU-8f7d4a5c", claimed=True),),
         answering=("inspect job_1", "finish job_2 0"),
     ),
     BeginUpload(upload_id="upload_1", tenant="default", remaining_ms=900),

@@ -16,10 +16,12 @@ from typing import cast
 import pytest
 import torch
 
-from giornata.device_claims import VISIBLE, claimed, claims, visible_gpus
+from giornata.checkpoints import DeviceConfig
+from giornata.device_claims import VISIBLE, claimed, claims, gpus_of, visible_gpus
 from giornata.wire.devices import HostDevice
 from giornata.wire.errors import Failed, NoFreeDevice
 from giornata.wire.workers import ServiceName
+from giornata_denoiser.config import DenoiserConfig
 from giornata_denoiser.pool.messages import Opening
 from giornata_denoiser.pool.processes import Process
 from tests.patience import HUNG_S
@@ -202,3 +204,75 @@ async def test_nothing_changes_on_a_cpu_or_without_a_folder(
             assert found == ()
     assert not (tmp_path / "c").exists()
     assert VISIBLE not in os.environ
+
+
+@pytest.fixture
+def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What CUDA tells on a machine with two GPUs."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+
+
+def name_of(device: torch.device) -> HostDevice:
+    return HostDevice(device=f"cuda:{device.index or 0}", id=f"GPU-{device.index or 0}a")
+
+
+async def gpus_told(config: DeviceConfig) -> tuple[HostDevice, ...]:
+    async def seen() -> tuple[HostDevice, ...]:
+        return GPUS[:2]
+
+    async with gpus_of(ServiceName.DENOISER, config, seen=seen, named=name_of) as found:
+        return found
+
+
+@pytest.mark.usefixtures("two_gpus")
+@pytest.mark.parametrize(
+    ("device", "told"), [("auto", GPUS[:1]), ("cuda", GPUS[:1]), ("cuda:1", GPUS[1:2]), ("cpu", ())]
+)
+async def test_the_gpu_that_an_instance_uses_is_told_where_none_is_claimed(
+    device: str, told: tuple[HostDevice, ...]
+) -> None:
+    assert await gpus_told(DeviceConfig(device=device)) == told
+
+
+@pytest.mark.usefixtures("two_gpus")
+async def test_a_claimed_gpu_is_told_as_claimed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VISIBLE, "")
+    [told] = await gpus_told(DeviceConfig(device="cuda", device_claims=tmp_path))
+    assert told == GPUS[0].model_copy(update={"claimed": True})
+
+
+@pytest.mark.usefixtures("two_gpus")
+async def test_a_pool_of_numbered_gpus_leaves_them_to_its_ranks() -> None:
+    assert await gpus_told(DenoiserConfig(model="m", devices="cuda:0,cuda:1")) == ()
+
+
+@pytest.mark.parametrize("claims_", [False, True])
+async def test_a_named_gpu_that_is_not_seen_is_an_error_and_no_cpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, claims_: bool
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)  # NVML still counts what CUDA cannot use
+
+    async def none() -> tuple[HostDevice, ...]:
+        return ()
+
+    config = DeviceConfig(device="cuda", device_claims=tmp_path if claims_ else None)
+    with pytest.raises(Failed, match="GIORNATA_DEVICE names a GPU that torch does not see") as refused:
+        async with gpus_of(ServiceName.DENOISER, config, seen=none):
+            pass
+    body = refused.value.body()
+    assert body.received == f"cuda, where torch {torch.__version__} sees no GPU"
+    assert body.accepted == "cpu, auto"
+    async with gpus_of(
+        ServiceName.DENOISER, DenoiserConfig(model="m", device="cuda", devices="cpu,cpu")
+    ) as found:
+        assert found == (), "a pool computes on its own devices"
+
+
+@pytest.mark.usefixtures("two_gpus")
+def test_a_number_that_no_gpu_has_is_refused() -> None:
+    with pytest.raises(Failed) as refused:
+        DeviceConfig(device="cuda:2").torch_device()
+    assert refused.value.body().accepted == "cpu, auto, cuda:0, cuda:1"
+    assert "sees 2 GPUs" in str(refused.value)

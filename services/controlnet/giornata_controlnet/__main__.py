@@ -8,7 +8,7 @@ import sys
 from giornata import runtime
 from giornata.blobs import open_blobs
 from giornata.bus.bus import connect_as
-from giornata.device_claims import claimed
+from giornata.device_claims import gpus_of
 from giornata.heap import keep_freed
 from giornata.wire.workers import ServiceName
 from giornata_controlnet.config import ControlNetConfig
@@ -20,7 +20,7 @@ async def serve(config: ControlNetConfig, stop: asyncio.Event) -> None:
     """Read the cards, open NATS and blobs; compute ControlNets until `stop`; drain."""
     configured = await asyncio.to_thread(read_cards, config.controlnets)
     async with (
-        claimed(ServiceName.CONTROLNET, config.instance, config.device_claims, config.gpus_wanted) as claims,
+        gpus_of(ServiceName.CONTROLNET, config) as gpus,
         connect_as(ServiceName.CONTROLNET, config) as bus,
         open_blobs(config.blobs_url, config.handover_folder, config.handover_mb) as blobs,
     ):
@@ -33,7 +33,7 @@ async def serve(config: ControlNetConfig, stop: asyncio.Event) -> None:
             budget_bytes=config.budget_bytes(),
             loads=config.control_loads,
         ) as nets:
-            await ControlNetService(config, bus, blobs, nets, claims).run(stop)
+            await ControlNetService(config, bus, blobs, nets, gpus).run(stop)
 
 
 if __name__ == "__main__":

@@ -40,7 +40,7 @@ log = structlog.get_logger(__name__)
 
 
 class ControlNetService:
-    """One instance, which computes `nets`; `claims` are told."""
+    """One instance, which computes `nets`; `gpus` are told."""
 
     _addresses: Mapping[DataPath, str]
 
@@ -50,10 +50,10 @@ class ControlNetService:
         bus: Bus,
         blobs: BlobStore,
         nets: Nets,
-        claims: Sequence[HostDevice] = (),
+        gpus: Sequence[HostDevice] = (),
     ) -> None:
         self._config, self._bus, self._blobs, self._nets = config, bus, blobs, nets
-        self._claims = tuple(claims)
+        self._gpus = tuple(gpus)
         self._rows = Rows(config.control_rows, config.control_idle_s)
         self._draining = False
         self._crash: Exception | None = None
@@ -163,5 +163,5 @@ class ControlNetService:
             draining=self._draining,
             controlnets=nets.cards,
             control=state,
-            claims=self._claims,
+            gpus=self._gpus,
         )

@@ -9,7 +9,7 @@ from functools import partial
 from giornata import runtime
 from giornata.blobs import open_blobs
 from giornata.bus import bus, streams
-from giornata.device_claims import claimed
+from giornata.device_claims import gpus_of
 from giornata.heap import keep_freed
 from giornata.planning.costing import CostModel
 from giornata.records import Records
@@ -26,11 +26,12 @@ from giornata_denoiser.service import Denoiser
 async def serve(config: DenoiserConfig, stop: asyncio.Event) -> None:
     """Open NATS, blobs and the model; denoise until `stop`."""
     async with (
-        claimed(ServiceName.DENOISER, config.instance, config.device_claims, config.gpus_wanted) as claims,
+        gpus_of(ServiceName.DENOISER, config) as gpus,
         bus.connect_as(ServiceName.DENOISER, config) as connected,
         open_blobs(config.blobs_url, config.handover_folder, config.handover_mb) as blobs,
     ):
-        if config.torch_device().type == "cpu":
+        kinds = {name.partition(":")[0] for name in config.device_names} or {config.torch_device().type}
+        if kinds == {"cpu"}:
             keep_freed()
         await streams.ensure(
             connected.jetstream,
@@ -59,7 +60,7 @@ async def serve(config: DenoiserConfig, stop: asyncio.Event) -> None:
             profile=profile,
             costs=costs,
             ranks=ranks,
-            claims=claims,
+            gpus=gpus,
         )
         await serving.run(stop)
 

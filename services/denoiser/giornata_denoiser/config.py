@@ -6,6 +6,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Final, Self
 
+import torch
 from pydantic import Field, field_validator, model_validator
 
 from giornata.checkpoints import ModelConfig
@@ -263,6 +264,10 @@ class DenoiserConfig(ModelConfig):
     def gpus_wanted(self) -> int:
         """See :class:`~giornata.checkpoints.DeviceConfig`; of a pool those without a number."""
         return claimed_of(self.devices) if self.devices else super().gpus_wanted
+
+    def own_devices(self) -> tuple[torch.device, ...]:
+        """See :class:`~giornata.checkpoints.DeviceConfig`; a pool's leader computes nowhere."""
+        return () if self.devices else super().own_devices()
 
     @field_validator("devices")
     @classmethod

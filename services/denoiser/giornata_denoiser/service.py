@@ -78,7 +78,7 @@ class Denoiser:
     """One instance with one model; `costs` follow what its steps and loads take, from what the profile says.
 
     With `ranks` it is the leader of a pool: these have loaded the model, and its own `checkpoint` is an outline.
-    `claims` are told.
+    `gpus` are told.
     """
 
     _engine: EngineLoop | Pool
@@ -100,9 +100,9 @@ class Denoiser:
         profile: Profile,
         costs: CostModel,
         ranks: Ranks | None = None,
-        claims: tuple[HostDevice, ...] = (),
+        gpus: tuple[HostDevice, ...] = (),
     ) -> None:
-        self._ranks, self._arena, self._claims = ranks, Arena(), claims
+        self._ranks, self._arena, self._gpus = ranks, Arena(), gpus
         if ranks is not None:
             checkpoint = without_step_caches(checkpoint)
         self._config, self._bus, self._blobs, self._checkpoint = config, bus, blobs, checkpoint
@@ -335,5 +335,5 @@ class Denoiser:
             models=(self._checkpoint.card,),
             controlnets=tuple(net.card for net in self._checkpoint.controlnets.values()),
             worker=worker,
-            claims=self._claims,
+            gpus=self._gpus,
         )

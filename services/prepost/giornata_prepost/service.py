@@ -72,7 +72,7 @@ log = structlog.get_logger(__name__)
 
 
 class Prepost:
-    """One instance with one model, and a segmenter if masks from words are served; `claims` are told."""
+    """One instance with one model, and a segmenter if masks from words are served; `gpus` are told."""
 
     def __init__(
         self,
@@ -81,10 +81,10 @@ class Prepost:
         pool: ImagePool,
         model: ImageModel,
         *,
-        claims: Sequence[HostDevice] = (),
+        gpus: Sequence[HostDevice] = (),
         segmenter: Segmenter | None = None,
     ) -> None:
-        self._config, self._blobs, self._claims = config, blobs, tuple(claims)
+        self._config, self._blobs, self._gpus = config, blobs, tuple(gpus)
         self._pool, self._model = pool, model
         self._limits = PixelLimits(config.max_pixels, config.model_pixels)
         # of two edits a process has in memory, one is computed while the other's pictures arrive
@@ -295,6 +295,6 @@ class Prepost:
             self._config,
             models=(self._model.card,),
             answering=tuple(self._answering.values()),
-            claims=self._claims,
+            gpus=self._gpus,
             masks=self._finding and self._finding.segmenter.card,
         )

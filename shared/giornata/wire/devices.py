@@ -12,3 +12,5 @@ class HostDevice(Wire):
     """As the process saw it before it took its own alone: ``cuda:3``."""
     id: str
     """What names it on the host, whoever looks: ``GPU-8f7d4a5c-…``."""
+    claimed: bool = False
+    """Whether the instance has claimed it; others may use one that is not."""

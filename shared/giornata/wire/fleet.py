@@ -128,8 +128,8 @@ class InstanceView(Wire):
     """Of a ControlNet service alone."""
     host_tier: HostTier | None = None
     """Of a LoRA store that fills one."""
-    claims: tuple[HostDevice, ...] = ()
-    """GPUs that it has claimed on its host."""
+    gpus: tuple[HostDevice, ...] = ()
+    """GPUs that it computes on; of a pool those alone that it has claimed, since `ranks` tell the others."""
 
 
 class FleetView(Wire):

@@ -352,8 +352,8 @@ class ServiceState(Wire):
     """A LoRA store's."""
     host_tier: HostTier | None = None
     """Of a LoRA store that fills one."""
-    claims: tuple[HostDevice, ...] = ()
-    """GPUs that the instance has claimed on its host (:mod:`giornata.device_claims`)."""
+    gpus: tuple[HostDevice, ...] = ()
+    """GPUs that this process computes on, claimed or not (:mod:`giornata.device_claims`)."""
     masks: MaskCard | None = None
     """What makes masks from words in a prepost; None where nothing does, and from versions that do not tell."""
     answering: tuple[str, ...] | None = None

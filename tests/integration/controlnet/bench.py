@@ -249,7 +249,7 @@ class Bench:
     folders: Mapping[str, str]
     nets: Mapping[str, ControlNet]
     links: ExitStack
-    claims: tuple[HostDevice, ...] = ()
+    gpus: tuple[HostDevice, ...] = ()
     """Of the services."""
 
     def use(self, name: str, **changed: Any) -> ControlUse:
@@ -277,7 +277,7 @@ class Bench:
         gate, states = Gate(), asyncio.Queue[ServiceState]()
         cards = read_cards(config.controlnets)
         with HeldNets(cards, CPU, torch.float32, budget_bytes=budget_bytes, loads=2, gate=gate) as nets:
-            service = ControlNetService(config, self.bus, self.blobs, nets, self.claims)
+            service = ControlNetService(config, self.bus, self.blobs, nets, self.gpus)
             subject = subjects.telemetry(ServiceName.CONTROLNET, instance)
             async with self.bus.listen(subject, ServiceState, states.put_nowait):
                 stop = asyncio.Event()

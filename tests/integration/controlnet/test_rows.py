@@ -25,9 +25,9 @@ from tests.patience import HUNG_S
 
 
 async def test_telemetry_tells_the_gpu_that_was_claimed(bench: Bench) -> None:
-    bench.claims = (HostDevice(device="cuda:3", id="GPU-3a"),)
+    bench.gpus = (HostDevice(device="cuda:3", id="GPU-3a"),)
     async with bench.service() as running, asyncio.timeout(HUNG_S):
-        assert (await running.states.get()).claims == bench.claims
+        assert (await running.states.get()).gpus == bench.gpus
 
 
 async def test_cards_are_told_before_any_weights_are_loaded(bench: Bench) -> None:

@@ -75,7 +75,7 @@ class Bench:
     records: Records
     checkpoint: Checkpoint
     urls: tuple[str, str]
-    claims: tuple[HostDevice, ...] = ()
+    gpus: tuple[HostDevice, ...] = ()
     """Of the workers."""
     steps: asyncio.Queue[StepEvent] = field(default_factory=asyncio.Queue)
     previews: asyncio.Queue[PreviewEvent] = field(default_factory=asyncio.Queue)
@@ -101,7 +101,7 @@ class Bench:
             replace(self.checkpoint, family=replace(self.checkpoint.family, network=network)),
             profile=PROFILE,
             costs=Steady.of(PROFILE),
-            claims=self.claims,
+            gpus=self.gpus,
         )
         worker = Worker(config.instance, network, asyncio.Event())
         async with self.bus.listen(

@@ -128,9 +128,9 @@ async def test_a_worker_keeps_padding_and_tells_so(bench: Bench, reuse: str, tex
 
 
 async def test_telemetry_tells_the_gpus_that_were_claimed(bench: Bench) -> None:
-    bench.claims = (HostDevice(device="cuda:3", id="GPU-3a"),)
+    bench.gpus = (HostDevice(device="cuda:3", id="GPU-3a"),)
     async with bench.worker():
-        assert (await asyncio.wait_for(bench.states.get(), WAIT_S)).claims == bench.claims
+        assert (await asyncio.wait_for(bench.states.get(), WAIT_S)).gpus == bench.gpus
 
 
 async def test_a_worker_without_room_says_full(bench: Bench) -> None:

@@ -67,14 +67,14 @@ async def serving(
     caller: Bus,
     blobs: RedisBlobs,
     model: ImageModel,
-    claims: tuple[HostDevice, ...] = (),
+    gpus: tuple[HostDevice, ...] = (),
     hear: Callable[[ServiceState], object] = lambda _: None,
     segmenter: Segmenter | None = None,
 ) -> AsyncIterator[asyncio.Event]:
     """An instance that says it is ready, and tells of itself to `hear`; setting the event drains it."""
     stop = asyncio.Event()
     async with ImagePool(config.image_processes) as pool, asyncio.TaskGroup() as tasks:
-        service = Prepost(config, blobs, pool, model, claims=claims, segmenter=segmenter)
+        service = Prepost(config, blobs, pool, model, gpus=gpus, segmenter=segmenter)
         heard = asyncio.Event()
 
         def told(state: ServiceState) -> None:

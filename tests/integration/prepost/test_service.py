@@ -241,9 +241,9 @@ async def test_a_model_is_rehearsed_before_it_serves(
 async def test_telemetry_tells_the_gpu_that_was_claimed(
     config: PrepostConfig, caller: Bus, blobs: RedisBlobs
 ) -> None:
-    claims, states = (HostDevice(device="cuda:3", id="GPU-3a"),), list[ServiceState]()
-    async with serving(config, caller, blobs, open_model(config), claims, states.append):
-        assert states[0].claims == claims
+    gpus, states = (HostDevice(device="cuda:3", id="GPU-3a"),), list[ServiceState]()
+    async with serving(config, caller, blobs, open_model(config), gpus, states.append):
+        assert states[0].gpus == gpus
 
 
 @pytest.mark.parametrize("drain_s", [0.0, 240.0])

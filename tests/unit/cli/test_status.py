@@ -105,16 +105,16 @@ def test_templates_of_all_workers_are_summed_up() -> None:
     assert "templates:" not in sums(told(STATES))
 
 
-def test_an_instance_has_a_line_with_the_gpus_that_it_has_claimed() -> None:
-    gpus = tuple(HostDevice(device=f"cuda:{index}", id=f"GPU-{index}f") for index in (2, 5))
+def test_an_instance_has_a_line_with_its_gpus_and_whether_it_has_claimed_them() -> None:
+    gpus = tuple(HostDevice(device=f"cuda:{index}", id=f"GPU-{index}f", claimed=True) for index in (2, 5))
     sharing = [
-        state(ServiceName.DENOISER, "d1", worker=BUSY, claims=gpus),
-        state(ServiceName.PREPOST, "p1", claims=gpus[:1]),
+        state(ServiceName.DENOISER, "d1", worker=BUSY, gpus=gpus),
+        state(ServiceName.PREPOST, "p1", gpus=(HostDevice(device="cuda:0", id="GPU-2f"),)),
         state(ServiceName.PREPOST, "p2"),
     ]
     assert sums(told(sharing)).splitlines()[2:] == [
         "claimed by d1: cuda:2 GPU-2f, cuda:5 GPU-5f",
-        "claimed by p1: cuda:2 GPU-2f",
+        "used by p1: cuda:0 GPU-2f",
     ]
 
 

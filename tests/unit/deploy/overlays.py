@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -34,7 +34,7 @@ SERVERS: Final = {"nats", "valkey"}
 
 
 def documented() -> list[Resource]:
-    """The overlay that the page tells an operator to write: GPUs, three NATS servers and ControlNets."""
+    """The overlay that the page tells an operator to write: all components."""
     page = (ROOT / "docs" / "kubernetes.md").read_text()
     [text] = re.findall(r"^```yaml\n(apiVersion: kustomize.*?)^```", page, re.MULTILINE | re.DOTALL)
     return of(yaml.safe_load(text.replace("deploy/kubernetes", "../..")), OVERLAYS / "own", [])
@@ -92,6 +92,18 @@ def config_of(key: tuple[str, str]) -> Any:
 def shared_settings() -> set[str]:
     """Those of the map that all services read, of which a gateway has no use for the cell."""
     return set().union(*(kind.model_fields for kind in CONFIGS.values()))
+
+
+def egress_ports(overlay: str, component: str) -> Iterator[int]:
+    """Ports that policies let a service reach, wherever that is."""
+    labels = WORKLOADS[overlay, component]["spec"]["template"]["metadata"]["labels"]
+    for policy in named(overlay, "NetworkPolicy").values():
+        selector = policy["spec"]["podSelector"]
+        chosen = selector.get("matchLabels", {}).items() <= labels.items() and all(
+            labels[one["key"]] in one["values"] for one in selector.get("matchExpressions", ())
+        )
+        for rule in policy["spec"].get("egress", ()) if chosen else ():
+            yield from (port["port"] for port in rule["ports"])
 
 
 def compose() -> dict[str, Any]:

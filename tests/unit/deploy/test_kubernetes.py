@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from ipaddress import ip_network
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -23,6 +24,7 @@ from tests.unit.deploy.overlays import (
     compose,
     config_of,
     container_of,
+    egress_ports,
     every_service,
     every_workload,
     named,
@@ -38,7 +40,8 @@ def test_variables_are_options_that_the_service_reads(key: tuple[str, str]) -> N
     if "external" not in key:
         hosts = re.findall(r"//([^:,]+):4222", config.nats_url)
         assert hosts == (["nats"] if replicas == 1 else [f"nats-{index}.nats" for index in range(replicas)])
-        assert re.findall(r"//([^:]+):6379", config.blobs_url) == ["valkey"]
+        stores = re.findall(r"//([^:/]+)", config.blobs_url)
+        assert stores == (["pictures"] if key[0] == "documented" else ["valkey"])
     assert getattr(config, "device_claims", None) is None, "the device plugin gives each container its own"
 
 
@@ -66,7 +69,7 @@ def compose_grace_s(name: str) -> int:
 def test_images_are_those_of_compose(key: tuple[str, str]) -> None:
     overlay, name = key
     computing = name in {"denoiser", "prepost", "controlnet"}
-    on_gpu = computing and name != "controlnet" and overlay in {"gpu", "documented"}
+    on_gpu = computing and overlay in {"gpu", "documented"}
     image = container_of(WORKLOADS[key])["image"]
     assert image == compose()[f"{name}-gpu" if on_gpu else name]["image"]
 
@@ -132,6 +135,23 @@ def test_prepost_makes_masks_from_words_where_the_operator_names_what_makes_them
     assert variables <= compose()["prepost"]["environment"].keys(), "as in Compose"
 
 
+@pytest.mark.parametrize("name", [str(name) for name in ServiceName])
+def test_what_a_component_offers_its_policy_lets_out(name: str) -> None:
+    reached = set(egress_ports("documented", name))
+    config = config_of(("documented", name))
+    traces = urlsplit(config.traces_url)
+    assert config.blobs_url.startswith("s3://")
+    assert {traces.port, 443} <= reached
+    policy = named("documented", "NetworkPolicy")["spans-go-to-the-collector"]["spec"]
+    [target] = policy["egress"][0]["to"]
+    namespace = target["namespaceSelector"]["matchLabels"]["kubernetes.io/metadata.name"]
+    assert str(traces.hostname).rpartition(".")[2] == namespace, "the address and the policy name one place"
+
+
+def test_without_these_components_a_gateway_reaches_its_servers_alone() -> None:
+    assert set(egress_ports("cpu", ServiceName.GATEWAY)) == {53, 4222, 6379}
+
+
 def probes(container: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     for kind in ("startupProbe", "readinessProbe", "livenessProbe"):
         if kind in container:
@@ -165,8 +185,9 @@ def test_probes_ask_for_what_is_there(key: tuple[str, str]) -> None:
 
 @pytest.mark.parametrize("overlay", ["gpu", "documented"])
 def test_a_replica_has_a_gpu_and_its_successor_waits_for_it(overlay: str) -> None:
-    for name in ("denoiser", "prepost"):
+    for name in ("denoiser", "prepost", *(["controlnet"] if overlay == "documented" else [])):
         workload = WORKLOADS[overlay, name]
+        assert config_of((overlay, name)).device == "cuda", "it starts on no CPU instead"
         assert container_of(workload)["resources"]["limits"]["nvidia.com/gpu"] == "1"
         assert workload["spec"]["strategy"]["rollingUpdate"] == {"maxSurge": 0, "maxUnavailable": 1}
         [shm] = [v for v in workload["spec"]["template"]["spec"]["volumes"] if v["name"] == "shm"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from typing import Final
 
 import jsonschema  # type: ignore[import-untyped]  # has no types
@@ -21,6 +20,7 @@ from tests.unit.deploy.overlays import (
     WORKLOADS,
     config_of,
     container_of,
+    egress_ports,
     every_overlay,
     named,
 )
@@ -185,14 +185,3 @@ def test_policies_name_ports_that_are_listened_to(overlay: str) -> None:
             assert {port["port"] for port in rule["ports"]} <= ports, name
     for service in (str(name) for where, name in OURS if where == overlay):
         assert {4222, 6379} <= set(egress_ports(overlay, service)), f"{service} reaches NATS and blobs"
-
-
-def egress_ports(overlay: str, component: str) -> Iterator[int]:
-    labels = WORKLOADS[overlay, component]["spec"]["template"]["metadata"]["labels"]
-    for policy in named(overlay, "NetworkPolicy").values():
-        selector = policy["spec"]["podSelector"]
-        chosen = selector.get("matchLabels", {}).items() <= labels.items() and all(
-            labels[one["key"]] in one["values"] for one in selector.get("matchExpressions", ())
-        )
-        for rule in policy["spec"].get("egress", ()) if chosen else ():
-            yield from (port["port"] for port in rule["ports"])

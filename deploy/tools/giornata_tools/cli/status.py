@@ -135,10 +135,9 @@ def sums(fleet: FleetView) -> str:
     for one in fleet.instances:
         if one.worker and one.worker.ranks:
             told += f"\npool {one.instance}: {', '.join(map(_rank, one.worker.ranks))}"
-        if one.claims:
-            told += (
-                f"\nclaimed by {one.instance}: {', '.join(f'{gpu.device} {gpu.id}' for gpu in one.claims)}"
-            )
+        if one.gpus:
+            how = "claimed" if all(gpu.claimed for gpu in one.gpus) else "used"
+            told += f"\n{how} by {one.instance}: {', '.join(f'{gpu.device} {gpu.id}' for gpu in one.gpus)}"
     for room in fleet.stores or ():
         if room.nearly_full:
             told += f"\nnearly full: {room.store}, {room.used_bytes >> 20} of {room.limit_bytes >> 20} MiB"

@@ -45,11 +45,11 @@ def main(descriptor: int) -> int:
     opening: Opening = pickle.loads(channel.receive().data)  # noqa: S301 - of the process that started this one
     config = opening.config
     runtime.configure_logs(config.log_level, config.log_format, f"{config.instance}/{opening.me}")
-    if config.torch_device().type == "cpu":
-        keep_freed()
-    if opening.threads is not None:
-        torch.set_num_threads(opening.threads)
     try:
+        if config.torch_device().type == "cpu":
+            keep_freed()
+        if opening.threads is not None:
+            torch.set_num_threads(opening.threads)
         Rank(channel, on_end=lambda: os._exit(1)).run(loaded(opening))
     except Ended:
         return 1
