@@ -17,6 +17,7 @@ from giornata.wire.errors import InputLost, ResultExpired
 from giornata.wire.events import DoneEvent
 from giornata.wire.fleet import InstanceReport
 from giornata.wire.jobs import TAKE_OVER_S, BlobRef, Job
+from giornata.wire.webhooks import WebhookState
 from giornata_gateway.cells.records import CellRecords
 from giornata_gateway.config import GatewayConfig
 from giornata_gateway.fleet import FleetListener
@@ -82,7 +83,7 @@ class Gateway:
         self.departure = Departure()
         self.ledger = JobLedger(bus, records)
         self.ends = JobEnds(records, self._ended)
-        self.metrics = Metrics(lambda: len(self.ends))
+        self.metrics = Metrics(lambda: len(self.ends), self._webhooks_kept)
         self.places = Places(config.max_concurrent_rows)
         """For pictures in progress."""
         self.quotas = Quotas(self.places.estimate_s, self.metrics.tenant_refused)
@@ -190,6 +191,9 @@ class Gateway:
             return await self.blobs.get(ref)
         except InputLost as error:
             raise ResultExpired from error
+
+    def _webhooks_kept(self, state: WebhookState) -> int:
+        return self.webhooks.kept(state)
 
     def _ended(self, event: DoneEvent) -> None:
         self.metrics.job_ended(event, awaited=event.job_id in self.ends)
