@@ -62,3 +62,21 @@ def test_a_report_tells_which_requests_reach_a_record(status: int, counts: tuple
     assert outcome.answers == {"202": 1, str(status): 1}
     reached = {"POST /v1/jobs/{job_id}": 1} if status == 200 else {}
     assert outcome.accepted == {"POST /v1/jobs": 1} | reached
+
+
+def test_the_end_of_a_job_is_no_deletion() -> None:
+    def finished(operation: str) -> str:
+        failed = {
+            "name": "use_after_free",
+            "status": "failure",
+            "failure_info": {"failure": {"operation": operation}},
+        }
+        recorder = {
+            "cases": {},
+            "interactions": {},
+            "checks": {"a": [failed, {"name": "b", "status": "success"}]},
+        }
+        return json.dumps({"ScenarioFinished": {"recorder": recorder}})
+
+    assert read([finished("DELETE /v1/jobs/{job_id}")]).failures == ()
+    assert len(read([finished("DELETE /v1/templates/{template_id}")]).failures) == 1
