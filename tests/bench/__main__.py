@@ -18,6 +18,7 @@ LONG: Final[dict[str, list[str]]] = {
     "payloads": [],
     "tracing": ["--edits", "200"],
     "stores": [],
+    "slow_crowd": [],
     "control_link": ["--repeats", "200"],
     "control_service": ["--repeats", "15", "--turns", "40"],
     "planner_gap": ["--cases", "200", "--greedy-cases", "2000"],

@@ -18,6 +18,7 @@ from giornata.wire.workers import ServiceName
 from giornata_tools.checkout import MODELS
 from giornata_tools.launcher.model import choose
 from tests.e2e.live import NO_ENV, NO_ENV_OF, EnvOf, LiveStack, live_stack, paced, slowly
+from tests.e2e.node_package import install
 
 SLOW_STEP_S = 0.05
 """Of a picture of 128 x 96 pixels; larger ones take up to four times as long."""
@@ -39,6 +40,14 @@ class StartStack(Protocol):
 def tiny_model() -> Path:
     """The built-in checkpoint of the family flux-fill, built once and kept for later runs and the demo."""
     return Path(asyncio.run(choose({}, Family.FLUX_FILL, MODELS, print)).source)
+
+
+@pytest.fixture(scope="session")
+def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with OpenAI's package for Node and programs that ask by it."""
+    folder = tmp_path_factory.mktemp("node")
+    install(folder)
+    return folder
 
 
 @pytest.fixture(scope="session")

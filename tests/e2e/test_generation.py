@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -22,6 +23,7 @@ from giornata.model_cards import read_model_card
 from giornata_tools.checkout import MODELS
 from giornata_tools.launcher.model import choose
 from tests.e2e.live import LiveStack, live_stack
+from tests.e2e.node_package import told
 from tests.e2e.pictures import Pixels, edit_form, pixels
 from tests.e2e.test_cli import door, giornata
 
@@ -108,14 +110,22 @@ async def test_both_doors_and_openais_client_make_what_the_pipeline_makes(
         stream = await bought.images.generate(
             prompt=ASKED["prompt"], size=ASKED["size"], stream=True, partial_images=1, extra_body=ours
         )
-        told: list[Any] = [event async for event in stream]
-    assert [event.type for event in told if "partial" in event.type] == ["image_generation.partial_image"]
-    assert same(base64.b64decode(told[-1].b64_json), expected)
+        events: list[Any] = [event async for event in stream]
+    assert [one.type for one in events if "partial" in one.type] == ["image_generation.partial_image"]
+    assert same(base64.b64decode(events[-1].b64_json), expected)
 
 
 async def _edited(http: aiohttp.ClientSession) -> bool:
     async with http.post("/v1/images/edits", data=edit_form(num_inference_steps=20)) as answer:
         return answer.status == 200
+
+
+@pytest.mark.long
+async def test_openais_package_for_node_makes_the_same(
+    painters: LiveStack, package: Path, expected: Pixels
+) -> None:
+    answer = await told(package, "generate.mjs", f"{painters.url}/v1", json.dumps(ASKED))
+    assert same(base64.b64decode(answer["data"][0]["b64_json"]), expected)
 
 
 @pytest.mark.long

@@ -25,7 +25,8 @@ from giornata.wire.messages import (
     TemplateRequest,
     question,
 )
-from giornata.wire.models import ModelCard
+from giornata.wire.models import ModelCard, Task
+from giornata.wire.samplers import DISCRETE_TIME
 from giornata.wire.templates import TemplateInputs
 from giornata.wire.workers import ServiceName, ServiceState
 
@@ -46,6 +47,19 @@ CARD = ModelCard(
     default_strength=1.0,
     pools_text=True,
 )
+SDXL = CARD.model_copy(
+    update={
+        "name": "sdxl",
+        "family": Family.SDXL,
+        "digest": "5" * 64,
+        "guided_above": 1.0,
+        "samplers": DISCRETE_TIME,
+        "tasks": (Task.EDIT, Task.GENERATE),
+        "generation_guidance_scale": 5.0,
+        "native_size": 1024,
+    }
+)
+"""A model with classifier-free guidance that makes pictures from text, too."""
 REF = BlobRef(key="k", size_bytes=1, sha256="0" * 64)
 INSPECTION = Inspection(
     width=64,

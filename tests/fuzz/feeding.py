@@ -6,18 +6,21 @@ as a client would. An id that a link has brought stays as it is.
 
 from __future__ import annotations
 
+import base64
 import os
 import random
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+import numpy as np
 import requests
 import schemathesis
 
 from giornata_gateway.http.templates import MAX_WAIT_MS
 from tests.integration.lora_bench import lora
 from tests.patience import HUNG_S
+from tests.unit.prepost.picture_files import saved
 
 GATEWAY: Final = "GIORNATA_FUZZ_GATEWAY"
 """The variable with the gateway's address."""
@@ -28,6 +31,10 @@ SHARE: Final = 0.8
 BRIEF_MS: Final = 20
 FEWEST: Final = 4
 """Records of a kind; with fewer, one more is made."""
+PICTURE: Final = saved(np.full((8, 12, 3), (255, 0, 0), np.uint8), "PNG")
+"""Red, which is what the segmenter behind the gateway finds by that word."""
+WRITTEN: Final = base64.b64encode(PICTURE).decode()
+SCRIPTS: Final = {"controlnet": {"args": [{"model": "outline", "module": "canny", "image": WRITTEN}]}}
 _draw: Final = random.SystemRandom()  # Hypothesis sets the others back for every example
 
 
@@ -102,9 +109,23 @@ def before_call(_context: Any, case: Any, _kwargs: Any) -> None:
     wait_ms = str((case.query or {}).get("wait_ms"))
     if wait_ms.isdecimal() and BRIEF_MS < int(wait_ms[:9]) <= MAX_WAIT_MS:
         case.query["wait_ms"] = BRIEF_MS
-    if isinstance(case.body, dict) and isinstance(case.body.get("template_id"), str):
-        known = POOL.exchanged("templates", case.body["template_id"])
-        case.body["template_id"] = known or case.body["template_id"]
+    if isinstance(case.body, dict):
+        if case.media_type == "multipart/form-data":  # a form has no null: it would be sent as a word
+            case.body = {name: value for name, value in case.body.items() if value is not None}
+        fill(case.path, case.body)
+
+
+def fill(path: str, body: dict[str, Any]) -> None:
+    """Exchange what random text never is: an id, a picture, words that name something, units of ControlNets."""
+    if isinstance(body.get("template_id"), str):
+        body["template_id"] = POOL.exchanged("templates", body["template_id"]) or body["template_id"]
+    words = "prompt" if path == "/v1/masks" else "mask_prompt"
+    written = path.startswith("/sdapi/")
+    told = {"image": PICTURE, "init_images": [WRITTEN], words: "red", "alwayson_scripts": SCRIPTS}
+    told |= {"mask": WRITTEN if written else PICTURE, "override_settings": {}}
+    for name in told.keys() & body.keys():
+        if _draw.random() < SHARE:
+            body[name] = told[name]
 
 
 @schemathesis.hook

@@ -27,6 +27,25 @@ TRACE: Final = (
     "timestamp,mask_ratio,steps,template,n,seed,shape,adapters\n0,0.1,4,1,1,7,box,a b\n1.5,,,,,,,-\n"
 )
 
+IMAGE: Final = PART.format('image"; filename="a.png', "x") + "--b--\r\n"
+A1111: Final = (
+    {"prompt": "a <lora:rims:0.5> hat", "negative_prompt": "blue", "seed": -1, "steps": 20, "cfg_scale": 7,
+     "width": 512, "height": 512, "sampler_name": "Euler a", "styles": [], "restore_faces": False,
+     "override_settings": {"sd_model_checkpoint": "sdxl [5555555555]"}},
+    {"prompt": "a hat", "init_images": ["data:image/png;base64,eA=="], "mask": "eA==", "mask_blur": 4,
+     "inpainting_fill": 1, "denoising_strength": 0.5, "inpaint_full_res_padding": 32,
+     "override_settings": {"sd_model_checkpoint": "tiny"}, "alwayson_scripts": {"ControlNet": {"args": [
+         {"model": "outline [0123abcd]", "image": "eA==", "module": "canny", "weight": 0.5, "processor_res": 512}]}}},
+    {"sd_model_checkpoint": "tiny", "CLIP_stop_at_last_layers": 1},
+)  # fmt: skip
+URLS: Final = (
+    "https://example.org/hook?a=b",
+    "http://10.1.2.3:8080/",
+    "https://[2001:db8::1]:443/x",
+    "https://[::ffff:10.0.0.1]/",
+    "https://user@example.org/#x",
+)
+
 
 def seeds() -> dict[str, list[bytes]]:
     """By target."""
@@ -49,6 +68,12 @@ def seeds() -> dict[str, list[bytes]]:
             (PART.format("template_id", "template_1") + fields + "--b--\r\n").encode(),
         ],
         "json": [json.dumps(body).encode(), json.dumps(referring).encode()],
+        "a1111": [json.dumps(one).encode() for one in A1111],
+        "mask": [
+            (PART.format("prompt", "the left shoe") + PART.format("max_regions", "2") + IMAGE).encode(),
+            (PART.format("prompt", "x") + PART.format("response_format", "image") + IMAGE).encode(),
+        ],
+        "webhook": [url.encode() for url in URLS],
         "envelope": [
             codec.encode(edit),
             codec.encode(GenerateMessage(parameters=GenerationParameters(prompt="x"), reference=(b"x",))),

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import io
+import ipaddress
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Final, cast
@@ -17,16 +18,24 @@ from unittest.mock import Mock
 
 from aiohttp import StreamReader, web
 from aiohttp.test_utils import make_mocked_request
+from yarl import URL
 
 from giornata import api_keys
 from giornata.api_keys import KeysFileError
 from giornata.wire import codec
 from giornata.wire.errors import BY_CODE, GiornataError, SchemaMismatch
+from giornata.wire.loras import LoraRecord, LoraState
 from giornata.wire.messages import CancelMessage
+from giornata.wire.webhooks import WebhookRecord
 from giornata_gateway.config import GatewayConfig
 from giornata_gateway.gateway import Gateway
+from giornata_gateway.http.a1111 import PICTURES, order_of
 from giornata_gateway.http.errors import GATEWAY
+from giornata_gateway.http.errors import TENANT as WHO
 from giornata_gateway.http.uploads import read_json, read_upload
+from giornata_gateway.intake.rules.a1111 import forms as a1111
+from giornata_gateway.intake.rules.a1111.forms import ImageToImage, TextToImage
+from giornata_gateway.intake.rules.a1111.parameters import rename_field
 from giornata_gateway.intake.rules.envelopes import (
     EditEnvelope,
     GenerateEnvelope,
@@ -40,19 +49,23 @@ from giornata_gateway.intake.rules.envelopes import (
     read_parameters,
 )
 from giornata_gateway.intake.rules.forms import EditForm, GenerationForm, read_form, read_template_form
+from giornata_gateway.intake.rules.mask_forms import read_mask_form
 from giornata_gateway.intake.rules.tenants import Tenant
 from giornata_gateway.views.answers import ErrorAnswer, error_detail
+from giornata_gateway.webhooks.rules import addresses
 from giornata_lora_store.header_reading import read_header
 from giornata_lora_store.rules.headers import Limits, recognised
 from giornata_prepost.images.pictures import decode
 from giornata_tools.loadgen import trace
+from tests.fakes.fleet import CARD, SDXL
 
 Target = Callable[[bytes], None]
 CONFIG: Final = GatewayConfig()
 MAX_PIXELS: Final = 1 << 18
 HEADER_BYTES: Final = 1 << 20
 TENANT: Final = Tenant("tenant")
-BOUNDARY: Final = "b"
+FORM: Final = "multipart/form-data; boundary=b"
+JSON: Final = "application/json"
 
 
 @contextmanager
@@ -67,17 +80,32 @@ def refused() -> Iterator[None]:
         ErrorAnswer(error=error_detail(error.body())).model_dump_json().encode()
 
 
+async def _loras_of(tenant: str) -> list[LoraRecord]:
+    name, ready = f"lora_{'0' * 32}", LoraState.READY
+    return [LoraRecord(lora_id=name, tenant=tenant, created_s=0, state=ready, model=CARD.name, name="rims")]
+
+
+BEHIND: Final = SimpleNamespace(
+    config=CONFIG,
+    fleet=SimpleNamespace(cards=lambda: {card.name: card for card in (CARD, SDXL)}, missing=list),
+    loras=SimpleNamespace(of=_loras_of),
+)
+"""What the door asks of the gateway behind it: two models, one of which generates, and a LoRA."""
+
+
 def _request(data: bytes, content_type: str) -> web.Request:
-    """A request to a gateway without anything behind its door."""
+    """A request to a gateway of which there is no more than its door and :data:`BEHIND`."""
     loop = asyncio.get_running_loop()
     payload = StreamReader(Mock(_reading_paused=False), 1 << 16, loop=loop)
     payload.feed_data(data)
     payload.feed_eof()
     app = web.Application()
-    app[GATEWAY] = cast("Gateway", SimpleNamespace(config=CONFIG))
-    return make_mocked_request(
+    app[GATEWAY] = cast("Gateway", BEHIND)
+    request = make_mocked_request(
         "POST", "/v1/images/edits", {"Content-Type": content_type}, app=app, payload=payload
     )
+    request[WHO] = TENANT
+    return request
 
 
 def _grow(_: int) -> None:
@@ -89,7 +117,7 @@ def form(data: bytes) -> None:
 
     async def read() -> None:
         with refused():
-            upload = await read_upload(_request(data, f"multipart/form-data; boundary={BOUNDARY}"), _grow)
+            upload = await read_upload(_request(data, FORM), _grow)
             with refused():
                 read_form(EditForm, upload.fields).parameters()
             read_template_form(upload)
@@ -102,10 +130,57 @@ def json_body(data: bytes) -> None:
 
     async def read() -> None:
         with refused():
-            fields = await read_json(_request(data, "application/json"), _grow)
+            fields = await read_json(_request(data, JSON), _grow)
             read_form(GenerationForm, fields.items()).parameters()
 
     asyncio.run(read())
+
+
+def a1111_body(data: bytes) -> None:
+    """A body of A1111's API, as txt2img, as img2img and as options: LoRAs in prompts, scripts and pictures too."""
+
+    async def read_as(kind: type[TextToImage]) -> None:
+        with refused():
+            form = a1111.read(kind, await read_json(_request(data, JSON), _grow, PICTURES))
+            try:
+                order = await order_of(_request(b"", JSON), form)
+            except GiornataError as error:
+                rename_field(error)
+                raise
+            codec.encode(order.parameters, limit_bytes=1 << 30)
+
+    async def read() -> None:
+        await read_as(TextToImage)
+        await read_as(ImageToImage)
+        with refused():
+            a1111.read_settings(await read_json(_request(data, JSON), _grow))
+
+    asyncio.run(read())
+
+
+def mask_form(data: bytes) -> None:
+    """A multipart body, as a picture in which words name something."""
+
+    async def read() -> None:
+        with refused():
+            upload = await read_upload(_request(data, FORM), _grow)
+            read_mask_form(upload, "image/png").asked()
+            codec.encode(read_mask_form(upload).asked())
+
+    asyncio.run(read())
+
+
+def webhook_url(data: bytes) -> None:
+    """The URL of a webhook, which is kept in a record; the client that sends it sees the same host as the check."""
+    url = data.decode(errors="surrogateescape")
+    for networks in ((), addresses.networks_in("10.0.0.0/8,fd00::/8")):
+        with refused():
+            taken = addresses.check_url(url, networks)
+            codec.encode(WebhookRecord(job_id="job_x", tenant="t", url=taken, created_s=0))
+            with suppress(ValueError):  # the sender tells of it as of any other failure
+                host = URL(taken).host or ""
+                if not addresses.may_connect(ipaddress.ip_address(host), networks):
+                    raise AssertionError(f"{taken!r} leads to {host}")
 
 
 def envelope(data: bytes) -> None:
@@ -185,6 +260,9 @@ def key_file(data: bytes) -> None:
 TARGETS: Final[Mapping[str, Target]] = {
     "form": form,
     "json": json_body,
+    "a1111": a1111_body,
+    "mask": mask_form,
+    "webhook": webhook_url,
     "envelope": envelope,
     "png": picture,
     "jpeg": picture,

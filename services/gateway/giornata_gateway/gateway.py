@@ -20,6 +20,7 @@ from giornata.wire.events import DoneEvent
 from giornata.wire.fleet import InstanceReport
 from giornata.wire.jobs import TAKE_OVER_S, BlobRef, Job
 from giornata.wire.masks import MaskParameters
+from giornata.wire.webhooks import WebhookState
 from giornata_gateway.cells.records import CellRecords
 from giornata_gateway.config import GatewayConfig
 from giornata_gateway.fleet import FleetListener
@@ -85,7 +86,7 @@ class Gateway:
         self.departure = Departure()
         self.ledger = JobLedger(bus, records)
         self.ends = JobEnds(records, self._ended)
-        self.metrics = Metrics(lambda: len(self.ends))
+        self.metrics = Metrics(lambda: len(self.ends), self._webhooks_kept)
         self.places = Places(config.max_concurrent_rows)
         """For pictures in progress."""
         self.quotas = Quotas(self.places.estimate_s, self.metrics.tenant_refused)
@@ -204,6 +205,9 @@ class Gateway:
             return await self.blobs.get(ref)
         except InputLost as error:
             raise ResultExpired from error
+
+    def _webhooks_kept(self, state: WebhookState) -> int:
+        return self.webhooks.kept(state)
 
     def _ended(self, event: DoneEvent) -> None:
         self.metrics.job_ended(event, awaited=event.job_id in self.ends)

@@ -11,6 +11,7 @@ from prometheus_client.core import Metric
 
 from giornata.wire.events import DoneEvent
 from giornata.wire.fleet import InstanceReport
+from giornata.wire.webhooks import WebhookState
 from giornata.wire.workers import ServiceState
 from giornata_gateway.adapter_metrics import adapter_metrics, host_tier_metrics, lora_metrics
 from giornata_gateway.fleet import PredictedWait
@@ -197,7 +198,9 @@ def store_metrics(states: Iterable[ServiceState]) -> Iterator[Metric]:
 class Metrics:
     """This gateway's own registry, and what the router reports of the fleet at each scrape."""
 
-    def __init__(self, waiting: Callable[[], int]) -> None:
+    def __init__(
+        self, waiting: Callable[[], int], webhooks: Callable[[WebhookState], int] = lambda _: 0
+    ) -> None:
         self.registry = CollectorRegistry()
         count = partial(Counter, registry=self.registry)
         time = partial(Histogram, buckets=SECONDS, registry=self.registry)
@@ -218,6 +221,10 @@ class Metrics:
         meaning = "Jobs for which a request waits at this gateway."
         in_flight = Gauge("giornata_jobs_in_flight", meaning, registry=self.registry)
         in_flight.set_function(waiting)
+        meaning = "Webhooks of all tenants that were not taken yet: waiting, or dead, which nobody sends again unasked."
+        kept = Gauge("giornata_webhooks", meaning, ["state"], registry=self.registry)
+        for state in WebhookState:
+            kept.labels(state).set_function(partial(webhooks, state))
 
     def answered(self, door: str, route: str, status: int, code: str, seconds: float) -> None:
         """Count one answer; `code` is "ok" or the error's."""

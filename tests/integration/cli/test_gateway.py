@@ -12,9 +12,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from PIL import Image
 
 from giornata_tools.cli import models, status
+from giornata_tools.cli.app import cli
 from giornata_tools.cli.mask import command as mask
 from giornata_tools.doors.edits import EditCall, EditProgress, Preview, Refused, Stopped
 from giornata_tools.doors.http_door import open_http
@@ -135,8 +137,9 @@ async def test_the_served_models_are_told_and_one_that_is_not_is_named(
 
 
 async def test_a_mask_is_written_and_its_regions_are_told(
-    stage: Stage, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    stage: Stage, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("giornata_tools.interrupts.run", lambda main: asyncio.run(main()))  # in a thread
     picture = np.full((32, 48, 3), 200, np.uint8)
     picture[4:20, 8:30] = (255, 0, 0)
     target, out = BytesIO(), tmp_path / "mask.png"
@@ -153,6 +156,11 @@ async def test_a_mask_is_written_and_its_regions_are_told(
         assert np.array_equal(np.asarray(Image.open(out)), picture[..., 1] == 0)
         assert await ask(fields={"prompt": "green"}, as_json=False) == 1
         assert "nothing_found" in capsys.readouterr().err
+        (photo := tmp_path / "photo.png").write_bytes(target.getvalue())
+        words = ["mask", str(photo), "red", "-o", str(out), "--url", stage.url, "--model"]
+        assert (await asyncio.to_thread(CliRunner().invoke, cli, [*words, "tiny"])).exit_code == 0
+        unknown = await asyncio.to_thread(CliRunner().invoke, cli, [*words, "other"])
+        assert (unknown.exit_code, "model_not_found" in unknown.output) == (1, True)
         nowhere = mask.run(
             stage.url, None, target.getvalue(), {"prompt": "red"}, f"{tmp_path}/no/m.png", as_json=False
         )

@@ -15,31 +15,18 @@ from jsonschema import Draft202012Validator  # type: ignore[import-untyped]  # h
 from openapi_spec_validator import validate
 from PIL import Image
 
-from giornata.families import Family
 from giornata.wire.adapters import Annotator, ControlCard, ControlKind
 from giornata.wire.errors import SizeMismatch
-from giornata.wire.models import Task
 from giornata.wire.requests import MaskMode
-from giornata.wire.samplers import DISCRETE_TIME, Sampler
+from giornata.wire.samplers import Sampler
 from giornata_gateway.http.a1111_routes import A1111_ROUTES
+from tests.fakes.fleet import SDXL
 from tests.integration.fake_router import CARD, picture_of
 from tests.integration.gateway_fakes import Stage, open_stage
 
 IMAGE = base64.b64encode(b"picture").decode()
 MASK = base64.b64encode(b"mask").decode()
 EDIT: dict[str, Any] = {"prompt": "a red star", "init_images": [IMAGE], "mask": MASK, "seed": 7}
-SDXL = CARD.model_copy(
-    update={
-        "name": "sdxl",
-        "family": Family.SDXL,
-        "digest": "5" * 64,
-        "guided_above": 1.0,
-        "samplers": DISCRETE_TIME,
-        "tasks": (Task.EDIT, Task.GENERATE),
-        "generation_guidance_scale": 5.0,
-        "native_size": 1024,
-    }
-)
 
 
 @pytest.fixture

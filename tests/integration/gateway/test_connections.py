@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from pathlib import Path
 
 import pytest
+import uvloop
 
 from tests.integration.gateway.test_hostile import connection
 from tests.integration.gateway_fakes import open_stage
@@ -53,6 +55,31 @@ async def test_heads_that_do_not_come_are_answered_and_their_connections_closed(
         assert await half(b"") == b"", "a connection without a request is closed without a word"
         async with stage.http.get("/metrics") as response:
             assert 'code="request_timeout"' in await response.text()
+
+
+def test_half_a_head_that_comes_with_its_connection_is_no_excuse(
+    nats_url: str, redis_url: str, tmp_path: Path
+) -> None:
+    """The services' own loop may read it before aiohttp's task has begun to wait for a request."""
+
+    def halves(address: tuple[str, int]) -> list[socket.socket]:
+        peers = [socket.create_connection(address) for _ in range(50)]
+        for peer in peers:
+            peer.sendall(b"GET /readyz HTTP/1.1\r\nHost: x\r\n")
+        return peers
+
+    async def firsts() -> set[bytes]:
+        async with open_stage(nats_url, redis_url, tmp_path, head_s=0.3, idle_s=2 * HUNG_S) as stage:
+            peers = halves(
+                ("127.0.0.1", int(stage.url.rpartition(":")[2]))
+            )  # the loop stands still meanwhile
+            opened = [await asyncio.open_connection(sock=peer) for peer in peers]
+            told = await asyncio.gather(*(everything(reader) for reader, _ in opened))
+            for _, writer in opened:
+                writer.close()
+            return {one.partition(b"\r\n")[0] for one in told}
+
+    assert uvloop.run(firsts()) == {b"HTTP/1.1 408 Request Timeout"}
 
 
 async def test_a_head_that_trickles_is_no_excuse(nats_url: str, redis_url: str, tmp_path: Path) -> None:

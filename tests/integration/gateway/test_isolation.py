@@ -5,141 +5,38 @@ An attack gets what a guess gets: the same answer, as if there were nothing. The
 
 from __future__ import annotations
 
-import asyncio
 import json
 import secrets
-import time
-from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass
+from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from giornata import api_keys
-from giornata.api_keys import KeysFile, NatsUser
-from giornata.bus import bus
-from giornata.bus.connection import barrier
-from giornata.tenant_records import LoraRecords, WebhookRecords
 from giornata.wire import codec, subjects
-from giornata.wire.jobs import BlobRef, Job
-from giornata.wire.loras import LoraRecord, LoraState
+from giornata.wire.jobs import BlobRef
 from giornata.wire.masks import MaskMessage, MaskParameters
-from giornata.wire.messages import IDEMPOTENCY_HEADER, CancelMessage, EditMessage
-from giornata.wire.permissions import inbox
-from giornata.wire.requests import EditParameters
-from giornata.wire.webhooks import WebhookRecord, WebhookState
+from giornata.wire.messages import IDEMPOTENCY_HEADER, CancelMessage
 from giornata_gateway.intake.rules.idempotency import HEADER, job_id_of
 from tests.fakes.colours import CARD
-from tests.fakes.key_files import CREATED
-from tests.integration.gateway.test_templates import edit, register
-from tests.integration.gateway_fakes import Stage, open_stage
-from tests.patience import HUNG_S
-
-ALICES, MALLORYS = "sk-alice-1234567", "sk-mallory-12345"
-WORDS = "the merger with Umbrella"
-IDEMPOTENCY = "order-4711"
-"""As applications that do not heed the advice choose it; Mallory guesses it."""
-RECEIVER = "hooks-of-alice-and-nobody-else"
-BCRYPT = "$2b$10$" + "a" * 53
-
-
-def bearer(key: str) -> dict[str, str]:
-    return {"Authorization": f"Bearer {key}"}
-
-
-@dataclass
-class Victim:
-    """All that Alice has, and that Mallory has learnt of."""
-
-    tenant: str
-    job: Job
-    """Finished, under an idempotency key."""
-    running: Job
-    template_id: str
-    lora_id: str
-    inbox: str
-
-
-@dataclass
-class Scene:
-    """Alice and Mallory before one gateway."""
-
-    stage: Stage
-    alice: Victim
-    mallory: str
-    """Her tenant."""
-    mallorys_inbox: str
-
-    async def told(
-        self, method: str, path: str, key: str = MALLORYS, **options: Any
-    ) -> tuple[int, str, Mapping[str, str]]:
-        """Status, body and headers of an answer."""
-        headers = bearer(key) | options.pop("headers", {})
-        asking = self.stage.http.request(method, path, headers=headers, **options)
-        async with asyncio.timeout(HUNG_S), asking as response:
-            return response.status, await response.text(), response.headers
-
-    async def over_nats(self, subject: str, data: bytes, reply: str, headers: dict[str, str]) -> Any:
-        """The answer that comes to an inbox; the server of this test lets every client ask, and to any inbox."""
-        heard: asyncio.Queue[Any] = asyncio.Queue()
-        async with bus.connect(self.stage.config.nats_url, "mallory") as connected:
-
-            async def hear(message: Any) -> None:
-                heard.put_nowait(message)
-
-            await connected.client.subscribe(reply, cb=hear)
-            await barrier(connected.client)
-            await connected.client.publish(subject, data, reply=reply, headers=headers)
-            async with asyncio.timeout(HUNG_S):
-                return codec.unpack((await heard.get()).data)
+from tests.integration.gateway.attacking import (
+    ALICES,
+    IDEMPOTENCY,
+    MALLORYS,
+    RECEIVER,
+    WORDS,
+    Scene,
+    bearer,
+    blank,
+    message,
+    open_scene,
+)
+from tests.integration.gateway.test_templates import edit
 
 
 @pytest.fixture
 async def scene(nats_url: str, redis_url: str, tmp_path: Path) -> AsyncIterator[Scene]:
-    alice, mallory = (f"{name}-{secrets.token_hex(4)}" for name in ("alice", "mallory"))
-    file = KeysFile()
-    for key, tenant in ((ALICES, alice), (MALLORYS, mallory)):
-        file = api_keys.with_key(file, key, tenant, CREATED, NatsUser(name=tenant, bcrypt=BCRYPT))
-    (tmp_path / "keys.json").write_text(api_keys.render(file))
-    async with open_stage(nats_url, redis_url, tmp_path, api_keys_file=tmp_path / "keys.json") as stage:
-        finished = await _job(stage, IDEMPOTENCY)
-        stage.router.hold = hold = asyncio.Event()
-        running = await _job(stage, secrets.token_hex(8), wait=False)
-        await stage.router.held.wait()
-        _, template = await register(stage, b"Alice's picture", bearer(ALICES))
-        lora = LoraRecord(
-            lora_id=f"lora_{secrets.token_hex(16)}",
-            tenant=alice,
-            created_s=int(time.time()),
-            state=LoraState.READY,
-            model="tiny",
-            name=WORDS,
-        )
-        await (await LoraRecords.open(stage.router.bus.jetstream)).create(lora)
-        hook = WebhookRecord(
-            job_id=finished.job_id,
-            tenant=alice,
-            url=f"https://example.org/{RECEIVER}",
-            created_s=int(time.time()),
-            state=WebhookState.DEAD,
-        )
-        await (await WebhookRecords.open(stage.router.bus.jetstream)).create(hook)
-        victim = Victim(alice, finished, running, template["id"], lora.lora_id, inbox(file.keys[0].user))
-        yield Scene(stage, victim, mallory, inbox(file.keys[1].user))
-        hold.set()
-
-
-async def _job(stage: Stage, key: str, *, wait: bool = True) -> Job:
-    """One of Alice's."""
-    stage.router.ended.clear()
-    headers = bearer(ALICES) | {HEADER: key}
-    form = stage.form(prompt=WORDS)
-    async with stage.http.post("/v1/jobs", data=form, headers=headers) as response:
-        job_id = (await response.json())["id"]
-    if wait:
-        await stage.router.ended.wait()
-    return stage.router.jobs[job_id]
+    async with open_scene(nats_url, redis_url, tmp_path) as scene:
+        yield scene
 
 
 async def test_ids_of_others_are_answered_like_guesses(scene: Scene) -> None:
@@ -171,7 +68,7 @@ async def test_ids_of_others_are_answered_like_guesses(scene: Scene) -> None:
             got = await scene.told(method, path.format(known), headers=headers)
             guessed = await scene.told(method, path.format(guess), headers=headers)
             assert got[0] == guessed[0] == 404, (method, path, got)
-            assert _blank(got[1], known) == _blank(guessed[1], guess)
+            assert blank(got[1], known) == blank(guessed[1], guess)
             assert got[2].keys() == guessed[2].keys()
     status, text, _ = await scene.told("GET", f"/v1/jobs/{alice.job.job_id}", ALICES)
     assert (status, json.loads(text)["state"]) == (200, "completed")
@@ -180,12 +77,6 @@ async def test_ids_of_others_are_answered_like_guesses(scene: Scene) -> None:
     assert (await scene.told("GET", f"/v1/loras/{alice.lora_id}", ALICES))[0] == 200
     [hook] = json.loads((await scene.told("GET", "/v1/webhooks", ALICES))[1])["data"]
     assert (hook["id"], hook["state"]) == (alice.job.job_id, "dead")
-
-
-def _blank(body: str, name: str) -> Any:
-    told = json.loads(body.replace(name, ""))
-    told["error"].pop("job_id", None)  # it repeats the name
-    return told
 
 
 async def test_lists_and_open_pages_tell_nothing_of_others(scene: Scene) -> None:
@@ -231,11 +122,6 @@ async def test_an_idempotency_key_of_another_leads_to_a_job_of_ones_own(scene: S
         job_id = json.loads(text)["giornata"]["job_id"]
         assert scene.stage.router.jobs[job_id].tenant == scene.mallory
     assert (await scene.stage.router.records.get(scene.alice.job.job_id)).job == scene.alice.job
-
-
-def message(key: str, **changes: Any) -> bytes:
-    asked = EditMessage(parameters=EditParameters(prompt="x"), image=b"picture", api_key=key)
-    return codec.encode(asked.model_copy(update=changes))
 
 
 async def test_claim_checks_of_others_open_nothing(scene: Scene) -> None:

@@ -161,6 +161,37 @@ async def test_a_webhook_is_refused_with_the_reason(
     assert not stage.router.jobs
 
 
+@pytest.mark.parametrize(
+    ("subject", "misplaced", "accepted"),
+    [
+        (subjects.EDIT, {"seed": 7}, "seed within parameters"),
+        (subjects.GENERATE, {"num_inference_steps": 4}, "num_inference_steps within parameters"),
+        (subjects.EDIT, {"idempotency_key": "k"}, "header Nats-Msg-Id"),
+        (subjects.GENERATE, {"Idempotency-Key": "k"}, "header Nats-Msg-Id"),
+        (subjects.GENERATE, {"image": b"p"}, "no image"),
+        (subjects.GENERATE, {"template_id": "t"}, "no template_id"),
+    ],
+)
+async def test_what_stands_where_it_is_not_read_is_refused(
+    stage: Stage, nats_url: str, subject: str, misplaced: dict[str, Any], accepted: str
+) -> None:
+    picture = {"image": b"p"} if subject == subjects.EDIT else {}
+    fields = {"schema": 1, "parameters": {"prompt": "x"}, **picture, **misplaced}
+    async with bus.connect(nats_url, "bare") as connected:
+        reply = await connected.client.request(subject, _packed(fields), timeout=HUNG_S)
+    told = codec.unpack(reply.data)
+    assert (told["code"], told["field"]) == ("invalid_field", next(iter(misplaced)))
+    assert accepted in told["accepted"]
+    assert not stage.router.jobs
+
+
+async def test_a_name_of_a_later_version_is_ignored(stage: Stage, nats_url: str) -> None:
+    fields = {"schema": 1, "parameters": {"prompt": "x"}, "image": b"p", "of_a_later_version": {"a": 1}}
+    async with bus.connect(nats_url, "bare") as connected:
+        reply = await connected.client.request(subjects.EDIT, _packed(fields), timeout=HUNG_S)
+    assert codec.unpack(reply.data)["job_id"] in stage.router.jobs
+
+
 async def test_partial_images_without_a_subject_for_progress_are_refused(stage: Stage, nats_url: str) -> None:
     message = EditMessage(parameters=EditParameters(prompt="x", partial_images=1), image=b"picture")
     async with bus.connect(nats_url, "bare") as connected:

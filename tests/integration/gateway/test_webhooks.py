@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import secrets
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
@@ -181,6 +182,8 @@ async def test_what_is_never_taken_is_given_up_listed_and_sent_again_when_asked(
             metrics = await response.text()
         for outcome in ("failed", "given_up"):
             assert f'giornata_webhook_attempts_total{{outcome="{outcome}"}} 1.0' in metrics
+        [dead_ones] = re.findall(r'^giornata_webhooks\{state="dead"\} (\S+)$', metrics, re.MULTILINE)
+        assert float(dead_ones) >= 1, "other tests leave theirs"
         [given_up] = await listed(stage)
         assert (given_up["id"], given_up["attempts"], given_up["error"]) == (job["id"], 2, "status 503")
         for method in ("PUT", "DELETE"):

@@ -113,7 +113,7 @@ async def _painted(request: web.Request, kind: type[TextToImage]) -> web.StreamR
         with ExitStack() as held:
             with gateway.uploads.growing() as grow:
                 form = read(kind, await read_json(request, grow, PICTURES))
-                admitted = await gateway.admit(await _order(request, form), None, held)
+                admitted = await gateway.admit(await order_of(request, form), None, held)
             async with gateway.awaited(admitted, streamed=False) as awaited:
                 request[JOB_ID] = awaited.job.job_id
                 with request.app[IN_PROGRESS].held(awaited.job):
@@ -127,7 +127,8 @@ async def _painted(request: web.Request, kind: type[TextToImage]) -> web.StreamR
     return await _answer(request, form, record)
 
 
-async def _order(request: web.Request, form: TextToImage) -> EditOrder:
+async def order_of(request: web.Request, form: TextToImage) -> EditOrder:
+    """The order that a form means; a GiornataError names the field at fault, by our name or by A1111's."""
     gateway, tenant = request.app[GATEWAY], request[TENANT]
     card = _card(gateway, form)
     prompt, tags = prompts.split(form.prompt, "prompt")

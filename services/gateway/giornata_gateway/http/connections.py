@@ -65,13 +65,15 @@ class _Server(web.Server):
 class _Connection(web.RequestHandler):
     """A connection that is closed where its next head does not come in time."""
 
-    __slots__ = ("_begun", "_limits", "_timer")
+    __slots__ = ("_asked", "_begun", "_limits", "_timer")
 
     def __init__(self, server: _Server, **options: Any) -> None:
         super().__init__(server, **options)
         self._limits = server.limits
         self._begun = False
         """Whether the head that is awaited has begun to come."""
+        self._asked = False
+        """Whether a whole request has ever come."""
         self._timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -89,6 +91,7 @@ class _Connection(web.RequestHandler):
             self._expect()
         self._begun = self._begun or bool(data)
         super().data_received(data)
+        self._asked = self._asked or bool(self._messages)
         if self._busy:
             self._relax()
 
@@ -98,8 +101,11 @@ class _Connection(web.RequestHandler):
 
     @property
     def _busy(self) -> bool:
-        """Whether a request has come that is not answered and read to its end: then no head is awaited."""
-        return bool(self._messages) or self._waiter is None or self._waiter.done()
+        """Whether a request has come that is not answered and read to its end: then no head is awaited.
+
+        Before the first one aiohttp's task may not have begun to wait for it.
+        """
+        return self._asked and (bool(self._messages) or self._waiter is None or self._waiter.done())
 
     def _expect(self) -> None:
         self._timer = self._loop.call_later(self._limits.head_s, self._too_late)

@@ -124,6 +124,10 @@ class WebhookDesk:
         found = await self._records.all_of(tenant)
         return sorted(found, key=lambda hook: (hook.created_s, hook.job_id), reverse=True)
 
+    def kept(self, state: WebhookState) -> int:
+        """How many webhooks of all tenants are in a state, as this gateway has heard; 0 where it sends none."""
+        return sum(hook.state is state for hook in self._hooks.values())
+
     async def again(self, tenant: str, job_id: str) -> WebhookRecord:
         """Send a webhook that was given up again; WebhookNotFound without it."""
         return await self._records.change(
@@ -252,7 +256,7 @@ class WebhookDesk:
         )
         over = hook.state is WebhookState.DEAD
         self._count(trying.Outcome.GIVEN_UP if over else trying.Outcome.FAILED)
-        log.info("webhook_not_taken", job=hook.job_id, why=why, attempts=hook.attempts)
+        log.info("webhook_not_taken", tenant=hook.tenant, job=hook.job_id, why=why, attempts=hook.attempts)
 
     async def _told(self, hook: WebhookRecord) -> str | None:
         """What is told of the webhook's job; None while it has not ended, or is not known."""

@@ -7,13 +7,14 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
+import webuiapi
 from hypothesis import given
 from hypothesis import strategies as st
 
 from giornata.wire.adapters import Annotator, AskedControl
 from giornata.wire.errors import BadRequest
 from giornata_gateway.intake.rules.a1111.models import hash_of, model_of, title_of, unlabelled
-from giornata_gateway.intake.rules.a1111.units import MODULES, NEUTRAL, UNREAD, Controls, Unit, controls_of
+from giornata_gateway.intake.rules.a1111.units import MODULES, NEUTRAL, Controls, Unit, controls_of
 from tests.fakes.fleet import CARD
 
 ONE, OTHER = (base64.b64encode(data).decode() for data in (b"one", b"other"))
@@ -61,16 +62,34 @@ def test_scripts_that_are_off_ask_for_nothing() -> None:
 def test_every_neutral_value_of_a_unit_is_accepted_and_no_other() -> None:
     plain = {"model": "lines", "image": ONE}
     expected = controls_of(scripts(plain))
-    assert not Unit.model_fields.keys() & {*NEUTRAL, *UNREAD}
+    assert not Unit.model_fields.keys() & NEUTRAL.keys()
     for name, values in NEUTRAL.items():
         for value in (*values, None):
             assert controls_of(scripts(plain | {name: value})) == expected
         with pytest.raises(BadRequest) as refused:
             controls_of(scripts(plain, plain | {name: "something"}))
         assert refused.value.field == f"alwayson_scripts.controlnet.args.1.{name}"
-    for name in UNREAD:
-        assert controls_of(scripts(plain | {name: "something"})) == expected
     assert {Annotator(each) for each in MODULES.values() if each} == set(Annotator)
+
+
+def test_defaults_of_clients_are_accepted_and_what_a_user_chose_is_not() -> None:
+    plain = {"model": "canny", "module": "canny", "image": ONE}
+    expected = controls_of(scripts(plain))
+    extension = {
+        "processor_res": -1,
+        "threshold_a": -1,
+        "threshold_b": -1,
+        "save_detected_map": True,
+        "hr_option": "Both",
+    }
+    published = webuiapi.ControlNetUnit(module="canny", model="canny").to_dict() | {"image": ONE}
+    assert controls_of(scripts(plain | extension)) == controls_of(scripts(published)) == expected
+    for name, chosen in {
+        "low_vram": True, "lowvram": True, "hr_option": "Low res only", "processor_res": 768, "threshold_a": 30,
+    }.items():  # fmt: skip
+        with pytest.raises(BadRequest, match=name) as refused:
+            controls_of(scripts(published | {name: chosen}))
+        assert refused.value.field == f"alwayson_scripts.controlnet.args.0.{name}"
 
 
 @pytest.mark.parametrize(

@@ -8,13 +8,29 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from giornata.wire.errors import WebhookNotFound
-from giornata.wire.webhooks import WebhookRecord
+from giornata.wire.webhooks import WebhookRecord, WebhookState
 from giornata_gateway.config import GatewayConfig
 from giornata_gateway.webhooks.desk import WebhookDesk
 from tests.patience import HUNG_S
 
 KEY = "alice.job_1"
 HOOK = WebhookRecord(job_id="job_1", tenant="alice", url="https://example.org/", created_s=0, body="{}")
+DEAD = HOOK.model_copy(update={"state": WebhookState.DEAD})
+
+
+def desk_of(records: Any = None) -> WebhookDesk:
+    anything = cast("Any", records)
+    return WebhookDesk(
+        GatewayConfig(), anything, anything, anything, payload=lambda _: "", count=lambda _: None
+    )
+
+
+def test_webhooks_of_all_tenants_are_counted_by_state() -> None:
+    desk = desk_of()
+    desk._hooks = {"alice.job_1": HOOK, "bob.job_2": HOOK, "bob.job_3": DEAD}  # the bucket's news
+    assert {state: desk.kept(state) for state in WebhookState} == {"waiting": 2, "dead": 1}
+    desk._forgotten("bob.job_3")
+    assert desk.kept(WebhookState.DEAD) == 0
 
 
 async def test_a_webhook_that_is_forgotten_as_it_is_to_be_sent_ends_nothing_else() -> None:
@@ -26,9 +42,7 @@ async def test_a_webhook_that_is_forgotten_as_it_is_to_be_sent_ends_nothing_else
         raise WebhookNotFound
 
     anything = cast("Any", SimpleNamespace(change=change))
-    desk = WebhookDesk(
-        GatewayConfig(), anything, anything, anything, payload=lambda _: "", count=lambda _: None
-    )
+    desk = desk_of(SimpleNamespace(change=change))
     desk._hooks[KEY] = HOOK  # as the bucket tells of it
     sending = asyncio.ensure_future(desk._send_all(anything))  # what a gateway runs
     asyncio.get_running_loop().call_soon(desk._forgotten, KEY)  # after the choice, before its task

@@ -41,6 +41,11 @@ PATH: Final = "/v1/masks"
     type=click.IntRange(1, MAX_REGIONS),
     help=f"How many regions are taken at most, the surest ones.  [default: {MAX_REGIONS}]",
 )
+@click.option(
+    "--model",
+    metavar="NAME",
+    help="A served model, beside which the mask is made where it has a mask model.  [default: any]",
+)
 @url_option
 @api_key_option
 @click.option("--json", "as_json", is_flag=True, help="Print the regions as JSON: score, box, area.")
@@ -54,6 +59,7 @@ def mask(
     out: str,
     mask_threshold: float | None,
     max_regions: int | None,
+    model: str | None,
     url: str | None,
     api_key: str | None,
     as_json: bool,
@@ -64,7 +70,12 @@ def mask(
     """
     if as_json and out == STDOUT:
         raise click.UsageError("--json and -o - both write to standard output; give one.")
-    named = {"prompt": words, "mask_threshold": mask_threshold, "max_regions": max_regions}
+    named = {
+        "prompt": words,
+        "mask_threshold": mask_threshold,
+        "max_regions": max_regions,
+        "model": model,
+    }
     fields = {name: str(value) for name, value in named.items() if value is not None}
     gateway, picture = gateway_of(url), read(image)
     ctx.exit(interrupts.run(lambda: run(gateway, api_key, picture, fields, out, as_json=as_json)))

@@ -6,16 +6,19 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final, TypeVar
 
+from pydantic import ConfigDict
+
 from giornata.api_keys import Tenant as TenantName
 from giornata.wire import generations
 from giornata.wire.adapters import check_control_images, named_control_images
 from giornata.wire.errors import InvalidField, PayloadTooLarge
 from giornata.wire.jobs import BlobRef
 from giornata.wire.masks import MaskMessage, MaskParameters
-from giornata.wire.messages import INLINE_BYTES, EditMessage, GenerateMessage
+from giornata.wire.messages import IDEMPOTENCY_HEADER, INLINE_BYTES, EditMessage, GenerateMessage
 from giornata.wire.references import REFERENCE, check_count
 from giornata.wire.requests import EditParameters, GenerationParameters, asked
 from giornata_gateway.intake.rules.forms import TemplateId, check_filled, check_source
+from giornata_gateway.intake.rules.idempotency import HEADER as IDEMPOTENCY_KEY
 from giornata_gateway.intake.rules.tenants import Tenant
 from giornata_gateway.webhooks.rules.addresses import FIELD as WEBHOOK
 
@@ -24,6 +27,8 @@ REPLY_MARGIN_BYTES: Final = 64 << 10
 
 MAX_PARAMETERS: Final = 64
 NAME_CHARACTERS: Final = 64
+KEY_NAMES: Final = frozenset({"idempotency_key", IDEMPOTENCY_HEADER, IDEMPOTENCY_KEY})
+"""What callers may take for the name of an idempotency key."""
 
 P = TypeVar("P", bound=GenerationParameters)
 
@@ -33,6 +38,8 @@ _TOKENS = re.compile(r"(\.[A-Za-z0-9_-]{1,64}){1,6}\Z")
 class GenerateEnvelope(GenerateMessage):
     """A generation's message whose parameters are still to be validated, field by field."""
 
+    model_config = ConfigDict(extra="allow")  # for check_places; a name that means nothing here is ignored
+
     parameters: Any
     """A map; :func:`read_generation` validates it, and its errors are short."""
     webhook: Any = None
@@ -41,6 +48,8 @@ class GenerateEnvelope(GenerateMessage):
 
 class EditEnvelope(EditMessage):
     """An edit's message whose parameters are still to be validated, field by field."""
+
+    model_config = ConfigDict(extra="allow")  # as a generation's
 
     parameters: Any
     """A map; :func:`read_parameters` validates it, and its errors are short."""
@@ -101,6 +110,7 @@ def _named(given: object) -> dict[str, Any]:
 def _read(kind: type[P], envelope: Envelope) -> P:
     given = _named(envelope.parameters)
     check_no_webhook(envelope.webhook if envelope.webhook is not None else given.get(WEBHOOK))
+    check_places(envelope)
     parameters = asked(kind, given)
     if parameters.partial_images and envelope.progress is None:
         raise InvalidField(
@@ -120,6 +130,25 @@ def check_no_webhook(webhook: object) -> None:
             field=WEBHOOK,
             received=webhook if isinstance(webhook, str) else type(webhook).__name__,
             accepted="no webhook; a job of POST /v1/jobs may have one",
+        )
+
+
+def check_places(envelope: Envelope) -> None:
+    """Refuse what has a meaning elsewhere in a message, and would be ignored where it stands.
+
+    Names that no version knows are ignored, as in every message: see :class:`giornata.wire.values.Wire`.
+    """
+    for name in envelope.model_extra or ():
+        if name in KEY_NAMES:
+            accepted = f"the key as the header {IDEMPOTENCY_HEADER}"
+        elif name in EditParameters.model_fields:
+            accepted = f"{name} within parameters, where the message takes it"
+        elif name in EditMessage.model_fields:
+            accepted = f"no {name}: pictures from text are made of none"
+        else:
+            continue
+        raise InvalidField(
+            "A field stands where it is not read.", field=name, received=name, accepted=accepted
         )
 
 

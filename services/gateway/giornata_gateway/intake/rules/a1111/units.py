@@ -37,13 +37,20 @@ NEUTRAL: Final[Mapping[str, Values]] = MappingProxyType(
         "guessmode": OFF,
         "union_control_type": ("Unknown",),
         "processor_res": (-1, 64, 512),
-        "threshold_a": (-1, 0, 64, 100),
-        "threshold_b": (-1, 0, 64, 200),
+        "threshold_a": (-1, 64, 100),
+        "threshold_b": (-1, 64, 200),
+        "pixel_perfect": (False, True),
+        "low_vram": OFF,
+        "lowvram": OFF,
+        "save_detected_map": (True, False),
+        "hr_option": ("Both",),
     }
 )
-"""A control image has the frame of its picture, so that the modes of resizing are one; `canny` has 100 and 200."""
-UNREAD: Final = frozenset({"hr_option", "low_vram", "lowvram", "pixel_perfect", "save_detected_map"})
-"""They change no picture here: annotators work at the picture's size, and answers hold no control images."""
+"""What asks for nothing, and the defaults of the extension (-1; 64 and 512 before) and of clients, which come unasked.
+
+A control image has the frame of its picture, so that the modes of resizing are one. Annotators work at the picture's
+size, which is what `pixel_perfect` means, and `canny` has 100 and 200. Answers hold no control images either way.
+"""
 SCRIPT_OFF: Final[tuple[object, ...]] = ([], [False], [{}])
 """Arguments of other scripts that ask for nothing."""
 
@@ -128,7 +135,7 @@ def _units(name: str, arguments: object) -> list[Unit]:
 
 def _unit(index: int, given: Mapping[str, object]) -> Unit:
     try:
-        return asked(Unit, without_neutral(given, NEUTRAL, UNREAD))
+        return asked(Unit, without_neutral(given, NEUTRAL, ()))
     except GiornataError as error:
         error.field = _field(index, error.field or "")
         raise
