@@ -65,8 +65,9 @@ def requirements(image: Image) -> dict[str, str]:
     computing = re.findall(
         r'install --constraint constraints\.txt "\$torch" ([\w ]+?) *\\$', dockerfile, re.MULTILINE
     )
-    if len(shared) != 1 or len(computing) != 1:
-        raise ValueError(f"the Dockerfile installs otherwise than it did: {shared}, {computing}")
+    base = re.findall(r"^ARG PYTHON_IMAGE=python:(\d+\.\d+\.\d+)-", dockerfile, re.MULTILINE)
+    if not len(shared) == len(computing) == len(base) == 1:
+        raise ValueError(f"the Dockerfile installs otherwise than it did: {shared}, {computing}, {base}")
     name = _project(image.source)["name"]
     ahead = [Requirement(f"{OWN}{shared[0]}"), Requirement(f"{name}{image.extras}")]
     if image.computes:
@@ -74,11 +75,11 @@ def requirements(image: Image) -> dict[str, str]:
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     pins = dict(line.split("==") for line in lines if line and not line.startswith("#"))
     pins = {canonicalize_name(pinned): version for pinned, version in pins.items()}
-    return {found: pins[found] for found in sorted(_brought_in(ahead))}
+    return {found: pins[found] for found in sorted(_brought_in(ahead, base[0]))}
 
 
-def _brought_in(ahead: Iterable[Requirement]) -> set[str]:
-    """The names of all that is brought in by what is asked for, in an image: Linux, Python 3.11."""
+def _brought_in(ahead: Iterable[Requirement], python: str) -> set[str]:
+    """The names of all that is brought in by what is asked for, in an image: Linux, and Python of this full version."""
     left, seen = list(ahead), set[tuple[str, str]]()
     while left:
         requirement = left.pop()
@@ -89,7 +90,8 @@ def _brought_in(ahead: Iterable[Requirement]) -> set[str]:
                 "extra": extra,
                 "sys_platform": "linux",
                 "platform_system": "Linux",
-                "python_version": "3.11",
+                "python_version": python.rpartition(".")[0],
+                "python_full_version": python,
             }
             left += [need for need in _asked_for(name) if not need.marker or need.marker.evaluate(where)]
     return {name for name, _ in seen if not name.startswith(OWN)}

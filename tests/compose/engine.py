@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ipaddress
+import json
 import os
 import re
 import shutil
@@ -76,10 +78,13 @@ class Engine:
 
     @property
     def address(self) -> str:
-        """This machine's address, as containers see it."""
-        return self.docker(
-            "network", "inspect", "bridge", "--format", "{{(index .IPAM.Config 0).Gateway}}"
-        ).strip()
+        """This machine's address, as containers see it.
+
+        At its first start an engine tells no gateway of its bridge: then it is the first address of the subnet.
+        """
+        [bridge] = json.loads(self.docker("network", "inspect", "bridge"))
+        config = bridge["IPAM"]["Config"][0]
+        return str(config.get("Gateway") or ipaddress.ip_network(config["Subnet"])[1])
 
 
 @contextmanager

@@ -25,12 +25,16 @@ USER: Final = 10001
 """Of the services in their containers."""
 GATEWAYS: Final = 3
 """How many gateways the range of ports has room for."""
+NAME: Final = "shop"
+"""Of the application."""
 
 
 @dataclass(frozen=True)
 class Application:
     """What `giornata keys add` has printed."""
 
+    name: str
+    """Of the application and of its tenant."""
     api_key: str
     nats_url: str
 
@@ -50,11 +54,13 @@ class Stack:
         first = nats + 1
         self.urls = [f"http://127.0.0.1:{port}" for port in range(first, first + GATEWAYS)]
         """Where gateways may listen."""
+        self.webhook_secret = _webhook_secret(keys.parent)
         self.env = engine.env | {
             "COMPOSE_PROGRESS": "plain",
             "COMPOSE_ANSI": "never",
             "GIORNATA_KEYS_FOLDER": str(keys),
-            "GIORNATA_WEBHOOK_SECRET_FILE": str(_webhook_secret(keys.parent)),
+            "GIORNATA_WEBHOOK_SECRET_FILE": str(self.webhook_secret),
+            "GIORNATA_WEBHOOK_NETWORKS": f"{engine.address}/32",
             "GIORNATA_NOTICE_S": "5",
             "GATEWAY_PORTS": f"127.0.0.1:{first}-{first + GATEWAYS - 1}",
             "NATS_PORTS": f"127.0.0.1:{nats}",
@@ -65,11 +71,11 @@ class Stack:
 
     def _new_application(self, keys: Path, nats: int) -> Application:
         giornata = Path(sys.executable).with_name("giornata")
-        told = run(giornata, "keys", "add", "shop", "--file", keys / "keys.json")
+        told = run(giornata, "keys", "add", NAME, "--file", keys / "keys.json")
         os.chown(keys / "keys.json", USER, USER)
         found = dict(line.split("=", 1) for line in told.splitlines() if "=" in line)
         address = found["GIORNATA_NATS_URL"].replace("HOST:4222", f"127.0.0.1:{nats}")
-        return Application(found["GIORNATA_API_KEY"], address)
+        return Application(NAME, found["GIORNATA_API_KEY"], address)
 
     def compose(self, *arguments: str, profiles: Sequence[str] = ("cpu",), **env: str) -> str:
         """`docker compose` with the files of this stack; more environment by keyword."""
@@ -91,6 +97,12 @@ class Stack:
         for row in rows:
             found.setdefault(row["Service"], []).append(row["ID"])
         return found
+
+    def images(self, profiles: Sequence[str]) -> dict[str, str]:
+        """Names of the images that these profiles build, by the Dockerfile's argument ``SERVICE``."""
+        config = json.loads(self.compose("config", "--format", "json", profiles=profiles))
+        built = (described for described in config["services"].values() if "build" in described)
+        return {described["build"]["args"]["SERVICE"]: described["image"] for described in built}
 
     def inspect(self, container: str) -> dict[str, Any]:
         """What the engine knows of a container."""

@@ -9,19 +9,26 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any, Final
 
 import aiohttp
 import pytest
+from standardwebhooks import Webhook
 
 import giornata.client
+from deploy.sbom.__main__ import write
+from deploy.sbom.contents import OWN, images
 from giornata.wire.workers import ServiceName
-from tests.compose.bases import ROOT
+from giornata_gateway.webhooks.rules.signing import secret_of
+from tests.compose.bases import ROOT, python_image
+from tests.compose.images import distributions, own_size, run_inside, size
 from tests.compose.stack import CLUSTER, USER, Stack
 from tests.e2e.balancer import balancing
 from tests.e2e.jobs import completions, ended, painted, submit, until_step
 from tests.e2e.load import Load
 from tests.e2e.pictures import edit_form
+from tests.receiver import receiving
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(3600)]
 
@@ -31,6 +38,11 @@ GATEWAY_MB: Final = 200
 SERVERS: Final = ("nats", "valkey")
 SERVICES: Final = ("gateway", "router", "lora-store", "denoiser", "prepost")
 """What the profile `cpu` starts; a ControlNet service comes when it is asked for."""
+TOOLS: Final = "tools"
+BUILT: Final = ("cpu", "profiling")
+"""The profiles that have all images but those for GPUs."""
+OLDER: Final = {"async-timeout"}
+"""Asked for before Python 3.11.3: Debian's base has 3.11.2, and the bill tells of the one that the Dockerfile names."""
 REPORT: Final = ROOT / "out" / "compose.json"
 FOREIGN: Final = "command -v pip gcc cc ld make; find / -xdev -path '/venv/*' -type d -name tests"
 """What an image should have none of."""
@@ -86,27 +98,32 @@ async def edit_twice(stack: Stack) -> None:
 
 
 def test_all_images_are_built_small_and_without_tools(stack: Stack) -> None:
-    stack.compose("build", profiles=("cpu", "profiling"))
-    config = json.loads(stack.compose("config", "--format", "json", profiles=("cpu", "profiling")))
-    images = {
-        service: described["image"]
-        for service, described in config["services"].items()
-        if "build" in described
-    }
-    sizes, shared = {}, set()
-    for service in (*ServiceName, "profiler"):
-        [told] = json.loads(stack.engine.docker("image", "inspect", images[service]))
-        sizes[service] = round(told["Size"] / MB)
-        if service in {ServiceName.DENOISER, ServiceName.PREPOST, ServiceName.CONTROLNET}:
-            shared.add(told["RootFS"]["Layers"][2])
-        found = stack.engine.docker(
-            "run", "--rm", "--user", "0", "--entrypoint", "sh", images[service], "-c", f"{FOREIGN}; true"
-        )
-        assert found == "", service
+    stack.compose("build", profiles=BUILT)
+    built = stack.images(BUILT)
+    assert built.keys() == {*ServiceName, TOOLS}
+    for service, image in built.items():
+        assert run_inside(stack.engine, image, "sh", "-c", f"{FOREIGN}; true") == "", service
+    sizes = {service: round(size(stack.engine, image) / MB) for service, image in built.items()}
+    own = {service: round(own_size(stack.engine, image) / MB) for service, image in built.items()}
+    base = round(size(stack.engine, python_image()) / MB)
     REPORT.parent.mkdir(exist_ok=True)
-    REPORT.write_text(json.dumps({"image_mb": sizes}, indent=2) + "\n")
+    REPORT.write_text(json.dumps({"base_mb": base, "image_mb": sizes, "own_mb": own}, indent=2) + "\n")
     assert sizes[ServiceName.GATEWAY] <= GATEWAY_MB
+    computing = (built[it] for it in (ServiceName.DENOISER, ServiceName.PREPOST, ServiceName.CONTROLNET))
+    shared = {json.loads(stack.engine.docker("inspect", it))[0]["RootFS"]["Layers"][2] for it in computing}
     assert len(shared) == 1, "torch is on the disk once"
+
+
+@pytest.mark.parametrize("service", [*ServiceName, TOOLS])
+def test_an_image_holds_what_its_bill_of_material_names(stack: Stack, tmp_path: Path, service: str) -> None:
+    [described] = [image for image in images() if image.service == service]
+    bill = json.loads(write(described, tmp_path).read_text(encoding="utf-8"))
+    found = distributions(stack.engine, stack.images(BUILT)[service])
+    assert [one for one in found if not one[0].startswith(OWN) and one[0] not in OLDER] == sorted(
+        (one["name"], one["version"]) for one in bill["components"]
+    )
+    own = {name for name, _ in found if name.startswith(OWN)}
+    assert own == {OWN, f"{OWN}-{service}"}, "the repository's own, which no bill names"
 
 
 async def test_the_cpu_profile_starts_and_edits_come_from_outside(stack: Stack) -> None:
@@ -115,10 +132,17 @@ async def test_the_cpu_profile_starts_and_edits_come_from_outside(stack: Stack) 
     await edit_twice(stack)
 
 
-async def test_the_gateway_has_the_secret_of_webhooks(stack: Stack) -> None:
-    async with door(stack) as http, http.get("/v1/webhook-secret") as answer:
-        assert answer.status == 200
-        assert (await answer.json())["secret"].startswith("whsec_")
+async def test_a_webhook_comes_out_signed_by_the_secret_that_compose_hands_over(stack: Stack) -> None:
+    async with receiving(stack.engine.address) as receiver, door(stack) as http:
+        job = await submit(http, edit_form(webhook=receiver.url))
+        heard = await receiver.next()
+        async with http.get("/v1/webhook-secret") as answer:
+            assert answer.status == 200
+            secret = (await answer.json())["secret"]
+    assert heard.told["type"] == "job.completed"
+    assert heard.told["data"]["id"] == job.rpartition("/")[2]
+    assert secret == secret_of(stack.webhook_secret.read_bytes().strip(), stack.application.name)
+    Webhook(secret).verify(heard.body, heard.headers)
 
 
 def test_containers_have_no_rights_and_are_no_root(stack: Stack) -> None:

@@ -13,8 +13,9 @@ from aiohttp import web
 from click.testing import CliRunner, Result
 
 from giornata_tools.cli.app import cli
-from tests.integration.gateway.test_webhooks import dead, hooked, receiving, secret_of, submit, taken, until
+from tests.integration.gateway.test_webhooks import dead, hooked, secret_of, submit, taken, until
 from tests.integration.gateway_fakes import Stage, open_stage
+from tests.receiver import receiving
 
 ALICE, BOB = "sk-alice-123", "sk-robert-12"
 

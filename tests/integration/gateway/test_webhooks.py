@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 import secrets
-from collections.abc import AsyncIterator, Callable
-from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
@@ -24,55 +22,9 @@ from tests.integration.gateway.repeating import second_gateway
 from tests.integration.gateway.test_templates import ALICE, BOB, keys
 from tests.integration.gateway_fakes import Stage, open_stage
 from tests.patience import HUNG_S
+from tests.receiver import receiving
 
 LOCAL = {"webhook_networks": "127.0.0.0/8"}
-
-
-@dataclass
-class Heard:
-    """One attempt."""
-
-    headers: dict[str, str]
-    body: str
-
-    @property
-    def told(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(self.body)
-        return found
-
-
-@dataclass
-class Receiver:
-    """Answers as told: `answers` one after the other, then 204."""
-
-    url: str = ""
-    answers: list[web.Response] = field(default_factory=list)
-    heard: asyncio.Queue[Heard] = field(default_factory=asyncio.Queue)
-
-    async def take(self, request: web.Request) -> web.Response:
-        self.heard.put_nowait(Heard(dict(request.headers), await request.text()))
-        return self.answers.pop(0) if self.answers else web.Response(status=204)
-
-    async def next(self) -> Heard:
-        async with asyncio.timeout(HUNG_S):
-            return await self.heard.get()
-
-
-@asynccontextmanager
-async def receiving() -> AsyncIterator[Receiver]:
-    receiver = Receiver()
-    app = web.Application()
-    app.router.add_post("/hook", receiver.take)
-    app.router.add_post("/elsewhere", receiver.take)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    receiver.url = f"http://127.0.0.1:{runner.addresses[0][1]}/hook"
-    try:
-        yield receiver
-    finally:
-        await runner.cleanup()
 
 
 def hooked(folder: Path, **options: Any) -> dict[str, Any]:
