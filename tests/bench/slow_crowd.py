@@ -12,7 +12,8 @@ from __future__ import annotations
 import asyncio
 import tempfile
 import time
-from collections.abc import Callable, Coroutine
+from collections import Counter
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -35,7 +36,7 @@ JSON_HEAD: Final = (
     b"Content-Length: 100000\r\n\r\n"
 )
 LIMITS: Final = frozenset({"head_s", "idle_s", "receive_bytes_per_s", "receive_s", "stall_s"})
-Client = Callable[[Stage], Coroutine[Any, Any, float]]
+Client = Callable[[Stage], Coroutine[Any, Any, tuple[float, str]]]
 
 
 async def main() -> None:
@@ -57,7 +58,7 @@ async def main() -> None:
     rows += [
         {"what": name, **_latency(ms)} for name, ms in (("edits before", before), ("edits during", during))
     ]
-    blank = dict.fromkeys(("what", "first", "last", "p50", "p95", "max", "count"), "")
+    blank = dict.fromkeys(("what", "first", "last", "ends", "p50", "p95", "max", "count"), "")
     write("slow_crowd", [blank | row for row in rows], workload={"each": EACH, **limits})
 
 
@@ -74,8 +75,12 @@ async def _edits_until(stage: Stage, ended: asyncio.Future[Any]) -> list[float]:
     return took_ms
 
 
-async def _gone(stage: Stage, sent: bytes, drop: bytes = b"") -> float:
-    """Seconds from a client's last whole act to the end of its connection; it sends `drop` each second for ever."""
+async def _gone(stage: Stage, sent: bytes, drop: bytes = b"") -> tuple[float, str]:
+    """Seconds from a client's last whole act to the end of its connection, and how that ends.
+
+    It sends `drop` each second for ever. An end is a status, a closed connection, or one that is reset: the gateway's
+    answer may be lost where something is still sent to it.
+    """
     async with connection(stage) as (reader, writer):
         writer.write(sent)
         if sent == PING:
@@ -85,8 +90,9 @@ async def _gone(stage: Stage, sent: bytes, drop: bytes = b"") -> float:
         while not told.done():
             writer.write(drop)
             await asyncio.wait([told], timeout=DROP_S)
-        told.exception()  # what it has sent after the end may reset the connection
-        return time.perf_counter() - began_s
+        words = b"" if told.exception() else told.result()
+        end = "reset" if told.exception() else words[9:12].decode() or "closed"
+        return time.perf_counter() - began_s, end
 
 
 CLIENTS: Final[dict[str, Client]] = {
@@ -99,8 +105,15 @@ CLIENTS: Final[dict[str, Client]] = {
 }
 
 
-def _ends(seconds: list[float]) -> dict[str, Any]:
-    return {"first": f"{min(seconds):.1f} s", "last": f"{max(seconds):.1f} s", "count": len(seconds)}
+def _ends(found: Sequence[tuple[float, str]]) -> dict[str, Any]:
+    seconds = [one for one, _ in found]
+    ends = ", ".join(f"{count} {end}" for end, count in Counter(end for _, end in found).most_common())
+    return {
+        "first": f"{min(seconds):.1f} s",
+        "last": f"{max(seconds):.1f} s",
+        "ends": ends,
+        "count": len(found),
+    }
 
 
 def _latency(took_ms: list[float]) -> dict[str, Any]:

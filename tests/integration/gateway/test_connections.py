@@ -13,6 +13,8 @@ from tests.integration.gateway.test_hostile import connection
 from tests.integration.gateway_fakes import open_stage
 from tests.patience import HUNG_S
 
+CROWD = 200
+"""More than wait to be accepted by default."""
 PING = b"GET /readyz HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
@@ -60,10 +62,13 @@ async def test_heads_that_do_not_come_are_answered_and_their_connections_closed(
 def test_half_a_head_that_comes_with_its_connection_is_no_excuse(
     nats_url: str, redis_url: str, tmp_path: Path
 ) -> None:
-    """The services' own loop may read it before aiohttp's task has begun to wait for a request."""
+    """The services' own loop may read it before aiohttp's task has begun to wait for a request.
+
+    All of them come while the loop stands still, and none is reset.
+    """
 
     def halves(address: tuple[str, int]) -> list[socket.socket]:
-        peers = [socket.create_connection(address) for _ in range(50)]
+        peers = [socket.create_connection(address) for _ in range(CROWD)]
         for peer in peers:
             peer.sendall(b"GET /readyz HTTP/1.1\r\nHost: x\r\n")
         return peers

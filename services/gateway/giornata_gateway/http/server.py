@@ -109,7 +109,8 @@ async def _tell(request: web.Request, response: web.StreamResponse) -> None:
 
 async def _site(runner: web.AppRunner, gateway: Gateway) -> web.TCPSite:
     config = gateway.config
-    site = web.TCPSite(runner, config.host, config.port)
+    # a crowd that comes at once waits here: where the queue is full, the kernel resets who comes
+    site = web.TCPSite(runner, config.host, config.port, backlog=config.max_connections)
     try:
         await site.start()
     except OSError as error:
