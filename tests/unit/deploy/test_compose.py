@@ -212,14 +212,14 @@ def test_the_model_that_ships_has_the_segmenter_that_ships_and_no_other_model_ha
     shipped = f"/app/{SEGMENTER.relative_to(DEPLOY.parent)}"
     prepost = compose["services"]["prepost"]
     assert MASK_MODEL not in prepost["environment"], "it would win over the file"
-    chosen = re.fullmatch(r"(.*)\$\{GIORNATA_MODEL:\+(.*)\}(.*)", prepost["env_file"])
+    chosen = re.fullmatch(r"(.*)\$\{GIORNATA_MODEL:\+(.*)\}(.*)", prepost["env_file"][0])
     assert chosen is not None
     unnamed, named = chosen[1] + chosen[3], chosen[1] + chosen[2] + chosen[3]
     assert masks_of(unnamed) == f"${{{MASK_MODEL}-{shipped}}}", "and none where it is set and empty"
     assert masks_of(named) == f"${{{MASK_MODEL}:-}}"
     assert f"COPY {SEGMENTER.relative_to(DEPLOY.parent)} {shipped}" in (DEPLOY / "Dockerfile").read_text()
     for variant in ("prepost-second", "prepost-second-gpu"):
-        assert compose["services"][variant]["env_file"] == named
+        assert compose["services"][variant]["env_file"][0] == named
 
 
 def test_a_service_waits_only_for_what_its_profile_starts(compose: dict[str, Any]) -> None:

@@ -131,8 +131,6 @@ def test_prepost_makes_masks_from_words_where_the_operator_names_what_makes_them
         "facebook/sam2.1-hiera-tiny",
     )
     assert config_of(("cpu", "prepost")).mask_model is None
-    variables = {f"GIORNATA_{name.upper()}" for name in ("mask_model", "mask_refiner")}
-    assert variables <= compose()["prepost"]["environment"].keys(), "as in Compose"
 
 
 @pytest.mark.parametrize("name", [str(name) for name in ServiceName])
