@@ -96,7 +96,7 @@ class Exhibit:
 
 
 def exhibits() -> tuple[Exhibit, ...]:
-    """The four edits that bring a mask and no adapter; equal at every call."""
+    """The edits that bring a mask and no adapter; equal at every call."""
     return (
         _photograph("astronaut", "a red star", data.astronaut(), BESIDE_THE_ASTRONAUT),  # NASA, public domain
         _photograph("coffee", "a white diamond", data.coffee(), BESIDE_THE_CUP),  # Rachel Michetti, CC0
