@@ -23,6 +23,7 @@ from giornata.wire.workers import ServiceName, ServiceState
 from giornata_gateway import service
 from giornata_gateway.config import GatewayConfig
 from tests.integration.fake_router import FakeRouter
+from tests.patience import HUNG_S
 
 
 @dataclass
@@ -128,3 +129,16 @@ async def _heartbeat(router: FakeRouter) -> AsyncIterator[None]:
 async def _stopped(stop: asyncio.Event, serving: asyncio.Task[None]) -> None:
     stop.set()
     await serving
+
+
+async def listening_port(port_file: Path) -> int:
+    """The port that a gateway has written there, once it listens."""
+    async with asyncio.timeout(HUNG_S):
+        while (port := _written(port_file)) is None:  # noqa: ASYNC110 - a file tells
+            await asyncio.sleep(0.02)
+    return port
+
+
+def _written(port_file: Path) -> int | None:
+    text = port_file.read_text() if port_file.exists() else ""
+    return int(text) if text else None

@@ -30,6 +30,7 @@ from giornata_gateway.config import GatewayConfig
 from tests.fakes.denoiser import FakeDenoiser
 from tests.fakes.fleet import FakePrepost
 from tests.integration.conftest import NatsServer
+from tests.integration.gateway_fakes import listening_port
 from tests.integration.router.bench import COSTS, running_router
 from tests.patience import HUNG_S
 
@@ -160,10 +161,7 @@ async def open_gateway(made: Deployment, redis_url: str, folder: Path) -> None:
     tasks.create_task(service.serve(config, front, blobs, stop))
     made.stack.callback(stop.set)
     assert config.port_file is not None
-    async with asyncio.timeout(HUNG_S):
-        while not config.port_file.exists() or not config.port_file.read_text():  # noqa: ASYNC110 - a file tells
-            await asyncio.sleep(0.02)
-    http = aiohttp.ClientSession(f"http://127.0.0.1:{int(config.port_file.read_text())}")
+    http = aiohttp.ClientSession(f"http://127.0.0.1:{await listening_port(config.port_file)}")
     made.http = await made.stack.enter_async_context(http)
 
 

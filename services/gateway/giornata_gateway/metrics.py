@@ -221,7 +221,7 @@ class Metrics:
         meaning = "Jobs for which a request waits at this gateway."
         in_flight = Gauge("giornata_jobs_in_flight", meaning, registry=self.registry)
         in_flight.set_function(waiting)
-        meaning = "Webhooks of all tenants that were not taken yet: waiting, or dead, which nobody sends again unasked."
+        meaning = "Webhooks of all tenants that no receiver has taken: waiting ones are sent again, dead ones are not."
         kept = Gauge("giornata_webhooks", meaning, ["state"], registry=self.registry)
         for state in WebhookState:
             kept.labels(state).set_function(partial(webhooks, state))

@@ -84,7 +84,7 @@ async def _heard(fleet: FleetListener, stop: asyncio.Event, within_s: float) -> 
     """Wait until a router has told of the fleet, `stop` is set, or the time is over.
 
     Balancers ask `/readyz` before they send HTTP requests to a new gateway. NATS asks nothing: it hands edits to
-    whoever listens, and a gateway that knows of no fleet would refuse them.
+    whoever listens. A gateway that knows no fleet would refuse them.
     """
     either = [asyncio.create_task(event.wait()) for event in (fleet.heard, stop)]
     try:

@@ -17,7 +17,7 @@ from giornata.bus.connection import barrier
 from giornata.client import connect
 from giornata.wire.stores import TEMPLATES, bucket_stream
 from tests.integration.gateway.test_templates import get, register
-from tests.integration.gateway_fakes import Stage, open_gateway
+from tests.integration.gateway_fakes import Stage, listening_port, open_gateway
 from tests.patience import HUNG_S
 
 BODY = (
@@ -135,7 +135,7 @@ async def test_a_gateway_that_knows_of_no_fleet_leaves_edits_over_nats_to_others
     async with asyncio.TaskGroup() as tasks, AsyncExitStack() as stack:
         opened = open_gateway(stage.router, nats_url, redis_url, folder, submit_window_s=60)
         opening = tasks.create_task(stack.enter_async_context(opened))
-        await listens(folder / "port")
+        await listening_port(folder / "port")
         async with connect(nats_url) as client:
             for _ in range(12):  # NATS deals them out by chance
                 await (await client.edit(image=b"i", prompt="x"))
@@ -157,18 +157,7 @@ async def test_a_gateway_without_a_router_answers_after_a_while_and_ends_before(
     async with asyncio.TaskGroup() as tasks, AsyncExitStack() as stack:
         opened = open_gateway(stage.router, nats_url, redis_url, tmp_path / "two", submit_window_s=60)
         opening = tasks.create_task(stack.enter_async_context(opened))
-        await listens(tmp_path / "two" / "port")
+        await listening_port(tmp_path / "two" / "port")
         opening.cancel()  # which stops the gateway
         async with asyncio.timeout(HUNG_S):
             await asyncio.wait([opening])
-
-
-async def listens(port_file: Path) -> None:
-    """Return once a gateway listens at the port that it writes there."""
-    async with asyncio.timeout(HUNG_S):
-        while not _written(port_file):  # noqa: ASYNC110 - a file tells
-            await asyncio.sleep(0.02)
-
-
-def _written(port_file: Path) -> bool:
-    return port_file.exists() and bool(port_file.read_text())

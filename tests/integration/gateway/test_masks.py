@@ -7,6 +7,7 @@ import base64
 import json
 import secrets
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
@@ -82,13 +83,20 @@ class Scene:
         return shown(await self.stage.router.blobs.get(job.mask))
 
 
-@pytest.fixture
-async def scene(stage: Stage) -> AsyncIterator[Scene]:
+@asynccontextmanager
+async def seeing(stage: Stage) -> AsyncIterator[Scene]:
+    """The gateway before a prepost that finds colours."""
     prepost = ColourMasks(stage.router.bus, stage.router.blobs, MODEL.name)
     stage.router.masks = CARD
     async with prepost.running():
         await stage.router.announce()
         yield Scene(stage, prepost)
+
+
+@pytest.fixture
+async def scene(stage: Stage) -> AsyncIterator[Scene]:
+    async with seeing(stage) as scene:
+        yield scene
 
 
 async def test_an_edit_names_what_it_repaints(scene: Scene) -> None:

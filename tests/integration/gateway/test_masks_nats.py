@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import base64
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -31,24 +30,13 @@ from giornata.wire.masks import MaskMade, MaskMessage, MaskParameters
 from giornata.wire.messages import IDEMPOTENCY_HEADER
 from giornata_gateway import nats_door
 from giornata_gateway.intake.rules.envelopes import REPLY_MARGIN_BYTES
-from tests.fakes.colours import CARD, ColourMasks
+from tests.fakes.colours import CARD
 from tests.fakes.key_files import write_keys
-from tests.integration.fake_router import CARD as MODEL
-from tests.integration.gateway.test_masks import FILE, Scene, forgotten
+from tests.integration.gateway.test_masks import FILE, Scene, forgotten, seeing
 from tests.integration.gateway_fakes import Stage, open_stage
 from tests.patience import HUNG_S
 
 HATS = "the red hats"
-
-
-@asynccontextmanager
-async def seeing(stage: Stage) -> AsyncIterator[Scene]:
-    """The gateway before a prepost that finds colours."""
-    prepost = ColourMasks(stage.router.bus, stage.router.blobs, MODEL.name)
-    stage.router.masks = CARD
-    async with prepost.running():
-        await stage.router.announce()
-        yield Scene(stage, prepost)
 
 
 @pytest.fixture

@@ -114,7 +114,7 @@ class Masks:
     ) -> AsyncIterator[ShownMask]:
         """The regions of a picture, each with a mask of its own.
 
-        On leaving they are forgotten but for those that are handed on, and so is a picture that came as a file.
+        Leaving forgets them, except those that are handed on, and a picture that came as a file.
 
         Raises:
             ModelNotFound: the model that is `asked` for is not served.

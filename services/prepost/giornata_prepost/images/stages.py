@@ -59,7 +59,7 @@ class Sizes:
         card: ModelCard,
         limits: PixelLimits,
     ) -> Self:
-        """Those of an edit of `original` that `card` computes at the size `model`; raises as :func:`output_size`."""
+        """The sizes of an edit of `original` that is computed at the size `model`; raises as :func:`output_size`."""
         height, width, channels = original.pixels.shape
         output = output_size(Size(width, height), parameters.output_size, limits.max_pixels)
         tokens = model.pixels // card.pixel_multiple**2

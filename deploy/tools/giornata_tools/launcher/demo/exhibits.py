@@ -121,7 +121,7 @@ def scene(name: str) -> Exhibit:
 
 
 def by_words() -> Exhibit:
-    """A procedural scene with several things, of which words name one; equal at every call."""
+    """A procedural scene with several things. Words name one of them. It is equal at every call."""
     rng = np.random.default_rng(SEVERAL_SEED)
     picture = ground(rng, "noise", SCENE_SIDE, [rgb(thing.colour) for thing in SEVERAL])
     for thing in SEVERAL:

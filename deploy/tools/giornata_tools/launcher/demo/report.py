@@ -24,7 +24,7 @@ ORACLE_LIMIT: Final = 2 / 255
 """The service rounds to 8 bits where diffusers does; a value on the edge may fall to either side."""
 
 LEAST_OVERLAP: Final = 0.5
-"""Of a mask from words with what they name: below it, another thing was repainted."""
+"""Intersection over union of a mask from words with what they name. Below it, another thing was repainted."""
 WORDS: Final = {AdapterKind.LORA: "LoRA", AdapterKind.CONTROLNET: "ControlNet"}
 """What each kind of adapter is called."""
 
@@ -77,7 +77,7 @@ class DemoEdit:
     """Seconds from sending the request to having the picture."""
     figures: JobFigures
     mask_overlap: float | None = None
-    """Of what words found with what they name, intersection over union; None of an edit that brought its mask."""
+    """Intersection over union of what words found with what they name; None where the edit brought its mask."""
 
     @property
     def before(self) -> Pixels:
@@ -128,7 +128,7 @@ class EditReport(BaseModel):
     mask_ratio: float
     """Share of the image tokens that the mask touches."""
     mask_overlap: float | None = None
-    """Of the mask that the words found with what they name, intersection over union."""
+    """Intersection over union of the mask that the words found with what they name."""
     latency_s: float
     stage_ms: StageTimes
     outside_mask_max_abs_diff: float

@@ -209,7 +209,7 @@ def check_pictures(envelope: Envelope, tenant: Tenant, limit_bytes: int) -> None
 
 
 def check_mask_image(envelope: MaskEnvelope, tenant: Tenant, limit_bytes: int) -> None:
-    """Check the picture of which a mask is made; raises as :func:`check_pictures`."""
+    """Check the picture in which words are looked for; raises as :func:`check_pictures`."""
     _check_inline(inline_bytes(envelope), "image")
     _check_picture(envelope.image, "image", tenant.name, limit_bytes)
 
