@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 
 def heed_cancel() -> None:
@@ -10,6 +12,30 @@ def heed_cancel() -> None:
 
     A task that went on would wait for ever, or begin tasks in a group that ends.
     """
-    task = asyncio.current_task()
-    if task is not None and task.cancelling():
+    if _cancels():
         raise asyncio.CancelledError
+
+
+@contextmanager
+def heeding_cancel() -> Iterator[None]:
+    """Raise on leaving if the task was cancelled inside and did not notice, as :func:`heed_cancel`.
+
+    A task that was cancelled before, and puts things in order, goes on.
+    """
+    before = _cancels()
+    try:
+        yield
+    except asyncio.CancelledError:
+        raise
+    except Exception as error:
+        if _cancels() > before:
+            raise asyncio.CancelledError from error
+        raise
+    if _cancels() > before:
+        raise asyncio.CancelledError
+
+
+def _cancels() -> int:
+    """How often the running task was cancelled."""
+    task = asyncio.current_task()
+    return task.cancelling() if task is not None else 0

@@ -12,7 +12,7 @@ from giornata.bus.answering import Endpoint, UnansweredError
 from giornata.bus.bus import Bus
 from giornata.bus.connection import LostError, barrier
 from giornata.deadlines import Deadline
-from giornata.wire import subjects
+from giornata.wire import codec, subjects
 from giornata.wire.errors import (
     DeadlineExceeded,
     InternalError,
@@ -136,6 +136,48 @@ async def test_what_was_lost_with_the_connection_is_asked_again(private_nats: Na
         private_nats.start()
         assert (await asking).job_id == await asked.get() == "j"
         never.cancel()
+
+
+@pytest.mark.parametrize("answered", [True, False])
+async def test_a_cancellation_that_comes_with_the_answer_is_heeded(bus: Bus, *, answered: bool) -> None:
+    """As wait_for of Python 3.11 does not: the caller would go on, and wait for what its other tasks had to do."""
+    went_on = asyncio.Event()
+
+    async def handler(request: CancelRows) -> Accepted:
+        [future] = bus.client._asked[SUBJECT.lower()]  # the answer, before its asker knows of it
+        future.add_done_callback(lambda _: asking.cancel())
+        if not answered:
+            future.set_exception(LostError())
+        return Accepted(job_id=request.job_id)
+
+    async def ask_and_go_on() -> None:
+        async with asyncio.timeout(HUNG_S):
+            await bus.client.request(SUBJECT, codec.encode(CancelRows(job_id="j", attempt=1)), timeout=HUNG_S)
+        went_on.set()
+
+    async with bus.answer(endpoint(handler)):
+        asking = asyncio.create_task(ask_and_go_on())
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+    assert not went_on.is_set()
+
+
+async def test_one_that_was_cancelled_may_ask_while_it_puts_things_in_order(bus: Bus) -> None:
+    async def handler(request: CancelRows) -> Accepted:
+        return Accepted(job_id=request.job_id)
+
+    async def leave() -> Accepted:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            return await ask(bus)
+        raise AssertionError
+
+    async with bus.answer(endpoint(handler)):
+        leaving = asyncio.create_task(leave())
+        await asyncio.sleep(0)
+        leaving.cancel()
+        assert (await leaving).job_id
 
 
 async def test_a_request_to_jetstream_fails_with_its_connection(private_nats: NatsServer) -> None:

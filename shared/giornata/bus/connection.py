@@ -2,7 +2,8 @@
 
 The server refuses a message or subscription by an asynchronous error that names the subject. The library's `request`
 would wait for its time limit all the same, and a subscription would stay silent for ever. An answer is lost, too, when
-the server of the connection dies.
+the server of the connection dies. And where an answer and a cancellation come at once, the library goes on as if its
+caller had not been cancelled.
 """
 
 from __future__ import annotations
@@ -18,9 +19,11 @@ from typing import Any, Final
 
 import nats.errors
 import structlog
-from nats.aio.client import Client
+from nats.aio.client import DEFAULT_FLUSH_TIMEOUT, Client
+from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
+from giornata.cancellation import heeding_cancel
 from giornata.wire.errors import NotPermitted, ServiceUnavailable
 from giornata.wire.permissions import User, inbox, user_in
 
@@ -99,6 +102,23 @@ class TellingClient(Client):
             if subject.lower() in self._refused_subscriptions:
                 raise NotPermitted(received=subject)
 
+    async def request(
+        self,
+        subject: str,
+        payload: bytes = b"",
+        timeout: float = 0.5,  # noqa: ASYNC109 - the library's signature, as below
+        old_style: bool = False,  # noqa: FBT001, FBT002
+        headers: dict[str, Any] | None = None,
+    ) -> Msg:
+        """Ask, and wait for the answer; JetStream's calls come here, too."""
+        with heeding_cancel():
+            return await super().request(subject, payload, timeout, old_style, headers)
+
+    async def flush(self, timeout: int = DEFAULT_FLUSH_TIMEOUT) -> None:  # noqa: ASYNC109
+        """Return when the server has answered a PING."""
+        with heeding_cancel():
+            await super().flush(timeout)
+
     async def publish(
         self, subject: str, payload: bytes = b"", reply: str = "", headers: dict[str, str] | None = None
     ) -> None:
@@ -108,7 +128,8 @@ class TellingClient(Client):
             key = subject.lower()
             self._asked[key].add(future)
             future.add_done_callback(lambda done: self._forget(key, done))
-        await super().publish(subject, payload, reply, headers)
+        with heeding_cancel():
+            await super().publish(subject, payload, reply, headers)
 
     async def received(self) -> None:
         """Return when all that the server had for us at the call is received, handled or not.
