@@ -17,6 +17,7 @@ import structlog
 
 from giornata.approximate import choosing
 from giornata.approximate.entries import Hit
+from giornata.cancellation import heed_cancel
 from giornata.scheduling.demand import Demand
 from giornata.scheduling.line import Claim
 from giornata.seeing import spans
@@ -215,6 +216,7 @@ class Computing:
             if isinstance(error, Overloaded) and not adopted:
                 return await self._live.change(lambda r: transitions.taken_back(r, assignment))
             return await self._lost(assignment, str(error))
+        heed_cancel()
         if reply.answer is not RunAnswer.ACCEPTED:
             self._dispatch.placement.refuse(worker)
             return await self._live.change(lambda r: transitions.taken_back(r, assignment))

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Final, Literal
 
 from giornata.bus.bus import Bus
+from giornata.cancellation import heed_cancel
 from giornata.deadlines import Deadline
 from giornata.records import Change, Revised
 from giornata.wire import subjects
@@ -166,6 +167,7 @@ class LiveRecord:
             EndedError: it is terminal.
             JobCancelled: a cancel was asked for.
         """
+        heed_cancel()
         if self.record.state.terminal:
             raise EndedError
         if self.record.cancel:

@@ -1,8 +1,9 @@
 """The embeddings of one key that are most alike.
 
 Up to :data:`PRODUCT` of them are a matrix, compared by one product. What comes beyond that goes into a graph
-(`usearch`, HNSW), which answers in logarithmic time and takes removals; the matrix stays, so that nothing is ever built
-anew. Where `usearch` is not installed, the matrix grows instead, and a look-up takes 0.07 ms for each thousand.
+(`usearch`, HNSW), which answers in logarithmic time and takes removals. With each that comes, one of the matrix goes
+there, too, so that nothing is ever built at once, and in the end the graph holds all. Where `usearch` is not installed,
+the matrix grows instead, and a look-up takes 0.07 ms for each thousand.
 """
 
 from __future__ import annotations
@@ -58,11 +59,20 @@ class _Matrix:
         self._rows[place], self._of[place] = 0, -1
         self._free.append(place)
 
+    def take(self) -> tuple[int, Embedding]:
+        """Take out the embedding that was added first of those that are left, and its number."""
+        number, place = next(iter(self._places.items()))
+        embedding = self._rows[place].copy()
+        self.remove(number)
+        return number, embedding
+
     def nearest(self, embedding: Embedding, count: int) -> list[Alike]:
+        if not self._places:
+            return []
         cosines = self._rows @ embedding
         cosines[self._of < 0] = -np.inf
         count = min(count, len(self._places))
-        best = np.argpartition(cosines, -count)[-count:] if count else ()
+        best = np.argpartition(cosines, -count)[-count:]
         return [Alike(int(self._of[place]), float(cosines[place])) for place in best]
 
 
@@ -98,10 +108,14 @@ class Nearest:
             raise ValueError(f"received an embedding of shape {embedding.shape}; accepted: ({self.numbers},)")
         if len(self._matrix) >= self._product and not self._tried:
             self._tried, self._index = True, _graph(self.numbers)
-        if self._index is None or len(self._matrix) < self._product:
+        if self._index is None:
             self._matrix.add(number, embedding)
-        else:
-            self._index.add(number, embedding, threads=1)
+            return
+        self._index.add(number, embedding, threads=1)
+        if len(self._matrix):
+            self._index.add(*self._matrix.take(), threads=1)
+            if not len(self._matrix):
+                self._matrix = _Matrix(self.numbers)
 
     def remove(self, number: int) -> None:
         """Remove an embedding that was added."""

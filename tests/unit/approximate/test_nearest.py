@@ -44,25 +44,28 @@ def test_a_product_finds_what_sorting_finds(count: int, removed: set[int], asked
     assert len(nearest) == len(left)
 
 
-def test_beyond_the_product_a_graph_finds_the_nearest_too() -> None:
-    all_of = embeddings(400)
+@pytest.mark.parametrize("count", [51, 75, 100, 101, 400])
+def test_beyond_the_product_a_graph_finds_the_nearest_too_while_it_takes_over(count: int) -> None:
+    all_of = embeddings(count)
     nearest = filled(all_of, product=50)
-    assert len(nearest) == 400
-    for number in (3, 49, 50, 399):
+    assert len(nearest) == count
+    assert len(nearest._matrix) == max(0, 100 - count)
+    for number in (0, 3, 24, 25, 49, 50, count - 1):
         (found,) = nearest.nearest(all_of[number], 1)
         assert found.number == number
         assert found.cosine == pytest.approx(1.0, abs=1e-3)
 
 
 def test_what_was_removed_is_found_no_more_and_its_place_is_used_again() -> None:
-    all_of = embeddings(200)
+    all_of = embeddings(75)
     nearest = filled(all_of, product=50)
-    for number in (3, 120):
+    for number in (3, 40, 60):  # two that have moved to the graph or begun there, and one that has not
         nearest.remove(number)
-        assert number not in {each.number for each in nearest.nearest(all_of[number], 200)}
-    nearest.add(200, all_of[3])
-    assert nearest.nearest(all_of[3], 1)[0].number == 200
-    assert len(nearest) == 199
+        assert number not in {each.number for each in nearest.nearest(all_of[number], 75)}
+    for number in (3, 40, 60):
+        nearest.add(75 + number, all_of[number])
+        assert nearest.nearest(all_of[number], 1)[0].number == 75 + number
+    assert len(nearest) == 75
 
 
 def test_without_usearch_the_product_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
