@@ -21,7 +21,7 @@ class _Held:
     steps: int
     uses: int
     turn: int
-    """Of its last use."""
+    """Number of its last use among all uses."""
 
 
 class Lcbfu(Generic[K]):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 SHARES: Final = (0.1, 0.2, 0.3, 0.4, 0.5)
-"""Of the steps, after which latents are kept: Nirvana's 5 to 25 of 50 (§5.1)."""
+"""Shares of a row's steps after which its latent is kept: Nirvana's 5 to 25 of 50 (§5.1)."""
 _ROUNDING: Final = 1e-9
 """Makes the share k / n of n steps k again."""
 

@@ -23,9 +23,9 @@ class Threshold(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     cosine: float = Field(gt=0, le=1)
-    """Of the two prompts' embeddings, at the least."""
+    """The least cosine of the two prompts' embeddings."""
     share: float = Field(gt=0, le=max(SHARES))
-    """Of the steps, at the most."""
+    """The largest share of the steps that may be saved."""
 
 
 class Table(BaseModel):

@@ -31,6 +31,6 @@ def work_of(card: ControlCard) -> ControlWork:
 
 
 def of_weights(weight_bytes: float, *, shared: bool) -> ControlWork:
-    """Of a ControlNet of which the size alone is known: each weight meets every token."""
+    """The work of a ControlNet whose size alone is known: each weight meets every token."""
     weights = weight_bytes / VALUE_BYTES
     return ControlWork(text=weights, image=weights, shared=shared)

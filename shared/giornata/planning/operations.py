@@ -23,7 +23,7 @@ ADAPTING: Final = ("low_rank", "segments", "control")
 COMPUTE: Final = (*NETWORK, *ADAPTING)
 """Features of a step's computing, in the order of :attr:`Work.features`."""
 VALUE_BYTES: Final = 2
-"""Of a weight of an adapter of which the size alone is known: most files hold 16 bits a weight."""
+"""Bytes of a weight of an adapter whose size alone is known: most files hold 16 bits a weight."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class Work:
 
     @property
     def multiplications(self) -> float:
-        """Of all kinds."""
+        """Multiplications of all kinds together."""
         return self.linear + self.attention + self.convolution + self.low_rank + self.control
 
 
@@ -78,7 +78,7 @@ class Shape:
     computed: int
     """Image tokens of the compute set, or all."""
     padding: int = field(default=0, kw_only=True)
-    """Of the text tokens, those of which keys and values are kept: they are attended to and not computed."""
+    """Text tokens, counted in `text`, whose keys and values are kept: attended to and not computed."""
     prefix: int = field(default=0, kw_only=True)
     """Tokens beside these that no step computes: they attend among themselves alone, and are attended to."""
     low_rank: float = field(default=0.0, kw_only=True)

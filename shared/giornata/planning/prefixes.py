@@ -53,7 +53,7 @@ class Prefixes:
 
     @property
     def blocks(self) -> int:
-        """Of a step."""
+        """Blocks of a step."""
         blocks: int = self.full_ms.shape[2]
         return blocks
 
@@ -118,7 +118,7 @@ class Candidates(NamedTuple):
     """All plans of one step of a row beside the others; each is (..., candidates)."""
 
     computing_ms: Numbers
-    """Of all rows; infinite where a block would take what is not kept."""
+    """Computing time of all rows in the step; infinite where a block would take what is not kept."""
     waiting_ms: Numbers
     """From the link's first slab of the step to the step's end if computing only waits for loads; -inf for none."""
     slabs: Numbers

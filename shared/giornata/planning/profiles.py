@@ -14,7 +14,7 @@ from giornata.planning.regression import Fit
 from giornata.wire.blocks import BlockSpec
 
 SCHEMA: Final = 3
-"""Of a profile. Those of schema 1 counted tokens and pairs; those of schema 2 knew no adapters, and are completed."""
+"""Version of a profile's schema. Schema 1 counted tokens and pairs; 2 knew no adapters, and is completed."""
 WITHOUT_ADAPTERS: Final = 2
 
 
@@ -46,9 +46,9 @@ class Profile(BaseModel):
     blocks: tuple[BlockSpec, ...]
     """Equal ones counted, in the order of the first of each."""
     compute: Fit
-    """Of steps on one device."""
+    """Fit of the time that steps on one device take."""
     degrees: tuple[DegreeFit, ...] = ()
-    """Of steps on several. A degree that is not here is not used."""
+    """Fits of the time that steps on several devices take. A degree that is not here is not used."""
     load: Fit
     activation_bytes: float
     """Peak memory of a step per token that it computes, weights and templates not counted."""

@@ -29,7 +29,7 @@ class NeededControl(NamedTuple):
     """A ControlNet of a job."""
 
     digest: str
-    """Of its checkpoint."""
+    """Digest of its checkpoint."""
     share: float
     """Share of the job's steps in which it acts."""
 

@@ -20,7 +20,7 @@ from giornata.wire.blocks import BlockSpec
 from giornata.wire.values import Mode
 
 TOKENS: Final = Operations([BlockSpec(linear=1.0, text=1.0)])
-"""Of a network that nothing is known of: one operation a computed token."""
+"""Operations of a network that nothing is known of: one operation a computed token."""
 ROUNDING: Final = 1e-9
 """Makes the share k / n of n steps k again."""
 UNIT: Final = StepCosts((0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0))
@@ -105,9 +105,9 @@ class RowShape(Shape):
     begun: bool = False
     """Whether its next step is like the others: it has made one where it is, or knows what that would teach."""
     companions: int = 0
-    """Of the image tokens, those beside the picture's."""
+    """Image tokens beside the picture's; `image` counts them too."""
     skipped: int = 0
-    """Of its steps, those that are extrapolated, as far as that is known before; what they save is spread over all."""
+    """Steps that are extrapolated, as far as that is known before; what they save is spread over all."""
 
     def load(self, pace: Pace, *, reuses: bool, renewed_every: int = 0) -> RowLoad:
         """What the row adds to steps of a worker of this pace.

@@ -32,9 +32,9 @@ from giornata.wire.workers import StepSample, Tier, WorkerCosts, WorkerState
 SMOOTHING: Final = 0.1
 """Weight of the latest step in the running mean of how much slower a worker is."""
 UNKNOWN: Final = Pace()
-"""Of a worker that has not told what its steps cost."""
+"""The pace of a worker that has not told what its steps cost."""
 UNTOLD: Final = Arrivals()
-"""Of the same."""
+"""How long LoRAs take to come to a worker that has not told what its steps cost."""
 SLOWEST: Final = 8.0
 """A single step counts as at most this many times slower, or faster, than predicted: page faults say little."""
 TOLD: Final = 0.02
@@ -150,7 +150,7 @@ class Estimates:
 _Lasting = tuple[Operations, Mode, int, bool, float, float, tuple[tuple[str, ControlWork], ...]]
 """The fields of a pace beside its costs."""
 _ANEW: Final = {"samples": 0, "outliers": 0}
-"""Of a regression that begins: its samples are those of the router."""
+"""The counts of a regression that begins: its samples are those of the router."""
 
 
 class _Kind:

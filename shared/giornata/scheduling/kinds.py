@@ -61,9 +61,9 @@ class Binned:
     """Marginal distributions of what a model was fitted to, in standardised units."""
 
     edges: tuple[Row, ...]
-    """Of each feature, ascending; they may be none where it is constant."""
+    """Edges of the bins of each feature, ascending; a constant feature may have none."""
     shares: tuple[Row, ...]
-    """Of each bin, one more than edges; one was added to every count, so that none is 0."""
+    """Share of each bin, by feature: one more than edges; one was added to every count, so that none is 0."""
 
 
 @dataclass(frozen=True)
@@ -74,10 +74,10 @@ class KindsModel:
     scale: Row
     """A feature is standardised as (value - centre) / scale."""
     weights: Row
-    """Of components; they sum to 1."""
+    """Weights of the components; they sum to 1."""
     means: tuple[Row, ...]
     factors: tuple[tuple[Row, ...], ...]
-    """Of each component the upper triangular U with U @ U.T the inverse of the covariance: scikit-learn's
+    """For each component, the upper triangular U with U @ U.T the inverse of the covariance: scikit-learn's
     `precisions_cholesky_`."""
     binned: Binned
 
@@ -94,7 +94,7 @@ class KindsModel:
         ]
 
     def log_densities(self, features: Sequence[float]) -> list[float]:
-        """Of every component the logarithm of its weight times its density, up to a constant that all share."""
+        """Logarithm of each component's weight times its density, up to a constant that all share."""
         z = self.standardised(features)
         found = []
         for weight, mean, factor in zip(self.weights, self.means, self.factors, strict=True):
@@ -144,7 +144,7 @@ class SeenJobs:
         self._latest.append(features)
 
     def kind(self, features: Features) -> int:
-        """Of a job, by the present model."""
+        """The kind of a job, by the present model; 0 until there is one."""
         return 0 if self.model is None else self.model.kind(features)
 
     def to_fit(self, now: float) -> tuple[Features, ...] | None:

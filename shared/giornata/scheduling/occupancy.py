@@ -93,7 +93,7 @@ class Occupancy:
     loras: dict[str, Tier] = field(default_factory=dict)
     """The fastest tier of each LoRA that it has, by digest. The same object until they change."""
     on_device: frozenset[str] = frozenset()
-    """Of the LoRAs, those that are on the device."""
+    """Digests of the LoRAs that are on the device."""
     host_tiers: HostTiers | None = None
     """What the host tiers of LoRAs hold."""
     on_disk: int = 0

@@ -96,7 +96,7 @@ class PoolOutlook:
 
     @cached_property
     def _quickest(self) -> list[list[float]]:
-        """Of each row; see :func:`_quickest`."""
+        """Seconds of each row's step by the number of free devices; see :func:`_quickest`."""
         return [_quickest(row.step_s, self._devices) for row in self._rows]
 
     def _wished(self, rows: Sequence[PoolRow]) -> list[Wish]:

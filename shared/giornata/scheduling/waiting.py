@@ -37,7 +37,7 @@ class QueuedJob:
     model_digest: str
     rows: int
     steps: int
-    """Of each row."""
+    """Denoising steps of each row."""
     since_s: float
     """When it was accepted, by the clock of `now`."""
     budget_s: float

@@ -34,7 +34,7 @@ class _There(NamedTuple):
 
 
 NONE: Final = _There()
-"""Of a job without adapters."""
+"""The adapters of a job that has none, at any worker."""
 
 
 class Weighing:

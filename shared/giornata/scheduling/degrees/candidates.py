@@ -30,7 +30,7 @@ class Shape:
     """The degree of the shortest step."""
 
     def least_s(self, steps: int, kept: int) -> float:
-        """Of so many steps, at the least, where degree `kept` needs no move; 0 for none."""
+        """Least seconds of so many steps, where degree `kept`, 0 for none, needs no move."""
         fastest_s = self.ladder.fastest_s
         if not self.pays:
             return steps * fastest_s
@@ -75,11 +75,11 @@ class Candidate:
         return self.shape.pays and self.kept > 0
 
     def step_s(self, degree: int) -> float:
-        """Of its next step."""
+        """Seconds of its next step at this degree."""
         return (self.shape.step_s if degree == self.kept else self.shape.moved_s)[degree]
 
     def step_on_s(self, devices: Devices) -> float:
-        """Of its next step on these devices."""
+        """Seconds of its next step on these devices."""
         own = self.kept and devices == self.row.devices
         return (self.shape.step_s if own else self.shape.moved_s)[len(devices)]
 

@@ -23,7 +23,7 @@ class Choice:
     ready: Sequence[Candidate]
     """Rows at a step boundary."""
     plans: Mapping[Hashable, Plan]
-    """Of promised rows."""
+    """Plans of the promised rows, by their keys."""
     claims: Claims
     free: int
     cap_s: float

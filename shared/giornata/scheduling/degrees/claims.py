@@ -16,7 +16,7 @@ class _Claim:
     due_s: float
     step_ends_s: float
     ends_s: float
-    """Of all its steps, if it goes on as it is."""
+    """When the last of its steps ends, if it goes on as it is."""
 
 
 class Claims:

@@ -36,7 +36,7 @@ class Frontier:
     widest: tuple[tuple[int, ...], ...]
     """`widest[r][c]`: the degree of the widest of the first r rungs that `c` free devices allow, 0 for none."""
     fastest_s: float
-    """Of a step at the last rung."""
+    """Seconds of a step at the last rung."""
     work_s: float
     """Device-seconds of a step at the first rung: no degree takes fewer."""
 

@@ -22,7 +22,7 @@ class Way:
     """One way to make a row's steps."""
 
     steps: float
-    """Of its frontier's; what a move costs beside them counts as parts of a step."""
+    """Steps that the row has to make; what a move costs beside them counts as parts of a step."""
     ladder: Frontier
 
 
@@ -43,7 +43,7 @@ class Wish:
     stays: bool = False
     """Whether it has begun and pays if others get its devices."""
     weight: float = 1.0
-    """Of its tenant."""
+    """Weight of the row's tenant."""
 
     def fit(self, spans: Spans) -> Plan | None:
         """Its plan in what is free; None where none is in time."""

@@ -34,18 +34,18 @@ class PoolRow:
     left: int
     """Steps that are not computed, that in flight not counted."""
     step_s: Times
-    """Of a step on the devices of the one before."""
+    """Seconds, by degree, of a step on the devices of the one before."""
     moved_s: Times
-    """Of its first step here, and of each step on other devices than the one before. A row that takes corrected
-    values from a template, or its own from an earlier step, computes such a step in full; of others this is
-    `step_s`."""
+    """Seconds, by degree, of its first step here, and of each step on other devices than the one before. A
+    row that takes corrected values from a template, or its own from an earlier step, computes such a step in
+    full; for other rows this is `step_s`."""
     devices: Devices = ()
-    """Of its step in flight, else of its last one; empty before the first one here."""
+    """Devices of its step in flight, else of its last one; empty before the first one here."""
     until_s: float | None = None
     """When its step in flight ends; None at a step boundary."""
     priority: Priority = Priority.INTERACTIVE
     weight: float = 1.0
-    """Of its tenant."""
+    """Weight of its tenant."""
     place: float = 0.0
     """In the order of rows without a deadline: lower ones come first."""
     background: bool = False

@@ -55,7 +55,7 @@ class Spans:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Of which degree a row is when.
+    """The degrees of a row over time.
 
     Until `cut_s` it has the widest of the first `rungs` of its frontier that the spans allow, then the widest of one
     less.

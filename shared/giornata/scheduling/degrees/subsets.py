@@ -49,7 +49,7 @@ class Seat:
     degrees: AbstractSet[int]
     """That it may have instead."""
     own: Devices = ()
-    """Of its step before; empty before the first one."""
+    """Devices of its step before; empty before the first one."""
     pays: bool = False
     """Whether a step on others takes it longer."""
 
