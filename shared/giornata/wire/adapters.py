@@ -127,15 +127,15 @@ class LoraUse(Recorded):
 
     lora_id: str
     sha256: str
-    """Of the canonical file; what rows and workers know it by."""
+    """sha-256 of the canonical file; what rows and workers know the LoRA by."""
     size_bytes: int
-    """Of that file."""
+    """Bytes of the canonical file."""
     rank: int
     """The largest of any module."""
     modules: int
-    """Of the denoising network."""
+    """Modules of the denoising network that it changes."""
     text_modules: int = 0
-    """Of text encoders: prepost applies them."""
+    """Modules of text encoders that it changes: prepost applies them."""
     weights: int = 0
     """In the factors of the denoising network's modules, as :attr:`giornata.wire.loras.Canonical.weights` tells."""
     scale: float = 1.0
@@ -150,7 +150,7 @@ class ControlUse(Recorded):
 
     model: str
     digest: str
-    """Of its checkpoint."""
+    """Digest of its checkpoint."""
     image: int | None = None
     """Index into the job's control images; None for the picture that is edited."""
     annotator: Annotator | None = None
@@ -198,7 +198,7 @@ class ControlCard(Wire):
     text_channels: int
     """Width of the text embeddings that it takes, which tells SD 1.5, SD 2 and SDXL apart."""
     modes: int = 0
-    """Of a union ControlNet: so many kinds of control images, counted from 0; 0 of others."""
+    """Kinds of control images that a union ControlNet knows, counted from 0; 0 for others."""
     sees: ControlInput = ControlInput.USUAL
     weight_bytes: int = 0
     work: ControlWork | None = None

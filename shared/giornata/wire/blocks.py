@@ -23,7 +23,7 @@ PARTS: Final[Mapping[Mode, tuple[str, ...]]] = {
 }
 """What a block in each mode takes from a recording, as far as a block of its kind has it."""
 EXACT_BITS: Final = 32
-"""Of what is never quantised, at the least: it is kept as it was computed."""
+"""Least bits of a value that is never quantised: it is kept as it was computed."""
 
 
 class BlockSpec(Wire):

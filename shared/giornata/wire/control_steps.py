@@ -24,11 +24,11 @@ from giornata.wire.values import Wire
 
 MAX_SLAB_BYTES: Final = 1 << 36
 MAX_SAMPLES: Final = 256
-"""Of a step."""
+"""Most samples of a step."""
 MAX_TENSOR_BYTES: Final = 1 << 30
 MAX_NUMBER: Final = 1 << 48
 ALIGNMENT_BYTES: Final = 64
-"""Of every place."""
+"""Every place in the slab begins at a multiple of it."""
 
 Number: TypeAlias = Annotated[int, Field(ge=0, le=MAX_NUMBER)]
 Side: TypeAlias = Annotated[int, Field(ge=1, le=MAX_TENSOR_BYTES)]
@@ -36,7 +36,7 @@ Column: TypeAlias = Annotated[tuple[Side, ...], Field(min_length=1, max_length=M
 
 
 class Dtype(StrEnum):
-    """Of latents and samples."""
+    """Dtype of latents and samples."""
 
     FLOAT32 = "float32"
     FLOAT16 = "float16"
@@ -44,7 +44,7 @@ class Dtype(StrEnum):
 
     @property
     def size_bytes(self) -> int:
-        """Of one number."""
+        """Bytes of one number."""
         return 4 if self is Dtype.FLOAT32 else 2
 
 
@@ -77,7 +77,7 @@ class OpenLink(Said):
     path: DataPath
     slab_bytes: int = Field(ge=1, le=MAX_SLAB_BYTES)
     memory: DeviceMemory | None = None
-    """Of `DataPath.CUDA`."""
+    """The slab's device memory with `DataPath.CUDA`; None with other paths."""
 
 
 class LinkOpened(Said):
@@ -94,7 +94,7 @@ class AskStep(Said):
 
     kind: Literal["ask"] = "ask"
     number: Number
-    """Of the step on this link; none comes twice."""
+    """The step's number on this link; none comes twice."""
     row: str = Field(max_length=512)
     """Its key, as it was opened."""
     step: Number
@@ -104,7 +104,7 @@ class AskStep(Said):
     """Whether samples of all tokens are asked for, not of some."""
     latents_dtype: Dtype
     dtype: Dtype
-    """Of the samples."""
+    """Dtype of the samples."""
     offsets: Annotated[tuple[Number, ...], Field(max_length=MAX_SAMPLES + 1)]
     """Bytes from the slab's start, multiples of :data:`ALIGNMENT_BYTES`."""
     tokens: Column
@@ -122,7 +122,7 @@ class AskStep(Said):
 
     @cached_property
     def sizes_bytes(self) -> tuple[int, ...]:
-        """Of the latents, then of each sample."""
+        """Bytes of the latents, then of each sample."""
         size = self.dtype.size_bytes
         samples = (a * b * size for a, b in zip(self.tokens[1:], self.channels[1:], strict=True))
         return (self.tokens[0] * self.channels[0] * self.latents_dtype.size_bytes, *samples)

@@ -33,13 +33,13 @@ class ControlBase(Wire):
     singles: int = 0
     """So many of the blocks, the last ones, have one joint stream; of Flux."""
     latent_channels: int
-    """Of a token of a row's latent."""
+    """Channels of a token of a row's latent."""
     token_pixels: int
     """Pixels of the picture a side of a token."""
     text_channels: int
     """Width of the text's embeddings."""
     pooled_channels: int | None = None
-    """Of the pooled text; None without one."""
+    """Channels of the pooled text; None without one."""
 
 
 class OpenControl(Wire):
@@ -52,7 +52,7 @@ class OpenControl(Wire):
     """Its `controls` act."""
     attempt: int
     index: int
-    """Of the row; with job and attempt, its key."""
+    """The row's index within its job; with job and attempt, its key."""
     inspection: Inspection
     encoding: Encoding
     """Claim checks of the prompt and of the control images."""
@@ -63,7 +63,7 @@ class OpenControl(Wire):
     times: tuple[float, ...]
     """What the network is told of each step."""
     sequences: int
-    """Of the row: 2 with classifier-free guidance."""
+    """Sequences of the row: 2 with classifier-free guidance."""
     acting: tuple[tuple[int, int], ...]
     """By ControlNet of the job: the first step in which it acts, and the one before which it ends; equal for none."""
     computed: CellMap | None = None

@@ -125,9 +125,9 @@ class InstanceView(Wire):
     waiting_rows: int
     worker: WorkerView | None = None
     control: ControlView | None = None
-    """Of a ControlNet service alone."""
+    """What a ControlNet service does; None for other services."""
     host_tier: HostTier | None = None
-    """Of a LoRA store that fills one."""
+    """The host tier of a LoRA store that fills one; else None."""
     gpus: tuple[HostDevice, ...] = ()
     """GPUs that it computes on; of a pool those alone that it has claimed, since `ranks` tell the others."""
 

@@ -13,7 +13,7 @@ from giornata.wire.loras import StoredFile
 from giornata.wire.values import Wire
 
 DIGEST_BYTES: Final = 32
-"""Of a sha-256."""
+"""Bytes of a sha-256."""
 TOLD_CHANGES: Final = 256
 """Most changes of one telemetry; a listener that lacks others asks for a snapshot."""
 MOST_FILES: Final = 20_000
@@ -49,11 +49,11 @@ class HostTier(Wire):
     """Telemetry of a host tier."""
 
     name: str
-    """Of the tier, stable over restarts; denoisers that read it tell the same."""
+    """Name of the tier, stable over restarts; denoisers that read it tell the same."""
     epoch: int
-    """Of this process's tier: microseconds of Unix time at its start. Numbers begin anew with each."""
+    """Epoch of this process's tier: microseconds of Unix time at its start. Numbers begin anew with each."""
     number: int
-    """Of the latest change; 0 before the first."""
+    """Number of the latest change; 0 before the first."""
     changes: tuple[TierChange, ...] = ()
     """Since the last telemetry, at most :data:`TOLD_CHANGES`, the latest last."""
     budget_bytes: int
@@ -73,7 +73,7 @@ class HostTier(Wire):
     wanted: int = 0
     """Files that the plan and the catalogue's pins want here."""
     missing: int = 0
-    """Of these, files that are not here yet."""
+    """Wanted files that are not here yet."""
 
 
 class AskTier(Wire):
@@ -89,7 +89,7 @@ class TierSnapshot(Wire):
     epoch: int
     number: int
     sha256s: bytes
-    """Of its files, :data:`DIGEST_BYTES` each; at most :data:`MOST_FILES`, the last used first."""
+    """Digests of its files, :data:`DIGEST_BYTES` each; at most :data:`MOST_FILES`, the last used first."""
     sizes: tuple[int, ...]
     """Bytes of each."""
 
@@ -133,11 +133,11 @@ class WantedFiles(Wire):
     """active router → stores, in the bucket of wanted sets: what a host tier should hold."""
 
     epoch: tuple[int, int]
-    """Of the router's lease."""
+    """Epoch of the router's lease."""
     number: int
-    """Of this router's plan; a later one replaces an earlier one."""
+    """Number of this router's plan; a later one replaces an earlier one."""
     sha256s: bytes
-    """Of the files, :data:`DIGEST_BYTES` each, the most wanted first; at most :data:`MOST_WANTED`."""
+    """Digests of the files, :data:`DIGEST_BYTES` each, the most wanted first; at most :data:`MOST_WANTED`."""
 
     @property
     def revision(self) -> tuple[tuple[int, int], int]:

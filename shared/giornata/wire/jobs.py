@@ -220,7 +220,7 @@ class Encoding(Recorded):
     text_tokens: int
     """Those that pass the network's blocks beside the picture's; 0 of a UNet, which only attends to them."""
     padding_tokens: int = 0
-    """Of these, those that pad the prompt; 0 where the model's tokenizer does not tell."""
+    """Tokens, counted in `text_tokens`, that pad the prompt; 0 where the model's tokenizer does not tell."""
     prefix_tokens: int = 0
     """Beside these, those of one sequence that are computed once, before the first step, and attended to in each."""
     rows: tuple[BlobRef, ...]

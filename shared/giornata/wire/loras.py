@@ -61,7 +61,7 @@ class Canonical(Recorded):
 
     file: StoredFile
     model_digest: str
-    """Of the checkpoint whose modules it was checked against."""
+    """Digest of the checkpoint whose modules it was checked against."""
     rank: int
     """The largest of any module."""
     modules: int
@@ -108,7 +108,7 @@ class LoraCounters(Wire):
     """Telemetry of a LoRA store."""
 
     stored_bytes: int
-    """Of all files, as counted lately."""
+    """Bytes of all files, as counted lately."""
     limit_bytes: int
     uploads: int = 0
     """Uploads in which a piece came here since the start, and finished ones."""
@@ -210,9 +210,9 @@ class ProfiledLora(Wire):
     lora_id: str
     tenant: str
     sha256: str
-    """Of the canonical file whose pictures were compared."""
+    """sha-256 of the canonical file whose pictures were compared."""
     model_digest: str
-    """Of the checkpoint that made them."""
+    """Digest of the checkpoint that made those pictures."""
     joins_within: float
     """As :attr:`LoraRecord.joins_within`."""
     remaining_ms: int

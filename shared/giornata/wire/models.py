@@ -58,7 +58,7 @@ class ModelCard(Wire):
     default_steps: int
     default_guidance_scale: float
     default_true_cfg_scale: float = 1.0
-    """Of requests with a negative prompt; 1 where they must name it."""
+    """Default `true_cfg_scale` of requests with a negative prompt; 1 where they must name it."""
     default_strength: float
     reuses: bool = True
     """Whether `reuse=auto` reuses; otherwise it is `off`."""

@@ -60,7 +60,7 @@ class ApproximateUse(Recorded):
     step: int
     """Steps that it did not compute."""
     cosine: float
-    """Of what the two prompts are compared by."""
+    """Cosine of the embeddings that the two prompts are compared by."""
     entry: str = ""
     """Id of the row that left it; not told to applications."""
 

@@ -15,7 +15,7 @@ class PromptEntry(Recorded):
     """See :func:`giornata.approximate.key.key_of`."""
     tenant: str
     template_key: str
-    """Of the picture that was edited; empty of a generation."""
+    """Template key of the picture that was edited; empty for a generation."""
     prompt_embedding: bytes
     """See :attr:`giornata.wire.jobs.Encoding.prompt_embedding`."""
     kept: tuple[KeptLatent, ...]

@@ -42,7 +42,7 @@ class PromptCounters(Wire):
     """Latents that went for want of room."""
     entries: int = 0
     size_bytes: int = 0
-    """Of their latents, in the blob store."""
+    """Bytes of the entries' latents, in the blob store."""
 
 
 class QueueState(Wire):

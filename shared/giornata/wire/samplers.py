@@ -49,9 +49,9 @@ _ONE_STEP: Final = frozenset(
     {Sampler.EULER, Sampler.EULER_ANCESTRAL, Sampler.DDIM, Sampler.DDPM, Sampler.LCM}
 )
 FLOW_MATCHING: Final = (Sampler.EULER,)
-"""Of models that predict a velocity between noise and picture: Flux, SD3."""
+"""Samplers of models that predict a velocity between noise and picture: Flux, SD3."""
 DISCRETE_TIME: Final = tuple(Sampler)
-"""Of models that are trained at a thousand discrete times: SD, SDXL."""
+"""Samplers of models that are trained at a thousand discrete times: SD, SDXL."""
 
 
 def evaluations(sampler: Sampler, steps: int, strength: float, *, keeps_whole_steps: bool) -> int:

@@ -12,10 +12,10 @@ from typing import Final, NamedTuple
 MAX_INTERVAL: Final = 20
 MAX_ORDER: Final = 3
 THRESHOLD: Final = 0.1
-"""Of the first-block cache, where a request names none."""
+"""Threshold of the first-block cache, where a request names none."""
 ORDER: Final = 1
 WARMUP: Final = 3
-"""Of TaylorSeer, likewise; the defaults of diffusers."""
+"""Order and warm-up of TaylorSeer, where a request names none: the defaults of diffusers."""
 INTERVALS: Final = ((40, 5), (10, 3), (1, 2))
 """From so many steps on, TaylorSeer computes one in so many: noise levels of short runs lie further apart."""
 

@@ -72,7 +72,7 @@ class TemplateRecord(Recorded):
     worker: str | None = None
     """The instance that records the template, or recorded it last."""
     size_bytes: int = 0
-    """Of the recording."""
+    """Bytes of the recording."""
     error: ErrorBody | None = None
 
     def check_model(self, card: ModelCard) -> None:

@@ -53,7 +53,7 @@ class RowProgress(Wire):
     text_tokens: int = 0
     """Text tokens of one sequence that pass the network's blocks; 0 where they only are attended to."""
     padding_tokens: int = 0
-    """Of these, those that its steps take and do not compute, the first one and steps in full aside."""
+    """Part of `text_tokens` that its steps take and do not compute, the first one and steps in full aside."""
     prefix_tokens: int = 0
     """Beside these, those of one sequence that its first step here computes, and that each attends to."""
     sequences: int = 1
@@ -69,7 +69,7 @@ class RowProgress(Wire):
     control: float = 0.0
     """Multiplications of ControlNets in this process that its next step takes, of one sequence."""
     skipped_steps: int = 0
-    """Of the steps still to come, those that a step cache extrapolates."""
+    """Steps still to come that a step cache extrapolates."""
     degree: int = 0
     """Devices of the worker that computed its last step together, or compute its present one; 0 before the first."""
     due_ms: float | None = None
@@ -177,11 +177,11 @@ class WorkerCosts(Wire):
     """What a worker's steps and loads cost, as the worker sees it now."""
 
     compute: CostFit
-    """Of steps on one device."""
+    """What steps on one device cost."""
     load: CostFit
     """By :data:`giornata.planning.operations.COMPUTE` and :data:`giornata.planning.costs.LOAD`."""
     degrees: tuple[DegreeCosts, ...] = ()
-    """Of steps on several; empty of a worker with one device. A degree that is not here is not used."""
+    """What steps on several devices cost; empty for one device. A degree that is not here is not used."""
     device: str = ""
     """Torch's name of it; workers of one model and device share regressions at the router."""
     reused: Mode = Mode.KV
@@ -351,7 +351,7 @@ class ServiceState(Wire):
     loras: LoraCounters | None = None
     """A LoRA store's."""
     host_tier: HostTier | None = None
-    """Of a LoRA store that fills one."""
+    """The host tier of a LoRA store that fills one; None elsewhere."""
     gpus: tuple[HostDevice, ...] = ()
     """GPUs that this process computes on, claimed or not (:mod:`giornata.device_claims`)."""
     masks: MaskCard | None = None
