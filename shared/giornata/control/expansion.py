@@ -20,7 +20,7 @@ class Blocks:
 
     @property
     def all(self) -> int:
-        """Of both kinds."""
+        """Number of both kinds together."""
         return self.double + self.single
 
 

@@ -38,11 +38,11 @@ class Conditions:
     grid: tuple[int, int]
     """Height and width of the picture in tokens."""
     texts: tuple[ControlText, ...]
-    """Of the row's sequences: the prompt and, with classifier-free guidance, the negative prompt."""
+    """Texts of the row's sequences: the prompt and, with classifier-free guidance, the negative prompt."""
     times: Tensor
     """(steps,) what the network is told of each step: timesteps, 0 to 1000."""
     mode: int | None = None
-    """Of a union ControlNet: which kind of control image it is."""
+    """Which kind of control image it is, for a union ControlNet; None for others."""
 
 
 @dataclass(frozen=True, eq=False)

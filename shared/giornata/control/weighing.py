@@ -21,7 +21,7 @@ ADDED: Final = ("add_q_proj", "add_k_proj", "add_v_proj", "to_add_out")
 
 
 def flux_work(net: Any) -> ControlWork:
-    """Of a `FluxControlNetModel`. All steps share what modulates its blocks, and both sequences its samples."""
+    """Work of a `FluxControlNetModel`. All steps share what modulates its blocks, sequences its samples."""
     image = weights(net.x_embedder, net.controlnet_blocks, net.controlnet_single_blocks)
     text = pair = 0.0
     for block in net.transformer_blocks:
@@ -36,7 +36,7 @@ def flux_work(net: Any) -> ControlWork:
 
 
 def sd3_work(net: Any) -> ControlWork:
-    """Of an `SD3ControlNetModel`. A block of 3.5 that attends twice does so to the picture alone."""
+    """Work of an `SD3ControlNetModel`. A block of 3.5 that attends twice does so to the picture alone."""
     image, text, sequence = weights(net.pos_embed.proj, net.controlnet_blocks), 0.0, 0.0
     pair = text_pair = 0.0
     for block in net.transformer_blocks:
@@ -51,7 +51,7 @@ def sd3_work(net: Any) -> ControlWork:
 
 
 def unet_work(net: Any, side: int) -> ControlWork:
-    """Of a `ControlNetModel` whose tokens have `side` latent pixels a side, and fewer cells further down.
+    """Work of a `ControlNetModel`: tokens have `side` latent pixels a side, and fewer cells further down.
 
     All steps share the embedding of the control image.
     """

@@ -194,7 +194,7 @@ class _Places(NamedTuple):
 
 @lru_cache(maxsize=256)
 def _places(own: tuple[int, ...], outside: tuple[tuple[int, int], ...], device: torch.device) -> _Places:
-    """Of sequences with so many tokens of their own, and so many outside by sequence."""
+    """Where tokens lie, for sequences with so many tokens of their own, and so many outside by sequence."""
     beyond = dict(outside)
     segments = Segments(tuple(length + beyond.get(s, 0) for s, length in enumerate(own)), device)
     parts = [

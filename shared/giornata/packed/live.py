@@ -96,7 +96,7 @@ class LiveTokens:
 
     @property
     def sequences(self) -> Sequences:
-        """Of which these tokens are."""
+        """The sequences that these tokens belong to."""
         return self._sequences
 
     def left(self) -> None:

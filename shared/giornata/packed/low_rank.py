@@ -146,5 +146,5 @@ def _spans(low_ranks: Sequence[LowRank | None], lengths: Sequence[int]) -> Spans
 
 
 def whole(low_rank: LowRank) -> Spans:
-    """Of a tensor that belongs to one sequence."""
+    """Where a set acts on a tensor that belongs to one sequence: everywhere."""
     return Spans((Span(low_rank, 0, 1),), 1)

@@ -50,7 +50,7 @@ class LowRankHooks:
         return {path: module for module, path in self._paths.items()}
 
     def paths_in(self, part: nn.Module) -> tuple[str, ...]:
-        """Of all layers of a part of the network."""
+        """Paths of the layers of a part of the network, as far as sets may change them."""
         return tuple(self._paths[module] for module in part.modules() if module in self._paths)
 
     @contextmanager

@@ -17,8 +17,8 @@ from giornata.packed.moving import moved
 from giornata.packed.pages import Levels, Own, Placed
 
 FIELDS: Final = 11
-"""Of a table's row: first row to write, rows, index; then data, scale, low and bits of what is stored, and of what is
-added to it. A row is of the key, the next one of the value of a sequence."""
+"""Fields of a table's row: first row to write, rows, index; then data, scale, low and bits of what is stored,
+and of what is added to it. A row is of the key, the next one of the value of a sequence."""
 NOTHING: Final = -1
 """The bits of what is not added."""
 

@@ -117,7 +117,7 @@ class OwnTokens(NamedTuple):
     image: Tensor
     """(own_image_tokens,) int64: positions in the image stream of all tokens."""
     pictures: tuple[OwnPicture, ...]
-    """Of each sequence."""
+    """The process's share of each sequence's picture."""
 
 
 class Shares:

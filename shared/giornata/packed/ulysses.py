@@ -67,7 +67,7 @@ class SharedBatch:
     def __init__(self, exchange: Exchange, sequences: Sequences) -> None:
         self._exchange = exchange
         self.layout = sequences.layout
-        """Of all tokens of the batch."""
+        """Layout of all tokens of the batch."""
         self.shares = Shares(sequences, exchange.size)
         self.own: OwnTokens = self.shares.of(sequences, exchange.rank)
 

@@ -52,7 +52,7 @@ class StepAsked:
         self.shapes = tuple(zip(ask.tokens[1:], ask.channels[1:], strict=True))
         """(tokens, channels) of each sample."""
         self.dtype: torch.dtype = DTYPES[ask.dtype]
-        """Of the samples."""
+        """Dtype of the samples."""
         self._ask, self._peer = ask, peer
         self._left = set(range(len(self.shapes)))
         """Samples that have not been answered; none when the step has ended."""

@@ -108,7 +108,7 @@ class Link:
         self._slab = slabs.make(path, slab_bytes, device)
         self._address = address
         self._bytes = slabs.bytes_of(self._slab.memory) if path is DataPath.TCP else None
-        """Of the slab, where tensors' bytes follow their messages."""
+        """Bytes of the slab, where tensors' bytes follow their messages; None elsewhere."""
         self._steps = Steps(slab_bytes, room_s)
         try:
             self._connection = connected(path, address, token, self._slab)
@@ -247,7 +247,7 @@ class Link:
                 raise Malformed("the data path was opened twice")
 
     def _bytes_at(self, ask: AskStep, place: int) -> memoryview | None:
-        """Of the latents, place 0, or of sample `place` - 1, where they follow their message."""
+        """Bytes of the latents, place 0, or sample `place` - 1, if they follow their message; else None."""
         if self._bytes is None:
             return None
         return self._bytes[ask.offsets[place] : ask.offsets[place] + ask.sizes_bytes[place]]

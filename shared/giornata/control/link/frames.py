@@ -15,7 +15,7 @@ from giornata.wire.errors import SchemaMismatch
 
 LENGTH: Final = struct.Struct("<I")
 MAX_OPENING_BYTES: Final = 8 << 10
-"""Of a message from whoever is not yet admitted."""
+"""Most bytes of a message from a denoiser that is not yet admitted."""
 MAX_MESSAGE_BYTES: Final = 64 << 10
 
 

@@ -31,7 +31,7 @@ class Slab:
     memory: Tensor
     """(bytes,) uint8"""
     descriptor: int | None = None
-    """Of the file that goes with the first message; the slab's until :meth:`sent`."""
+    """Descriptor of the file that goes with the first message; the slab's until :meth:`sent`."""
     device_memory: DeviceMemory | None = None
 
     def sent(self) -> None:

@@ -33,9 +33,9 @@ class Parts(NamedTuple):
     attend: Attention
     elementwise: Elementwise
     low_ranks: LowRankHooks
-    """Of the transformer."""
+    """Hooks of the transformer's layers, through which LoRAs act."""
     ulysses: Ulysses | None = None
-    """Of the processes that compute a batch together; None computes it alone."""
+    """This process's parts of batches that several compute together; None: it computes batches alone."""
 
 
 class FluxBlocks:

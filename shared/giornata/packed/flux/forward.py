@@ -108,7 +108,7 @@ class FluxForward:
         return self._first_blocks.joined(over.tokens.now.layout.image.lengths, image)
 
     def samples(self, text: Tensor, image: Tensor, hint: Tensor) -> Iterator[Tensor]:
-        """Of a `FluxControlNetModel`: what it adds behind blocks, (live_tokens, inner_dim), block by block, unscaled.
+        """What a `FluxControlNetModel` adds behind each block in turn, (live_tokens, inner_dim), unscaled.
 
         `text` is the embedded text stream, (text_tokens, inner_dim), with the embedding of a union's mode before each
         sequence's. `image` and `hint`, (image_tokens, in_channels) and (image_tokens, inner_dim), are of all tokens:

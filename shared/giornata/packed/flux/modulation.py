@@ -15,7 +15,7 @@ from torch import Tensor
 from giornata.packed.moving import moved
 
 Vectors = tuple[Tensor, ...]
-"""Of one adaLN layer, (sequences, inner_dim) each."""
+"""Modulation vectors of one adaLN layer, (sequences, inner_dim) each."""
 
 
 def prepared(transformer: Any, conditioning: Tensor) -> Tensor:
