@@ -109,7 +109,7 @@ class Kind:
     """Text tokens of another encoder, or of a picture in the prompt, which come before those."""
     autoencoder: str = "AutoencoderKL"
     latent_shape: Callable[[Config], LatentShape] = components.autoencoder_kl
-    """Of that autoencoder, from its ``config.json``."""
+    """Shape of the autoencoder's latents, from its ``config.json``."""
     kept_channels: Callable[[Config], KeptChannels] = of_flux
     """What a template keeps of a token, from the network's ``config.json``."""
     by_input_channels: Mapping[int, str] | None = None

@@ -12,7 +12,7 @@ OPTIONS: Final[Mapping[int, int]] = {
     -3: 1 << 30,  # M_MMAP_THRESHOLD: smaller allocations come from the heap, not from the kernel
     -1: (1 << 31) - 1,  # M_TRIM_THRESHOLD: so many free bytes at its end stay with the process
 }
-"""Of glibc's `mallopt`, by number; `malloc.h` has the names."""
+"""Values of the options of glibc's `mallopt`, by number; `malloc.h` has the names."""
 
 
 def keep_freed() -> bool:

@@ -57,7 +57,7 @@ def of_unet(tile: int, network: Config) -> KeptChannels:
 
 
 class _Part(NamedTuple):
-    """Of a resnet, a transformer or a sampler."""
+    """A part of a UNet, such as a resnet, a transformer or a sampler."""
 
     norms: int = 0
     convolved: int = 0

@@ -44,7 +44,7 @@ SOLVERS: Final[Mapping[Sampler, Solver]] = {
     Sampler.HEUN: Solver("HeunDiscreteScheduler", {}),
     Sampler.LCM: Solver("LCMScheduler", {}),
 }
-"""Of models with discrete times."""
+"""The solver of each sampler of models with discrete times."""
 DEFAULTS: Final[Mapping[str, object]] = {
     "algorithm_type": "dpmsolver++",
     "solver_order": 2,

@@ -26,7 +26,7 @@ from giornata.wire.events import KEPT
 LEASE_TTL_S: Final = 3.0
 """The life of a router's lease, by the routers' own clocks; no server's clock ends it."""
 TEMPLATES_TTL_S: Final = 31 * 24 * 3600
-"""Of an unused one; gateways may be configured for a shorter life."""
+"""The life of a template that is not used; gateways may be configured for a shorter life."""
 LORAS_TTL_S: Final = 0
 """Never: a LoRA is kept until it is deleted."""
 SHARED_TTL_S: Final = {

@@ -289,6 +289,6 @@ def _lists(stored: Mapping[str, bytes | BlobRef]) -> dict[str, Any]:
 
 
 def _headers(idempotency_key: str | None, traceparent: str | None) -> dict[str, str] | None:
-    """Of a message; None where it needs none."""
+    """Headers of a message; None where it needs none."""
     given = {messages.IDEMPOTENCY_HEADER: idempotency_key, TRACEPARENT: traceparent}
     return {name: value for name, value in given.items() if value is not None} or None

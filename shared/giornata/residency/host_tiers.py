@@ -24,7 +24,7 @@ class _Known:
     instance: str
     told: HostTier | None = None
     number: int | None = None
-    """Of the latest change in `held`; None before the first snapshot, unless all changes came."""
+    """Number of the latest change in `held`; None before the first snapshot, unless all changes came."""
     latest: int = 0
     """The latest number that was told."""
     held: dict[str, int] = field(default_factory=dict)

@@ -17,7 +17,7 @@ class Told(TypedDict, total=False):
     tries: int
     """Which try of a question this is, 1 for the first."""
     index: int
-    """Of a picture."""
+    """The picture's index within its job."""
     rows: int
     """Pictures."""
     steps: int
@@ -52,7 +52,7 @@ class Told(TypedDict, total=False):
     route: str
     """With names for what differs from request to request."""
     status: int
-    """Of HTTP."""
+    """HTTP status code."""
     subject: str
     """Kind of the NATS subject."""
 

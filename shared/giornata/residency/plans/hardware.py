@@ -9,7 +9,7 @@ from giornata.residency.plans.values import Place
 
 RADIUS: Final = 0.25
 NEIGHBOURS: Final = 6
-"""Of DBSCAN, as published."""
+"""Radius and neighbours of DBSCAN, `eps` and `min_samples`, as published."""
 LEAST_PLACES: Final = 12
 """Fewer are one cluster: two of them could not both have a core."""
 

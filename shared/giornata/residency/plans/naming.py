@@ -31,7 +31,7 @@ class Planner(NamedTuple):
     """The plan of a seed."""
     period_s: float
     half_life_s: float
-    """Of the uses that it is given."""
+    """Half-life of the uses that the plan is given."""
 
 
 PLANNERS: Final[Mapping[PlacementName, Planner]] = {

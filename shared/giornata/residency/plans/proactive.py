@@ -11,9 +11,9 @@ from giornata.residency.uses import Uses
 PERIOD_S: Final = 60.0
 """How often it plans."""
 HALF_LIFE_S: Final = 600.0
-"""Of the uses that it is given."""
+"""Half-life of the uses that it is given."""
 SHARE: Final = 0.5
-"""Of each tier, what it fills."""
+"""Share of each tier that it fills."""
 LEAST_USES: Final = 0.05
 """Below it, an adapter is not popular: one use, 43 minutes ago."""
 

@@ -22,7 +22,7 @@ from giornata.residency.uses import Uses
 PERIOD_S: Final = 45.0
 """How often it plans."""
 WINDOW_S: Final = 45.0
-"""Of the uses that count."""
+"""Length of the window in which uses count."""
 FULL: Final = 0.85
 """Part of a tier beyond which the least recently used goes."""
 PARTITION: Final = 4

@@ -32,7 +32,7 @@ class Offer(NamedTuple):
 
     digest: str
     uses: float
-    """Of late, the part that this place should expect."""
+    """Recent uses of the adapter, the part that this place should expect."""
     worth: float
     """Uses times reload time over bytes."""
 

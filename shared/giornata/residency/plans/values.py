@@ -23,7 +23,7 @@ class Place:
     """A tier of limited size that a plan may fill."""
 
     name: str
-    """Of the host, or the instance of the worker."""
+    """The host's name, or the worker's instance."""
     kind: PlaceKind
     host: str
     budget_bytes: int
