@@ -24,7 +24,7 @@ class References:
     """Whether the request's references stand in its place."""
 
     def grids(self, grid: Grid, given: Sequence[Grid], *, generated: bool = False) -> tuple[Grid, ...]:
-        """Clean pictures' grids: `grid` if looked at, then `given` in order; a generation has only `given`."""
+        """Grids looked at: `grid` unless left out, then `given` in order; a generation has those alone."""
         alone = generated or not self.own or (self.replaced and bool(given))
         return (*(() if alone else (grid,)), *given)
 
