@@ -17,7 +17,7 @@ from xdist.scheduler import LoadGroupScheduling
 from tests.order import ByGroup, longest_first
 
 os.environ |= {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
-"""Of torch in the workers and in the processes that tests start; OpenMP reads it when torch is imported.
+"""Threads of torch in workers and processes that tests start; OpenMP reads these when torch is imported.
 
 More processes compute than there are processors. Threads that wait for each other by spinning then take most of the
 time: files that repaint took 422 s of two processors with them, and 113 s like this.
@@ -53,7 +53,7 @@ def _logs_of_one_test(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 LONG_TIMEOUT_S = 1_200
-"""Of a test that is marked `long`: on slow processors that it shares, training takes ten times what it takes alone."""
+"""Limit of a test marked `long`: on slow, shared processors training takes ten times what it takes alone."""
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups

@@ -104,7 +104,7 @@ class _Progress:
     """ComfyUI's bar and its button to stop. Elsewhere nobody looks on."""
 
     PARTS: Final = 100
-    """Of the bar, for each picture."""
+    """Parts of the bar, for each picture."""
 
     def __init__(self, count: int) -> None:
         self._bar: Any = None

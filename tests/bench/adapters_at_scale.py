@@ -105,7 +105,7 @@ SHARED: Final[Mapping[str, Variant]] = {
     "bounded at load weight 0.5": Variant(replace(_OURS, load_weight=0.5), joins_within=1 / 3),
     FREE_LOADS: VARIANTS[FREE_LOADS],
 }
-"""Of the setting in which eight rows share a step."""
+"""What is compared in the setting in which eight rows share a step."""
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ class Asked:
     speed: float
     device_mb: float
     lines: tuple[TraceLine, ...] = ()
-    """Of the trace; empty: ROCK's testbed, or shared steps."""
+    """Lines of the trace; empty: ROCK's testbed, or shared steps."""
     shares: bool = False
     """Whether eight rows share a step."""
 

@@ -38,7 +38,7 @@ def waits_of(name: str, seed: int, rate: float, device_mb: float) -> list[Wait]:
 
 
 def share(waits: Sequence[Wait], since_s: float, until_s: float) -> float:
-    """Of the rows that got a worker then, those that found their adapters ready."""
+    """Share of rows that found their adapters ready, among those that got a worker then."""
     found = [ready for at_s, ready in waits if since_s <= at_s < until_s]
     return sum(found) / max(1, len(found))
 

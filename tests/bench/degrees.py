@@ -50,7 +50,7 @@ class Simulated:
     seeds: range
 
     def of(self, entry: Entry, load: PoolWorkload) -> list[PoolRun]:
-        """Of a table's cell, one for each seed."""
+        """Runs of a table's cell, one for each seed."""
         return [self.runs[case] for case in cases(entry, load, self.seeds)]
 
     def bound(self, load: PoolWorkload) -> float:
@@ -59,7 +59,7 @@ class Simulated:
 
 
 def cases(entry: Entry, load: PoolWorkload, seeds: range) -> list[Case]:
-    """Of a table's cell."""
+    """Cases of a table's cell, one for each seed."""
     return [Case(replace(load, in_full=entry.in_full, seed=seed), entry.rule, DEVICES) for seed in seeds]
 
 

@@ -37,12 +37,12 @@ from tests.patience import HUNG_S
 
 DEVICES: Final = 2
 SIDES: Final = (8, 16, 24)
-"""Of pictures, in tokens."""
+"""Sides of pictures, in tokens."""
 SLO: Final = {8: 3.0, 16: 2.0, 24: 0.85}
 """Deadlines, in what a row of this size takes alone on one device."""
 STEPS: Final = 8
 ROUNDS: Final = 3
-"""Of steps from which costs are learned."""
+"""Rounds of steps from which costs are learned."""
 HEADS: Final = 6
 AXES: Final = (8, 28, 28)
 BLOCKS: Final = 3

@@ -70,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def line(what: str, values: Sequence[float], aim: float | str = "-") -> dict[str, Any]:
-    """Of one measure, by its repetitions."""
+    """The line of one measure, by its repetitions."""
     return {
         "measure": what,
         "median": round(statistics.median(values), 4),

@@ -64,7 +64,7 @@ class Sample(NamedTuple):
     scratch: bool
     """Whether that from scratch does."""
     ssim: float
-    """Of both, inside the mask."""
+    """SSIM of the picture and of that from scratch, inside the mask."""
 
 
 class Painter:

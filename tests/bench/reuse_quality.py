@@ -106,7 +106,7 @@ class Comparison:
         self._templates: tuple[object, list[Recording]] = None, []
 
     def row(self, switches: Setting) -> dict[str, Any]:
-        """Of the table."""
+        """A row of the table."""
         model, templates = self._model, [] if switches.renewed_every else self._recorded(switches)
         rows = self._rows(self._requests, switches)
         how = ReuseOptions(correction_bits=switches.correction_bits)

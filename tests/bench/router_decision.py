@@ -42,7 +42,7 @@ WAITING: Final = 64
 """Jobs while a place becomes free."""
 SEED: Final = 1
 WITHIN_MS: Final = 5000.0
-"""Of jobs for pools."""
+"""Until when jobs for pools are to be computed."""
 AIMS_US: Final = {8: 100, 1000: 2000}
 PAPER_US: Final = {8: 600}
 """FlashPS, section 6.6, on its machine."""

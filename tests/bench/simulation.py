@@ -57,7 +57,7 @@ class Figures:
     p50: float = math.nan
     p99: float = math.nan
     single_p95: float = math.nan
-    """Of jobs of one picture."""
+    """95th percentile of jobs of one picture."""
     busy: float = math.nan
     rows: float = math.nan
     """A step."""

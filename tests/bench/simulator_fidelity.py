@@ -108,7 +108,7 @@ def jobs_of(
 
 
 def _tokens(image: bytes, mask: bytes, card: ModelCard) -> tuple[int, int]:
-    """Of the picture; and of its region, halo included."""
+    """Tokens of the picture; and of its region, halo included."""
     parameters = EditParameters(prompt=PROMPT)
     found = inspect(image, mask, parameters, card, LIMITS)
     return found.tokens, found.tokens if found.compute_set is None else found.compute_set[1].count
@@ -123,7 +123,7 @@ class Work:
     widened: int = 0
     """Computed with a wider region, for which corrections were there already."""
     strays: int = 0
-    """Of none of the jobs: a denoiser that was frozen tells of its last rows again."""
+    """Rows of none of the jobs: a denoiser that was frozen tells of its last rows again."""
 
 
 def check_work(jobs: Sequence[SimulatedJob], heard: Heard) -> Work:

@@ -48,7 +48,7 @@ class Limits(NamedTuple):
     """What computing fewer tokens can gain at most."""
 
     tokens: float
-    """Of every step."""
+    """The limit where every step computes fewer tokens."""
     some_in_full: float | None = None
     """Where the first step, or some, compute all of them; None for who computes none so."""
 

@@ -29,7 +29,7 @@ from tests.flags import Several, option, parsed
 
 ROWS: Final = 8
 RATIOS: Final = (0.03, 0.06, 0.11, 0.2)
-"""Of the masks, the production trace's."""
+"""Ratios of the masks, the production trace's."""
 
 
 def options_of(arguments: Sequence[str] | None = None) -> SimpleNamespace:

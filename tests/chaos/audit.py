@@ -62,7 +62,7 @@ class Seen:
     ttl_s: float
     """How long results are kept."""
     budget_s: float
-    """Of a job."""
+    """Budget of a job, from its acceptance on."""
     logs: Mapping[str, str] = field(default_factory=dict)
     """By process."""
     restarts: Sequence[str] = ()
@@ -70,7 +70,7 @@ class Seen:
     left: Sequence[str] = ()
     """Processes that outlived the stack."""
     obituaries: Sequence[str] = ()
-    """Of the stack."""
+    """What the stack told of processes that did not end in order."""
     broken: str | None = None
     """Why the stack has not become whole again."""
 

@@ -23,9 +23,9 @@ WIDTH: Final = 128
 HEIGHT: Final = 96
 VARIANTS: Final = 12
 TENANT: Final = "default"
-"""Of requests without an API key."""
+"""Tenant of requests without an API key."""
 NATS_SHARE: Final = 0.25
-"""Of edits that come over NATS."""
+"""Share of edits that come over NATS."""
 TOLERANCE: Final = 2
 """How far, of 255, a picture that was computed in full may be from the same one of a quiet time: other rows of its
 batch change the order of sums."""
@@ -49,7 +49,7 @@ class Variant:
     repainted: NDArray[np.bool_]
     """(height, width)."""
     fields: dict[str, Any]
-    """Of the request; `n` pictures."""
+    """Fields of the request, which asks for `n` pictures."""
 
     @property
     def pictures(self) -> int:
@@ -74,7 +74,7 @@ class Edit:
 
     @property
     def job_id(self) -> str:
-        """Of the job that its key leads to."""
+        """Id of the job that its key leads to."""
         return job_id_of(TENANT, self.key)
 
 

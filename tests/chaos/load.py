@@ -17,7 +17,7 @@ from tests.chaos.plan import AT_ONCE
 from tests.chaos.rest import RestClient
 
 BUDGET_S: Final = 300.0
-"""Of a job, from its acceptance on: longer than any outage here."""
+"""Budget of a job, from its acceptance on: longer than any outage here."""
 LIMIT_S: Final = BUDGET_S + 60.0
 """After this its client gives an edit up, which no fault excuses."""
 

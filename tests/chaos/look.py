@@ -87,11 +87,11 @@ class Streams:
     consumers: dict[str, int]
     """By stream."""
     events_mib: float
-    """Of events, which are kept in memory."""
+    """Size of events, which are kept in memory."""
     ends: dict[str, int]
     """`done` events that are kept, by subject."""
     unacknowledged: int
-    """Of the work queue."""
+    """Messages of the work queue that are not acknowledged."""
 
     @property
     def quiet(self) -> bool:
@@ -111,10 +111,10 @@ class Blob:
 
 @dataclass(frozen=True)
 class Usage:
-    """Of one process."""
+    """What one process uses."""
 
     name: str
-    """Of the instance or server."""
+    """Name of the instance or server."""
     pid: int
     rss_mib: float
     descriptors: int

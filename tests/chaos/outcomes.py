@@ -17,7 +17,7 @@ class Recorded:
     revision: int
     state: JobState
     code: str | None
-    """Of the error that ended it."""
+    """Code of the error that ended the job."""
     attempt: int
     pictures: int
     causes: tuple[str, ...] = ()
@@ -41,7 +41,7 @@ class Outcome:
     """When the client knew of the end."""
     pictures: list[bytes] = field(default_factory=list)
     flaws: list[str] = field(default_factory=list)
-    """Of its pictures."""
+    """What is wrong with its pictures."""
     ends: list[str] = field(default_factory=list)
     """Final events of the stream that told the end, by type; only REST."""
     latency_s: float = 0.0

@@ -66,7 +66,7 @@ AT_ONCE: Final = 8
 LEAST: Final = 3
 """Edits that are in progress when a round comes, at least: so the others are hit at every stage."""
 PAIR_SHARE: Final = 0.25
-"""Of rounds with two faults at once."""
+"""Share of rounds with two faults at once."""
 
 
 @dataclass(frozen=True)
@@ -80,11 +80,11 @@ class Fault:
     pick: float = 0.0
     """Which instance otherwise, 0..1: those that are at work come first."""
     lasts_s: float = 0.0
-    """Of one of :data:`LASTING`."""
+    """How long a fault of a kind in :data:`LASTING` lasts."""
     delay_s: float = 0.0
-    """Of a slow network, each way."""
+    """Delay of a slow network, each way."""
     jump_s: int = 0
-    """Of a clock."""
+    """How far a clock jumps; less than 0 for back."""
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ SHOWN: Final = 20
 
 @dataclass(frozen=True)
 class Report:
-    """Of one run."""
+    """What one run has shown."""
 
     seed: int
     seconds: float
@@ -39,7 +39,7 @@ class Report:
 
     @property
     def counts(self) -> dict[str, int]:
-        """Of edits, jobs and what it took."""
+        """How many edits and jobs there were, and what the run took."""
         outcomes = self.seen.outcomes
         ended = [record for record in self.seen.finally_.values() if record is not None]
         states = Counter(record.state.value for record in ended)

@@ -18,7 +18,7 @@ from tests.chaos.edits import Variant
 from tests.chaos.outcomes import Outcome
 
 HEARTBEAT_S: Final = 2.0
-"""Of the gateways: how often they comment on a quiet stream."""
+"""How often gateways comment on a quiet stream."""
 ASK_S: Final = 20.0
 """How long one request is waited for: longer than a gateway looks for a router, shorter than patience."""
 SILENCE_S: Final = 4 * HEARTBEAT_S

@@ -54,7 +54,7 @@ Records outlive the run, which looks at all of them."""
 
 @dataclass(frozen=True)
 class Size:
-    """Of a run."""
+    """Size of a run."""
 
     edits: int
     faults: int

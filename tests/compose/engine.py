@@ -42,7 +42,7 @@ def run(
 
 
 def compose_version() -> tuple[int, ...]:
-    """Of the plugin of `docker`; empty where there is none."""
+    """Version of the plugin of `docker`; empty where there is none."""
     try:
         told = run("docker", "compose", "version", "--short")
     except CommandFailed:

@@ -22,11 +22,11 @@ from tests.compose.engine import Engine, run
 SINGLE: Final = ("-f", "deploy/compose.yaml")
 CLUSTER: Final = (*SINGLE, "-f", "deploy/compose.cluster.yaml")
 USER: Final = 10001
-"""Of the services in their containers."""
+"""User id of the services in their containers."""
 GATEWAYS: Final = 3
 """How many gateways the range of ports has room for."""
 NAME: Final = "shop"
-"""Of the application."""
+"""Name of the application."""
 
 
 @dataclass(frozen=True)
@@ -34,13 +34,13 @@ class Application:
     """What `giornata keys add` has printed."""
 
     name: str
-    """Of the application and of its tenant."""
+    """Name of the application and of its tenant."""
     api_key: str
     nats_url: str
 
     @property
     def headers(self) -> dict[str, str]:
-        """Of its requests over HTTP."""
+        """Headers of its requests over HTTP."""
         return {"Authorization": f"Bearer {self.api_key}"}
 
 
@@ -120,7 +120,7 @@ class Stack:
         run("bash", "-euo", "pipefail", "-c", commands, cwd=ROOT, env=self.env)
 
     def logs(self) -> str:
-        """Of all containers."""
+        """Logs of all containers."""
         return self.compose("logs", "--no-color", "--timestamps")
 
 

@@ -34,7 +34,7 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(3600)]
 
 MB: Final = 1_000_000
 GATEWAY_MB: Final = 200
-"""Of the gateway's image, with all its layers."""
+"""Largest size of the gateway's image, with all its layers."""
 SERVERS: Final = ("nats", "valkey")
 SERVICES: Final = ("gateway", "router", "lora-store", "denoiser", "prepost")
 """What the profile `cpu` starts; a ControlNet service comes when it is asked for."""

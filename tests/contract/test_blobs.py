@@ -26,7 +26,7 @@ from tests.valkey import socket_folder, valkey
 
 CAPACITY_BYTES = 8 << 20
 LIFE_S = 3
-"""Of a blob whose end is waited for; long enough to be renewed before, where the machine stands still for a while."""
+"""Life of a blob whose end is waited for; long enough to renew it, where the machine stands still."""
 
 
 @pytest.fixture(scope="module")

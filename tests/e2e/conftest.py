@@ -21,7 +21,7 @@ from tests.e2e.live import NO_ENV, NO_ENV_OF, EnvOf, LiveStack, live_stack, pace
 from tests.e2e.node_package import install
 
 SLOW_STEP_S = 0.05
-"""Of a picture of 128 x 96 pixels; larger ones take up to four times as long."""
+"""Step time of a picture of 128 x 96 pixels; larger ones take up to four times as long."""
 
 
 class StartStack(Protocol):

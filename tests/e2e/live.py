@@ -86,7 +86,7 @@ class LiveStack:
         return (self._stack.plan.logs / f"{instance}.log").read_text(encoding="utf-8")
 
     def pid(self, instance: str) -> int:
-        """Of its process."""
+        """Id of an instance's process."""
         return self._stack.process(instance).pid
 
     def ranks(self, denoiser: str) -> list[int]:

@@ -14,10 +14,10 @@ from tests.e2e.balancer import Balancer
 from tests.e2e.pictures import box, edit_form, file, scene
 
 PAUSE_S = 0.5
-"""Of each client between two edits: it leaves the processors time to start the successors."""
+"""Pause of each client between two edits: it leaves the processors time to start the successors."""
 STEPS = 4
 LONG_STEPS = 60
-"""Of a long asynchronous job: enough that some run while their denoiser leaves, however quick the machine is."""
+"""Steps of a long asynchronous job: enough that some run while their denoiser leaves, on any machine."""
 
 
 class Load:
@@ -35,7 +35,7 @@ class Load:
         self.long = False
         """Whether asynchronous jobs are to last for seconds; they keep a processor busy."""
         self.followed: list[str] = []
-        """Of asynchronous jobs."""
+        """Job ids of asynchronous jobs."""
 
     async def run(self, edit: Callable[[], Awaitable[None]]) -> None:
         while not self._stop.is_set():

@@ -48,7 +48,7 @@ async def edited(stack: LiveStack, **fields: Any) -> Any:
 
 
 def told(fleet: Fleet) -> StepCacheCounters:
-    """Of the one denoiser."""
+    """Counters of the one denoiser."""
     found = [state.worker.step_cache for state in fleet.all() if state.worker and state.worker.step_cache]
     return found[0] if found else StepCacheCounters()
 

@@ -21,7 +21,7 @@ from tests.integration.prepost.oracle import NEGATIVE, PROMPT, SIZE, Oracle, pic
 
 SEED: Final = 7
 MASK: Final = box(SIZE.width, SIZE.height)
-"""Of whole latent pixels: of others, pipelines ask for the middle alone."""
+"""A mask of whole latent pixels: of others, pipelines ask for the middle alone."""
 ASKED: Final[dict[str, Any]] = {
     "prompt": PROMPT,
     "negative_prompt": NEGATIVE,

@@ -90,7 +90,7 @@ class Spec:
     grid: tuple[int, int] = (3, 4)
     text_tokens: int = 5
     padding_tokens: int = 0
-    """Of these; with any, a negative prompt has one more."""
+    """Text tokens that are padding; with any, a negative prompt has one more."""
     steps: int = 4
     strength: float = 1.0
     guidance_scale: float = 3.5

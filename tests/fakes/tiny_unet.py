@@ -36,7 +36,7 @@ SHAPES: Final = {"sd": SD, "xl": XL}
 
 
 def unet(shape: str = "xl", *, fill: bool = False, dtype: torch.dtype = torch.float32, **config: Any) -> Any:
-    """Of one layer a block; 9 input channels where it is to `fill`."""
+    """A UNet of one layer a block; 9 input channels where it is to `fill`."""
     torch.manual_seed(0)
     kind: Any = UNet2DConditionModel
     common = {

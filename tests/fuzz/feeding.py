@@ -27,7 +27,7 @@ GATEWAY: Final = "GIORNATA_FUZZ_GATEWAY"
 RECEIVER: Final = "http://127.0.0.1:9/hook"
 """Takes no webhook, so that the webhooks of jobs are not forgotten."""
 SHARE: Final = 0.8
-"""Of the ids that are exchanged."""
+"""Share of the ids that are exchanged."""
 BRIEF_MS: Final = 20
 FEWEST: Final = 4
 """Records of a kind; with fewer, one more is made."""

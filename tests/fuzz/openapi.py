@@ -58,9 +58,9 @@ class Outcome:
     with_ids: int
     """Requests to a route of one record, by a method that it has."""
     reached: int
-    """Of these, those whose record there is: they are not answered by 404."""
+    """Requests to a route of one record that is there: they are not answered by 404."""
     linked: int
-    """Of these, those that a link of an earlier answer led to."""
+    """Requests to a record that is there, to which a link of an earlier answer led."""
     answers: Mapping[str, int]
     """By status."""
     accepted: Mapping[str, int]

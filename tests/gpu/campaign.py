@@ -21,7 +21,7 @@ from tests.gpu import needs
 from tests.gpu.parts import Part
 
 LOG_LINES: Final = 40
-"""Of a part's output in its record."""
+"""Lines of a part's output in its record, the last ones."""
 GRACE_S: Final = 10.0
 """Between asking a part to end and killing it."""
 Clock = Callable[[], float]

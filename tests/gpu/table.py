@@ -46,7 +46,7 @@ def _section(record: Record) -> list[str]:
 
 
 def _machine(records: Sequence[Record]) -> list[str]:
-    """Of the first record that knows one."""
+    """The machine of the first record that knows one."""
     for record in records:
         machine = record.report.get("machine", {}) if isinstance(record.report, Mapping) else {}
         gpu = machine.get("accelerator")

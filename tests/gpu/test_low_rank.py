@@ -14,7 +14,7 @@ from giornata.packed.low_rank import Factors
 from giornata.packed.low_rank_products import Acting, choose, convolve
 
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 5e-2}
-"""Of values of about 1; a wrong span or factor makes more than 0.3."""
+"""Tolerance of values of about 1; a wrong span or factor makes more than 0.3."""
 SPANS = st.lists(st.tuples(st.integers(1, 40), st.sampled_from([0, 1, 4, 16])), min_size=1, max_size=6)
 """Lengths and ranks; rank 0 for nothing that acts."""
 

@@ -55,7 +55,7 @@ class Stage:
             return response.status, await response.json()
 
     async def record(self) -> JobRecord:
-        """Of the latest job."""
+        """The record of the latest job."""
         return await self.router.records.get(list(self.router.jobs)[-1])
 
 

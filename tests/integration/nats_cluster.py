@@ -35,7 +35,7 @@ class NatsCluster:
 
     @property
     def url(self) -> str:
-        """Of all of them, with commas in between."""
+        """Addresses of all servers, with commas in between."""
         return ",".join(server.url for server in self.servers.values())
 
     def password_file(self, user: User) -> Path:

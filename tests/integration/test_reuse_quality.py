@@ -78,7 +78,7 @@ def test_a_miss_gives_it_too(model: BenchModel, requests: list[Request]) -> None
 
 
 def test_the_next_edit_takes_what_a_miss_left(model: BenchModel, requests: list[Request]) -> None:
-    """Of another prompt and mask: with what the miss repainted computed, the picture is nearer than without."""
+    """Prompt and mask differ. With what the miss repainted computed, the picture is nearer than without."""
     found = []
     for request, other in zip(requests, reversed(requests), strict=True):
         earlier = replace(request, prompt=other.prompt, mask=np.roll(request.mask, (16, 16), (0, 1)), seed=9)

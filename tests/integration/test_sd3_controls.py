@@ -25,7 +25,7 @@ from tests.integration.prepost.oracle import mask, picture
 from tests.integration.sd3_controls import Asked, Control, Expanded, Sd3, alike, maps, shown, wrapped
 
 CLOSE: Final = 1e-5
-"""Of the largest value."""
+"""Tolerance, as a share of the largest value."""
 SIZE: Final = Size(112, 80)
 TOLD: Final[dict[str, Any]] = {"force_zeros_for_pooled_projection": False}
 MASKED: Final[dict[str, Any]] = {"extra_conditioning_channels": 1}
@@ -125,7 +125,7 @@ def test_an_edit_equals_the_pipeline_whose_transformer_is_wrapped(
 
 
 def test_two_nets_are_summed(sd3: Sd3, tmp_path: Path) -> None:
-    """Of one depth as `SD3MultiControlNetModel` sums them; of two, it drops what the first one does not have."""
+    """Nets of one depth as in `SD3MultiControlNetModel`; of two, it drops what the first does not have."""
     asked = Asked(
         SIZE, steps=5, guidance=1.0
     )  # guided, diffusers draws more of the first image before the second

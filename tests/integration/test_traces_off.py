@@ -47,7 +47,7 @@ COMPUTING = [
     "giornata_prepost.service",
     "giornata_prepost.checkpoint",
 ]
-"""Of all services with torch, which is slow to import: in one process."""
+"""Modules of all services with torch, which is slow to import: in one process."""
 
 
 @pytest.mark.parametrize(

@@ -83,5 +83,5 @@ def _signature(name: str) -> Any:
 
 
 def _scales(kind: Kind, scale: float | None) -> tuple[float | None, ...]:
-    """Of Qwen-Image, whose networks embed no guidance, only `true_cfg_scale` has a default."""
+    """No scale for Qwen-Image: its networks embed no guidance, and only `true_cfg_scale` has a default."""
     return () if kind.family.startswith("qwen-image") else (scale,)

@@ -106,7 +106,7 @@ class ControlNetConfig(DeviceConfig):
         return self
 
     def budget_bytes(self) -> int:
-        """Of weights on the device."""
+        """Bytes that weights may take on the device."""
         if self.control_memory_mb is not None:
             return self.control_memory_mb << 20
         device = self.torch_device()

@@ -35,7 +35,7 @@ class OpenRow:
     nets: Sequence[Acting]
     """Those that act in any step, in the order of the job."""
     behind: tuple[Behind, ...]
-    """Of all ControlNets of the job; all None for one that never acts."""
+    """Which sample each ControlNet of the job adds behind each block; all None for one that never acts."""
     base: ControlBase
     grid: tuple[int, int]
     times: tuple[float, ...]
@@ -52,7 +52,7 @@ class OpenRow:
 
     @property
     def tokens(self) -> int:
-        """Of the picture."""
+        """Tokens of the picture."""
         return self.grid[0] * self.grid[1]
 
     def acting(self, step: int) -> list[Act]:

@@ -23,7 +23,7 @@ from giornata_denoiser.rows.template import Form
 FIRST_SHARE: Final = 16
 """What edits leave may take one part in so many of the machine's memory by default."""
 LORA_SHARE: Final = 8
-"""Of the machine's memory, what LoRAs may take in it by default: one part in so many."""
+"""LoRAs may take one part in so many of the machine's memory by default."""
 
 
 class TemplatePolicy(StrEnum):

@@ -29,7 +29,7 @@ class HostRoom:
         self._wanted: tuple[str, ...] = ()
         """The pinned first, the most wanted first."""
         self._guarded: set[str] = set()
-        """Of these, those that have a pin in the ledger."""
+        """Wanted files that have a pin in the ledger."""
 
     @property
     def used_bytes(self) -> int:

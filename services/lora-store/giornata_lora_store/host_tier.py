@@ -35,7 +35,7 @@ from giornata_lora_store.host_room import HostRoom
 PIECE_BYTES: Final = 4 << 20
 """What is copied at a time."""
 ASSUMED_BYTES_PER_S: Final = 5e8
-"""Of a load, before one was measured."""
+"""Rate of a load, before one was measured."""
 
 log = structlog.get_logger(__name__)
 
@@ -81,7 +81,7 @@ class HostTierDesk:
 
     @property
     def name(self) -> str:
-        """Of the tier."""
+        """Name of the tier."""
         return self._folder.name
 
     @property

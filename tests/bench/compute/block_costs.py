@@ -27,7 +27,7 @@ class Costs:
     """What a step takes besides its blocks."""
 
     def mean_ms(self, mode: Mode) -> float:
-        """Of a block."""
+        """Mean time of a block in `mode`."""
         return statistics.mean(self.blocks[mode])
 
 

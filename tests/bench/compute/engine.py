@@ -38,7 +38,7 @@ WARM_UP = 2
 LAYOUT_REPEATS = 60
 STEPS = 4
 MASKED_STEPS = 2 * DEFAULT.levels
-"""Of edits that reuse: every entry serves two of them."""
+"""Steps of edits that reuse: every entry serves two of them."""
 COSTS: Final = StepCosts((0.0, 0.0, 1.0, 0.0, 0.0, 0.0), (0.0, 5e-4))
 """Loading takes about as long as computing, so that the planner has to choose."""
 
@@ -68,7 +68,7 @@ def bookkeeping_times(checkpoint: Checkpoint, seed: int) -> dict[str, Measured]:
 
 
 def _bookkeeping_ms(engine: Engine) -> float:
-    """Of one step, which is computed too."""
+    """Time of the bookkeeping of one step, which is computed too."""
     sources = engine.computing.sources
     decide = sources.step
     took_s = 0.0

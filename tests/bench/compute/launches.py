@@ -147,7 +147,7 @@ def _moved_bytes(
 
 
 def _size_bytes(tensor: Tensor) -> int:
-    """Of what is there: a broadcast tensor is read once."""
+    """Bytes of what is there: a broadcast tensor is read once."""
     return min(tensor.nbytes, tensor.untyped_storage().nbytes())
 
 

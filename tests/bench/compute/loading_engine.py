@@ -65,7 +65,7 @@ def linear(costs: Costs, operations: Operations, shapes: Sequence[Shape], rate_b
 
 
 def picture(scene: Scene, planner: PlannerName, costs: StepCosts, rate_bytes_s: float) -> Took:
-    """Of all steps of the picture, an entry each.
+    """What all steps of the picture took, an entry each.
 
     Args:
         scene: of what.

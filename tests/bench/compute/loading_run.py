@@ -31,7 +31,7 @@ class Scene:
 
     @property
     def blocks(self) -> int:
-        """Of the transformer."""
+        """Blocks of the transformer."""
         return self.rows.family.depth
 
     def slabs(self, entry: Entry) -> Slabs:

@@ -17,7 +17,7 @@ from tests.fakes import tiny_flux
 
 LATENT_CHANNELS: Final = 16
 CHANNELS: Final = 4 * LATENT_CHANNELS
-"""Of a token: 2x2 latent pixels."""
+"""Channels of a token: 2x2 latent pixels."""
 TOKEN_PIXELS: Final = 16
 """A side of a token in the picture."""
 

@@ -34,7 +34,7 @@ class Rows:
     def __init__(self, family: ModelFamily, side: int, text_tokens: int, setting: Setting = DEFAULT) -> None:
         self.family, self.side, self.text_tokens, self.setting = family, side, text_tokens, setting
         self.padding_tokens = 0
-        """Of a prompt's tokens; rows that reuse keep them from step to step."""
+        """How many of a prompt's tokens are padding; rows that reuse keep them from step to step."""
         self.template = lru_cache(maxsize=None)(self._template)
         """The template of a number; recorded when it is asked for first."""
         self.text = lru_cache(maxsize=None)(self._text)
@@ -44,12 +44,12 @@ class Rows:
 
     @property
     def tokens(self) -> int:
-        """Of a picture."""
+        """Tokens of a picture."""
         return self.side * self.side
 
     @property
     def channels(self) -> int:
-        """Of a token of the latent."""
+        """Channels of a token of the latent."""
         return self.family.network.conditioning["noise"]
 
     def row(self, edit: Edit, *, reuse: bool, picture: Tensor | None = None) -> Row:

@@ -57,4 +57,4 @@ class Setting:
 
 
 DEFAULT: Final = Setting()
-"""Of transformers."""
+"""How transformers reuse by default."""

@@ -20,17 +20,17 @@ from giornata_tools.simulation.residency import PAPER, AdapterSetting
 from tests.fakes.networks import PLAIN
 
 STEP_S: Final = 0.3
-"""Of a picture of 1024 x 1024, alone on the faster device."""
+"""Step time of a picture of 1024 x 1024, alone on the faster device."""
 TOKENS: Final = 64
-"""Of such a picture: times go by shares of it."""
+"""Tokens of a picture of 1024 x 1024: times go by shares of it."""
 PIXELS: Final = {0.5: 0.3, 1.0: 0.4, 1.6: 0.3}
 """Sizes of pictures over that, with their chances."""
 SPEEDS: Final = (1.0, 0.55)
-"""Of the two kinds of devices, host by host."""
+"""Speeds of the two kinds of devices, host by host."""
 A_HOST: Final = 4
 """Workers of a host."""
 BATCHED_BYTES: Final = 65_000_000
-"""Of a LoRA where rows share steps."""
+"""Size of a LoRA where rows share steps."""
 TRACE_STEP_S: Final = 0.6
 IMAGES: Final = {1: 1.0, 2: 1.1, 3: 1.15, 4: 1.2, 8: 1.35}
 """Work of a request of the trace by its pictures, in that of one: they share steps."""

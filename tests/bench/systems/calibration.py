@@ -42,7 +42,7 @@ from tests.bench.systems.live import DEVICE_MB, PROMPT, Pictures, giornata, serv
 from tests.e2e.pictures import edit_form
 
 STEPS: Final = 30
-"""Of the edits that measure steps of many rows."""
+"""Steps of the edits that measure steps of many rows."""
 WARM: Final = 2
 """Edits alone that are not counted."""
 IDLE_S: Final = 5.0
@@ -64,7 +64,7 @@ class Heard:
     past: set[str] = field(default_factory=set)
     """Jobs whose rows are forgotten: a denoiser that was frozen may tell of them once more."""
     operations: Operations | None = None
-    """Of the network; None until a denoiser has told."""
+    """Operations of the network; None until a denoiser has told."""
     capacity: tuple[int, int] = (0, 0)
     """Rows, tokens."""
 

@@ -23,7 +23,7 @@ WORKERS: Final = 8
 WARMUP_S: Final = 30.0
 TEMPLATES: Final = 970
 TEMPLATE_BYTES: Final = 4.3e9
-"""Of Flux at 1024 x 1024: keys and values in 4 bits at 6 noise levels."""
+"""Size of a template of Flux at 1024 x 1024: keys and values in 4 bits at 6 noise levels."""
 MEMORY_BYTES: Final = 128e9
 """For templates, of each worker."""
 WITHOUT_AFFINITY: Final = "finish_time without affinity"

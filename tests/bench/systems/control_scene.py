@@ -32,7 +32,7 @@ from tests.bench.systems.cores import Neighbour
 from tests.bench.systems.workload import Edit
 
 STEPS: Final = 400
-"""Of every row: more than are measured."""
+"""Steps of every row: more than are measured."""
 HELD_STEPS: Final[int] = DenoiserConfig.model_fields["control_held_steps"].default
 OPENS_S: Final = 60
 SETTLING: Final = 3
@@ -130,11 +130,11 @@ class Choice(NamedTuple):
 
     at_service: bool
     exposed_ms: float
-    """Of one row that the service computes."""
+    """Predicted time for which a step waits for one row that the service computes."""
     local_ms: float
-    """Of one that this process computes."""
+    """Predicted time of one row that this process computes."""
     moved_bytes: int
-    """Of samples and latents, each time that a row's are asked for."""
+    """Size of samples and latents, each time that a row's are asked for."""
     due: tuple[Due, ...]
 
 

@@ -34,15 +34,15 @@ class Taken(NamedTuple):
     """One measurement."""
 
     ms: float
-    """Of a step."""
+    """Time of a step."""
     waited_ms: float
-    """Of it, for samples."""
+    """How long a step waits for samples."""
     others: float
     """Share of the time in which others had the cores that it used."""
     mine_ms: float
-    """Of processors, in this process."""
+    """Processor time of a step in this process."""
     service_ms: float
-    """Of processors, in the service."""
+    """Processor time of a step in the service."""
 
 
 Pair = tuple[Taken, Taken]
@@ -129,5 +129,5 @@ class Turns:
 
 
 def ratios(pairs: Sequence[Pair]) -> list[float]:
-    """Of each pair."""
+    """Step time of each pair's first over its second's."""
     return [taken.ms / base.ms for taken, base in pairs]

@@ -31,11 +31,11 @@ from tests.bench.systems.balancing import LeastInFlight
 
 PROMPT: Final = "a red star"
 LIMIT_S: Final = 900.0
-"""Of one answer."""
+"""Time limit of one answer."""
 IN_FLIGHT: Final = 1000
 RECORDED_S: Final = 60.0
 DEVICE_MB: Final = 4
-"""Of LoRAs that no row uses: about a dozen of :mod:`tests.bench.systems.loras`."""
+"""Room for LoRAs that no row uses: about a dozen of :mod:`tests.bench.systems.loras`."""
 
 
 @dataclass(frozen=True)

@@ -136,5 +136,5 @@ def _masked() -> Mapping[str, Entry]:
 
 
 def best(shares: Sequence[float]) -> float:
-    """Of round lengths at one point."""
+    """The greatest share among round lengths at one point."""
     return max(shares)

@@ -40,7 +40,7 @@ class Edit:
     index: int
     template: int
     ratio: float
-    """Of the mask to the picture."""
+    """Ratio of the mask to the picture."""
     top: float
     left: float
     """Where the square mask lies: shares of the room that it leaves."""

@@ -41,7 +41,7 @@ async def open_sample(page: Page, title: str = "Astronaut") -> None:
 
 
 async def middle(page: Page) -> tuple[float, float]:
-    """Of the picture, in the window's coordinates."""
+    """The middle of the picture, in the window's coordinates."""
     box = await page.locator("#stage").bounding_box()
     assert box is not None
     return box["x"] + box["width"] / 2, box["y"] + box["height"] / 2

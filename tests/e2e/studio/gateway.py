@@ -51,7 +51,7 @@ ORIGIN: Final = "http://studio.test"
 STATIC: Final = Path(giornata_gateway.__file__).parent / "static"
 JOB: Final = "job-1"
 SIDE: Final = 256
-"""Of the pictures that it finishes, in pixels."""
+"""Side of the pictures that the gateway finishes, in pixels."""
 STREAM: Final = "text/event-stream"
 GREY: Final = (120, 120, 120)
 BLUE: Final = (20, 20, 220)
@@ -159,7 +159,7 @@ class FakeGateway:
     models: list[ModelCard] = field(default_factory=lambda: [FILL])
     fleet: FleetView = field(default_factory=lambda: fleet("tiny"))
     events: bytes = b""
-    """Of the job's stream."""
+    """The events of the job's stream."""
     failures: dict[int, ErrorDetail] = field(default_factory=dict)
     """By the index of the picture."""
     pictures: int = 1

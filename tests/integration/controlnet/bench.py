@@ -250,7 +250,7 @@ class Bench:
     nets: Mapping[str, ControlNet]
     links: ExitStack
     gpus: tuple[HostDevice, ...] = ()
-    """Of the services."""
+    """GPUs of the services."""
 
     def use(self, name: str, **changed: Any) -> ControlUse:
         return ControlUse(**{"model": name, "digest": self.nets[name].card.digest, **changed})

@@ -134,7 +134,7 @@ async def test_weights_that_no_row_uses_go_by_popularity(bench: Bench) -> None:
 
 
 def bytes_of(bench: Bench, name: str) -> int:
-    """Of a net's weights."""
+    """Bytes of a net's weights."""
     return sum(parameter.nbytes for parameter in bench.nets[name].net.parameters())
 
 

@@ -76,7 +76,7 @@ class Bench:
     checkpoint: Checkpoint
     urls: tuple[str, str]
     gpus: tuple[HostDevice, ...] = ()
-    """Of the workers."""
+    """GPUs of the workers."""
     steps: asyncio.Queue[StepEvent] = field(default_factory=asyncio.Queue)
     previews: asyncio.Queue[PreviewEvent] = field(default_factory=asyncio.Queue)
     denoised: asyncio.Queue[DenoisedEvent] = field(default_factory=asyncio.Queue)

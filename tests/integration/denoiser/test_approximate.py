@@ -120,7 +120,7 @@ def test_the_steps_that_are_asked_for_are_kept_in_16_bits(fill: Models) -> None:
 
 
 PAINTED = (5, 6)
-"""Of the twelve tokens of the bench's picture."""
+"""Painted tokens, of the twelve of the bench's picture."""
 
 
 async def kept_of(bench: Bench, worker: Worker, request: RunRequest) -> RowRecord:

@@ -19,7 +19,7 @@ from tests.integration.gateway_fakes import Stage, open_stage
 EACH = 50
 """Clients of each of seven kinds."""
 PAUSE_S = 0.1
-"""Of a client that trickles; its own."""
+"""Pause of a client that trickles; the client's own."""
 JSON_HEAD = (
     b"POST /v1/images/generations HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
     b"Content-Length: 100000\r\n\r\n"

@@ -22,7 +22,7 @@ FLUX = (Family.FLUX_INPAINT, Family.FLUX_FILL)
 TEXT_TOKENS = 48
 CLIP_TOKENS = 77
 PICTURE_TOKENS = 36**2
-"""Of a picture of 1024² pixels in a prompt of Qwen-Image-Edit, which has 28² pixels a token."""
+"""Tokens of a picture of 1024² pixels in a prompt of Qwen-Image-Edit, which has 28² pixels a token."""
 LENGTHS = {
     Family.SD3: TEXT_TOKENS + CLIP_TOKENS,
     Family.QWEN_IMAGE_EDIT: TEXT_TOKENS + PICTURE_TOKENS,

@@ -35,7 +35,7 @@ def release(*workers: FakeDenoiser) -> None:
 
 
 def rows_of(worker: FakeDenoiser) -> list[list[int]]:
-    """Of every request that it took."""
+    """Indices of the rows of every request that it took."""
     return [[row.index for row in request.rows] for request in worker.requests]
 
 

@@ -65,7 +65,7 @@ class Asked:
 
     @property
     def fields(self) -> dict[str, Any]:
-        """Of edits and of generations alike."""
+        """Fields of edits and of generations alike."""
         told = {
             "prompt": self.prompt,
             "num_inference_steps": self.steps,

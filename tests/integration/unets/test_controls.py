@@ -20,7 +20,7 @@ from tests.integration.unets.served import Asked, Ended, Served, denoised
 FAMILIES = (Family.SD, Family.SD_INPAINT, Family.SDXL, Family.SDXL_INPAINT)
 Opened = Callable[[Family], Served]
 CLOSE = 1e-5
-"""Of the largest value."""
+"""Tolerance, as a share of the largest value."""
 PLAIN: dict[str, Any] = {"guidance_scale": 1.0, "negative_prompt": None}
 
 

@@ -24,7 +24,7 @@ FAMILIES = (Family.SD, Family.SD_INPAINT, Family.SDXL, Family.SDXL_INPAINT)
 Opened = Callable[[Family], Served]
 
 CLOSE = 3e-5
-"""Of the largest value; processors group the sums of float32 otherwise, and every step passes on what differs."""
+"""Tolerance over the largest value: processors group float32 sums otherwise, and steps pass that on."""
 
 
 def assert_equals(of: Served, mine: Tensor, theirs: Ended, size: Size) -> None:

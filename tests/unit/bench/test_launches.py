@@ -74,7 +74,7 @@ MOST = {
 """Operations of a step at FLUX.1-dev's depth, as a GPU would be asked for them. The aim of 900 of one masked row,
 and 1,000 of eight, is reached: whoever needs fewer lowers these."""
 LOADS = {(StepKind.LOADS, 1): 1368, (StepKind.CORRECTED, 1): 2508, (StepKind.FIRST, 1): 1368}
-"""Of the loads in such a step."""
+"""Operations of the loads in a step at FLUX.1-dev's depth."""
 GIGABYTES = {(StepKind.FULL, 1): 84.5, (StepKind.MASKED, 1): 41.6, (StepKind.MASKED, 8): 213.0}
 """That the operations of a step read and write, pictures of 1024²."""
 

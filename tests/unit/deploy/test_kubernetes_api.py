@@ -76,7 +76,7 @@ SCALED: Final = {
         },
     },
 }
-"""Of ``spec`` of keda.sh/v1alpha1, what is used here. Its behavior is an HPA's, and is tested as one."""
+"""The part of keda.sh/v1alpha1's ``spec`` used here. Its behavior is an HPA's, and is tested as one."""
 
 
 @pytest.mark.parametrize("version", VERSIONS)

@@ -21,7 +21,7 @@ class Shape(NamedTuple):
 
     text: int
     cells: list[bool]
-    """Of its picture: whether they are computed."""
+    """Whether each cell of its picture is computed."""
 
 
 SHAPES = st.lists(

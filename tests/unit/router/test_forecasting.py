@@ -24,7 +24,7 @@ from tests.unit.scheduling.test_placement import DEMAND, worker
 
 STEPS = 10
 STEP_MS = 160.0
-"""Of one row of :data:`DEMAND`: 16 tokens at 10 ms each."""
+"""Time of a step of one row of :data:`DEMAND`: 16 tokens at 10 ms each."""
 
 
 def job(

@@ -22,7 +22,7 @@ def prepost(*answering: str, instance: str = "p1") -> ServiceState:
 
 
 SILENT = prepost().model_copy(update={"instance": "old", "answering": None})
-"""Of a version that does not tell."""
+"""A prepost of a version that does not tell what it works on."""
 
 
 @asynccontextmanager

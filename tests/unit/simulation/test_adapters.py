@@ -53,7 +53,7 @@ def simulated(
 
 
 COMPUTING_S = 10 * (10 + 20) / 1e3
-"""Of a job alone on :data:`MACHINE`, in full."""
+"""Time of a job alone on :data:`MACHINE`, in full."""
 
 
 def test_rows_wait_for_every_hop_of_their_loras_and_for_those_that_are_on_their_way() -> None:

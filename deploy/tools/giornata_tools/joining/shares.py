@@ -15,7 +15,7 @@ SURELY: Final = 2.0
 FINE: Final = 5
 """Steps up to which each is tried."""
 GROWTH: Final = 1.25
-"""Of steps beyond: each that is tried is so many times the one before."""
+"""Beyond `FINE`, each step that is tried is so many times the one before."""
 
 
 @dataclass(frozen=True)
@@ -25,11 +25,11 @@ class Tried:
     step: int
     steps: int
     ssims: tuple[float, ...]
-    """Of each probe, in the mask's box."""
+    """SSIM of each probe, in the mask's box."""
 
     @property
     def share(self) -> float:
-        """Of the steps."""
+        """Share of the steps after which the LoRA joined."""
         return self.step / self.steps
 
     @property

@@ -45,7 +45,7 @@ class UpOptions:
     profile_loras: bool = False
     """Whether LoRAs are profiled beside the stack; the caller of :func:`up` knows how."""
     devices: str = ""
-    """Of each denoiser, separated by commas; empty for the one of GIORNATA_DEVICE."""
+    """Devices of each denoiser, separated by commas; empty for the one of GIORNATA_DEVICE."""
     models: tuple[str, ...] = ()
     """Folders or hub ids, each with NAME= before it or not; none: see :func:`model.choose`."""
 

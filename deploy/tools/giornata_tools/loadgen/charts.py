@@ -40,7 +40,7 @@ class Bar:
     colour: str
     """What it belongs to; bars of one colour have one line in the legend."""
     depth: int
-    """Of its name's indentation."""
+    """How deep its name is indented."""
     spans: Sequence[tuple[float, float]]
     """Begin and end of each, by the horizontal axis."""
 

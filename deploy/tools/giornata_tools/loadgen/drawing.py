@@ -15,7 +15,7 @@ from giornata_tools.loadgen.charts import Chart, Timeline
 COLOURS: Final = ("#4477aa", "#ee6677", "#228833", "#aa3377", "#ccbb44", "#66ccee", "#555555")
 """Paul Tol's bright scheme: told apart by the colour-blind too."""
 SEEN: Final = 0.003
-"""Of a timeline's width: a bar is at least so wide, or it would not be seen."""
+"""Least width of a bar, as a share of the timeline's: a narrower one would not be seen."""
 INDENT: Final = "\N{NO-BREAK SPACE}" * 3
 LABEL_POINTS: Final = 140
 """Width of the names beside a timeline."""

@@ -38,7 +38,7 @@ class ImagesApi:
 
     session: aiohttp.ClientSession
     url: str
-    """Of its edits."""
+    """Address of the server's edits."""
     material: Material
     fields: Mapping[str, str]
     """Fields of every form, which go before those of a request."""

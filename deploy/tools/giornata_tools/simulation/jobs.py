@@ -32,8 +32,7 @@ class PictureSetting:
     corrects: bool = False
     """Rows compute their first step in full and correct what they take by it; FlashPS does not."""
     padding: int = 0
-    """Of the text tokens, those that pad the prompt: rows that reuse compute them in their first step alone, if at all.
-    """
+    """Text tokens that pad the prompt: rows that reuse compute them in their first step alone, if at all."""
 
     def computed(self, mask_ratio: float) -> int:
         """Tokens that a square mask touches with its halo, at least one."""

@@ -82,7 +82,7 @@ class SimWorker:
         )
         self._changed = True
         self._arrivals = 0
-        """Of adapters, when telemetry was told last."""
+        """Arrivals of adapters when telemetry was told last."""
         self._pausing = False
 
     def take(self, piece: Piece, now: float) -> None:

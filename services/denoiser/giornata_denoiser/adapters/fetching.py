@@ -23,7 +23,7 @@ from giornata_denoiser.adapters.files import copied
 from giornata_denoiser.rows.adapters import RowLora
 
 DIGEST: Final = re.compile(r"[0-9a-f]{64}")
-"""Of a sha-256: no other name is looked for in a folder."""
+"""A sha-256: no other name is looked for in a folder."""
 NAME_BYTES: Final = 128
 
 T = TypeVar("T")

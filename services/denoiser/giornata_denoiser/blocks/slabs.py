@@ -67,7 +67,7 @@ class Slabs:
     ) -> None:
         self.entry, self.group = entry, family.group
         self.region = self.shown = region.on(family.device)
-        """Of the picture's tokens, and of those whose hidden states recorders are shown: all, or a share."""
+        """The region of the picture, and of what recorders are shown hidden states of: all, or a share."""
         hidden = self.region.outside
         if family.share is not None:
             _, hidden, self.shown = family.share.portion(self.region)

@@ -52,7 +52,7 @@ class RowWork:
     work: float
     """Multiplications of them."""
     moved_bytes: int
-    """Of the samples that an instance returns."""
+    """Size of the samples that an instance returns."""
     due: tuple[Due, ...]
     """:func:`due` of its ControlNets."""
 

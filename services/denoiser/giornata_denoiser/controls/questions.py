@@ -33,7 +33,7 @@ class Asking:
     paths: tuple[DataPath, ...]
     """What it can use, the best one first."""
     dtype: torch.dtype
-    """Of latents and samples."""
+    """The dtype of latents and samples."""
     steps: int = STEPS
     renew_steps: int = 0
     """As :attr:`giornata.wire.controlnets.OpenControl.renew_steps`."""

@@ -95,7 +95,7 @@ class ControlRoom:
         return Here(host_name(), device, torch.get_num_threads(), usable_cores())
 
     def _work(self, row: Row) -> RowWork:
-        """Of a row whose ControlNets are all here."""
+        """The work of a row whose ControlNets are all here."""
         costs, operations = self._costs.costs, self._checkpoint.family.operations
         network_ms = predicted_ms([costing(row, {})], costs, operations)
         base, count = self._network.base, sequences(self._network.base.kind, len(row.prompts))

@@ -19,7 +19,7 @@ from giornata.packed.low_rank import Factors, LowRank
 from giornata_denoiser.rows.row import Row
 
 COPIED_BYTES: Final = 32 << 20
-"""Of a copy that is measured."""
+"""Size of a copy that is timed."""
 COPIES: Final = 3
 """Passes over the weights for a merge and its restoring, beside the product: kept, changed, written back."""
 

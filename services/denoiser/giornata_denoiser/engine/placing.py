@@ -21,7 +21,7 @@ class _Assembled(NamedTuple):
 
 
 class Placing:
-    """Of one engine; `merging` tells which LoRAs are in the weights."""
+    """Places the rows of one engine and assembles them; `merging` tells which LoRAs are in the weights."""
 
     def __init__(self, family: ModelFamily, merging: Merging) -> None:
         self._family, self._merging = family, merging

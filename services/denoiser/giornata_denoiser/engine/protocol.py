@@ -47,8 +47,8 @@ class StepReport:
     """Rows as they are now; rows that are `done` have left."""
     failed: tuple[FailedRow, ...] = ()
     sample: StepSample | None = None
-    """Of the last step that is known to have ended. None for a step that had to be taken apart, whose times say
-    nothing, and where none has ended since the last report."""
+    """Sample of the last step known to have ended. None for a step that had to be taken apart, whose times
+    say nothing, and where none has ended since the last report."""
     previews: tuple[RowPreview, ...] = ()
     cached: StepCacheCounters = field(default_factory=StepCacheCounters)
     """Blocks of rows with step caches in this step."""

@@ -50,7 +50,7 @@ class Running:
         self.ahead = 0
         """How many of its blocks, from the first one."""
         self.shapes = row.shapes
-        """Of its sequences in the present step."""
+        """Shapes of the row's sequences in the present step."""
         self.recorder: EntryRecorder | None = None
         """Records the present step, if the row leaves that behind."""
         self._complete: tuple[Slabs, ...] | None = None

@@ -74,13 +74,13 @@ class SequenceInputs(NamedTuple):
     region: Region | None
     """What of the picture is computed, companions being outside; None for all of it."""
     companions: int
-    """Of its row; see :meth:`Network.companions`."""
+    """How many companions its row has; see :meth:`Network.companions`."""
     prepared: object
     """What :meth:`Network.prepare` made of the prompt."""
     beside: tuple[Grid, ...] = ()
     """Heights and widths of the clean pictures behind its row's, in tokens."""
     half: int | None = None
-    """Of a row under guidance, 0 for its sequence with the prompt and 1 for the negative one; None for no guidance."""
+    """0 for a guided row's sequence with the prompt, 1 for the negative one; None for no guidance."""
 
 
 class Network(Protocol):
@@ -88,7 +88,7 @@ class Network(Protocol):
 
     device: torch.device
     dtype: torch.dtype
-    """Of its weights and of every row's tensors."""
+    """The dtype of its weights and of every row's tensors."""
 
     @property
     def blocks(self) -> tuple[BlockSpec, ...]:

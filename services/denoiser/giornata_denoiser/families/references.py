@@ -24,7 +24,7 @@ class References:
     """Whether the request's references stand in its place."""
 
     def grids(self, grid: Grid, given: Sequence[Grid], *, generated: bool = False) -> tuple[Grid, ...]:
-        """Of a picture of `grid` with the `given` references, in their order; a generation has those alone."""
+        """Grids looked at: `grid` unless left out, then `given` in order; a generation has those alone."""
         alone = generated or not self.own or (self.replaced and bool(given))
         return (*(() if alone else (grid,)), *given)
 
@@ -38,7 +38,7 @@ class References:
 
 
 NONE = References(own=False)
-"""Of families that look at no other picture."""
+"""For families that look at no other picture."""
 
 
 def area(grids: Sequence[Grid]) -> int:

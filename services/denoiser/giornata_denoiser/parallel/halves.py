@@ -69,9 +69,9 @@ class HalvedBatch:
     own: object
     """The batch of these alone; None where there are none."""
     member: tuple[int, ...]
-    """Of each sequence."""
+    """The member that computes each sequence."""
     tokens: list[int]
-    """Of each sequence's picture."""
+    """Tokens of each sequence's picture."""
     computed: list[int]
     """Tokens that are answered for, of each sequence."""
 

@@ -72,9 +72,9 @@ class Held:
     arrived_s: float
     place: int
     devices: Devices = ()
-    """Of its last step or that in flight; empty before the first one here."""
+    """Devices of its last step or of the one in flight; empty before the first one here."""
     epoch: int = 0
-    """Of their group."""
+    """Epoch of the group of its devices."""
     halves: bool = False
     """How they compute its steps."""
     flights: list[Flight] = field(default_factory=list)

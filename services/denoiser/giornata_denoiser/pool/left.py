@@ -24,7 +24,7 @@ class Leaving:
     def __init__(self) -> None:
         self._tensors: list[tuple[Tensor, int]] = []
         self.size_bytes = 0
-        """Of all of it."""
+        """Bytes of all that is left."""
 
     def entry(self, entry: Entry) -> EntryLeft:
         """What a step recorded."""

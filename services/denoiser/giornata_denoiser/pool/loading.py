@@ -28,7 +28,7 @@ from giornata_denoiser.profiling.calibration import profile_of
 from giornata_denoiser.tuning import free_bytes, memory_of, reusing_of
 
 GROUP_BYTES: Final = 700 << 20
-"""Of a GPU's memory for a group: 544 to 688 MB a communicator of NCCL have been seen on an A100 (nccl#964)."""
+"""GPU memory of a group: 544 to 688 MB a communicator of NCCL have been seen on an A100 (nccl#964)."""
 STORE_S: Final = 60.0
 """How long a rank waits for the store that its leader hosts already."""
 

@@ -31,11 +31,11 @@ class Opening:
     store: tuple[str, int]
     """Host and port of what makes groups meet."""
     groups: int
-    """Of several devices to which it belongs: their memory is set aside."""
+    """How many groups of several devices the rank belongs to: their memory is set aside."""
     group_s: float
     """How long members of a group wait for each other, before they take it for lost."""
     threads: int | None = None
-    """Of torch, on a CPU; None as the environment says."""
+    """Threads of torch on a CPU; None as the environment says."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class OrderedRow:
     """Whether it begins on these devices: from the state in its slab, with nothing kept of earlier steps. Else the
     rank refuses the order where it is at another step."""
     corrections: tuple[int, ...] | None = None
-    """Of a fresh row: the kept corrections of its sequences, if it has any."""
+    """Numbers of the kept corrections of a fresh row's sequences, if it has any."""
     plain: bool = False
     """Whether a fresh row takes nothing from a template, since a step that did has failed."""
     leaves: bool = False
@@ -89,7 +89,7 @@ class StepOrder:
     number: int
     devices: Devices
     epoch: int
-    """Of their group: another one after a member, or the group itself, was lost."""
+    """Epoch of the devices' group: another one after a member, or the group itself, was lost."""
     rows: tuple[OrderedRow, ...]
     halves: bool = False
     """Whether one of two devices computes the unconditional sequences; else all share each sequence's tokens."""
@@ -238,7 +238,7 @@ class StepEnded(Wire):
     blamed: tuple[RowBlamed, ...] = ()
     sample: StepSample | None = None
     left_bytes: int = 0
-    """Of the file that comes along; 0 for none."""
+    """Size of the file that comes along; 0 for none."""
 
 
 class StepFailed(Wire):

@@ -22,7 +22,7 @@ class Patience:
     given up."""
 
     def late_s(self, seconds: float) -> float:
-        """Of a step that was predicted to take so long."""
+        """After how long a step that was predicted to take `seconds` is late."""
         return self.late[0] * seconds + self.late[1]
 
     def hung_s(self, seconds: float) -> float:

@@ -58,7 +58,7 @@ class Process:
 
     @property
     def pid(self) -> int:
-        """Of the process."""
+        """The process id."""
         return self._process.pid
 
     def kill(self) -> None:

@@ -82,7 +82,7 @@ class _Held:
     slab: Tensor
     ring: StateRing
     way: _Way | None = None
-    """Of its latest step here."""
+    """What computed the row's latest step here."""
 
 
 @dataclass(eq=False)

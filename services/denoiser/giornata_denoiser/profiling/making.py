@@ -80,7 +80,7 @@ class Measurements:
 
     steps: tuple[StepTime, ...]
     operations: Operations
-    """Of the network that was measured."""
+    """Operations of the network that was measured."""
     load_samples: tuple[Sample, ...]
     activation_bytes: float
     """Per computed token."""

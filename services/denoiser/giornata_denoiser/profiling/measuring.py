@@ -115,11 +115,11 @@ class Meter:
 
     @property
     def companions(self) -> TokensBeside:
-        """Of the family's pictures."""
+        """Tells from a picture's grid how many companions the family gives it."""
         return self._family.network.companions
 
     def prefix(self, grid: tuple[int, int]) -> int:
-        """Of the longest prompt and of a picture's references."""
+        """Prefix tokens of the longest prompt and of a picture's references."""
         return max(self._longest(grid).prefix, default=0)
 
     def _longest(self, grid: tuple[int, int]) -> Row:

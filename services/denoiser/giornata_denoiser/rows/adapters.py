@@ -18,9 +18,9 @@ class RowLora:
     rank: int = 0
     """The largest of any module."""
     modules: int = 0
-    """Of the denoising network that it changes."""
+    """How many modules of the denoising network it changes."""
     size_bytes: int = 0
-    """Of its file."""
+    """Size of its file."""
     weights: float = 0.0
     """In the factors of those modules."""
 
@@ -31,7 +31,7 @@ class RowControl:
 
     model: str
     digest: str
-    """Of its checkpoint."""
+    """Digest of its checkpoint."""
     scale: float
     first_step: int
     """Acts in this step of the track and those after it."""

@@ -31,7 +31,7 @@ class TaylorRule:
     steps: Extrapolation
     """Which of the steps that the row makes here are computed."""
     order: int
-    """Of the highest finite difference."""
+    """Order of the highest finite difference."""
 
 
 Rule = FirstBlockRule | TaylorRule

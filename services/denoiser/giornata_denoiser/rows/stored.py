@@ -68,7 +68,7 @@ class Stored:
 
     @property
     def channels(self) -> int:
-        """Of every token."""
+        """Channels of every token."""
         return (self.data if self.scale is None else self.scale).shape[-1]
 
     def to(self, device: torch.device) -> Stored:

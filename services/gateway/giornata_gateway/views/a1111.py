@@ -57,7 +57,7 @@ class PaintedInfo(View):
     job_timestamp: str
     version: str
     job_id: str
-    """Of Giornata: `/v1/jobs` tells more of it."""
+    """The job's id in Giornata: `/v1/jobs` tells more of it."""
     errors: list[PictureError]
     """Why pictures are missing, where others were made."""
 

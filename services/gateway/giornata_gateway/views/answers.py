@@ -73,7 +73,7 @@ class ApproximateView(View):
     step: int
     """Steps that it did not compute."""
     cosine: float
-    """Of what the two prompts are compared by."""
+    """Cosine of the two prompts' embeddings, by which prompts are compared."""
 
 
 class ImageData(View):

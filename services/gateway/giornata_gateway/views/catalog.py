@@ -64,7 +64,7 @@ class ControlNetView(View):
     name: str
     """What `model` of `controlnets` names it by."""
     modes: int
-    """Of a union: so many kinds of control images, and `mode` names one, from 0; 0 of others, which have no `mode`."""
+    """Kinds of control images that a union takes, named by `mode` from 0; others have 0, and no `mode`."""
 
 
 class ModelView(View):
@@ -77,7 +77,7 @@ class ModelView(View):
     family: str
     digest: str
     default_steps: int
-    """Of edits, as are strength and guidance scale; `defaults` tells them by task."""
+    """The default for edits, as are strength and guidance scale; `defaults` tells them by task."""
     default_strength: float
     default_guidance_scale: float | None
     """Null where the model takes no guidance."""
@@ -90,7 +90,7 @@ class ModelView(View):
     takes_true_cfg: bool
     """Whether `true_cfg_scale` is, which a negative prompt then needs above 1."""
     default_true_cfg_scale: float
-    """Of requests with a negative prompt."""
+    """The default `true_cfg_scale` of requests with a negative prompt."""
     samplers: list[str]
     """What `sampler` may be."""
     default_sampler: str

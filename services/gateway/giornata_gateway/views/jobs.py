@@ -96,7 +96,7 @@ class ControlShare(View):
     end: float
     """It acts from this share of the steps on, `start`, until that one."""
     mode: int | None
-    """Of a union: which kind its control image is."""
+    """Which kind its control image is, where the ControlNet is a union."""
 
 
 class JobView(View):

@@ -38,7 +38,7 @@ class LoraView(View):
     bytes: int
     """Size of the file; of an upload, what has come."""
     sha256: str | None
-    """Of the file."""
+    """sha-256 of the file."""
     created_at: int
     """Unix time in seconds."""
     error: ErrorDetail | None = None

@@ -12,7 +12,7 @@ from giornata.wire.errors import GiornataError, LoraNotSupported, LoraTooLarge
 from giornata.wire.loras import LoraStyle
 
 DTYPES: Final = ("F32", "F16", "BF16")
-"""Of factors, as safetensors calls them."""
+"""Dtypes of factors, as safetensors calls them."""
 ACCEPTED: Final = (
     "low-rank factors with the names of diffusers, PEFT, kohya, XLabs or the original checkpoint"
 )

@@ -15,7 +15,7 @@ from giornata.wire.workers import ServiceState, Tier
 REGISTERED_S: Final = 600.0
 """How long a LoRA that no host has counts as newly registered."""
 ASSUMED_BYTES_PER_S: Final = 5e8
-"""Of a host's link, before one was measured."""
+"""Rate of a host's link, before one was measured."""
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from giornata_denoiser.rows.row import Row
 from tests.integration.denoiser.parallel.members import Member, Members
 
 TOLERANCE = 1e-5
-"""Of float32: sums of attention and projections are grouped otherwise."""
+"""Tolerance of float32: sums of attention and projections are grouped otherwise."""
 
 Latents = list[NDArray[np.float32]]
 Made = tuple[ModelFamily, list[Row], Callable[[ModelFamily], Sequence[Use]]]

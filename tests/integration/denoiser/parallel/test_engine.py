@@ -33,7 +33,7 @@ class Case:
 
     forms: frozenset[Form] = FORMS[0]
     bits: int = 0
-    """Of corrections, and of what is renewed."""
+    """Bits of corrections, and of what is renewed."""
     kept: bool = True
     """Whether slabs are gathered once and kept."""
 

@@ -72,7 +72,7 @@ def mixed(heads: int, bits: int, network: type[FluxInpaint] = FluxInpaint) -> Ma
 
 
 def taking(part: ModelFamily, row: Row, kept: Entry | None, modes: tuple[Mode, ...]) -> list[Use]:
-    """Of each of the row's sequences."""
+    """What each of the row's sequences uses."""
     assert row.region is not None
     assert kept is not None
     return [Use(Taken(modes, Slabs(kept, row.region, own, part))) for own in row.own_tokens]
@@ -104,7 +104,7 @@ class Counted:
 
 
 def trades(member: Member, devices: tuple[int, ...], epoch: int) -> int:
-    """Of one step."""
+    """How many trades one step makes."""
     of, rows, uses = mixed(4, 0)
     counted = Counted(member.group(devices, epoch))
     part = shared(of, counted)

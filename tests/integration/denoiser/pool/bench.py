@@ -172,9 +172,9 @@ class Gathered:
     told: queue.Queue[StepReport | Exception]
     ended: dict[str, Row | Exception] = field(default_factory=dict)
     degrees: list[int] = field(default_factory=list)
-    """Of each row's steps, in order."""
+    """Degrees of each row's steps, in order."""
     samples: list[StepSample] = field(default_factory=list)
-    """Of each step."""
+    """The sample of each step."""
 
     def until(self, done: Callable[[], bool]) -> None:
         """Take in reports until `done`. No row ends twice."""
@@ -198,7 +198,7 @@ class Gathered:
 
 
 def pid(pool: Pool, device: int) -> int:
-    """Of the process of a device's rank."""
+    """Id of the process of a device's rank."""
     process = pool._ranks.members[device].process
     assert isinstance(process, Process)
     return process.pid

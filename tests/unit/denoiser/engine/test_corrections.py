@@ -55,7 +55,7 @@ def learned(teacher: Row, bits: int = EXACT) -> tuple[Correction, ...]:
 @pytest.mark.parametrize("forms", FORMS[:3])
 @pytest.mark.parametrize("scale", [1.0, 2.0])
 def test_edits_take_what_another_one_has_learned(forms: frozenset[Form], scale: float) -> None:
-    """Of any seed, prompt and number of steps, beside each other and beside one that learns for itself."""
+    """Edits of any seed, prompt and number of steps, beside each other and one that learns for itself."""
     taken = template(OF, forms)
     spec = Spec("teacher", grid=GRID, steps=5, text_tokens=3, true_cfg_scale=scale, seed=9)
     teacher = edit(OF, taken, spec)

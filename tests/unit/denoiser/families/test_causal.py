@@ -34,7 +34,7 @@ REFERENCES: Mapping[str, tuple[tuple[tuple[int, int], ...], ...]] = {
     KLEIN: (((3, 2), (2, 5)), (), ((6, 4),)),
     QWEN: ((), (), ()),
 }
-"""Of each of `SPECS`, beside the edit's own picture."""
+"""Grids of the references of each of `SPECS`, beside the edit's own picture."""
 SPECS = (
     Spec("first", grid=(4, 4), text_tokens=5, steps=4, seed=1),
     Spec("second", grid=(2, 6), text_tokens=9, steps=3, seed=2),

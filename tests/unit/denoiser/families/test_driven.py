@@ -69,7 +69,7 @@ def test_packed_rows_equal_the_modules_own_forward_of_each(name: str, alike: boo
 
 
 COMPUTED = ((1, 2, 7), (0, 5, 10, 11, 23), (15,))
-"""Of each of `SPECS`."""
+"""Cells that each of `SPECS` computes."""
 
 
 def recorded(of: ModelFamily, rows: Sequence[Row]) -> list[Everything]:
@@ -102,7 +102,7 @@ PLANS = (
     [Mode.KV, Mode.FULL, Mode.HIDDEN, Mode.FULL],
     [Mode.HIDDEN, Mode.KV, Mode.KV, Mode.HIDDEN],
 )
-"""Of four blocks."""
+"""Modes of four blocks."""
 
 
 @pytest.mark.parametrize("room", [False, True])

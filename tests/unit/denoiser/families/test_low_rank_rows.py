@@ -26,10 +26,10 @@ from tests.unit.denoiser.engine.test_masked import Everything, Recorded, masked
 from tests.unit.denoiser.families.test_driven import region_of
 
 EXACT = 1e-5
-"""Of the largest value: diffusers turns positions and times in float32."""
+"""Tolerance over the largest value: diffusers turns positions and times in float32."""
 NONE: Chosen = ()
 CHOSEN: tuple[Chosen, ...] = (NONE, (("a", 1.0),), (("b", 0.7),), (("b", 0.7),), (("a", 0.4), ("c", 1.3)))
-"""Of each of `SPECS`: two neighbours have one set."""
+"""LoRAs of each of `SPECS`: two neighbours have one set."""
 SPECS = (
     Spec("none", grid=(3, 5), text_tokens=5, steps=4, seed=1),
     Spec("attention", grid=(6, 4), text_tokens=9, steps=7, seed=2),
@@ -93,7 +93,7 @@ def flux_alone(row: Row, chosen: Chosen, negative: bool = False) -> Tensor:
 
 
 def test_flux_rows_equal_peft_alone() -> None:
-    """Of all LoRAs, and both sequences of a guided row."""
+    """Rows under all LoRAs, and both sequences of a guided row."""
     of, loras = flux()
     specs = [replace(spec, true_cfg_scale=2.0 if spec.job_id in {"all", "two"} else 1.0) for spec in SPECS]
     rows = [replace(tiny_flux.row(of, spec), step=index % 3) for index, spec in enumerate(specs)]

@@ -71,6 +71,6 @@ def test_while_a_secret_is_changed_receivers_with_either_take_it() -> None:
     )
 )
 def test_no_two_tenants_and_no_two_deployments_share_a_secret(pairs: list[tuple[bytes, str]]) -> None:
-    """Of one length: HMAC fills a shorter key with zeros."""
+    """Masters of one length: HMAC fills a shorter key with zeros."""
     one, other = (secret_of(master, tenant) for master, tenant in pairs)
     assert one != other

@@ -193,5 +193,5 @@ class VirtualPool:
         return seconds + shared_s
 
     def degrees_of(self, key: object) -> list[int]:
-        """Of its steps, in their order."""
+        """Degrees of a row's steps, in their order."""
         return [len(devices) for _, whose, devices in self.steps if whose == key]

@@ -171,7 +171,7 @@ def test_events_serve_one_late_row_at_a_time_in_short_steps() -> None:
 def test_as_many_deadlines_are_kept_as_measured(
     mix: Mix, steps: int | None, ties: Ties | None, met: tuple[int, int]
 ) -> None:
-    """Of 80 pictures at scales 1.0 and 1.5: figures of an independent simulation of the same rules."""
+    """Deadlines kept, of 80 at scales 1.0 and 1.5: figures of an independent simulation of the same rules."""
     longest_s = costs.times(Size(2048, 16384), POWERS)[8]
     for scale, expected in zip((1.0, 1.5), met, strict=True):
         rule = Rounds.of_steps(steps, longest_s, 8, RoundSwitches(ties=ties)) if steps and ties else Events()

@@ -43,7 +43,7 @@ COLUMNS: Final = (
     "LoRAs ready",
     "loads/use",
 )
-"""Of the table of runs."""
+"""Columns of the table of runs."""
 
 
 def run(given: Mapping[str, Any]) -> None:

@@ -41,9 +41,9 @@ class AdapterCard(BaseModel):
     seed: int
     steps: int
     sha256: str
-    """Of the weights' file."""
+    """sha-256 of the weights' file."""
     size_bytes: int
-    """Of that file."""
+    """Size of the weights' file."""
     measured: dict[str, float] = {}
     """Figures of held-out edits; `python -m giornata_tools.model.adapters` writes them."""
 

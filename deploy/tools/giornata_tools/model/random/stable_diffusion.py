@@ -20,7 +20,7 @@ from giornata_tools.model.random.autoencoders import NATIVE_PIXELS, autoencoder,
 from giornata_tools.model.text import CLIP_TOKENS, CORPUS, T5_TOKENS, clip_tokenizer, text_encoders
 
 WIDTH: Final = 32
-"""Of each text encoder."""
+"""Width of each text encoder."""
 GAIN: Final = 2.0
 ATTENTION: Final = ("to_q.weight", "to_k.weight", "to_v.weight", "to_out.0.weight")
 JOINT: Final = (*ATTENTION, "norm_q.weight", "norm_k.weight", "norm_added_q.weight", "norm_added_k.weight")

@@ -16,7 +16,7 @@ from giornata_tools.model.segmenter import card
 from giornata_tools.model.segmenter.judging import Segmenter, judge
 
 SIDES: Final = (128, 256)
-"""Of the pictures that fresco is made for."""
+"""Sides, in pixels, of the pictures that fresco is made for."""
 
 
 @click.command(context_settings={"show_default": True})

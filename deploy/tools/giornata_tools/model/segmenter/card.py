@@ -24,9 +24,9 @@ class SegmenterCard(BaseModel):
     seed: int
     steps: int
     sha256: str
-    """Of the weights' file."""
+    """sha-256 of the weights' file."""
     size_bytes: int
-    """Of that file."""
+    """Size of the weights' file."""
     measured: dict[int, dict[str, float]] = {}
     """Side of the pictures in pixels → figures of held-out scenes; `python -m giornata_tools.model.segmenter` writes
     them."""

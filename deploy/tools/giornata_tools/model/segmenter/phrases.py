@@ -65,7 +65,7 @@ CHANCES: Final[Mapping[PhraseKind, float]] = {
     PhraseKind.ALL: 0.05,
     PhraseKind.BACKGROUND: 0.05,
 }
-"""Of the kinds among the phrases of training."""
+"""Chances of the kinds among the phrases of training."""
 NAMING: Final = (PhraseKind.NAMED, PhraseKind.SHAPE, PhraseKind.COLOUR)
 """Kinds that can name something that is not there."""
 
@@ -77,9 +77,9 @@ class Phrase:
     text: str
     kind: PhraseKind
     colour: str | None = None
-    """Of the things that are meant; None for any."""
+    """Colour of the things that are meant; None for any."""
     shape: str | None = None
-    """Of the things that are meant; None for any."""
+    """Shape of the things that are meant; None for any."""
 
 
 def words() -> list[str]:

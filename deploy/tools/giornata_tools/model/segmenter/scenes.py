@@ -18,7 +18,7 @@ HELD_OUT: Final = 0x53494E4F
 """First word of the seeds of scenes for measuring. Training's is a small number, so that no scene is in both."""
 THINGS_MAX: Final = 4
 LARGEST_RADIUS: Final = 0.33
-"""Of a thing, as a part of the picture's side."""
+"""Largest radius of a thing, as a part of the picture's side."""
 LIKENESS: Final = 0.2
 """Chance that a thing repeats an earlier one's colour, its shape, or both: one chance each."""
 APART: Final = 0.95

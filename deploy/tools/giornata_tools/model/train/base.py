@@ -23,7 +23,7 @@ class Base:
     painter: Painter
     encoder: FillEncoder
     digest: str
-    """Of the painter's weights, as `stage.digest` tells it."""
+    """Digest of the painter's weights, as `stage.digest` tells it."""
 
 
 def load(plan: StagePlan) -> Base:

@@ -54,7 +54,7 @@ class ControlEncoder:
 
     @property
     def vae(self) -> AutoencoderKL:
-        """Of pictures and of control images."""
+        """The VAE of pictures and of control images."""
         return self.fill.vae
 
     def encode(self, scenes: Sequence[Scene]) -> SceneBatch:

@@ -44,7 +44,7 @@ TEXT: Final = (
 MODULATION: Final = ("norm1.linear", "norm1_context.linear", "norm.linear")
 """What the pooled prompt, which tells colours too, acts by."""
 RATES: Final = (3e-3, 6e-3)
-"""Of the factors that read, and of those that write, which learn faster (LoRA+, Hayou et al., ICML 2024)."""
+"""Learning rates of factors that read, and of those that write: faster (LoRA+, Hayou et al., ICML 2024)."""
 AVERAGE_DECAY: Final = 0.98
 SHOWN_SIDE: Final = 128
 SHOWN_STEPS: Final = 16
@@ -60,7 +60,7 @@ class SwapEncoder:
 
     @property
     def vae(self) -> AutoencoderKL:
-        """Of the base."""
+        """The VAE of the base."""
         return self.fill.vae
 
     def encode(self, scenes: Sequence[Scene]) -> SceneBatch:
@@ -69,7 +69,7 @@ class SwapEncoder:
         return replace(batch, token_ids=self.tokenize([scene.caption for scene in scenes]))
 
     def tokenize(self, captions: list[str]) -> tuple[torch.Tensor, ...]:
-        """Of captions as pictures mean them: first those with which a prompt asks for the same."""
+        """Token ids of captions as pictures mean them, behind those with which a prompt asks for the same."""
         asked = [looks.swapped_caption(caption) for caption in captions]
         return *self.fill.tokenize(asked), *self.fill.tokenize(captions)
 
@@ -82,7 +82,7 @@ class RimEncoder:
 
     @property
     def vae(self) -> AutoencoderKL:
-        """Of the base."""
+        """The VAE of the base."""
         return self.fill.vae
 
     def encode(self, scenes: Sequence[Scene]) -> SceneBatch:

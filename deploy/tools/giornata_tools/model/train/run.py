@@ -55,7 +55,7 @@ class Course:
     """Greatest learning rates of both optimisers."""
     average_decay: float = 0.998
     source: SceneSource = usual
-    """Of the scenes."""
+    """What draws the scenes."""
 
 
 class TrainingRun(Generic[Model]):

@@ -21,7 +21,7 @@ from giornata.scheduling.degrees.pool import Times
 
 EPS = 1e-9
 ROUNDING = 1e-6
-"""Of the solver's optimum, that is a whole number."""
+"""Rounding allowed for in the solver's optimum, which is a whole number."""
 
 
 @dataclass(frozen=True, slots=True)

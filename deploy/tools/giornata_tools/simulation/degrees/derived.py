@@ -12,7 +12,7 @@ from typing import Final
 TEXT: Final = 512
 """Tokens of a prompt."""
 FIXED_S: Final = 5e-3
-"""Of a step, that no degree shortens."""
+"""Time of a step that no degree shortens."""
 LINEAR: Final = 12.9e9
 """Operations of a token, two for each multiplication of the linear layers."""
 PAIR: Final = 7.0e5
@@ -23,7 +23,7 @@ HALF_RATE_TOKENS: Final = 150
 """Tokens of a device at which it reaches half of that."""
 BLOCKS: Final = 57
 CALLS_S: Final = 100e-6
-"""Of the collectives of a block, beside their bytes."""
+"""Time of a block's collectives, beside that of their bytes."""
 TOKEN_BYTES: Final = 24576
 """That a token sends in a block: query, key, value and what is attended, in 16 bits."""
 LINK: Final = 350e9

@@ -34,7 +34,7 @@ MOST_ROW_TOKENS: Final = 16384
 MASKS: Final = 8
 """Every so many percentiles of production's masks."""
 DIGITS: Final = 6
-"""Of what is written: the last ones of a float are those of a processor."""
+"""Significant digits of what is written: the last ones of a float are those of a processor."""
 
 
 @dataclass(frozen=True)

@@ -86,7 +86,7 @@ def by_side(outcomes: Iterable[Outcome]) -> Mapping[int, float]:
 
 
 def standard_error(values: Sequence[float]) -> float:
-    """Of their mean; 0 of one value."""
+    """Standard error of the mean of `values`; 0 of one value."""
     return statistics.stdev(values) / len(values) ** 0.5 if len(values) > 1 else 0.0
 
 

@@ -21,7 +21,7 @@ from giornata_tools.simulation.degrees.algorithm1 import (
 )
 
 Degrees = dict[Hashable, int]
-"""Of rows that begin, by key."""
+"""Degrees of rows that begin, by key."""
 ROOM: Final = 1.0001
 """A round is longer than its steps by this factor, so that rounding does not keep one out."""
 
@@ -103,7 +103,7 @@ class Rounds:
         return min(row.left, int(self._round_s / row.step_s[degree] + EPSILON_S))
 
     def _options(self, row: PoolRow, now_s: float) -> list[Option]:
-        """Of a row that is in time: nothing, or a degree of its allocation of least device-time."""
+        """Options of a row that is in time: nothing, or a degree of its allocation of least device-time."""
         ends_s = now_s + self._round_s
         survives = ends_s + row.left * row.fastest_s <= row.due_s + EPSILON_S
         options = [Option(0, float(survives))]

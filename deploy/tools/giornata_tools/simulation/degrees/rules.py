@@ -54,15 +54,15 @@ class RuleSetting:
     degrees: tuple[int, ...] = DEGREES
     """That it may use; a fixed one uses the first."""
     parts: Switches = field(default_factory=Switches)
-    """Of ours."""
+    """Switches of our rule."""
     without: str = ""
     """Which part of ours is off, for its label."""
     steps_between: int = 1
-    """Of ours: steps that follow a decision without another one."""
+    """Steps that follow a decision of our rule without another one."""
     every_subset: bool = False
-    """Of ours: whether all devices may compute together, and not only those that have a group."""
+    """Whether, by our rule, all devices may compute together, and not only those that have a group."""
     round_steps: int = 5
-    """Of the largest row on most devices, in a round."""
+    """Steps in a round, of the largest row on most devices."""
     rounds: RoundSwitches = field(default_factory=RoundSwitches)
 
     @property

@@ -54,7 +54,7 @@ class Size:
 
     @property
     def tokens(self) -> int:
-        """Of the picture."""
+        """Tokens of the picture."""
         return tokens_of(self.side)
 
     @property
@@ -104,7 +104,7 @@ class PoolWorkload:
 
     @property
     def name(self) -> str:
-        """Of its sizes or masks."""
+        """Name of its sizes or masks."""
         return self.masks or str(self.mix)
 
     def draw(self) -> list[PoolRequest]:

@@ -219,7 +219,7 @@ class PoolWorld:
 
 
 def _seconds(rows: Sequence[_Row], degree: int, full: Sequence[bool]) -> tuple[float, float]:
-    """Of a step of `rows` on the devices of the one before, and of their first, which some compute in full."""
+    """Times of a step of `rows` on the devices of the one before, and of their first, with some in full."""
     if len(rows) == 1:
         row = rows[0]
         return row.step_s[degree], (row.moved_s if full[0] else row.step_s)[degree]

@@ -35,7 +35,7 @@ class Places(Protocol):
     """Where a family's tokens are."""
 
     def rotary(self, text_tokens: int, grid: Grid, beside: tuple[Grid, ...]) -> Rotary:
-        """Of a sequence: text, picture, companions."""
+        """The rotary embedding of a sequence: text, picture, companions."""
 
     def positions(self, grid: Grid) -> Tensor | None:
         """(cells, channels): what is added to a picture's tokens."""
@@ -54,7 +54,7 @@ class DrivenBatch:
     positions: Tensor | None
     """(cells, channels): what is added to the pictures' tokens; None for nothing."""
     companions: tuple[int, ...]
-    """Of each sequence."""
+    """How many companions each sequence has."""
     output: Segments
     """The tokens that are answered for."""
     shared: SharedBatch | None = None
@@ -64,11 +64,11 @@ class DrivenBatch:
     of_companions: tuple[Tensor, ...] = ()
     """Which of all companions of each sequence these are, (companions,) int64; empty where it has all of them."""
     all_companions: tuple[int, ...] = ()
-    """Of each sequence, whoever computes them; empty as above."""
+    """How many companions each sequence has, whoever computes them; empty where this process has all."""
     _rows: dict[tuple[bool, ...], tuple[Tensor, Tensor]] = field(default_factory=dict, init=False)
 
     def rows(self, live: Live) -> tuple[Tensor, Tensor]:
-        """Of the pictures' live tokens, int64 each: their rows of the latents, and their places in the image stream."""
+        """The pictures' live tokens, int64 each: rows of the latents, and places in the image stream."""
         if self.shared is None and not any(self.companions):
             return live.image, torch.arange(len(live.image), device=live.image.device)
         if live.whole not in self._rows:

@@ -98,6 +98,6 @@ class Spread(nn.Module):
 
 
 def _out_features(layer: nn.Module) -> int:
-    """Of the last linear layer of a modulation layer."""
+    """Output features of the last linear layer of a modulation layer."""
     *_, last = (module for module in layer.modules() if isinstance(module, nn.Linear))
     return last.out_features

@@ -152,7 +152,7 @@ class DrivenNetwork(ABC):
 
     @property
     def out_channels(self) -> int:
-        """Of a token: its :data:`~giornata_denoiser.families.patches.PATCH`² latent pixels."""
+        """Channels of a token: its :data:`~giornata_denoiser.families.patches.PATCH`² latent pixels."""
         return int(self.transformer.proj_out.out_features)
 
     @property

@@ -27,7 +27,7 @@ class Prefix:
     stream: Tensor
     """(tokens, channels): what enters the first block."""
     rotary: Rotary
-    """Of these tokens."""
+    """Rotary embedding of the tokens."""
     attend: Attention
     """How they attend to each other."""
 

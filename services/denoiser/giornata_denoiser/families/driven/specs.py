@@ -10,7 +10,7 @@ from giornata.wire.blocks import BlockSpec
 
 
 def multiplications(*modules: nn.Module) -> float:
-    """Of one token that passes all linear layers of these modules."""
+    """Multiplications of one token that passes all linear layers of these modules."""
     layers = (layer for module in modules for layer in module.modules())
     return float(sum(layer.weight.numel() for layer in layers if isinstance(layer, nn.Linear)))
 

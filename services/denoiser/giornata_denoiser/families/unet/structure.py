@@ -55,12 +55,12 @@ class Leaf:
 
     @property
     def reading(self) -> Reading:
-        """Of a convolution."""
+        """How a convolution reads tiles."""
         return Reading(self.side, self.module.stride[0], self.doubled)
 
     @property
     def cells(self) -> int:
-        """Of a tile."""
+        """Cells of a tile."""
         return self.side * self.side
 
     @property
@@ -76,7 +76,7 @@ class Structure:
     convolutions: tuple[Leaf, ...]
     norms: tuple[Leaf, ...]
     attentions: tuple[Leaf, ...]
-    """Of `BasicTransformerBlock`: each attends to the picture with `attn1` and to the text with `attn2`."""
+    """Each `BasicTransformerBlock`: it attends to the picture with `attn1` and to the text with `attn2`."""
     resnets: tuple[Any, ...]
     """What the timestep modulates."""
     specs: tuple[BlockSpec, ...]

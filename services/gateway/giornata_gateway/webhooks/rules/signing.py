@@ -10,7 +10,7 @@ from typing import Final
 
 PREFIX: Final = "whsec_"
 LEAST_BYTES: Final = 24
-"""Of the secret from which all tenants' are made."""
+"""Least length of the secret from which all tenants' secrets are made."""
 
 
 def secret_of(master: bytes, tenant: str) -> str:

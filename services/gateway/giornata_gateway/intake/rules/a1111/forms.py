@@ -13,7 +13,7 @@ from giornata_gateway.intake.rules.a1111 import neutral
 from giornata_gateway.intake.rules.a1111.neutral import Values, schema_of, without_neutral
 
 ORIGINAL = 1
-"""Of `inpainting_fill`: the masked part begins with what was there."""
+"""The `inpainting_fill` by which the masked part begins with what was there."""
 STRENGTH = 0.75
 """A1111's default of `denoising_strength`."""
 

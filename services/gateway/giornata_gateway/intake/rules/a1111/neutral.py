@@ -66,7 +66,7 @@ SETTINGS: Final[Mapping[str, Values]] = MappingProxyType(
         "samples_format": ("png",),
     }
 )
-"""Of `override_settings`."""
+"""Values that ask for nothing, of fields of `override_settings`."""
 
 UNREAD_BOTH: Final[Mapping[str, str]] = MappingProxyType(
     {
