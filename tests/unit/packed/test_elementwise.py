@@ -46,6 +46,12 @@ def assert_alike(found: Tensor, wanted: Tensor, terms: float = 1.0) -> None:
     torch.testing.assert_close(found.double(), wanted.double(), atol=tolerance, rtol=0)
 
 
+def cancelled(x: Tensor, eps: float) -> float:
+    """How many times as large as a result of LayerNorm its terms are where a token's channels are nearly equal."""
+    x = x.double()
+    return max(1.0, float((x.abs().amax(1) / (x.var(1, correction=0) + eps).sqrt()).max()))
+
+
 CASES = {
     "lengths": st.lists(st.integers(1, 5), min_size=1, max_size=3),
     "dtype": st.sampled_from(DTYPES),
@@ -63,7 +69,7 @@ def test_modulation_is_the_twins(
     shift, scale, gate = random((len(lengths), 3 * channels), dtype, seed + 1).chunk(3, dim=1)
     values = random((sum(lengths), channels), dtype, seed + 2)
     found, wanted = (each.modulated(x, (shift, scale), segments, 1e-6) for each in (kernels, TORCH))
-    assert_alike(found, wanted, terms=4)
+    assert_alike(found, wanted, terms=4 * cancelled(x, 1e-6))
     found, wanted = (each.gated(x, values, gate, segments) for each in (kernels, TORCH))
     assert_alike(found, wanted)
 
