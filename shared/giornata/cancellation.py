@@ -25,9 +25,7 @@ def heeding_cancel() -> Iterator[None]:
     before = _cancels()
     try:
         yield
-    except asyncio.CancelledError:
-        raise
-    except Exception as error:
+    except Exception as error:  # a failure does not hide the cancellation that came with it
         if _cancels() > before:
             raise asyncio.CancelledError from error
         raise

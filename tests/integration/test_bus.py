@@ -140,7 +140,7 @@ async def test_what_was_lost_with_the_connection_is_asked_again(private_nats: Na
 
 @pytest.mark.parametrize("answered", [True, False])
 async def test_a_cancellation_that_comes_with_the_answer_is_heeded(bus: Bus, *, answered: bool) -> None:
-    """As wait_for of Python 3.11 does not: the caller would go on, and wait for what its other tasks had to do."""
+    """wait_for of Python 3.11 loses such a cancellation, and its caller goes on."""
     went_on = asyncio.Event()
 
     async def handler(request: CancelRows) -> Accepted:

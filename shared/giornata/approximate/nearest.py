@@ -60,7 +60,7 @@ class _Matrix:
         self._free.append(place)
 
     def take(self) -> tuple[int, Embedding]:
-        """Take out the embedding that was added first of those that are left, and its number."""
+        """Take out the oldest embedding; its number, and the embedding."""
         number, place = next(iter(self._places.items()))
         embedding = self._rows[place].copy()
         self.remove(number)

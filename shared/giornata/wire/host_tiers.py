@@ -51,7 +51,7 @@ class HostTier(Wire):
     name: str
     """Name of the tier, stable over restarts; denoisers that read it tell the same."""
     epoch: int
-    """Epoch of this process's tier: microseconds of Unix time at its start. Numbers begin anew with each."""
+    """Epoch of this process's tier: microseconds of Unix time at its start. Each epoch has its own numbers."""
     number: int
     """Number of the latest change; 0 before the first."""
     changes: tuple[TierChange, ...] = ()

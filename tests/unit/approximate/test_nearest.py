@@ -56,10 +56,11 @@ def test_beyond_the_product_a_graph_finds_the_nearest_too_while_it_takes_over(co
         assert found.cosine == pytest.approx(1.0, abs=1e-3)
 
 
-def test_what_was_removed_is_found_no_more_and_its_place_is_used_again() -> None:
+@pytest.mark.parametrize("product", [50, 1000])
+def test_what_was_removed_is_found_no_more_and_its_place_is_used_again(product: int) -> None:
     all_of = embeddings(75)
-    nearest = filled(all_of, product=50)
-    for number in (3, 40, 60):  # two that have moved to the graph or begun there, and one that has not
+    nearest = filled(all_of, product)
+    for number in (3, 40, 60):  # with a product of 50: moved to the graph, not moved, begun there
         nearest.remove(number)
         assert number not in {each.number for each in nearest.nearest(all_of[number], 75)}
     for number in (3, 40, 60):

@@ -28,7 +28,7 @@ from giornata_denoiser.profiling.profiles import read_profile
 LIMIT_S: Final = 1.0
 """No step begins later than this after the first one; a slow model is calibrated on fewer."""
 REPEATS: Final = 2
-"""Repeats of a measurement, of which the least counts: nothing makes a step faster, and few are measured."""
+"""Repeats of a measurement. The least counts, since disturbances only make steps slower."""
 COSTS: Final = tuple(
     [COMPUTE.index(name) for name in names]
     for names in (("linear", "attention", "convolution"), ("calls",), ("sequences",), ("gathered",))

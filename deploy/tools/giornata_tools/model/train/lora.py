@@ -44,7 +44,7 @@ TEXT: Final = (
 MODULATION: Final = ("norm1.linear", "norm1_context.linear", "norm.linear")
 """What the pooled prompt, which tells colours too, acts by."""
 RATES: Final = (3e-3, 6e-3)
-"""Learning rates of factors that read, and of those that write: faster (LoRA+, Hayou et al., ICML 2024)."""
+"""Learning rates of the factors that read, and higher ones of those that write (LoRA+, Hayou et al., ICML 2024)."""
 AVERAGE_DECAY: Final = 0.98
 SHOWN_SIDE: Final = 128
 SHOWN_STEPS: Final = 16

@@ -60,7 +60,7 @@ class RuleSetting:
     steps_between: int = 1
     """Steps that follow a decision of our rule without another one."""
     every_subset: bool = False
-    """Whether, by our rule, all devices may compute together, and not only those that have a group."""
+    """Whether our rule lets all devices compute together, even without a group of their own."""
     round_steps: int = 5
     """Steps in a round, of the largest row on most devices."""
     rounds: RoundSwitches = field(default_factory=RoundSwitches)
