@@ -45,7 +45,7 @@ $(READY): $(LOCK)
 	$(PIP) install --quiet --quiet --no-deps --no-index $(TORCH) 2>/dev/null || \
 		$(PIP) install --no-deps --index-url $(TORCH_INDEX) $(TORCH)
 	$(PIP) install --quiet --quiet --constraint constraints.txt --no-build-isolation \
-		--requirement requirements-dev.txt --editable 'shared[approximate,traces]' --editable 'deploy/tools[bench,local]' $(SERVICES:%=--editable %)
+		--requirement requirements-dev.txt --editable 'shared[traces]' --editable 'deploy/tools[bench,local]' $(SERVICES:%=--editable %)
 	@echo '$(TORCH_INDEX)' >$@
 
 demo: setup ## edit two photographs and three scenes with the whole system and write out/demo/

@@ -101,8 +101,6 @@ class Kind:
     """Whether edits reuse unless they ask not to; a family does once a trained model has shown what that costs."""
     samplers: tuple[Sampler, ...] = FLOW_MATCHING
     """What requests may ask for; the default of models with discrete times is the checkpoint's scheduler."""
-    pools_text: bool = False
-    """Whether CLIP makes one embedding of a prompt: see :class:`giornata.wire.models.ModelCard`."""
     step_caches: tuple[StepCache, ...] = (StepCache.FIRST_BLOCK, StepCache.TAYLORSEER)
     """By which rules rows may compute fewer blocks."""
     other_text_tokens: int = 0

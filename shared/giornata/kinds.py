@@ -19,7 +19,6 @@ from giornata.wire.samplers import DISCRETE_TIME
 _FLUX_INPAINT: Final = Kind(
     Family.FLUX_INPAINT,
     takes_true_cfg=True,
-    pools_text=True,
     steps=28,
     guidance_scale=7.0,
     strength=0.6,
@@ -29,7 +28,6 @@ _FLUX_INPAINT: Final = Kind(
 )
 _SD: Final = Kind(
     Family.SD,
-    pools_text=True,
     takes_true_cfg=False,
     steps=50,
     guidance_scale=7.5,
@@ -60,7 +58,6 @@ _SDXL: Final = replace(
 )
 _SD3: Final = Kind(
     Family.SD3,
-    pools_text=True,
     takes_true_cfg=False,
     steps=50,
     guidance_scale=7.0,
@@ -184,7 +181,6 @@ KINDS: Final[dict[str, Kind]] = {
     "FluxFillPipeline": Kind(
         Family.FLUX_FILL,
         takes_true_cfg=False,
-        pools_text=True,
         steps=50,
         guidance_scale=30.0,
         strength=1.0,

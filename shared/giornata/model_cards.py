@@ -67,7 +67,6 @@ def read_model_card(folder: Path, name: str | None = None) -> ModelCard:
         max_text_tokens=padded + kind.other_text_tokens,
         takes_true_cfg=kind.takes_true_cfg,
         reuses=kind.reuses,
-        pools_text=kind.pools_text,
         step_caches=kind.step_caches,
         samplers=kind.samplers,
         default_sampler=_own_sampler(kind, configs),

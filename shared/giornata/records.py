@@ -22,10 +22,9 @@ from giornata.deadlines import Deadline
 from giornata.retries import error_code, repeated, written
 from giornata.wire import codec
 from giornata.wire.cells import MAIN
-from giornata.wire.errors import GiornataError, InputLost, InternalError, JobNotFound, StoreFull
+from giornata.wire.errors import GiornataError, InternalError, JobNotFound, StoreFull
 from giornata.wire.progress import JobRecord
-from giornata.wire.prompts import PromptEntry
-from giornata.wire.stores import PROMPTS, QUARANTINE, RECORDS, own_name
+from giornata.wire.stores import QUARANTINE, RECORDS, own_name
 
 R = TypeVar("R", bound=BaseModel)
 
@@ -289,13 +288,6 @@ class Quarantine(RecordBucket[JobRecord]):
     async def all(self) -> list[JobRecord]:
         """The records of all jobs that are here, ordered by id."""
         return sorted(await self.matching(">"), key=_job_id)
-
-
-async def open_prompts(jetstream: JetStreamContext, cell: str = MAIN) -> RecordBucket[PromptEntry]:
-    """The entries of a cell's approximate prompt cache, by their ids; an unknown id raises InputLost."""
-    name = own_name(PROMPTS, cell)
-    bucket = await jetstream.key_value(name)
-    return RecordBucket(jetstream, name, bucket, PromptEntry, lambda entry: entry.entry_id, InputLost)
 
 
 def _job_id(record: JobRecord) -> str:

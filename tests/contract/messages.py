@@ -81,10 +81,9 @@ from giornata.wire.messages import (
     TemplateRequest,
 )
 from giornata.wire.models import ModelCard, Task
-from giornata.wire.progress import ApproximateUse, JobRecord, KeptLatent, RowRecord, RowState, TemplateUse
-from giornata.wire.prompts import PromptEntry
-from giornata.wire.queues import CostFit, PromptCounters, QueueState
-from giornata.wire.requests import Approximate, EditParameters, GenerationParameters, OutputFormat, Reuse
+from giornata.wire.progress import JobRecord, RowRecord, RowState, TemplateUse
+from giornata.wire.queues import CostFit, QueueState
+from giornata.wire.requests import EditParameters, GenerationParameters, OutputFormat, Reuse
 from giornata.wire.samplers import Sampler
 from giornata.wire.step_caches import StepCache
 from giornata.wire.templates import TemplateInputs, TemplateRecord, TemplateState
@@ -117,7 +116,6 @@ PARAMETERS = EditParameters(
     padding_mask_crop=8,
     partial_images=2,
     reuse=Reuse.STRICT,
-    approximate=Approximate.AUTO,
     step_cache=StepCache.TAYLORSEER,
     step_cache_interval=5,
     step_cache_order=1,
@@ -159,9 +157,7 @@ INSPECTION = Inspection(
     alpha=REF,
     crop=(8, 4, 48, 40),
 )
-ENCODING = Encoding(
-    text=REF, text_tokens=48, padding_tokens=40, rows=(REF,), empty_text=REF, prompt_embedding=b"\x00\x3c"
-)
+ENCODING = Encoding(text=REF, text_tokens=48, padding_tokens=40, rows=(REF,), empty_text=REF)
 STORED = StoredFile(sha256="ab", size_bytes=6)
 LORA = LoraRecord(
     lora_id="lora_1",
@@ -192,10 +188,8 @@ BASE = ControlBase(
 ROW = RowRecord(
     index=0,
     seed=7,
-    resume=RowState(step=2, latents=REF, another=True),
+    resume=RowState(step=2, latents=REF),
     template=TemplateUse.HIT,
-    approximate=ApproximateUse(step=2, cosine=0.96, entry="j0-0"),
-    kept=(KeptLatent(step=4, latents=REF),),
 )
 CARD = ModelCard(
     name="tiny",
@@ -338,16 +332,6 @@ MESSAGES: list[BaseModel] = [
         rows=(ROW,),
         remaining_ms=900,
         denoise_within_ms=640.5,
-        keep_after=(1, 2),
-    ),
-    PromptEntry(
-        entry_id="j0-0",
-        key="kk",
-        tenant="default",
-        template_key="tt",
-        prompt_embedding=b"\x00\x3c",
-        kept=(KeptLatent(step=4, latents=REF),),
-        until_s=1.5,
     ),
     RunReply(answer=RunAnswer.FULL),
     FinishReply(image=REF, decode_ms=1.5, paste_ms=0.5),
@@ -462,7 +446,6 @@ MESSAGES: list[BaseModel] = [
         models=(CARD,),
         worker=WORKER,
         queue=QueueState(jobs=1, rows=2, steps=8, wait_ms=1500.0),
-        prompts=PromptCounters(hits=3, misses=2, evicted=1, entries=1, size_bytes=512),
         loras=LoraCounters(stored_bytes=6, limit_bytes=2048, uploads=2, finished=1, ready=1, read_bytes=6),
         host_tier=HostTier(
             name="h",

@@ -223,3 +223,13 @@ def test_parameters_of_a_record_keep_what_a_door_refuses() -> None:
         ),
     )
     assert found.parameters.model_extra == {"mood": "blue"}
+
+
+def test_a_row_that_was_to_begin_with_another_rows_latent_begins_with_its_own_noise() -> None:
+    """Earlier versions wrote the latent of a similar prompt's row there; it may hold fewer tokens than the row."""
+    row = RECORD.rows[0]
+    assert row.resume is not None
+    theirs = row.model_copy(update={"resume": row.resume.model_copy(update={"another": True})})
+    record = RECORD.model_copy(update={"rows": (theirs, row)})
+    found = codec.decode(JobRecord, codec.encode(record))
+    assert [each.resume for each in found.rows] == [None, row.resume]

@@ -27,7 +27,7 @@ from giornata.wire.messages import (
     RunReply,
     RunRequest,
 )
-from giornata.wire.progress import JobRecord, KeptLatent, RowState
+from giornata.wire.progress import JobRecord, RowState
 from giornata.wire.workers import RowProgress, ServiceName, ServiceState, WorkerCosts, WorkerState
 from tests.fakes.fleet import CARD, REF
 from tests.fakes.networks import plain
@@ -61,8 +61,6 @@ class FakeDenoiser:
         self.cancelled: list[str] = []
         self.prefetched: list[str] = []
         self.recorded: list[str] = []
-        self.keep: Callable[[RunRequest, int], tuple[KeptLatent, ...]] = lambda _request, _index: ()
-        """What a row that is done has kept."""
         self.news = News()
         self._bus = bus
         self._records = records
@@ -152,11 +150,7 @@ class FakeDenoiser:
         poison = ErrorBody(code="row_poisoned", message="not finite")
         await self._report_rows(
             request,
-            lambda row: (
-                {"error": poison}
-                if row.index in self.poisoned
-                else {"latents": REF, "resume": None, "kept": self.keep(request, row.index)}
-            ),
+            lambda row: {"error": poison} if row.index in self.poisoned else {"latents": REF, "resume": None},
         )
 
     async def _report_rows(

@@ -45,7 +45,6 @@ CARD = ModelCard(
     default_steps=4,
     default_guidance_scale=30.0,
     default_strength=1.0,
-    pools_text=True,
 )
 SDXL = CARD.model_copy(
     update={
@@ -87,8 +86,6 @@ class FakePrepost:
         self.finished: list[FinishRequest] = []
         self.inspection = INSPECTION
         """What every picture is measured as."""
-        self.embedding: bytes | None = None
-        """The embedding of every prompt."""
         self.fail: Callable[[str], None] = lambda _verb: None
         self.hold: asyncio.Event | None = None
         """Answers wait for it."""
@@ -144,7 +141,7 @@ class FakePrepost:
     async def _encode(self, request: EncodeRequest) -> Encoding:
         self._called("encode")
         rows = (REF,) * request.job.row_count
-        return Encoding(text=REF, text_tokens=48, rows=rows, prompt_embedding=self.embedding)
+        return Encoding(text=REF, text_tokens=48, rows=rows)
 
     async def _finish(self, request: FinishRequest) -> FinishReply:
         self._called("finish")

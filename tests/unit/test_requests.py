@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import BaseModel
 
 from giornata.families import Family
 from giornata.wire.adapters import LoraWait
 from giornata.wire.errors import GiornataError, InvalidField, UnknownField
 from giornata.wire.models import Guidance, ModelCard, Task
-from giornata.wire.requests import MAX_SEED, Approximate, EditParameters, OutputFormat, asked, evaluations_of
+from giornata.wire.requests import (
+    MAX_SEED,
+    EditParameters,
+    GenerationParameters,
+    OutputFormat,
+    asked,
+    evaluations_of,
+)
 from giornata.wire.resolution import cfg_scale, fields_of, guided_by, resolve
 from giornata.wire.samplers import DISCRETE_TIME, Sampler
 from tests.contract.messages import JOB
@@ -163,44 +169,12 @@ def test_a_share_lies_between_the_first_and_the_last_step(share: object) -> None
     assert error.field == "lora_join"
 
 
-@pytest.mark.parametrize("value", ["always", "", 1, True, None])
-def test_approximate_has_three_values(value: object) -> None:
-    error = refusal(approximate=value)
-    assert isinstance(error, InvalidField)
-    assert error.field == "approximate"
-    assert "'off', 'auto' or 'deadline'" in str(error)
-
-
-def test_beginning_with_others_latents_for_a_deadline_needs_one() -> None:
-    error = refusal(approximate="deadline")
-    assert isinstance(error, InvalidField)
-    assert "needs slo_ms" in str(error)
-    assert EditParameters(prompt="x", approximate=Approximate.DEADLINE, slo_ms=5).slo_ms == 5
-
-
-def test_a_model_without_an_embedding_of_prompts_takes_no_approximate() -> None:
-    asked = EditParameters(prompt="x", approximate=Approximate.AUTO)
-    card = CARD.model_copy(update={"pools_text": False})
-    able = CARD.model_copy(update={"pools_text": True, "name": "able"})
-    with pytest.raises(
-        InvalidField, match=r"no pooled CLIP embedding.*Received: auto.*models that take it: able"
-    ):
-        resolve(asked, card, 1, [card, able])
-    assert resolve(asked, able, 1).approximate is Approximate.AUTO
-    assert resolve(EditParameters(prompt="x"), card, 1).approximate is Approximate.OFF
-    assert "approximate" not in fields_of(card, controlled=False, masked=False)[Task.EDIT]
-    assert "approximate" in fields_of(able, controlled=False, masked=False)[Task.EDIT]
-
-
-@pytest.mark.parametrize("asked", [{"sampler": Sampler.UNIPC}, {}], ids=["asked for", "the checkpoint's own"])
-def test_a_sampler_that_remembers_is_refused_with_it(asked: dict[str, Any]) -> None:
-    card = CARD.model_copy(
-        update={"pools_text": True, "samplers": DISCRETE_TIME, "default_sampler": Sampler.DPMPP_2M}
-    )
-    with pytest.raises(InvalidField, match=r"remembers earlier steps.*Accepted: off, or a sampler of euler"):
-        resolve(EditParameters(prompt="x", approximate=Approximate.AUTO, **asked), card, 1)
-    taken = resolve(EditParameters(prompt="x", approximate=Approximate.AUTO, sampler=Sampler.DDIM), card, 1)
-    assert taken.sampler is Sampler.DDIM
+@pytest.mark.parametrize("kind", [EditParameters, GenerationParameters])
+@pytest.mark.parametrize("value", ["off", "auto", "deadline", None])
+def test_a_field_that_was_removed_is_named_with_what_holds_now(kind: type[BaseModel], value: object) -> None:
+    with pytest.raises(UnknownField, match="own seed's noise") as told:
+        asked(kind, {"prompt": "x", "approximate": value})
+    assert (told.value.field, told.value.accepted) == ("approximate", "leave approximate out")
 
 
 def test_what_a_model_does_not_take_is_refused() -> None:

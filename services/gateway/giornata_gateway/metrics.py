@@ -128,25 +128,6 @@ def wait_metric(waits: Iterable[PredictedWait]) -> Metric:
     return found
 
 
-def prompt_metrics(states: Iterable[ServiceState]) -> Iterator[Metric]:
-    """What the approximate prompt cache of the active router has done, and how large it is."""
-    meaning = "Pictures with `approximate`, by whether they began with another's latent."
-    lookups = counter("approximate_lookups", meaning, "cell", "outcome")
-    evicted = counter("approximate_evictions", "Latents that went for want of room.", "cell")
-    entries = gauge("approximate_entries", "Pictures whose latents are kept.", "cell")
-    size = gauge("approximate_bytes", "Bytes of these latents.", "cell")
-    for state in states:
-        if (told := state.prompts) is None or not state.active:
-            continue
-        cell = state.cell or ""
-        lookups.add_metric([cell, "hit"], told.hits)
-        lookups.add_metric([cell, "miss"], told.misses)
-        evicted.add_metric([cell], told.evicted)
-        entries.add_metric([cell], told.entries)
-        size.add_metric([cell], told.size_bytes)
-    yield from (lookups, evicted, entries, size)
-
-
 def control_metrics(states: Iterable[ServiceState]) -> Iterator[Metric]:
     """What each ControlNet service computes, and where its rows find their weights."""
     rows = gauge("control_rows", "Rows that are open.", "instance")
@@ -279,7 +260,6 @@ class _Fleet(CollectorRegistry):
         yield from adapter_metrics(states)
         yield from router_metrics(states)
         yield wait_metric(self._waits)
-        yield from prompt_metrics(states)
         yield from store_metrics(states)
         yield from lora_metrics(states)
         yield from host_tier_metrics(states)

@@ -240,7 +240,6 @@ class DoorEndpoints:
                     data=await self.gateway.picture(refs[row.index]) if row.index in inline else None,
                     ref=None if row.index in inline else refs[row.index],
                     loras_from=row.loras_from,
-                    approximate=row.approximate and row.approximate.model_copy(update={"entry": ""}),
                 )
                 for row in record.images
             ]

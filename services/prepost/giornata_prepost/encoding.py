@@ -14,7 +14,7 @@ from giornata.wire.errors import InputLost, NotSupported, TaskNotSupported
 from giornata.wire.jobs import Job
 from giornata.wire.models import Task
 from giornata.wire.references import REFERENCE
-from giornata.wire.requests import Approximate, EditParameters, Reuse
+from giornata.wire.requests import Reuse
 from giornata.wire.resolution import guided_by
 from giornata_prepost.families.protocol import (
     Condition,
@@ -30,7 +30,6 @@ from giornata_prepost.families.protocol import (
 from giornata_prepost.images.geometry import Size
 from giornata_prepost.images.pictures import Pixels
 from giornata_prepost.loras.acting import TextLora, acting
-from giornata_prepost.prompt_embedding import embedding
 
 
 class Inputs(NamedTuple):
@@ -86,19 +85,6 @@ def encoded(model: ImageModel, job: Job, inputs: Inputs, size: Size) -> Encoded:
         )
     names = [control_name(index) for index in range(len(job.controls))]
     return Encoded(text, *_packed(rows, names, shared=controls.shared), references)
-
-
-def prompt_embedding(model: ImageModel, asked: EditParameters, text: Tensors) -> bytes | None:
-    """See :attr:`giornata.wire.jobs.Encoding.prompt_embedding`; None unless it is asked for."""
-    if asked.approximate is Approximate.OFF:
-        return None
-    pooled = model.pooled(asked.prompt, text)
-    if pooled is None:
-        return None
-    tokens, mask = text["prompt_embeds"], text.get(tensors.PROMPT_MASK)
-    if mask is not None and bool(mask.any()):
-        tokens = tokens[mask.bool()]
-    return embedding([part.double().numpy() for part in (pooled, tokens.double().mean(0))])
 
 
 def seen_by(model: ImageModel, prepared: bytes | None) -> Pixels | None:

@@ -191,7 +191,6 @@ class Prepost:
             empty_text=await self._empty_text.keep(size, encoding.seen_by(self._model, prepared))
             if job.parameters.reuse is not Reuse.OFF
             else None,
-            prompt_embedding=encoding.prompt_embedding(self._model, job.parameters, made.text),
             compute_ms=compute_ms,
         )
 

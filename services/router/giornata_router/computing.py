@@ -15,8 +15,6 @@ from typing import Final
 import nats.errors
 import structlog
 
-from giornata.approximate import choosing
-from giornata.approximate.entries import Hit
 from giornata.cancellation import heed_cancel
 from giornata.scheduling.demand import Demand
 from giornata.scheduling.line import Claim
@@ -27,7 +25,6 @@ from giornata.wire.events import DenoisedEvent
 from giornata.wire.jobs import Encoding, Inspection, JobState
 from giornata.wire.messages import RunAnswer, RunRequest
 from giornata.wire.progress import Assignment, JobRecord, RowRecord, assignments
-from giornata.wire.requests import Approximate
 from giornata_router.dispatch import NoReport, Outcome, PendingRows
 from giornata_router.lease import LeaseEndedError
 from giornata_router.live_record import EndedError, LiveRecord
@@ -53,8 +50,6 @@ class Computing:
         self._live, self._sheet, self._job = live, live.sheet, live.job
         self._inspection, self._encoding, self._fetching = inspection, encoding, fetching
         self._numbers = itertools.count(live.record.attempt + 1)
-        self._hits: dict[int, Hit] = {}
-        """Latents of similar prompts that rows begin with, by index, until the record says so."""
         self._tasks = asyncio.TaskGroup()
         self._within = spans.headers()
         """The walk's span, below which every attempt is, whichever task found its worker."""
@@ -87,8 +82,6 @@ class Computing:
     async def _place(self, rows: Sequence[RowRecord]) -> None:
         """Find workers for `rows`, and write the assignments down before the rows are sent."""
         transitions.check_failures(rows, self._live.record.causes, self._tools.config.max_failures)
-        if self._job.parameters.approximate is Approximate.AUTO:
-            self._look_up(rows)
         job, demand = self._job, self._demand(rows)
         claim = Claim(job.priority, job.tenant, job.weight, self._denoised_by_s(demand))
         indices = [row.index for row in rows]
@@ -121,13 +114,9 @@ class Computing:
 
     async def _assign(self, given: Sequence[Assignment]) -> None:
         begun: list[Assignment] = []
-        if self._late():
-            self._look_up(_pending(self._live.record, [index for each in given for index in each.rows]))
 
         def assigned(record: JobRecord) -> JobRecord:
-            times = self._sheet.times()
-            record = choosing.begun_with(record, self._hits)
-            return transitions.assigned(record, given, self._inspection, self._encoding, times)
+            return transitions.assigned(record, given, self._inspection, self._encoding, self._sheet.times())
 
         try:
             record = await self._live.change(assigned)
@@ -141,21 +130,6 @@ class Computing:
             for assignment in given:
                 if assignment not in begun:
                     self._dispatch.release(self._job.job_id, assignment.attempt)
-
-    def _late(self) -> bool:
-        """Whether rows that have workers would miss a deadline for which they may begin with others' latents."""
-        if self._job.parameters.approximate is not Approximate.DEADLINE:
-            return False
-        finish_ms = self._dispatch.placement.finish_ms(self._job.job_id)
-        by_s = self._denoised_by_s(self._demand(self._live.record.pending_rows))
-        return finish_ms is not None and by_s is not None and time.monotonic() + finish_ms / 1e3 > by_s
-
-    def _look_up(self, rows: Sequence[RowRecord]) -> None:
-        """Find latents that `rows` may begin with."""
-        free = [row for row in rows if row.index not in self._hits]
-        taken = self._hits.values()
-        found = self._tools.prompts.hits(self._live.record, self._inspection, self._encoding, free, taken)
-        self._hits = self._hits | found
 
     def _begin(self, assignment: Assignment, rows: Sequence[RowRecord]) -> None:
         def ended(task: asyncio.Task[None]) -> None:
@@ -205,7 +179,6 @@ class Computing:
             rows=tuple(rows),
             remaining_ms=self._live.deadline.remaining_ms(),
             denoise_within_ms=None if by_s is None else (by_s - time.monotonic()) * 1e3,
-            keep_after=self._tools.prompts.keep_after(job, self._inspection, self._encoding),
         )
         limit = self._live.deadline.at_most(RUN_REPLY_S)
         try:
@@ -246,7 +219,6 @@ class Computing:
 
     def _demand(self, rows: Sequence[RowRecord]) -> Demand:
         record, limit = self._live.record, self._tools.config.max_failures
-        rows = [choosing.begun(row, self._hits) for row in rows]
         return transitions.demand(record, self._inspection, rows, self._encoding, max_failures=limit)
 
     def _denoised_by_s(self, demand: Demand) -> float | None:

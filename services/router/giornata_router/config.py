@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
-from pathlib import Path
 from typing import Self
 
-from pydantic import Field, FilePath, field_validator, model_validator
+from pydantic import Field, model_validator
 
-from giornata.approximate.table import Tables
 from giornata.bus.streams import LINGER_S
 from giornata.config import CellConfig
 from giornata.residency.plans.naming import PlacementName
@@ -97,23 +95,6 @@ class RouterConfig(CellConfig):
         description="How long the record of an ended job outlives its results: an expired result is then told from an "
         "unknown job, and a repeated request from a new one.",
     )
-    prompt_cache_mb: int = Field(
-        256,
-        ge=0,
-        description="Most bytes of latents that are kept for requests with `approximate`, in MiB of the blob store; 0: "
-        "none are, and no picture begins with another's.",
-    )
-    prompt_cache_ttl_s: int = Field(
-        24 * 3600,
-        ge=60,
-        le=7 * 86400,
-        description="How long a kept latent outlives its last use, in seconds.",
-    )
-    prompt_cache_table: FilePath | None = Field(
-        None,
-        description="JSON file that tells, by name or digest of a model, how alike prompts must be for each share of "
-        "the steps that is saved; beside the tables that come with the project.",
-    )
     max_failures: int = Field(3, ge=1, le=20, description="Lost attempts after which a job fails.")
     inspect_s: float = Field(15.0, gt=0, description="Limit of one inspection.")
     encode_s: float = Field(120.0, gt=0, description="Limit of one encoding.")
@@ -142,13 +123,6 @@ class RouterConfig(CellConfig):
     def line_name(self) -> LineName:
         """The line that is used."""
         return self.line or (LineName.KINDS if self.policy is PolicyName.ROCK else LineName.FAIR)
-
-    @field_validator("prompt_cache_table")
-    @classmethod
-    def _is_a_table(cls, file: Path | None) -> Path | None:
-        if file is not None:
-            Tables.model_validate_json(file.read_text(encoding="utf-8"))
-        return file
 
     @property
     def max_messages(self) -> int:

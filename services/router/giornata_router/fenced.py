@@ -8,7 +8,7 @@ import structlog
 
 from giornata.bus.bus import Bus
 from giornata.deadlines import Deadline
-from giornata.records import Change, RecordBucket, Records, Revised
+from giornata.records import Change, Records, Revised
 from giornata.wire import subjects
 from giornata.wire.jobs import Inspection, Job
 from giornata.wire.messages import (
@@ -20,7 +20,6 @@ from giornata.wire.messages import (
     RunRequest,
 )
 from giornata.wire.progress import Assignment, JobRecord
-from giornata.wire.prompts import PromptEntry
 from giornata_router.lease import Leadership, LeaseEndedError
 
 Ask = TypeVar("Ask", RunRequest, RecordRequest)
@@ -96,24 +95,3 @@ class Workers:
             self._leadership.end()
             raise LeaseEndedError
         return reply
-
-
-class PromptRecords:
-    """Entries of the approximate prompt cache in their bucket; a write raises LeaseEndedError after the lease's end."""
-
-    def __init__(self, bucket: RecordBucket[PromptEntry], leadership: Leadership) -> None:
-        self._bucket, self._leadership = bucket, leadership
-
-    async def everything(self) -> list[PromptEntry]:
-        """All entries that routers have left."""
-        return list((await self._bucket.everything()).values())
-
-    async def put(self, entry: PromptEntry) -> None:
-        """Tell the next router of an entry, or of what it has left."""
-        self._leadership.check()
-        await self._bucket.put(entry)
-
-    async def delete(self, entry_id: str) -> None:
-        """Tell it no more."""
-        self._leadership.check()
-        await self._bucket.delete(entry_id)

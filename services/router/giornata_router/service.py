@@ -21,7 +21,7 @@ from giornata.bus.bus import Bus
 from giornata.bus.listening import keep_looking
 from giornata.bus.telemetry import state_of, telemetry
 from giornata.fleet import ListeningClock
-from giornata.records import Quarantine, Records, open_prompts
+from giornata.records import Quarantine, Records
 from giornata.retries import just_made
 from giornata.scheduling.kinds_line import KindsLine
 from giornata.scheduling.patience import Patience
@@ -36,7 +36,6 @@ from giornata.wire.messages import (
     Accepted,
     CancelRows,
     ForecastRequest,
-    RemoveTemplate,
     SubmitRequest,
     TemplateRequest,
 )
@@ -45,14 +44,13 @@ from giornata.wire.telemetry import TelemetryReader
 from giornata.wire.workers import ServiceName, ServiceState
 from giornata_router.config import RouterConfig
 from giornata_router.dispatch import Dispatch
-from giornata_router.fenced import LeaderRecords, PromptRecords, Workers
+from giornata_router.fenced import LeaderRecords, Workers
 from giornata_router.fleet_desk import FleetDesk
 from giornata_router.kinds import keep_fitted
 from giornata_router.lease import RENEW_S, Leadership, Lease, LeaseEndedError
 from giornata_router.lines import line_of
 from giornata_router.placement_desk import PlacementDesk
 from giornata_router.prepost import PrepostClient, Questions
-from giornata_router.prompts import Prompts
 from giornata_router.queue import Queue
 from giornata_router.registrar import register
 from giornata_router.room import Room
@@ -100,7 +98,6 @@ class Router:
             Workers(bus, self._leadership),
             self._leadership,
             blobs,
-            Prompts(config, blobs),
         )
         self._queue: Queue | None = None
         """What is led; None on a standby."""
@@ -168,7 +165,6 @@ class Router:
         """Lead; then, in this order, take no more jobs, leave unfinished ones in the queue, and stop answering."""
         walks = asyncio.TaskGroup()
         queue = Queue(self._tools, walks, self._leadership.check())
-        prompts = PromptRecords(await open_prompts(self._bus.jetstream, self._config.cell), self._leadership)
         template = partial(register, self._tools, await TemplateRecords.open(self._bus.jetstream))
         here = partial(in_cell, cell=self._config.cell)
         endpoints = (
@@ -181,13 +177,11 @@ class Router:
         async with (
             self._bus.listen(denoised, DenoisedEvent, self._dispatch.report),
             self._bus.answer(*endpoints),
-            self._bus.listen(subjects.TEMPLATE_REMOVED, RemoveTemplate, self._tools.prompts.remove_template),
             walks,
             self._bus.listen(here(subjects.ALL_CANCELS), CancelRows, queue.cancel),
             asyncio.TaskGroup() as pulls,
         ):
             pulls.create_task(self._room.watch(), name="room")
-            pulls.create_task(self._tools.prompts.run(prompts), name="prompts")
             pulls.create_task(self._desk.tell(self._leadership, queue.waits_ms), name="summary")
             pulls.create_task(queue.run(), name="queue")
             pulls.create_task(self._places.run(self._leadership), name="placement")
@@ -229,7 +223,6 @@ class Router:
             self._config,
             active=queue is not None and self._leadership.leads,
             queue=queue,
-            prompts=None if queue is None else self._tools.prompts.counters,
             stores=None if queue is None else self._room.stores,
         )
 

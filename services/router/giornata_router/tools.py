@@ -13,7 +13,6 @@ from giornata_router.dispatch import Dispatch
 from giornata_router.fenced import LeaderRecords, Workers
 from giornata_router.lease import Leadership
 from giornata_router.prepost import PrepostClient
-from giornata_router.prompts import Prompts
 from giornata_router.room import Room
 from giornata_router.rules.forecasting import Forecasting
 
@@ -36,4 +35,3 @@ class Tools:
     workers: Workers
     leadership: Leadership
     blobs: BlobStore
-    prompts: Prompts

@@ -42,8 +42,6 @@ class Walk:
         self._cancelled = False
         self._made: list[BlobRef] = []
         """What stages made for this walk."""
-        self._unfinished = known.record
-        """As it was before it ended."""
         self._pictures: dict[int, BlobRef] = {}
         """Finished ones, by row."""
 
@@ -80,14 +78,12 @@ class Walk:
             if error is not None:
                 await self._close(error)
         await self._live.tell_end()
-        self._tools.prompts.ended(self._unfinished, self._live.record)
         await self._clear()
         return self._live.record
 
     def _spent(self, record: JobRecord) -> JobRecord:
         """Note what the record names, since the terminal one does not name it any more."""
         self._made += leftovers.of_record(record)
-        self._unfinished = record
         return record
 
     async def _clear(self) -> None:

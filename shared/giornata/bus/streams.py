@@ -38,7 +38,6 @@ SHARED_TTL_S: Final = {
 BUCKET_TTL_S: Final = {
     stores.RECORDS: 24 * 3600,  # at the least, see records_ttl_s
     stores.QUARANTINE: 7 * 24 * 3600,
-    stores.PROMPTS: 7 * 24 * 3600,  # at the most; an entry tells its own end
     stores.LEASES: 0,  # never; buckets from before have a time to live, which routers do not rely on
 }
 _STREAM_NAME_IN_USE: Final = 10058

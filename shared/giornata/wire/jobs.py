@@ -214,7 +214,7 @@ class Inspection(Recorded):
 class Encoding(Recorded):
     """What prepost's `encode` makes: conditioning of the job and of each row, as safetensors blobs."""
 
-    model_config = ConfigDict(ser_json_bytes="base64", val_json_bytes="base64")
+    model_config = ConfigDict(ser_json_bytes="base64")  # earlier versions' records have bytes here
 
     text: BlobRef
     text_tokens: int
@@ -232,8 +232,5 @@ class Encoding(Recorded):
     the job's `controls`. Of UNets (3, height, width) pixels in 0 to 1; else (tokens, channels), packed as latents."""
     empty_text: BlobRef | None = None
     """The empty prompt's conditioning, for template runs; only where the job may reuse."""
-    prompt_embedding: bytes | None = None
-    """What the prompt is compared by, of length 1, as float16 in little-endian order: the checkpoint's pooled CLIP
-    embedding and the mean of the prompt's tokens; only where the job asks for `approximate`."""
     compute_ms: float = 0.0
     """Time in the model's thread."""

@@ -64,7 +64,7 @@ class MaskFromWords(Recorded):
             return each
         if info.data.get(MASK_PROMPT, "") is None:
             raise ValueError("needs mask_prompt")
-        plain = {"n": 1, "partial_images": 0, "controlnets": (), "approximate": "off"}
+        plain = {"n": 1, "partial_images": 0, "controlnets": ()}
         for name, value in plain.items():
             if info.data.get(name, value) != value:
                 raise ValueError(f"makes one picture of several crops, and takes no {name}")

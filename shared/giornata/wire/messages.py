@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 from giornata.wire.jobs import BlobRef, Encoding, Inspection, Job, Priority
 from giornata.wire.loras import NormaliseLora, StoredFile
 from giornata.wire.masks import MaskRequest
-from giornata.wire.progress import ApproximateUse, RowRecord
+from giornata.wire.progress import RowRecord
 from giornata.wire.requests import EditParameters, GenerationParameters, OutputFormat
 from giornata.wire.templates import TemplateInputs, TemplateRecord
 from giornata.wire.values import Wire
@@ -103,8 +103,6 @@ class RunRequest(Wire):
     and pasting are expected to take is off. Negative where it has passed; None for no wish."""
     epoch: Epoch | None = None
     """The router's; None from a version that sends none."""
-    keep_after: tuple[int, ...] = ()
-    """Steps after which the latents of rows that begin with their own noise are kept, for similar prompts."""
 
 
 class RunAnswer(StrEnum):
@@ -255,8 +253,6 @@ class Picture(Wire):
     ref: BlobRef | None = None
     loras_from: int | None = None
     """The step from which LoRAs acted on it, counted from 0; None without LoRAs."""
-    approximate: ApproximateUse | None = None
-    """The similar prompt's latent that it began with; None where it was made from its own seed."""
 
 
 class EditReply(Wire):

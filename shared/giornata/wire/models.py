@@ -87,8 +87,6 @@ class ModelCard(Wire):
     token_multiple: int = 1
     """The network pads text and picture, each for itself, to a multiple of so many tokens, which attend."""
 
-    pools_text: bool = False
-    """Whether its text encoders make one pooled CLIP embedding of a prompt, by which prompts are compared."""
     step_caches: tuple[str, ...] = ()
     """What `step_cache` may be beside `off`: what the family can, or the instance that tells the card."""
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
 from typing import NamedTuple
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from giornata.wire.errors import ErrorBody
 from giornata.wire.jobs import BlobRef, Encoding, Inspection, Job, JobState
@@ -41,28 +41,6 @@ class RowState(Recorded):
     """safetensors: `latents` (tokens, channels) float32, row-major; of some samplers also `memory` and `generator`."""
     loras_from: int = 0
     """The step from which its LoRAs act: 0 unless it began without them."""
-    another: bool = False
-    """Whether the latents are those of another row, as :class:`KeptLatent` has them: the prompt was similar."""
-
-
-class KeptLatent(Recorded):
-    """A row's latent after a step, kept so that rows with similar prompts may begin with it."""
-
-    step: int
-    """Steps computed."""
-    latents: BlobRef
-    """safetensors: `latents` (tokens, channels) float16, of the tokens that the edit computes, row-major."""
-
-
-class ApproximateUse(Recorded):
-    """A row began with the latent of a similar prompt's row."""
-
-    step: int
-    """Steps that it did not compute."""
-    cosine: float
-    """Cosine of the embeddings that the two prompts are compared by."""
-    entry: str = ""
-    """Id of the row that left it; not told to applications."""
 
 
 class RowRecord(Recorded):
@@ -85,14 +63,16 @@ class RowRecord(Recorded):
     template: TemplateUse | None = None
     loras_from: int | None = None
     """The step from which its LoRAs acted; None without any."""
-    approximate: ApproximateUse | None = None
-    """None of a row that began with its own noise."""
-    kept: tuple[KeptLatent, ...] = ()
-    """What rows with similar prompts may begin with, until the job has ended."""
     image: BlobRef | None = None
     """The encoded picture, written by prepost's `finish`."""
     error: ErrorBody | None = None
     """Why this picture failed; the others are still delivered."""
+
+    @field_validator("resume", mode="before")
+    @classmethod
+    def _is_its_own(cls, state: object) -> object:
+        """None for the latents of another row, which earlier versions let a row begin with."""
+        return None if isinstance(state, Mapping) and state.get("another") else state
 
 
 class Assignment(NamedTuple):

@@ -31,20 +31,6 @@ class KindCosts(Wire):
     load: CostFit
 
 
-class PromptCounters(Wire):
-    """Telemetry of the active router: its approximate prompt cache since its start, and its size now."""
-
-    hits: int = 0
-    """Rows that were to begin with another's latent."""
-    misses: int = 0
-    """Rows that asked, and found none."""
-    evicted: int = 0
-    """Latents that went for want of room."""
-    entries: int = 0
-    size_bytes: int = 0
-    """Bytes of the entries' latents, in the blob store."""
-
-
 class QueueState(Wire):
     """Telemetry of the active router: the jobs that wait for a worker."""
 

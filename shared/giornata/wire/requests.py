@@ -42,6 +42,10 @@ ALIASES: Final[Mapping[str, str]] = {
     **dict.fromkeys(("controlnet", "control_image", "controlnet_conditioning_scale"), CONTROLNETS),
 }
 """What others call fields → how they are named here."""
+REMOVED: Final[Mapping[str, str]] = {
+    "approximate": "Every picture begins with its own seed's noise, and none with an earlier picture's latent any more"
+}
+"""Fields of earlier versions → what holds now."""
 
 
 class MaskMode(StrEnum):
@@ -74,17 +78,6 @@ class Reuse(StrEnum):
     """Entries of the edit's own noise levels."""
     OFF = "off"
     """Nothing."""
-
-
-class Approximate(StrEnum):
-    """Whether a picture may begin with the latent of an earlier one that had a similar prompt."""
-
-    OFF = "off"
-    """It is made from its own seed."""
-    AUTO = "auto"
-    """Wherever a prompt is similar enough; the seed then decides nothing."""
-    DEADLINE = "deadline"
-    """As `auto`, but only where `slo_ms` would be missed."""
 
 
 ModelName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,95}$")]
@@ -171,12 +164,6 @@ class GenerationParameters(Recorded):
         description="Milliseconds in which the job should have ended; the answer and the metrics tell whether it had. "
         "A router with the deadline-aware policy serves by it: the earliest deadline that can still be met first.",
     )
-    approximate: Approximate = Field(
-        Approximate.OFF,
-        description="Whether a picture may begin with the latent of an earlier one of the same picture, mask and "
-        "parameters whose prompt was similar: `auto`, wherever there is one; `deadline`, only where `slo_ms` would be "
-        "missed. Such a picture takes fewer steps, and its seed decides nothing.",
-    )
     step_cache: StepCache = Field(
         StepCache.OFF,
         description="By which rule fewer blocks are computed: `off`; `first-block`, those behind the first one are "
@@ -224,13 +211,6 @@ class GenerationParameters(Recorded):
         if negative_prompt is None and scale is not None and scale > 1:
             raise ValueError("true_cfg_scale above 1 needs it")
         return negative_prompt
-
-    @field_validator("approximate")
-    @classmethod
-    def _has_a_deadline(cls, approximate: Approximate, info: ValidationInfo) -> Approximate:
-        if approximate is Approximate.DEADLINE and info.data.get("slo_ms", 0) is None:
-            raise ValueError("deadline needs slo_ms")
-        return approximate
 
     @field_validator(*SETTINGS)
     @classmethod
@@ -345,6 +325,14 @@ def request_error(error: ValidationError, fields: Iterable[str]) -> GiornataErro
             field=others[0],
             received=", ".join(others),
             accepted=f"{what.split('`')[1]}: {accepted}",
+        )
+    gone = [name for name in unknown if name in REMOVED]
+    if gone:
+        return UnknownField(
+            f"The field {gone[0]} was removed. {REMOVED[gone[0]]}.",
+            field=gone[0],
+            received=gone[0],
+            accepted=f"leave {gone[0]} out",
         )
     if unknown:
         return UnknownField(

@@ -14,7 +14,7 @@ from giornata.wire.jobs import Job
 from giornata.wire.mask_words import EACH_PADDING, EACH_REGIONS, MaskFromWords
 from giornata.wire.models import Guidance, ModelCard, Task
 from giornata.wire.references import REFERENCE
-from giornata.wire.requests import Approximate, EditParameters, Reuse
+from giornata.wire.requests import EditParameters, Reuse
 from giornata.wire.samplers import Sampler
 from giornata.wire.step_caches import SETTINGS, StepCache, settings_of
 
@@ -33,7 +33,6 @@ def fields_of(card: ModelCard, *, controlled: bool, masked: bool) -> Mapping[Tas
     """
     refused = {field for field, takes, _ in _BY_CARD if not takes(card)}
     refused |= set() if card.max_references else {REFERENCE}
-    refused |= set() if card.pools_text else {"approximate"}
     refused |= set() if masked else set(MaskFromWords.model_fields)
     refused |= set() if card.step_caches else {"step_cache"}
     refused |= {field for field, cache in SETTINGS.items() if cache not in card.step_caches}
@@ -61,7 +60,6 @@ def resolve(
             )
     if parameters.sampler is not None and parameters.sampler not in card.samplers:
         raise _sampler_refused(parameters.sampler, card, served)
-    _check_approximate(parameters, card, served)
     _check_step_cache(parameters, card, served)
     named: dict[str, object] = {
         "model": parameters.model or card.name,
@@ -111,29 +109,6 @@ def guided_by(job: Job) -> float | None:
     """
     older = job.parameters.true_cfg_scale or 0.0
     return older if job.cfg_scale is None and older > 1 else job.cfg_scale
-
-
-def _check_approximate(parameters: EditParameters, card: ModelCard, served: Iterable[ModelCard]) -> None:
-    """InvalidField if no picture of the request could begin with another's latent, nor leave one."""
-    asked, sampler = parameters.approximate, Sampler(parameters.sampler or card.default_sampler)
-    if asked is Approximate.OFF:
-        return
-    if not card.pools_text:
-        able = sorted(each.name for each in served if each.pools_text)
-        raise InvalidField(
-            f"The model {card.name} ({card.family}) has no pooled CLIP embedding by which prompts are compared.",
-            field="approximate",
-            received=asked,
-            accepted=Approximate.OFF + (f"; models that take it: {', '.join(able)}" if able else ""),
-        )
-    if sampler.remembers:
-        able = [each for each in card.samplers if not Sampler(each).remembers]
-        raise InvalidField(
-            f"The sampler {sampler} remembers earlier steps: a latent alone is no state to begin with.",
-            field="approximate",
-            received=f"{asked} with the sampler {sampler}",
-            accepted=f"{Approximate.OFF}, or a sampler of {', '.join(able)}" if able else Approximate.OFF,
-        )
 
 
 def _check_step_cache(parameters: EditParameters, card: ModelCard, served: Iterable[ModelCard]) -> None:

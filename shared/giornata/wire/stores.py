@@ -20,8 +20,6 @@ TEMPLATES: Final = "giornata-templates"
 LORAS: Final = "giornata-loras"
 QUARANTINE: Final = "giornata-quarantine"
 """Key-value buckets of job records, registered templates, LoRAs, and jobs given up as their workers were lost."""
-PROMPTS: Final = "giornata-prompts"
-"""Key-value bucket of the approximate prompt cache's entries, for the next router."""
 WANTED: Final = "giornata-wanted"
 """Key-value bucket of what each host tier of LoRAs should hold, by host and cell; routers alone write it."""
 WEBHOOKS: Final = "giornata-webhooks"
@@ -53,7 +51,7 @@ SHARED_STREAMS: Final = (EVENTS, *map(bucket_stream, (TEMPLATES, LORAS, WANTED, 
 
 def cell_streams(cell: str) -> tuple[str, ...]:
     """The streams of a cell's own buckets."""
-    return tuple(bucket_stream(own_name(bucket, cell)) for bucket in (RECORDS, QUARANTINE, PROMPTS, LEASES))
+    return tuple(bucket_stream(own_name(bucket, cell)) for bucket in (RECORDS, QUARANTINE, LEASES))
 
 
 STREAMS: Final = (*SHARED_STREAMS, *cell_streams(MAIN))
@@ -74,9 +72,10 @@ _SHARES: Final = {
     bucket_stream(WANTED): 1,
     bucket_stream(WEBHOOKS): 1,
     bucket_stream(QUARANTINE): 1,
-    bucket_stream(PROMPTS): 1,
 }
-"""Parts of the store, in proportion."""
+"""Parts of the store, of :data:`_PARTS`."""
+_PARTS: Final = 32
+"""One is free: earlier versions have left a bucket there, `giornata-prompts`, whose entries end with their time."""
 
 
 def limits(store_bytes: int, cell: str = MAIN) -> dict[str, int]:
@@ -84,7 +83,7 @@ def limits(store_bytes: int, cell: str = MAIN) -> dict[str, int]:
 
     A server keeps this room free for each stream, so that a full one stops no other: above all not the lease.
     """
-    part = (store_bytes - LEASE_BYTES) // sum(_SHARES.values())
+    part = (store_bytes - LEASE_BYTES) // _PARTS
     shares = {stream: part * share for stream, share in _SHARES.items()}
     most = {
         **shares,

@@ -13,7 +13,7 @@ from giornata.wire.host_tiers import HostTier
 from giornata.wire.loras import LoraCounters
 from giornata.wire.masks import MaskCard
 from giornata.wire.models import ModelCard
-from giornata.wire.queues import CostFit, PromptCounters, QueueState, StoreRoom
+from giornata.wire.queues import CostFit, QueueState, StoreRoom
 from giornata.wire.values import Mode, Wire
 
 
@@ -340,8 +340,6 @@ class ServiceState(Wire):
     models: tuple[ModelCard, ...] = ()
     worker: WorkerState | None = None
     queue: QueueState | None = None
-    prompts: PromptCounters | None = None
-    """The active router's."""
     stores: tuple[StoreRoom, ...] | None = None
     """Every stream with a limit, as the active router has read it; None from others, and before it has."""
     controlnets: tuple[ControlCard, ...] = ()

@@ -31,7 +31,7 @@ from giornata.wire.requests import OutputFormat
 from giornata.wire.values import StageTimes
 from giornata.wire.workers import ServiceName
 from giornata_gateway.http.body import frame
-from giornata_gateway.views.answers import ApproximateView, ErrorDetail
+from giornata_gateway.views.answers import ErrorDetail
 from giornata_gateway.views.catalog import model_list
 from giornata_gateway.views.jobs import (
     KINDS,
@@ -174,8 +174,6 @@ class FakeGateway:
     used: tuple[list[LoraShare], list[ControlShare]] = field(default_factory=lambda: ([], []))
     """What the job tells of its adapters."""
     loras_from: int | None = None
-    approximate: ApproximateView | None = None
-    """What every picture began with."""
     slo_met: bool | None = None
     accepts: asyncio.Event = field(default_factory=asyncio.Event)
     """While it is not set, an edit that is sent has no answer yet."""
@@ -279,7 +277,6 @@ class FakeGateway:
                     index=i,
                     seed=40 + i,
                     loras_from=self.loras_from,
-                    approximate=self.approximate,
                     error=self.failures.get(i),
                 )
                 for i in range(self.pictures)

@@ -77,31 +77,6 @@ async def test_an_uploaded_lora_changes_the_picture(
     assert np.abs(without - under).max() > 50
 
 
-async def test_a_second_edit_begins_with_the_first_ones_latent_under_a_step_cache(
-    browser: Browser, shipped: LiveStack
-) -> None:
-    exhibit = shown("swapped").exhibit
-    async with visiting(browser, shipped.url) as (page, _):
-        await open_picture(page, png(exhibit.picture))
-        await page.click("#invert")
-        await page.click("#speed summary")
-        await page.select_option("#step-cache", "taylorseer")
-        await page.fill("#interval", "2")
-        await page.select_option("#approximate", "auto")
-        await edit(page, prompt=exhibit.parameters.prompt, steps=8, seed=7)
-        await finished(page)
-        await expect(page.locator("#result-speed")).to_be_hidden()
-        await shipped.until(
-            lambda fleet: any(state.prompts and state.prompts.entries for state in fleet.all())
-        )
-        await page.fill("#seed", "8")
-        await page.click("#go")
-        await expect(page.locator("#visit-strip button")).to_have_count(2)
-        await expect(page.locator("#result-speed")).to_contain_text("of 8 steps saved")
-        await expect(page.locator("#result-speed")).to_contain_text("cosine 1.00")
-        await screenshot(page, "speed")
-
-
 async def test_a_controlnet_follows_its_control_image(
     browser: Browser, shipped: LiveStack, tmp_path: Path
 ) -> None:

@@ -1,4 +1,4 @@
-"""Step caches and latents of earlier pictures on the studio page, against a gateway inside the browser."""
+"""Step caches on the studio page, against a gateway inside the browser."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import re
 import pytest
 from playwright.async_api import Page, Route, expect
 
-from giornata_gateway.views.answers import ApproximateView, ErrorAnswer, ErrorDetail
+from giornata_gateway.views.answers import ErrorAnswer, ErrorDetail
 from tests.e2e.studio.easel import finished, masked, ready
 from tests.e2e.studio.gateway import FILL, FakeGateway, Open
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-FIELDS = rb'name="(step_cache\w*|approximate|slo_ms)"\r\n\r\n([^\r]*)'
+FIELDS = rb'name="(step_cache\w*)"\r\n\r\n([^\r]*)'
 CACHING = FILL.model_copy(update={"step_caches": ("first-block", "taylorseer")})
-ONE_CACHE = FILL.model_copy(update={"name": "one", "step_caches": ("first-block",), "pools_text": False})
-PLAIN = FILL.model_copy(update={"name": "plain", "pools_text": False})
+ONE_CACHE = FILL.model_copy(update={"name": "one", "step_caches": ("first-block",)})
+PLAIN = FILL.model_copy(update={"name": "plain"})
 
 
 def sent(form: bytes) -> dict[str, str]:
@@ -58,7 +58,6 @@ async def test_controls_are_those_that_the_model_takes_and_nothing_is_sent_befor
         await page.select_option("#model", "one")
         await expect(page.locator("#step-cache option")).to_have_count(2)
         await expect(page.locator("#interval")).to_be_hidden()
-        await expect(page.locator("#approximate")).to_be_hidden()
         await page.select_option("#step-cache", "first-block")
         await page.fill("#threshold", "0.2")
         await again(page, 4)
@@ -71,38 +70,6 @@ async def test_controls_are_those_that_the_model_takes_and_nothing_is_sent_befor
         {"step_cache": "taylorseer", "step_cache_interval": "4", "step_cache_warmup": "2"},
         {"step_cache": "first-block", "step_cache_threshold": "0.2"},
         {},
-    ]
-
-
-async def test_a_picture_tells_the_steps_that_a_similar_prompt_saved_and_whether_the_deadline_was_kept(
-    opened: Open,
-) -> None:
-    gateway = FakeGateway(models=[FILL], pictures=2)
-    async with opened(gateway) as (page, _):
-        await masked(page)
-        await page.click("#speed summary")
-        await expect(page.locator("#step-cache")).to_be_hidden()
-        await page.select_option("#approximate", "deadline")
-        await expect(page.locator("#speed-note")).to_have_text("1")
-        await page.click("#go")
-        await expect(page.locator("#slo-error")).to_contain_text("In how many milliseconds")
-        await expect(page.locator("#slo")).to_be_focused()
-        await page.fill("#slo", "1500")
-        await again(page, 1)
-        await expect(page.locator("#result-speed")).to_be_hidden()
-        gateway.approximate, gateway.slo_met = ApproximateView(step=2, cosine=0.957), True
-        await again(page, 2)
-        told = page.locator("#result-speed")
-        await expect(told).to_contain_text("2 of 4 steps saved")
-        await expect(told).to_contain_text("cosine 0.96")
-        await expect(told).to_contain_text("deadline kept")
-        await page.select_option("#approximate", "auto")
-        await expect(page.locator("#slo")).to_be_hidden()
-        await again(page, 3)
-    assert [sent(form) for form in gateway.forms] == [
-        {"approximate": "deadline", "slo_ms": "1500"},
-        {"approximate": "deadline", "slo_ms": "1500"},
-        {"approximate": "auto"},
     ]
 
 
@@ -135,7 +102,7 @@ async def test_a_refusal_of_the_gateway_opens_the_section_and_stands_at_its_cont
         await expect(page.locator("#step-cache-error")).to_be_hidden()
 
 
-async def test_a_generation_takes_them_too(opened: Open) -> None:
+async def test_a_generation_takes_one_too(opened: Open) -> None:
     painter = CACHING.model_copy(update={"tasks": ("edit", "generate"), "generation_guidance_scale": 3.5})
     gateway = FakeGateway(models=[painter])
     async with opened(gateway) as (page, _):
@@ -144,10 +111,8 @@ async def test_a_generation_takes_them_too(opened: Open) -> None:
         await page.fill("#prompt", "a red barn")
         await page.click("#speed summary")
         await page.select_option("#step-cache", "taylorseer")
-        await page.select_option("#approximate", "auto")
-        await expect(page.locator("#speed-note")).to_have_text("2")
+        await expect(page.locator("#speed-note")).to_have_text("1")
         await page.click("#go")
         await finished(page)
     (body,) = gateway.forms
     assert b'"step_cache":"taylorseer"' in body
-    assert b'"approximate":"auto"' in body

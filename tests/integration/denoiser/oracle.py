@@ -21,7 +21,7 @@ from giornata.scheduling.batch import Capacity, RowKey
 from giornata.tensors import pack, unpack
 from giornata_denoiser.checkpoint import Checkpoint, load
 from giornata_denoiser.engine.engine import Engine
-from giornata_denoiser.families.rows import Another, build_row
+from giornata_denoiser.families.rows import build_row
 from giornata_denoiser.rows.row import Row
 from giornata_denoiser.rows.step_cache import Rule
 from tests.fakes import tiny_flux
@@ -192,7 +192,7 @@ def noise(model: Model, edit: Edit) -> dict[str, Tensor]:
     return {"noise": drawn[0]}
 
 
-def row(model: Model, edit: Edit, tensors: dict[str, Tensor], another: Another | None = None) -> Row:
+def row(model: Model, edit: Edit, tensors: dict[str, Tensor]) -> Row:
     """The edit's row, through the bytes that travel."""
     text = unpack(pack(text_inputs(model.dtype)))
     return build_row(
@@ -210,7 +210,6 @@ def row(model: Model, edit: Edit, tensors: dict[str, Tensor], another: Another |
         guidance_scale=edit.guidance_scale,
         true_cfg_scale=edit.true_cfg_scale,
         generated=tensors.keys() == {"noise"},
-        another=another,
     )
 
 

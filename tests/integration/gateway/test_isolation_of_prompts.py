@@ -1,21 +1,18 @@
-"""What one tenant's prompt leads to is its own: masks from words, LoRAs by name, latents of similar prompts."""
+"""What one tenant's prompt leads to is its own: masks from words, LoRAs by name."""
 
 from __future__ import annotations
 
-import json
 import secrets
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
-from giornata.approximate.key import key_of
 from giornata.bus.answering import Endpoint
 from giornata.wire import subjects
 from giornata.wire.errors import NothingFound
 from giornata.wire.masks import MaskReply, MaskRequest
 from giornata.wire.requests import EditParameters
-from tests.contract.messages import INSPECTION
 from tests.fakes.colours import CARD as COLOURS
 from tests.integration.fake_router import CARD
 from tests.integration.gateway.attacking import (
@@ -72,17 +69,3 @@ async def test_a_prompt_of_a1111_names_no_lora_of_another(scene: Scene) -> None:
         assert status == 404
         answers.append(blank(text, name))
     assert all(answer == answers[0] for answer in answers)
-
-
-async def test_similar_prompts_of_others_are_none(scene: Scene) -> None:
-    """The same edit begins with a latent of one's own alone; `tests/integration/router/test_approximate.py` goes on."""
-    stage = scene.stage
-    stage.router.hold = None
-    keys, seen = [], INSPECTION.model_copy(update={"mask_whole": False})
-    for who in (ALICES, ALICES, MALLORYS):
-        form = stage.form(prompt=WORDS, approximate="auto")
-        status, text, _ = await scene.told("POST", "/v1/images/edits", who, data=form)
-        assert status == 200
-        keys.append(key_of(stage.router.jobs[json.loads(text)["giornata"]["job_id"]], seen))
-    assert keys[0] == keys[1] != keys[2]
-    assert None not in keys

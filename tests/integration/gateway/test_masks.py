@@ -383,7 +383,6 @@ async def test_a_picture_of_regions_is_told_as_one(scene: Scene) -> None:
     [
         ({"n": "2"}, "auto_edit", "takes no n"),
         ({"partial_images": "1", "stream": "true"}, "auto_edit", "takes no partial_images"),
-        ({"approximate": "auto"}, "auto_edit", "takes no approximate"),
         ({"mask_mode": "black"}, "mask_mode", "auto_edit"),
         ({"reuse": "strict"}, "reuse", "auto_edit"),
     ],

@@ -144,25 +144,6 @@ def test_text_tokens_are_those_that_pass_the_blocks(model: ImageModel, family: F
     assert model.text_tokens(text) == expected
 
 
-def test_a_prompts_embedding_is_clips_own(model: ImageModel, card: ModelCard) -> None:
-    text = model.encode_text(PROMPT, SIZE, picture())
-    found = model.pooled(PROMPT, text)
-    assert (found is not None) is card.pools_text
-    encoder = model.pipeline.components.get("text_encoder")  # type: ignore[attr-defined]
-    if found is None:
-        assert "clip" not in type(encoder).__name__.lower()
-        return
-    assert found.ndim == 1
-    assert not torch.equal(found, model.pooled("else", model.encode_text("else", SIZE, picture())))  # type: ignore[arg-type]
-    if card.family not in {Family.SD, Family.SD_INPAINT}:
-        assert torch.equal(found, text["pooled_prompt_embeds"])
-        return
-    tokenizer = model.pipeline.tokenizer  # type: ignore[attr-defined]
-    ids = tokenizer(PROMPT, padding="max_length", truncation=True, return_tensors="pt").input_ids
-    with torch.no_grad():
-        torch.testing.assert_close(found, encoder(ids).pooler_output[0])
-
-
 def test_decoding_is_the_pipelines(model: ImageModel, card: ModelCard, caught: Caught) -> None:
     assert caught.latents is not None
     assert caught.picture is not None

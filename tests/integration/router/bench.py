@@ -26,7 +26,7 @@ from giornata.wire.jobs import BlobRef, Job, Priority
 from giornata.wire.messages import Accepted, SubmitRequest
 from giornata.wire.permissions import User
 from giornata.wire.queues import CostFit
-from giornata.wire.requests import Approximate, EditParameters, Reuse
+from giornata.wire.requests import EditParameters, Reuse
 from giornata.wire.resolution import resolve
 from giornata.wire.stores import STORE_BYTES
 from giornata.wire.workers import WorkerCosts
@@ -50,7 +50,6 @@ def make_job(
     tenant: str = "default",
     weight: float = 1.0,
     slo_ms: int | None = None,
-    approximate: Approximate = Approximate.OFF,
     steps: int | None = None,
 ) -> Job:
     asked = EditParameters(
@@ -58,7 +57,6 @@ def make_job(
         n=n,
         reuse=reuse,
         slo_ms=slo_ms,
-        approximate=approximate,
         num_inference_steps=steps,
     )
     return Job(

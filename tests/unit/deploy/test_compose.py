@@ -367,7 +367,6 @@ def test_images_are_built_with_extras_that_their_distributions_have(compose: dic
     extras = {name: told["EXTRAS"] for name, told in built.items() if "EXTRAS" in told}
     quantized = "${GIORNATA_QUANTIZE:+[quantize]}"
     assert extras == {
-        "router": "[approximate]",
         "profiler": "[profiling]",
         "denoiser-gpu": quantized,
         "denoiser-second-gpu": quantized,

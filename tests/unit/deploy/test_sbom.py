@@ -20,7 +20,7 @@ def test_every_image_has_a_bill() -> None:
     assert IMAGES.keys() == {*ServiceName, "tools"}
     assert len(SERVICES) == len(ServiceName)
     assert {name for name, image in IMAGES.items() if image.computes} == {"denoiser", "prepost", "controlnet"}
-    assert IMAGES["router"].extras == "[approximate]"
+    assert IMAGES["tools"].extras == "[profiling]"
 
 
 @every_image
@@ -36,7 +36,7 @@ def test_a_bill_names_what_the_image_needs_and_nothing_of_tests(image: Image) ->
 def test_what_only_one_image_has() -> None:
     assert "throttled-py" in requirements(IMAGES["gateway"])
     assert "torch" not in requirements(IMAGES["gateway"])
-    assert "usearch" in requirements(IMAGES["router"]), "the extra that Compose names"
+    assert "scipy" in requirements(IMAGES["router"])
 
 
 def test_a_bill_is_valid_reproducible_and_names_packages_as_scanners_look_for_them(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 import giornata_gateway
 from giornata.wire.adapters import MAX_CONTROLNETS, MAX_LORAS, MAX_SCALE, Annotator, LoraWait
-from giornata.wire.requests import Approximate, EditParameters
+from giornata.wire.requests import EditParameters
 from giornata.wire.step_caches import THRESHOLD, WARMUP, StepCache
 
 STATIC = Path(giornata_gateway.__file__).parent / "static"
@@ -62,8 +62,6 @@ def test_what_saves_steps_has_the_choices_and_the_defaults_of_requests() -> None
         r"const CACHES = \{(.*?)\};", (STATIC / "js" / "speed.js").read_text("utf-8"), re.DOTALL
     )
     assert re.findall(r'^ *"?([\w-]+)"?: \[', caches, re.MULTILINE) == list(StepCache)
-    section = FORM[FORM.index('id="approximate"') :].partition("</select>")[0]
-    assert re.findall(r'value="(\w+)"', section) == list(Approximate)
     assert CONTROLS["step_cache_threshold"]["placeholder"] == str(THRESHOLD)
     assert CONTROLS["step_cache_warmup"]["placeholder"] == str(WARMUP)
 

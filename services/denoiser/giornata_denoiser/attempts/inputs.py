@@ -29,9 +29,8 @@ from giornata_denoiser.attempts.adapting import adapters_of
 from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.engine.weighing import profits, recorded_bytes, run_ms
 from giornata_denoiser.families.protocol import ModelFamily
-from giornata_denoiser.families.rows import Another, build_row, referred
+from giornata_denoiser.families.rows import build_row, referred
 from giornata_denoiser.rows.adapters import NONE
-from giornata_denoiser.rows.keeping import Keeping
 from giornata_denoiser.rows.row import Row
 from giornata_denoiser.rows.snapshot import Snapshot
 from giornata_denoiser.rows.step_cache import rule_of
@@ -148,7 +147,6 @@ def _made(
         true_cfg_scale=guided_by(request.job),
         partial_images=parameters.partial_images,
         resume=_snapshot(row, latents),
-        another=_another(row, latents, painted),
         generated=generated,
         references=references,
         adapters=adapters_of(
@@ -158,8 +156,6 @@ def _made(
             {digest: work_of(net.card) for digest, net in checkpoint.controlnets.items()},
         ),
     )
-    if request.keep_after and row.resume is None and not track.remembered:
-        built = replace(built, keeping=Keeping(frozenset(request.keep_after), painted))
     built = replace(built, step_cache=rule_of(parameters))
     if controls is not None:
         seen = images(tensors.unpack(controls), len(request.job.controls))
@@ -232,14 +228,7 @@ def painted_region(request: RunRequest) -> Region | None:
     return region_of(cells[1])
 
 
-def _another(row: RowRecord, latents: bytes | None, painted: Region | None) -> Another | None:
-    if row.resume is None or not row.resume.another or latents is None:
-        return None
-    kept = Snapshot.of(row.resume.step, tensors.unpack(latents))
-    return Another(kept.step, kept.latent, painted)
-
-
 def _snapshot(row: RowRecord, latents: bytes | None) -> Snapshot | None:
-    if row.resume is None or row.resume.another or latents is None:
+    if row.resume is None or latents is None:
         return None
     return Snapshot.of(row.resume.step, tensors.unpack(latents))

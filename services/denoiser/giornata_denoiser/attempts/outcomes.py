@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import nats.errors
 import structlog
-from torch import Tensor
 
 from giornata import retries, tensors
 from giornata.blobs import BlobStore
@@ -17,14 +16,10 @@ from giornata.records import Records
 from giornata.wire.errors import GiornataError, Overloaded, RowPoisoned
 from giornata.wire.jobs import BlobRef, Job
 from giornata.wire.messages import RunRequest
-from giornata.wire.progress import JobRecord, KeptLatent, RowRecord, RowState, TemplateUse
+from giornata.wire.progress import JobRecord, RowRecord, RowState, TemplateUse
 from giornata.wire.requests import Reuse
 from giornata_denoiser.attempts.attempt import Attempt
 from giornata_denoiser.rows.row import Row
-from giornata_denoiser.rows.snapshot import LATENT
-
-KEPT: Final = "prompts"
-"""Begins the keys of latents that outlive their job."""
 
 log = structlog.get_logger(__name__)
 
@@ -49,8 +44,7 @@ class Outcomes:
 
         Until the caller's time is over it tries again while NATS or the blob store does not answer.
         """
-        stored = [row.resume.latents for row in attempt.request.rows if row.resume and not row.resume.another]
-        alone = [row.index for row in attempt.request.rows if row.resume and row.resume.another]
+        stored = [row.resume.latents for row in attempt.request.rows if row.resume]
         changes: dict[int, Mapping[str, Any]] = {
             index: {"error": error.body()} for index, error in attempt.errors.items()
         }
@@ -59,8 +53,6 @@ class Outcomes:
                 continue
             change, left = await self._outcome(attempt.request.job, row)
             stored += left
-            if index in alone and not row.another:  # the other row's latent was gone
-                change = {**change, "approximate": None}
             changes[index] = change
         record = await self._change(attempt.request, changes)
         held = {ref.key for row in record.rows for ref in _latents(row)}
@@ -74,16 +66,14 @@ class Outcomes:
             return {"error": error.body()}, []
         if not row.done:
             return {"resume": _state(row, latents)}, [latents]
-        kept = await self._keep(job, row)
         ended = {
             "latents": latents,
             "resume": None,
             "computed_tokens": row.computed_tokens,
             "template": template_use(job, row),
             "loras_from": row.adapters.loras_from if row.adapters.loras else None,
-            "kept": kept,
         }
-        return ended, [latents, *(each.latents for each in kept)]
+        return ended, [latents]
 
     async def forget(self, latents: Sequence[BlobRef]) -> None:
         """Delete latents that no record holds any more. A failure is logged: they expire."""
@@ -100,24 +90,6 @@ class Outcomes:
         keep = self._blobs.hand_over if row.done else self._blobs.put
         return await keep(key, data, job.intermediate_ttl_s)
 
-    async def _keep(self, job: Job, row: Row) -> tuple[KeptLatent, ...]:
-        """Keep what rows with similar prompts may begin with; nothing where the store does not take it at once."""
-        try:
-            data = await asyncio.to_thread(_packed, row.kept)
-            keys = [
-                f"{KEPT}/{job.tenant}/{job.job_id}-{row.key.index}-{step}-{secrets.token_hex(4)}"
-                for step in data
-            ]
-            puts = (
-                self._blobs.put(key, each, job.intermediate_ttl_s)
-                for key, each in zip(keys, data.values(), strict=True)
-            )
-            refs = await asyncio.gather(*puts)
-        except GiornataError as error:
-            log.warning("latents_not_kept", job=job.job_id, index=row.key.index, error=str(error))
-            return ()
-        return tuple(KeptLatent(step=step, latents=ref) for step, ref in zip(data, refs, strict=True))
-
     @retries.patiently(nats.errors.Error).wraps
     async def _change(self, request: RunRequest, changes: Mapping[int, Mapping[str, Any]]) -> JobRecord:
         def freed(record: JobRecord) -> JobRecord | None:
@@ -126,13 +98,7 @@ class Outcomes:
         return await self._records.change(request.job.job_id, freed)
 
 
-def _packed(kept: Sequence[tuple[int, Tensor]]) -> dict[int, bytes]:
-    """Latents by step as they travel; those that 16 bits do not hold are left out."""
-    return {step: tensors.pack({LATENT: latent}) for step, latent in kept if bool(latent.isfinite().all())}
-
-
 def _latents(row: RowRecord) -> Iterator[BlobRef]:
-    yield from (each.latents for each in row.kept)
     if row.latents is not None:
         yield row.latents
     if row.resume is not None:

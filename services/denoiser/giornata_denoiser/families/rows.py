@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from giornata.packed.region import Region
 from giornata.scheduling.batch import RowKey
 from giornata.tensors import NEGATIVE, PROMPT_MASK, unpack
 from giornata.wire.errors import SchemaMismatch
@@ -18,23 +16,11 @@ from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.families.references import REFERENCES
 from giornata_denoiser.rows.adapters import NONE as NO_ADAPTERS
 from giornata_denoiser.rows.adapters import Adapters
-from giornata_denoiser.rows.keeping import completed
 from giornata_denoiser.rows.row import Prompt, Row
 from giornata_denoiser.rows.snapshot import GENERATOR, Snapshot
 from giornata_denoiser.rows.track import Track
 
 NOISE = "noise"
-
-
-class Another(NamedTuple):
-    """Where a row begins that another row, with a similar prompt, has left."""
-
-    step: int
-    """Steps that it saves."""
-    latent: Tensor
-    """(tokens, channels) of the tokens of `where`."""
-    where: Region | None
-    """What both paint; None for the whole picture."""
 
 
 def build_row(
@@ -52,11 +38,10 @@ def build_row(
     generated: bool = False,
     references: Sequence[Tensor] = (),
     adapters: Adapters = NO_ADAPTERS,
-    another: Another | None = None,
 ) -> Row:
     """A row on the CPU that computes its whole picture.
 
-    It goes from the beginning, from where `resume` was interrupted, or from where `another` row was.
+    It goes from the beginning, or from where `resume` was interrupted.
 
     `text` holds the tensors of the family's text and may hold those of a negative prompt, whose names begin with
     :data:`giornata.tensors.NEGATIVE`; with them and a `true_cfg_scale`, classifier-free guidance is computed.
@@ -78,9 +63,7 @@ def build_row(
     if references:
         fields[REFERENCES] = _references(family, references)
     beside = family.network.references.grids(grid, given, generated=generated)
-    if another is not None:
-        state = _begun_with(family, another, fields, track, conditioning.get(GENERATOR))
-    elif resume is None:
+    if resume is None:
         begin = track.begun(fields.get("image_latents"), fields[NOISE], whole=_whole(family, fields))
         state = Snapshot(0, begin, generator=conditioning.get(GENERATOR))
     else:
@@ -106,7 +89,6 @@ def build_row(
         prefix=tuple(family.network.prefix_tokens(prompt, beside) for prompt in prompts),
         partial_images=partial_images,
         adapters=adapters,
-        another=another is not None,
     )
 
 
@@ -161,24 +143,6 @@ def _resumed(family: ModelFamily, resume: Snapshot, shape: tuple[int, ...], trac
         memory = _fitting(states, "memory", (track.remembered, *shape))
         memory = memory.to(torch.promote_types(family.dtype, torch.float32))
     return Snapshot(resume.step, latent, memory, resume.generator)
-
-
-def _begun_with(
-    family: ModelFamily,
-    another: Another,
-    fields: Mapping[str, Tensor],
-    track: Track,
-    generator: Tensor | None,
-) -> Snapshot:
-    """The state of a row that begins with another row's latent: outside, as an edit of its picture has it there."""
-    if track.remembered:
-        raise SchemaMismatch(
-            "A row whose sampler remembers earlier steps cannot begin with another's latent."
-        )
-    noise, picture = fields[NOISE], fields.get("image_latents")
-    outside = None if picture is None else track.noised(picture, noise, another.step)
-    latent = completed(another.latent, another.where, outside, tuple(noise.shape))
-    return _resumed(family, Snapshot(another.step, latent, generator=generator), tuple(noise.shape), track)
 
 
 def _checked(state: Tensor | None) -> Tensor:

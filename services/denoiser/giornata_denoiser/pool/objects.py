@@ -177,7 +177,7 @@ class StateRing:
 
 def bare(row: Row) -> Row:
     """`row` as ranks get it, once: without what orders tell of it, and without what its steps have left."""
-    return replace(row, entries=(), corrections=None, begun=False, taught=False, keeping=None, kept=())
+    return replace(row, entries=(), corrections=None, begun=False, taught=False)
 
 
 def kept_of(row: Row) -> Sequence[object]:

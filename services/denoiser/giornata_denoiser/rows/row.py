@@ -16,7 +16,6 @@ from giornata.scheduling.batch import RowKey
 from giornata.wire.jobs import Priority
 from giornata_denoiser.rows.adapters import NONE, Adapters
 from giornata_denoiser.rows.correction import Correction
-from giornata_denoiser.rows.keeping import Keeping
 from giornata_denoiser.rows.previews import preview_steps
 from giornata_denoiser.rows.snapshot import Snapshot, exported
 from giornata_denoiser.rows.step_cache import Cached, Rule
@@ -127,12 +126,6 @@ class Row:
     """What its steps leave behind: all steps of a template run; of an edit without a template, those in full."""
     entries: tuple[Entry, ...] = ()
     """What they have left so far."""
-    keeping: Keeping | None = None
-    """After which steps its latent is kept for rows with similar prompts; None for none."""
-    kept: tuple[tuple[int, Tensor], ...] = ()
-    """What is so kept: steps computed, and (tokens, channels) float16 where its latent was."""
-    another: bool = False
-    """Whether it began with another row's latent."""
     skipped: bool = False
     """Whether its template was here and not worth taking from."""
     due_s: float = math.inf
@@ -320,7 +313,6 @@ class Row:
             begun=True,
             degree=degree,
             entries=self.entries if entry is None else (*self.entries, entry),
-            kept=self.kept if self.keeping is None else self.kept + self.keeping.of(self.step + 1, latent),
             corrections=self.corrections if corrections is None else corrections,
             taught=corrections is not None,
             cached=cached,

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict
 from giornata.wire.errors import BY_CODE, ErrorBody, Failed, GiornataError, JobCancelled, from_body
 from giornata.wire.jobs import JobState
 from giornata.wire.models import Task
-from giornata.wire.progress import JobRecord, RowRecord, TemplateUse
+from giornata.wire.progress import JobRecord, TemplateUse
 from giornata.wire.requests import OutputFormat
 from giornata.wire.values import ComputeTimes, StageTimes
 
@@ -67,15 +67,6 @@ class Usage(View):
     total_tokens: int
 
 
-class ApproximateView(View):
-    """What a picture began with: the latent of an earlier one, whose prompt was similar."""
-
-    step: int
-    """Steps that it did not compute."""
-    cosine: float
-    """Cosine of the two prompts' embeddings, by which prompts are compared."""
-
-
 class ImageData(View):
     """One picture."""
 
@@ -110,8 +101,6 @@ class Extension(View):
     worth its load; or `off`. All but `hit` compute everything."""
     loras_from: list[int | None]
     """The step from which LoRAs acted on each picture in `data`, counted from 0; null without LoRAs."""
-    approximate: list[ApproximateView | None]
-    """The similar prompt's picture that each picture in `data` began with; null where it was made from its own seed."""
     slo_met: bool | None
     """Whether the edit was completed within `slo_ms`; null without."""
     errors: list[PictureError]
@@ -131,12 +120,6 @@ class ImagesAnswer(View):
     size: str
     usage: Usage
     giornata: Extension
-
-
-def approximate_of(row: RowRecord) -> ApproximateView | None:
-    """What applications are told of the latent that a row began with."""
-    use = row.approximate
-    return None if use is None else ApproximateView(step=use.step, cosine=use.cosine)
 
 
 def error_type(status: int) -> ErrorType:
@@ -236,7 +219,6 @@ def images_answer(
             computed_tokens=[row.computed_tokens or 0 for row in record.images],
             template=[row.template or TemplateUse.OFF for row in record.images],
             loras_from=[row.loras_from for row in record.images],
-            approximate=[approximate_of(row) for row in record.images],
             slo_met=record.slo_met,
             errors=[
                 PictureError(index=row.index, error=error_detail(row.error))

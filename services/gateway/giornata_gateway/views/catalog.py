@@ -94,8 +94,6 @@ class ModelView(View):
     samplers: list[str]
     """What `sampler` may be."""
     default_sampler: str
-    pools_text: bool
-    """Whether `approximate` is accepted: prompts can be compared by their pooled CLIP embeddings."""
     step_caches: list[str]
     """What `step_cache` may be beside `off`."""
     tasks: list[Task]

@@ -23,12 +23,10 @@ from giornata.wire.progress import JobRecord, RowRecord
 from giornata.wire.requests import OutputFormat
 from giornata.wire.values import StageTimes
 from giornata_gateway.views.answers import (
-    ApproximateView,
     Background,
     ErrorDetail,
     Usage,
     View,
-    approximate_of,
     background_of,
     error_detail,
     image_url,
@@ -75,8 +73,6 @@ class PictureView(View):
     """Once it is finished."""
     loras_from: int | None = None
     """The step from which its LoRAs acted, counted from 0; null while that is open, and without LoRAs."""
-    approximate: ApproximateView | None = None
-    """The similar prompt's picture that it began with; null where it is made from its own seed."""
     error: ErrorDetail | None = None
 
 
@@ -186,7 +182,6 @@ def _picture(row: RowRecord, step: int | None, job_id: str, base_url: str) -> Pi
         step=step,
         url=image_url(base_url, job_id, row.index) if row.image else None,
         loras_from=row.loras_from,
-        approximate=approximate_of(row),
         error=error_detail(row.error) if row.error else None,
     )
 

@@ -80,10 +80,6 @@ class PipelineImages(ABC):
         """As the protocol; what it holds, :meth:`_prompt` of the family tells."""
         return {name: tensor.cpu() for name, tensor in self._prompt(prompt, size, seen).items()}
 
-    def pooled(self, prompt: str, text: Tensors) -> torch.Tensor | None:  # noqa: ARG002 - protocol
-        """As the protocol; most networks that have one take it as a part of the text."""
-        return text.get("pooled_prompt_embeds")
-
     @torch.no_grad()
     def encode_unguided(self, negative_prompt: str | None, size: Size, seen: Pixels | None = None) -> Tensors:
         """As the protocol."""

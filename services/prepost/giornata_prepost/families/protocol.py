@@ -52,9 +52,6 @@ class ImageModel(Protocol):
         `seen` is the picture that is edited, (height, width, 3) uint8 of that size; None for a generation.
         """
 
-    def pooled(self, prompt: str, text: Tensors) -> torch.Tensor | None:
-        """(numbers,) the pooled CLIP embedding of a prompt, which was encoded to `text`; None without CLIP."""
-
     def encode_unguided(self, negative_prompt: str | None, size: Size, seen: Pixels | None = None) -> Tensors:
         """Conditioning of the half that classifier-free guidance leads away from: names begin with `negative_`.
 

@@ -111,7 +111,7 @@ def made_again(
             return row
         if lost[row.index] is not Intermediate.LATENTS:
             return row.model_copy(update={"error": None})
-        return row.model_copy(update={"error": None, "latents": None, "approximate": None, "kept": ()})
+        return row.model_copy(update={"error": None, "latents": None})
 
     return record.model_copy(
         update={
@@ -214,17 +214,14 @@ def _lean(record: JobRecord, rows: Sequence[RowRecord]) -> dict[str, object]:
 
     A running job's end is then smaller than the revision before it, which a single full NATS server takes.
     """
-    spent: dict[str, object] = {"worker": None, "resume": None, "kept": ()}
+    spent: dict[str, object] = {"worker": None, "resume": None}
     kept = tuple(row.model_copy(update=spent | ({"latents": None} if row.image else {})) for row in rows)
     found, made = record.inspection, record.encoding
     return {
         "rows": kept,
         "inspection": found
         and found.model_copy(update={"compute_set": None, "alpha": None, "references": None}),
-        "encoding": made
-        and made.model_copy(
-            update={"rows": (), "references": None, "empty_text": None, "prompt_embedding": None}
-        ),
+        "encoding": made and made.model_copy(update={"rows": (), "references": None, "empty_text": None}),
     }
 
 

@@ -6,18 +6,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import pytest
 import torch
 
 from giornata.blobs.memory import MemoryBlobs
-from giornata.tensors import unpack
-from giornata.wire.errors import BlobStoreFull
-from giornata.wire.jobs import BlobRef, JobState
+from giornata.wire.jobs import JobState
 from giornata.wire.progress import JobRecord, RowRecord
 from giornata_denoiser.attempts.attempt import Attempt
 from giornata_denoiser.attempts.outcomes import Outcomes
 from giornata_denoiser.rows.adapters import Adapters, RowLora
-from giornata_denoiser.rows.row import Row
 from tests.fakes import tiny_flux
 from tests.fakes.tiny_flux import Spec
 from tests.unit.denoiser.attempts.test_attempt import JOB, request
@@ -64,53 +60,13 @@ async def test_the_record_tells_the_step_from_which_loras_act() -> None:
     assert (done.loras_from, without.loras_from) == (3, None)
 
 
-class Full(MemoryBlobs):
-    """A store that takes nothing to keep beside a row's own latents."""
-
-    async def put(self, key: str, data: bytes, ttl_s: int) -> BlobRef:
-        if key.startswith("prompts/"):
-            raise BlobStoreFull
-        return await super().put(key, data, ttl_s)
-
-
-def done_row(kept: dict[int, float]) -> Row:
-    row = tiny_flux.row(tiny_flux.family(), Spec("job", index=0))
-    latents = {step: torch.full_like(row.latent, value, dtype=torch.float16) for step, value in kept.items()}
-    return replace(row, step=row.steps, kept=tuple(latents.items()))
-
-
-@pytest.mark.parametrize(
-    ("blobs", "kept", "steps"),
-    [
-        (MemoryBlobs(), {1: 0.5, 2: 0.25}, [1, 2]),
-        (MemoryBlobs(), {1: 0.5, 2: float("inf")}, [1]),
-        (Full(), {1: 0.5}, []),
-    ],
-    ids=["kept", "what 16 bits do not hold is not", "a full store costs entries alone"],
-)
-async def test_a_row_that_is_done_leaves_what_it_has_kept(
-    blobs: MemoryBlobs, kept: dict[int, float], steps: list[int]
-) -> None:
-    held = (RowRecord(index=0, seed=0, attempt=1, worker="worker"),)
-    records: Any = OneRecord(JobRecord(job=JOB, state=JobState.RUNNING, rows=held))
-    attempt = Attempt(request(rows=held), 0.0)
-    attempt.rows[0] = done_row(kept)
-    written = await Outcomes(blobs, records, "worker").write(attempt)
-    (row,) = written.record.rows
-    assert row.latents is not None
-    assert [each.step for each in row.kept] == steps
-    for each in row.kept:
-        latent = unpack(await blobs.get(each.latents))["latents"]
-        assert bool((latent == kept[each.step]).all())
-    assert written.superseded == ()
-
-
-async def test_what_a_void_attempt_kept_is_deleted_with_its_latents() -> None:
+async def test_latents_of_a_void_attempt_are_deleted() -> None:
     record = JobRecord(
         job=JOB, state=JobState.RUNNING, rows=(RowRecord(index=0, seed=0, attempt=2, worker="b"),)
     )
     records: Any = OneRecord(record)
     attempt = Attempt(request(rows=(RowRecord(index=0, seed=0, attempt=1, worker="worker"),)), 0.0)
-    attempt.rows[0] = done_row({1: 0.5})
+    row = tiny_flux.row(tiny_flux.family(), Spec("job", index=0))
+    attempt.rows[0] = replace(row, step=row.steps)
     written = await Outcomes(MemoryBlobs(), records, "worker").write(attempt)
-    assert len(written.superseded) == 2
+    assert len(written.superseded) == 1

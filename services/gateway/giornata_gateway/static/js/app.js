@@ -14,7 +14,6 @@ import * as job from "./job.js";
 import { Run, showEnd } from "./run.js";
 import { forget, recall, remember } from "./saved.js";
 import * as settings from "./settings.js";
-import { toldSpeed } from "./speed.js";
 import { Stage } from "./stage.js";
 import { setTask, task } from "./task.js";
 import { listenToToolbar } from "./toolbar.js";
@@ -192,7 +191,7 @@ async function showPreview(running, { b64_json: text, media_type: type, index, p
 async function collect(edit, status) {
   for (const picture of status.pictures) {
     const { index, seed, blob } = picture;
-    const told = { adapters: await toldAdapters(status, picture), speed: toldSpeed(status, picture) };
+    const told = { adapters: await toldAdapters(status, picture) };
     edit.pictures[index] = blob ? Object.assign(await finishedPicture(edit, blob, seed), told) : { error: job.errorOf(status, index) };
   }
   edit.shown = edit.pictures.findIndex((one) => one.url);

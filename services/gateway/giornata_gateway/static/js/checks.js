@@ -25,7 +25,6 @@ function mistake(input) {
   if (input.id === "prompt") return input.value.trim() ? null : { message: missingPrompt() };
   if (input.id === "padding" && input.value === "" && !input.validity.badInput) return { message: "How many pixels; 0 for none." };
   if (input.id === "true-cfg" && !(Number(input.value) > 1) && !input.validity.badInput) return { message: "Above 1, or it keeps away from nothing." };
-  if (input.id === "slo" && input.value === "" && !input.validity.badInput) return { message: "In how many milliseconds it is to be there." };
   const { validity, min, max } = input;
   if (validity.badInput) return { message: "This is not a number." };
   if (validity.rangeUnderflow || validity.rangeOverflow) return { message: `From ${min} to ${max}.` };

@@ -68,10 +68,8 @@ export class Results {
     at("download").href = picture.url;
     at("download").download = `${stem(edit.before.name)}-${picture.seed}.png`;
     at("result-note").textContent = `Seed ${picture.seed}`;
-    for (const about of ["adapters", "speed"]) {
-      at(`result-${about}`).textContent = picture[about];
-      at(`result-${about}`).hidden = !picture[about];
-    }
+    at("result-adapters").textContent = picture.adapters;
+    at("result-adapters").hidden = !picture.adapters;
     this.#film();
     this.#visit();
     at("compare-label").hidden = !edit.before.blob;

@@ -1,4 +1,4 @@
-// What makes a picture take less computation: step caches, and latents of earlier pictures. Off unless a person chooses them.
+// What makes a picture take less computation: step caches. Off unless a person chooses one.
 
 import { asks } from "./checks.js";
 import { offer } from "./controls.js";
@@ -11,7 +11,7 @@ const CACHES = {
 };
 
 export function listenToSpeed() {
-  for (const id of ["step-cache", "approximate"]) at(id).addEventListener("input", show);
+  at("step-cache").addEventListener("input", show);
 }
 
 /** Offers the step caches that a model of /v1/models has; `fitControls` hides what it does not take. */
@@ -21,21 +21,10 @@ export function fitSpeed(model) {
   show();
 }
 
-/** Shows the settings of what is chosen, and how many of the two are in use. */
+/** Shows the settings of what is chosen, and whether one is in use. */
 function show() {
-  const [cache, earlier] = [at("step-cache"), at("approximate")];
+  const cache = at("step-cache");
   for (const name of ["first-block", "taylorseer"]) at(`${name}-settings`).hidden = cache.value !== name;
   at("step-cache-why").textContent = CACHES[cache.value]?.[1] ?? "";
-  at("slo-field").hidden = earlier.value !== "deadline";
-  const used = [cache, earlier].filter((choice) => asks(choice) && choice.value !== "off").length;
-  at("speed-note").textContent = used ? String(used) : "";
-}
-
-/** What a finished picture of a job says of steps that were saved, and the job of its deadline, in words; "" of neither. */
-export function toldSpeed(job, { approximate }) {
-  const begun = approximate
-    ? `${approximate.step} of ${job.steps} steps saved: begun with the latent of a similar prompt (cosine ${approximate.cosine.toFixed(2)}), not from the seed`
-    : "";
-  const kept = job.slo_met === true ? "deadline kept" : job.slo_met === false ? "deadline missed" : "";
-  return [begun, kept].filter(Boolean).join("; ");
+  at("speed-note").textContent = asks(cache) && cache.value !== "off" ? "1" : "";
 }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-import torch
 from diffusers import StableDiffusionInpaintPipeline
 
 from giornata_prepost.families.pipeline import PipelineImages
@@ -25,12 +24,6 @@ class _StableDiffusion(PipelineImages):
             prompt, self.device, num_images_per_prompt=1, do_classifier_free_guidance=False
         )
         return {"prompt_embeds": embeds[0]}
-
-    def pooled(self, prompt: str, text: Tensors) -> torch.Tensor | None:
-        """`CLIPTextModel`'s `pooler_output`: the embedding of the first token that ends the prompt."""
-        tokenizer = self.pipeline.tokenizer
-        ids = tokenizer(prompt, max_length=tokenizer.model_max_length, truncation=True).input_ids
-        return text["prompt_embeds"][ids.index(tokenizer.eos_token_id)]
 
 
 class PlainImages(_StableDiffusion, BlendedUNet):

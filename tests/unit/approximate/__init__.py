@@ -1,1 +1,0 @@
-"""The approximate prompt cache's pure core."""
