@@ -213,11 +213,11 @@ class QueueFull(Overloaded, code="queue_full", status=429):
 
 
 class InteractiveQueueFull(QueueFull, code="interactive_queue_full"):
-    """As many edits with a waiting client are unfinished as may be; try again later."""
+    """As many interactive jobs are unfinished as may be; try again later."""
 
 
 class BatchQueueFull(QueueFull, code="batch_queue_full"):
-    """As many asynchronous jobs are unfinished as may be; try again later."""
+    """As many batch jobs are unfinished as may be; try again later."""
 
 
 class TenantQueueFull(QueueFull, code="tenant_queue_full"):

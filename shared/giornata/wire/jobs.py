@@ -36,9 +36,9 @@ class Priority(StrEnum):
     """The work queue that a job waits in; interactive jobs are taken first."""
 
     INTERACTIVE = "interactive"
-    """A client holds a connection open for the answer."""
+    """A person or a client waits for the answer."""
     BATCH = "batch"
-    """The client asks for the result later."""
+    """The result is asked for later."""
 
 
 class JobState(StrEnum):

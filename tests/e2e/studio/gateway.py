@@ -23,7 +23,7 @@ import giornata_gateway
 from giornata.families import Family
 from giornata.wire.adapters import ControlCard
 from giornata.wire.fleet import FleetView, InstanceView
-from giornata.wire.jobs import JobState
+from giornata.wire.jobs import JobState, Priority
 from giornata.wire.loras import LoraState
 from giornata.wire.masks import MaskCard
 from giornata.wire.models import ModelCard, Task
@@ -154,7 +154,7 @@ def preview(number: int, color: tuple[int, int, int]) -> bytes:
 
 @dataclass
 class FakeGateway:
-    """Every edit becomes the job :data:`JOB`, which ends when `ends` is set."""
+    """Every edit becomes a job, the first one :data:`JOB`, which ends when `ends` is set."""
 
     models: list[ModelCard] = field(default_factory=lambda: [FILL])
     fleet: FleetView = field(default_factory=lambda: fleet("tiny"))
@@ -260,9 +260,10 @@ class FakeGateway:
 
     def _status(self) -> JobView:
         return JobView(
-            id=JOB,
+            id=f"job-{max(1, len(self.forms))}",
             object=KINDS[Task.EDIT].job,
             state=JobState.CANCELLED if self.cancelled else JobState.COMPLETED,
+            priority=Priority.INTERACTIVE,
             cancelling=False,
             model="tiny",
             attempt=1,

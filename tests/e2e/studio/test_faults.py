@@ -44,6 +44,7 @@ async def test_what_is_set_is_what_is_sent(opened: Open) -> None:
         "mask_blur": "3",
         "reuse": "auto",
         "mask_mode": "white",
+        "priority": "interactive",
         "partial_images": "8",
     }
 

@@ -64,6 +64,7 @@ async def test_a_picture_is_made_from_text_and_can_be_edited(opened: Open) -> No
         "seed": 11,
         "size": "256x256",
         "partial_images": 8,
+        "priority": "interactive",
     }
 
 

@@ -12,13 +12,25 @@ from typing import Any
 import pytest
 
 from giornata.blobs import RedisBlobs
+from giornata.families import Family
 from giornata.wire.errors import MaskEmpty, RowPoisoned
+from giornata.wire.jobs import Priority
 from giornata.wire.messages import Forecast
+from giornata.wire.models import Task
 from giornata.wire.workers import RowProgress
 from giornata_gateway.jobs import ledger
-from tests.integration.fake_router import picture_of
+from tests.integration.fake_router import CARD, picture_of
 from tests.integration.gateway_fakes import Stage, open_gateway, open_stage
 from tests.patience import HUNG_MS, HUNG_S
+
+PAINTER = CARD.model_copy(
+    update={
+        "name": "painter",
+        "family": Family.FLUX_INPAINT,
+        "digest": "f" * 64,
+        "tasks": (Task.EDIT, Task.GENERATE),
+    }
+)
 
 
 async def submit(stage: Stage, **fields: str) -> str:
@@ -84,6 +96,36 @@ async def test_a_job_from_submission_to_picture(stage: Stage, monkeypatch: pytes
     for index in ("2", "-1", "x"):
         async with stage.http.get(f"/v1/jobs/{job_id}/image", params={"index": index}) as response:
             assert (response.status, (await response.json())["error"]["param"]) == (400, "index")
+
+
+@pytest.mark.parametrize("kind", ["form", "json"])
+async def test_a_job_waits_in_the_queue_that_it_asks_for(stage: Stage, kind: str) -> None:
+    stage.router.cards = (CARD, PAINTER)
+    await stage.router.announce()
+    queues = {}
+    for asked in ({}, {"priority": "interactive"}, {"priority": "batch"}):
+        if kind == "form":
+            job_id = await submit(stage, model=CARD.name, **asked)
+        else:
+            body = {"prompt": "a red barn", "model": PAINTER.name, **asked}
+            async with stage.http.post("/v1/jobs", json=body) as response:
+                assert response.status == 202, await response.text()
+                job_id = (await response.json())["id"]
+        async with stage.http.get(f"/v1/jobs/{job_id}") as response:
+            told = (await response.json())["priority"]
+        queues[asked.get("priority")] = (told, (await stage.record()).job.priority)
+    assert queues == {
+        None: ("batch", Priority.BATCH),
+        "interactive": ("interactive", Priority.INTERACTIVE),
+        "batch": ("batch", Priority.BATCH),
+    }
+    async with stage.http.post("/v1/jobs", data=stage.form(model=CARD.name, priority="first")) as response:
+        error = (await response.json())["error"]
+        assert (response.status, error["param"]) == (400, "priority")
+    async with stage.http.post(
+        "/v1/images/edits", data=stage.form(model=CARD.name, priority="batch")
+    ) as response:
+        assert (response.status, (await response.json())["error"]["param"]) == (400, "priority")
 
 
 async def test_events_are_replayed_from_where_a_client_left(

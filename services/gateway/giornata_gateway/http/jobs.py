@@ -10,7 +10,7 @@ from aiohttp import web
 
 from giornata.deadlines import Deadline
 from giornata.wire.errors import JobNotFinished, TaskNotSupported, from_body
-from giornata.wire.jobs import JobState, Priority
+from giornata.wire.jobs import JobState
 from giornata.wire.progress import JobRecord
 from giornata_gateway.http.body import JSON_COPIES, send
 from giornata_gateway.http.errors import GATEWAY, JOB_ID, OUTCOME, REPEATED, TENANT, json_answer
@@ -51,7 +51,7 @@ async def vary(_request: web.Request) -> web.StreamResponse:
 async def _carried_out(request: web.Request, kind: type[EditForm | GenerationForm]) -> web.StreamResponse:
     gateway = request.app[GATEWAY]
     with ExitStack() as held:
-        form, admitted = await receive(request, kind, Priority.INTERACTIVE, held)
+        form, admitted = await receive(request, kind, held)
         async with gateway.awaited(admitted, streamed=form.stream) as awaited:
             request[JOB_ID] = awaited.job.job_id
             request[REPEATED] = admitted.stay.repeated
@@ -75,7 +75,7 @@ async def create(request: web.Request) -> web.Response:
     kind: type[JobForm | GenerationJobForm]
     kind = GenerationJobForm if request.content_type == "application/json" else JobForm
     with ExitStack() as held:
-        form, admitted = await receive(request, kind, Priority.BATCH, held)
+        form, admitted = await receive(request, kind, held)
         url = None if admitted.prepared.known else form.webhook
         async with gateway.webhooks.promised(request[TENANT].name, admitted.prepared.job.job_id, url):
             job = await gateway.submit(admitted)

@@ -25,6 +25,7 @@ from giornata_gateway.intake.rules.forms import (
     F,
     Form,
     GenerationFields,
+    UnattendedForm,
     Upload,
     check_source,
     read_form,
@@ -39,9 +40,7 @@ LAST_SEQUENCE: Final = 10**18 - 1
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 
 
-async def receive(
-    request: web.Request, kind: type[F], priority: Priority, held: ExitStack
-) -> tuple[F, Admitted]:
+async def receive(request: web.Request, kind: type[F], held: ExitStack) -> tuple[F, Admitted]:
     """The form of a request, and what it asks for, admitted; on return the pictures are stored and not in memory.
 
     `held` keeps the job's places until it is closed.
@@ -53,7 +52,7 @@ async def receive(
         gateway.quotas.check(tenant)
     with gateway.uploads.growing() as grow:
         form, upload = await _read(request, kind, grow)
-        order = _order(request, form, upload, priority)
+        order = _order(request, form, upload)
         return form, await gateway.admit(order, key, held)
 
 
@@ -85,8 +84,8 @@ def _pictures(
     return decoded(references), in_order({name: picture(text, name) for name, text in controls.items()})
 
 
-def _order(request: web.Request, form: Form, upload: Upload, priority: Priority) -> EditOrder:
-    config, awaited = request.app[GATEWAY].config, priority is Priority.INTERACTIVE
+def _order(request: web.Request, form: Form, upload: Upload) -> EditOrder:
+    config, job = request.app[GATEWAY].config, form if isinstance(form, UnattendedForm) else None
     return EditOrder(
         parameters=form.parameters(),
         image=upload.image,
@@ -94,8 +93,8 @@ def _order(request: web.Request, form: Form, upload: Upload, priority: Priority)
         references=upload.references,
         control_images=upload.control_images,
         tenant=request[TENANT],
-        priority=priority,
-        deadline=Deadline.after_ms((config.budget_s if awaited else config.job_budget_s) * 1000),
+        priority=job.priority if job else Priority.INTERACTIVE,
+        deadline=Deadline.after_ms((config.job_budget_s if job else config.budget_s) * 1000),
         task=form.task,
         template_id=form.template_id if isinstance(form, EditFields) else None,
         traceparent=trace_of(request),

@@ -16,7 +16,7 @@ from pydantic import Field
 
 from giornata.wire.errors import GiornataError
 from giornata.wire.events import PreviewEvent, StateEvent, StepEvent
-from giornata.wire.jobs import Box, JobState
+from giornata.wire.jobs import Box, JobState, Priority
 from giornata.wire.messages import Forecast
 from giornata.wire.models import Task
 from giornata.wire.progress import JobRecord, RowRecord
@@ -101,6 +101,7 @@ class JobView(View):
     id: str
     object: JobKind
     state: JobState
+    priority: Priority
     cancelling: bool
     """It was cancelled and ends at its next step."""
     model: str
@@ -144,6 +145,7 @@ def job_view(record: JobRecord, base_url: str, forecast: Forecast | None = None)
         id=job.job_id,
         object=KINDS[job.task].job,
         state=record.state,
+        priority=job.priority,
         cancelling=record.cancel and not record.state.terminal,
         model=job.model,
         attempt=record.attempt,

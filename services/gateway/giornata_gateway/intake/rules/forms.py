@@ -19,6 +19,7 @@ from pydantic import (
 from giornata.wire import generations
 from giornata.wire.adapters import CONTROL_IMAGES
 from giornata.wire.errors import InvalidField
+from giornata.wire.jobs import Priority
 from giornata.wire.models import Task
 from giornata.wire.references import MAX_REFERENCES, REFERENCE, reference_name
 from giornata.wire.requests import EditParameters, GenerationParameters, ModelName, OutputSize, asked
@@ -109,21 +110,25 @@ class GenerationForm(WaitedFor, GenerationFields):
     """Fields of ``POST /v1/images/generations``."""
 
 
-class Hooked(BaseModel):
-    """Who is told of the end of a job that no client waits for."""
+class UnattendedForm(BaseModel):
+    """Fields of a job that no connection is held open for: who is told of its end, and how urgent it is."""
 
     webhook: str | None = Field(
         None,
         max_length=2000,
         description="URL to which the job's end is posted, signed as Standard Webhooks has it; see the page on HTTP.",
     )
+    priority: Priority = Field(
+        Priority.BATCH,
+        description="`interactive` where a person looks on; `batch` lets all interactive jobs pass.",
+    )
 
 
-class JobForm(Hooked, EditFields):
+class JobForm(UnattendedForm, EditFields):
     """Fields of an edit at ``POST /v1/jobs``."""
 
 
-class GenerationJobForm(Hooked, GenerationFields):
+class GenerationJobForm(UnattendedForm, GenerationFields):
     """Fields of a generation at ``POST /v1/jobs``."""
 
 

@@ -6,6 +6,7 @@
 import { ApiError, events, known, requestBlob, requestJson } from "./api.js";
 
 const RETRY_MS = [500, 1000, 2000, 4000, 8000];
+const PRIORITY = "interactive"; // a person looks on
 
 /** Submits an edit and returns its job's id. `fields` become form fields; null ones are left out. */
 export async function submit(image, mask, { reference, control_images: controls, ...fields }) {
@@ -15,6 +16,7 @@ export async function submit(image, mask, { reference, control_images: controls,
   for (const [name, value] of Object.entries(fields)) {
     if (value !== null) form.append(name, Array.isArray(value) ? JSON.stringify(value) : String(value));
   }
+  form.append("priority", PRIORITY);
   form.append("image", image, "image");
   form.append("mask", mask, "mask.png");
   return (await requestJson("v1/jobs", { method: "POST", body: form })).id;
@@ -25,7 +27,7 @@ export async function generate({ reference, control_images: controls, ...fields 
   const written = (blobs) => Promise.all((blobs ?? []).map(dataUrl));
   const pictures = (await written(controls)).map((text, index) => [`control_image_${index}`, text]);
   if (reference) pictures.push(["reference", await written(reference)]);
-  const asked = Object.fromEntries([...Object.entries(fields).filter(([, value]) => value !== null), ...pictures]);
+  const asked = Object.fromEntries([["priority", PRIORITY], ...Object.entries(fields).filter(([, value]) => value !== null), ...pictures]);
   const headers = { "Content-Type": "application/json" };
   return (await requestJson("v1/jobs", { method: "POST", headers, body: JSON.stringify(asked) })).id;
 }
