@@ -114,10 +114,12 @@ class LoraStore:
                 hosting(self._config, self._bus, self._files, self._pins)
             )
             endpoints += host.endpoints if host else ()
-            heard = self._bus.listen(
-                subjects.telemetry_of(ServiceName.LORA_STORE), ServiceState, self._pins.hear
-            )
-            await stack.enter_async_context(heard)
+            for service, hear in (
+                (ServiceName.LORA_STORE, self._pins.hear),
+                (ServiceName.PREPOST, self._validation.hear),
+            ):
+                heard = self._bus.listen(subjects.telemetry_of(service), ServiceState, hear)
+                await stack.enter_async_context(heard)
             serving = self._bus.serve(ServiceName.LORA_STORE, *endpoints, instance=self._config.instance)
             await stack.enter_async_context(serving)
             await stack.enter_async_context(telemetry(self._bus, self._config.telemetry_hz, self._state))
@@ -164,7 +166,7 @@ class LoraStore:
         """Read all records: take up what is unfinished, and remove files and uploads that nobody needs."""
         records = await self._records.all()
         if self._shared is not None:
-            self._shared.know(records)
+            await self._shared.know(records)
         for record in records:
             if record.state is LoraState.VALIDATING:
                 self._validation.add(record)
@@ -189,7 +191,7 @@ class LoraStore:
             limit_bytes=self._config.lora_folder_bytes,
             uploads=intake.uploads,
             finished=intake.finished,
-            validating=validation.pending,
+            validating=validation.pending + (self._shared.unread if self._shared else 0),
             ready=validation.ready,
             failed=validation.failed,
             read_bytes=intake.read_bytes,

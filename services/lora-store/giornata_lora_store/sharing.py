@@ -39,21 +39,30 @@ class SharedFolder:
         self._ids: dict[str, str] = {}
         """By path: the LoRA that the file is."""
         self._refused: set[str] = set()
+        self.unread = 0
+        """Files that were found and not taken in yet."""
 
-    def know(self, records: list[LoraRecord]) -> None:
-        """Take in what earlier instances have made of the folder."""
+    async def know(self, records: list[LoraRecord]) -> None:
+        """Take in what earlier instances have made of the folder, and count its files."""
         shared = [record for record in records if record.tenant == EVERYONE]
         self._ids |= {record.shared_path: record.lora_id for record in shared if record.shared_path}
+        await self._found()
 
     async def look(self) -> None:
         """Take in what is new or has changed, and forget what is gone."""
-        found = await asyncio.to_thread(lambda: dict(self._entries()))
+        found = await self._found()
         for path, (what, seen) in found.items():
             if self._seen.get(path) != seen:
                 await self._take(path, what)
                 self._seen[path] = seen
+                self.unread -= 1
         for path in self._ids.keys() - found.keys():
             await self._forget(path)
+
+    async def _found(self) -> dict[str, tuple[SharedPath, Seen]]:
+        found = await asyncio.to_thread(lambda: dict(self._entries()))
+        self.unread = sum(self._seen.get(path) != seen for path, (_, seen) in found.items())
+        return found
 
     async def _take(self, path: str, what: SharedPath) -> None:
         files = self._intake.files

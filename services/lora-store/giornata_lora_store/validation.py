@@ -14,11 +14,13 @@ import structlog
 from giornata.bus.bus import Bus
 from giornata.cancellation import heed_cancel
 from giornata.deadlines import Deadline
+from giornata.fleet import Fleet
 from giornata.tenant_records import LoraRecords
 from giornata.wire import subjects
 from giornata.wire.cells import in_cell
 from giornata.wire.errors import DeadlineExceeded, GiornataError, LoraNotFound
 from giornata.wire.loras import Canonical, LoraRecord, LoraState, NormaliseLora
+from giornata.wire.workers import ServiceState
 
 AT_ONCE: Final = 2
 """LoRAs that an instance has with prepost at a time."""
@@ -42,6 +44,9 @@ class Validation:
         self._waiting: set[tuple[str, str]] = set()
         self._queue: asyncio.Queue[tuple[str, str]] = asyncio.Queue()
         """Those of them whose turn comes, in order."""
+        self._preposts = Fleet()
+        self._arrivals = 0
+        """How often a prepost has become ready."""
         self.ready = 0
         self.failed = 0
 
@@ -54,6 +59,16 @@ class Validation:
         """Validate a LoRA soon."""
         self._enqueue((record.tenant, record.lora_id))
 
+    def hear(self, state: ServiceState) -> None:
+        """Take in telemetry of a prepost. One that becomes ready is asked at once for all that waits."""
+        now = time.monotonic()
+        self._preposts.expire(now)
+        known = self._preposts.get(state.instance)
+        self._preposts.observe(state, now)
+        if state.ready and not (known and known.ready):
+            self._arrivals += 1
+            self._enqueue_all()
+
     async def run(self, pause_s: float) -> None:
         """Validate what is added; what no prepost has answered is tried again after `pause_s`. It never returns."""
         async with asyncio.TaskGroup() as tasks:
@@ -61,8 +76,11 @@ class Validation:
                 tasks.create_task(self._work(), name=f"validation-{number}")
             while True:
                 await asyncio.sleep(pause_s)
-                for key in self._pending:
-                    self._enqueue(key)
+                self._enqueue_all()
+
+    def _enqueue_all(self) -> None:
+        for key in self._pending:
+            self._enqueue(key)
 
     def _enqueue(self, key: tuple[str, str]) -> None:
         self._pending.add(key)
@@ -73,7 +91,7 @@ class Validation:
     async def _work(self) -> None:
         while True:
             heed_cancel()
-            key = await self._queue.get()
+            key, arrivals = await self._queue.get(), self._arrivals
             try:
                 if await self._settled(*key):
                     self._pending.discard(key)
@@ -81,6 +99,10 @@ class Validation:
                 log.warning("lora_validation_again", lora=key[1], error=repr(error))
             finally:
                 self._waiting.discard(key)
+                if (
+                    key in self._pending and arrivals != self._arrivals
+                ):  # a prepost came while another was asked
+                    self._enqueue(key)
 
     async def _settled(self, tenant: str, lora_id: str) -> bool:
         """Validate one LoRA, unless another instance does. Whether nothing is left to do for it."""

@@ -230,7 +230,7 @@ _NEEDS: Final[Mapping[User, Rights]] = {
     User.LORA_STORE: _and(
         _stateless(
             User.LORA_STORE,
-            (*anywhere(subjects.ALL_LORA), *subjects.ALL_LORA_TIERS),
+            (*anywhere(subjects.ALL_LORA), *subjects.ALL_LORA_TIERS, subjects.telemetry_of(User.PREPOST)),
             User.GATEWAY,
             User.ROUTER,
             User.PREPOST,

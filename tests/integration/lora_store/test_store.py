@@ -43,6 +43,7 @@ from giornata.wire.loras import (
     StoredFile,
     UploadPiece,
 )
+from giornata.wire.workers import ServiceName, ServiceState
 from tests.integration.lora_bench import Store, canonical, lora
 from tests.patience import HUNG_MS, HUNG_S
 
@@ -235,6 +236,21 @@ async def test_it_waits_for_prepost_and_another_instance_takes_over(bench: Store
         assert (await bench.settled(sent)).state is LoraState.READY
 
 
+async def test_a_prepost_that_becomes_ready_is_asked_at_once_for_what_waits(bench: Store) -> None:
+    def away(_: NormaliseLora) -> object:
+        raise ServiceUnavailable("still loading its model")
+
+    bench.answer = away  # type: ignore[assignment]  # it raises
+    ready = ServiceState(service=ServiceName.PREPOST, instance="fake", ready=True, host="h", version="0")
+    async with bench.instance(lora_scan_s=86400):
+        sent = await bench.send(lora(21), tenant())
+        async with asyncio.timeout(HUNG_S):
+            await bench.asked.get()
+        bench.answer = canonical
+        await bench.bus.publish(subjects.telemetry(ServiceName.PREPOST, "fake"), ready)
+        assert (await bench.settled(sent)).state is LoraState.READY
+
+
 async def test_an_instance_that_leaves_lets_go_of_what_prepost_has_not_answered(bench: Store) -> None:
     bench.may_answer.clear()
     async with bench.instance():
@@ -319,6 +335,34 @@ async def test_the_shared_folder_is_read_and_nothing_outside_it(bench: Store, tm
     (folder / "good.safetensors").unlink()
     async with bench.instance(lora_shared_folder=shared):
         await _shared(bench, 0)
+
+
+async def test_files_of_the_shared_folder_count_as_unfinished_from_the_first_telemetry_on(
+    bench: Store, tmp_path: Path
+) -> None:
+    folder = tmp_path / "shared" / bench.model
+    folder.mkdir(parents=True)
+    (folder / "good.safetensors").write_bytes(lora(22))
+    for left in await bench.records.all():  # of other tests, whose models no prepost has any more
+        if left.state is LoraState.VALIDATING:
+            await bench.records.delete(left)
+    bench.may_answer.clear()
+    told: asyncio.Queue[int] = asyncio.Queue()
+
+    def hear(state: ServiceState) -> None:
+        if state.loras is not None:
+            told.put_nowait(state.loras.validating)
+
+    async with (
+        asyncio.timeout(HUNG_S),
+        bench.bus.listen(subjects.telemetry_of(ServiceName.LORA_STORE), ServiceState, hear),
+        bench.instance(lora_shared_folder=folder.parent),
+    ):
+        await bench.asked.get()
+        counts = {told.get_nowait() for _ in range(told.qsize())}
+        assert counts == {1}
+        bench.may_answer.set()
+        assert [one.state for one in await _shared(bench, 1)] == [LoraState.READY]
 
 
 def profiled(record: LoraRecord, share: float, **changed: str) -> ProfiledLora:

@@ -1,0 +1,108 @@
+"""When LoRAs are validated that no prepost has answered for: as soon as one is there, and not a pause later."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+from giornata.wire.errors import ServiceUnavailable
+from giornata.wire.loras import Canonical, LoraRecord, LoraState, NormaliseLora, StoredFile
+from giornata.wire.workers import ServiceName, ServiceState
+from giornata_lora_store.validation import Validation
+from tests.patience import HUNG_S
+
+FILE = StoredFile(sha256="0" * 64, size_bytes=1)
+RECORD = LoraRecord(
+    lora_id="lora_1", tenant="default", created_s=0, state=LoraState.VALIDATING, model="m", source=FILE
+)
+NEVER_S = 1e6
+"""The pause before everything is tried again, longer than the test."""
+
+
+class Prepost:
+    """A bus and records at once: prepost answers when it is there."""
+
+    def __init__(self) -> None:
+        self.record = RECORD
+        self.is_there = False
+        self.asked: asyncio.Queue[None] = asyncio.Queue()
+        self.may_answer = asyncio.Event()
+        self.may_answer.set()
+        self.released = asyncio.Event()
+        self.settled = asyncio.Event()
+
+    async def call(self, _: str, request: NormaliseLora, *__: Any) -> Canonical:
+        was_there = self.is_there
+        self.asked.put_nowait(None)
+        await self.may_answer.wait()
+        if not was_there:
+            raise ServiceUnavailable("nobody answers")
+        return Canonical(file=request.lora.source or FILE, model_digest="d", rank=4, modules=1)
+
+    async def change(self, _: str, __: str, change: Callable[[LoraRecord], LoraRecord | None]) -> LoraRecord:
+        worker = self.record.worker
+        self.record = change(self.record) or self.record
+        if worker and self.record.worker is None:
+            self.released.set()
+        if self.record.state.settled:
+            self.settled.set()
+        return self.record
+
+
+def told(*, ready: bool, instance: str = "prepost-1") -> ServiceState:
+    return ServiceState(service=ServiceName.PREPOST, instance=instance, ready=ready, host="h", version="0")
+
+
+@asynccontextmanager
+async def validating(prepost: Any) -> AsyncIterator[Validation]:
+    """A validation at work on the record."""
+    validation = Validation(prepost, prepost, instance="lora-store-1", cell="main", limit_s=60)
+    running = asyncio.create_task(validation.run(NEVER_S))
+    validation.add(RECORD)
+    try:
+        async with asyncio.timeout(HUNG_S):
+            yield validation
+    finally:
+        running.cancel()
+        await asyncio.wait([running])
+
+
+async def test_a_prepost_that_becomes_ready_is_asked_for_what_waits() -> None:
+    prepost = Prepost()
+    async with validating(prepost) as validation:
+        await prepost.asked.get()
+        await prepost.released.wait()
+        validation.hear(told(ready=False))
+        assert validation.pending == 1
+        prepost.is_there = True
+        validation.hear(told(ready=True))
+        await prepost.settled.wait()
+        assert prepost.record.state is LoraState.READY
+
+
+async def test_a_prepost_that_comes_while_another_fails_to_answer_is_asked_too() -> None:
+    prepost = Prepost()
+    prepost.may_answer.clear()
+    async with validating(prepost) as validation:
+        await prepost.asked.get()
+        prepost.is_there = True
+        validation.hear(told(ready=True))
+        prepost.may_answer.set()
+        await prepost.settled.wait()
+
+
+async def test_a_prepost_that_is_ready_as_before_is_no_reason_to_ask_again() -> None:
+    prepost = Prepost()
+    async with validating(prepost) as validation:
+        await prepost.released.wait()
+        validation.hear(told(ready=True))
+        await prepost.asked.get()
+        await prepost.asked.get()
+        for _ in range(3):
+            validation.hear(told(ready=True))
+        prepost.is_there = True
+        validation.hear(told(ready=True, instance="prepost-2"))
+        await prepost.settled.wait()
+        assert prepost.asked.qsize() == 1
