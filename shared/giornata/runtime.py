@@ -23,6 +23,7 @@ from giornata.bus.answering import Endpoint
 from giornata.bus.bus import connect_as
 from giornata.bus.telemetry import state_of, telemetry
 from giornata.config import CellConfig, ServiceConfig, load
+from giornata.log_sink import LogSinkFactory
 from giornata.seeing import spans, switching
 from giornata.signals import on_signals
 from giornata.wire.errors import GiornataError
@@ -86,7 +87,7 @@ async def _supervise(main: Callable[[asyncio.Event], Awaitable[None]]) -> None:
 
 
 def configure_logs(level: str, form: str, instance: str) -> None:
-    """Log to standard error, in lines for people or JSON; every line names the instance."""
+    """Log to standard error, in lines for people or JSON; every line names the instance. It never raises."""
     structlog.contextvars.bind_contextvars(instance=instance)
     renderer = (
         structlog.processors.JSONRenderer() if form == "json" else structlog.dev.ConsoleRenderer(colors=False)
@@ -100,7 +101,7 @@ def configure_logs(level: str, form: str, instance: str) -> None:
             renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=LogSinkFactory(sys.stderr),
         cache_logger_on_first_use=True,
     )
 

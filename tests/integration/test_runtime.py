@@ -6,6 +6,8 @@ import signal
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -25,12 +27,12 @@ sys.exit(runtime.start(ServiceName.ROUTER, ServiceConfig, main))
 """
 
 
-def start(body: str) -> subprocess.Popen[str]:
+def start(body: str, log: int | IO[bytes] = subprocess.PIPE) -> subprocess.Popen[str]:
     program = PROGRAM.format(body=textwrap.indent(textwrap.dedent(body), "    "))
     return subprocess.Popen(
         [sys.executable, "-c", program, "--instance", "test-1", "--log-format", "json"],
         stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        stderr=log,
         text=True,
     )
 
@@ -105,3 +107,30 @@ def test_a_surprise_is_logged_with_its_traceback_and_fails_too() -> None:
     [line] = [line for line in log.splitlines() if "service_failed" in line]
     assert "Traceback" in line
     assert "KeyError" in line
+
+
+def test_no_process_ends_for_want_of_a_log_line() -> None:
+    body = """
+        from giornata.bus.telemetry import state_of
+        from giornata.config import CellConfig
+        from giornata.log_sink import LogSink
+        import structlog
+        log = structlog.get_logger("test")
+        for number in range(2000):  # more than the stream's buffer holds
+            log.warning("line", number=number)
+        try:
+            raise KeyError("vae")
+        except KeyError:
+            log.exception("surprise")
+        asyncio.get_running_loop().call_exception_handler({"message": "of a library"})
+        state = state_of(ServiceName.ROUTER, CellConfig(instance="test-1"))
+        print("ready", flush=True)
+        await stop.wait()
+        print(LogSink.lost, state.log_lines_lost, flush=True)
+        """
+    with Path("/dev/full").open("ab", buffering=0) as full:
+        process = start(body, full)
+        ready(process)
+        process.terminate()
+        out, _ = process.communicate(timeout=HUNG_S)
+    assert (out, process.returncode) == ("2002 2001\n", 0), "the line `stopping` came last"

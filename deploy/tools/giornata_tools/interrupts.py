@@ -6,6 +6,7 @@ import asyncio
 import os
 import sys
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Final
 
 import uvloop
@@ -15,6 +16,12 @@ from giornata.signals import on_signals
 INTERRUPTED: Final = 130
 SHOW_CURSOR: Final = "\x1b[?25h"
 """A progress bar hides the cursor."""
+
+
+def tell(text: str, *, ordinary: bool = False) -> None:
+    """Write to standard error, or the `ordinary` output; where that is a full disk or closed, do nothing."""
+    with suppress(OSError):
+        print(text, end="", flush=True, file=sys.stdout if ordinary else sys.stderr)
 
 
 def run(
@@ -33,19 +40,18 @@ def run(
         task = asyncio.ensure_future(main())
 
         def first(_: str) -> None:
-            sys.stderr.write(told)
             task.cancel()
+            tell(told)
 
         def second(_: str) -> None:
-            sys.stderr.write(SHOW_CURSOR if sys.stderr.isatty() else "")
-            sys.stderr.flush()
+            tell(SHOW_CURSOR if sys.stderr.isatty() else "")
             end(INTERRUPTED)
 
         on_signals(first, second)
         try:
             return await task
         except asyncio.CancelledError:
-            sys.stderr.write("Stopped.\n")
+            tell("Stopped.\n")
             return INTERRUPTED
 
     return uvloop.run(supervised())

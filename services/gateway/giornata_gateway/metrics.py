@@ -255,6 +255,10 @@ class _Fleet(CollectorRegistry):
         for service, count in sorted(ready.items()):
             instances.add_metric([service], count)
         yield instances
+        lost = counter("log_lines_lost", "Log lines that an instance could not write.", "service", "instance")
+        for state in states:
+            lost.add_metric([str(state.service), state.instance], state.log_lines_lost)
+        yield lost
         yield from worker_metrics(self._reports)
         yield from template_metrics(states)
         yield from adapter_metrics(states)

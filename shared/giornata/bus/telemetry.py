@@ -18,6 +18,7 @@ from giornata import __version__
 from giornata.bus.bus import Bus
 from giornata.bus.connection import barrier
 from giornata.config import CellConfig, ServiceConfig
+from giornata.log_sink import LogSink
 from giornata.wire import subjects
 from giornata.wire.cells import in_cell
 from giornata.wire.workers import ServiceName, ServiceState
@@ -64,6 +65,7 @@ def state_of(service: ServiceName, config: ServiceConfig, **told: Any) -> Servic
         "cell": config.cell if isinstance(config, CellConfig) else None,
         "host": socket.gethostname(),
         "version": __version__,
+        "log_lines_lost": LogSink.lost,
     }
     return ServiceState.model_validate(own | {"ready": True} | told)
 

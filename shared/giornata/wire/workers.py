@@ -356,3 +356,5 @@ class ServiceState(Wire):
     """What makes masks from words in a prepost; None where nothing does, and from versions that do not tell."""
     answering: tuple[str, ...] | None = None
     """Questions that a prepost works on (:func:`giornata.wire.messages.question`); None: the version does not tell."""
+    log_lines_lost: int = 0
+    """Lines of its log that this process could not write, such as to a full disk."""

@@ -128,7 +128,7 @@ def up(ctx: click.Context, /, **given: Any) -> None:
     from giornata_tools.launcher import program
     from giornata_tools.launcher import up as launcher
 
-    options, say = launcher.UpOptions(**given), partial(print, flush=True)
+    options, say = launcher.UpOptions(**given), program.say
     beside: launcher.Beside = launcher.idle
     if options.profile_loras:
         from giornata_tools.joining.background import profiling as beside

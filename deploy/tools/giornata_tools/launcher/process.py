@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 from typing import Final
 
@@ -71,7 +72,7 @@ class Process:
             LaunchError: the program cannot be executed.
         """
         log = logs / f"{command.name}.log"
-        with log.open("ab") as output:
+        with _opened(log) as output:
             try:
                 child = await asyncio.create_subprocess_exec(
                     *command.argv,
@@ -169,18 +170,29 @@ class Process:
 
     def tail(self) -> str:
         """The last lines of its log, indented."""
-        with self.log.open(encoding="utf-8", errors="replace") as file:
-            return "".join(f"    {line}" for line in deque(file, TAIL_LINES)).rstrip() or "    (empty)"
+        lines: deque[str] = deque(maxlen=TAIL_LINES)
+        with contextlib.suppress(OSError), self.log.open(encoding="utf-8", errors="replace") as file:
+            lines.extend(file)
+        return "".join(f"    {line}" for line in lines).rstrip() or "    (empty)"
 
     def _signal(self, number: signal.Signals) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, number)
 
     async def _copy_output(self, output: asyncio.StreamReader, announcement: re.Pattern[str]) -> None:
-        with self.log.open("ab", buffering=0) as file:
+        with _opened(self.log) as file:
             while line := await output.readline():
-                file.write(line)
+                with contextlib.suppress(OSError):  # a full disk
+                    file.write(line)
                 if not self._announced.done() and (
                     found := announcement.search(line.decode(errors="replace"))
                 ):
                     self._announced.set_result(found)
+
+
+def _opened(log: Path) -> FileIO:
+    """The file of a log; where a full disk takes none, what discards it."""
+    try:
+        return log.open("ab", buffering=0)
+    except OSError:
+        return Path(os.devnull).open("ab", buffering=0)

@@ -14,6 +14,11 @@ from giornata_tools.launcher.process import LaunchError
 log = structlog.get_logger(__name__)
 
 
+def say(text: str) -> None:
+    """Print a line for the person who runs the program; none is worth its end."""
+    interrupts.tell(f"{text}\n", ordinary=True)
+
+
 def run(name: str, main: Callable[[], Awaitable[int]]) -> int:
     """Run `main` to the exit status: its own; 1 with a sentence on standard error; 130 after a signal."""
     runtime.configure_logs("error", "console", name)
@@ -21,8 +26,8 @@ def run(name: str, main: Callable[[], Awaitable[int]]) -> int:
         # A second signal ends the processes at once, and still removes temporary folders.
         return interrupts.run(main, told="\nStopping; once more to stop at once.\n", end=sys.exit)
     except LaunchError as error:
-        sys.stderr.write(f"{error}\n")
+        interrupts.tell(f"{error}\n")
     except Exception as error:  # the program's edge: a person reads a sentence last
         log.exception("unforeseen")
-        sys.stderr.write(f"{name} failed: {type(error).__name__}: {error}\n")
+        interrupts.tell(f"{name} failed: {type(error).__name__}: {error}\n")
     return 1

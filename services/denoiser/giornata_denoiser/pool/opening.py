@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -138,7 +138,8 @@ def decisions(path: Path | None) -> Iterator[Callable[[Recording], None] | None]
     with path.open("ab") as file:
 
         def record(recording: Recording) -> None:
-            file.write(as_json(recording) + b"\n")
+            with suppress(OSError):  # a full disk costs recordings, not the pool
+                file.write(as_json(recording) + b"\n")
 
         yield record
 
