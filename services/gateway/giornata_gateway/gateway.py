@@ -15,7 +15,7 @@ from giornata.bus import streams
 from giornata.bus.bus import Bus
 from giornata.deadlines import Deadline
 from giornata.tenant_records import LoraRecords, TemplateRecords, WebhookRecords
-from giornata.wire.errors import InputLost, ResultExpired
+from giornata.wire.errors import InputLost, ResultExpired, TooManyStreams
 from giornata.wire.events import DoneEvent
 from giornata.wire.fleet import InstanceReport
 from giornata.wire.jobs import TAKE_OVER_S, BlobRef, Job
@@ -26,7 +26,7 @@ from giornata_gateway.config import GatewayConfig
 from giornata_gateway.fleet import FleetListener
 from giornata_gateway.intake.departure import Departure
 from giornata_gateway.intake.key_file import KeyFile
-from giornata_gateway.intake.limits import Memory, Places, Stay
+from giornata_gateway.intake.limits import GRACE_S, Memory, Places, Pool, Stay
 from giornata_gateway.intake.quotas import Quotas
 from giornata_gateway.intake.rules.tenants import DEFAULT_TENANT, Tenant, tenant_of
 from giornata_gateway.jobs.ledger import JobEnds, JobLedger
@@ -87,14 +87,24 @@ class Gateway:
         self.ledger = JobLedger(bus, records)
         self.ends = JobEnds(records, self._ended)
         self.metrics = Metrics(lambda: len(self.ends), self._webhooks_kept)
-        self.places = Places(config.max_concurrent_rows)
+        pool = partial(Pool, alone=self._alone, told=self.metrics.pool_told)
+        self.pools = (
+            pool("pictures", config.max_concurrent_rows),
+            pool("streams", config.max_streams),
+            pool("uploads", config.max_held_bytes),
+            pool("answers", config.max_held_bytes, grace_s=GRACE_S),
+        )
+        for one in self.pools:
+            self.metrics.watch(one.name, one)
+        pictures, streams, uploads, answers = self.pools
+        self.places = Places(pictures)
         """For pictures in progress."""
         self.quotas = Quotas(self.places.estimate_s, self.metrics.tenant_refused)
-        self.watchers = Places(config.max_streams, "event streams")
+        self.watchers = Places(streams, "event streams", TooManyStreams)
         """For event streams that look on."""
-        self.uploads = Memory(config.max_held_bytes)
+        self.uploads = Memory(uploads)
         """Pictures on their way into the blob store."""
-        self.answers = Memory(config.max_held_bytes)
+        self.answers = Memory(answers)
         """Pictures on their way to clients."""
         self.loras = Loras(config, bus, loras, fleet)
         self.masks = Masks(config, bus, blobs, fleet, tasks)
@@ -122,7 +132,7 @@ class Gateway:
         order = await order.identified(key)
         known = await self.submission.known(order)
         if known is not None:  # nothing is computed, and its pictures may be gone
-            return Admitted(known, held.enter_context(self.places.held()))
+            return Admitted(known, held.enter_context(self.places.held(order.tenant)))
         await self.preparation.check_blobs(order)
         started_s = time.monotonic()
         longest_s = order.deadline.remaining_s() + TAKE_OVER_S  # its job has ended then in any case
@@ -155,9 +165,9 @@ class Gateway:
         `name` names the job, or the registration of a template. They count at most for `longest_s`. What is raised says
         why the gateway or the tenant has no room for them.
         """
-        self.places.check(pictures)
+        self.places.check(tenant, pictures)
         counted = self.quotas.enter(tenant, pictures, name, longest_s)
-        with self.places.held(pictures) as stay:
+        with self.places.held(tenant, pictures) as stay:
             try:
                 yield stay
             finally:
@@ -205,6 +215,10 @@ class Gateway:
             return await self.blobs.get(ref)
         except InputLost as error:
             raise ResultExpired from error
+
+    def _alone(self) -> bool:
+        """Whether there is one tenant alone."""
+        return self.keys is None or len(self.keys.current.names) < 2
 
     def _webhooks_kept(self, state: WebhookState) -> int:
         return self.webhooks.kept(state)

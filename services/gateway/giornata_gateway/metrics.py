@@ -9,6 +9,7 @@ from functools import partial
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import Metric
 
+from giornata.shares import SharedPool
 from giornata.wire.events import DoneEvent
 from giornata.wire.fleet import InstanceReport
 from giornata.wire.webhooks import WebhookState
@@ -214,6 +215,11 @@ class Metrics:
         self._slo = count("giornata_slo_total", meaning, ["met"])
         meaning = "Requests refused by a limit of their tenant."
         self._tenant_refusals = count("giornata_tenant_refusals_total", meaning, ["tenant", "code"])
+        meaning = "What tenants could not have of a pool that all share, or had to give back."
+        self._shares = count("giornata_pool_shares_total", meaning, ["pool", "tenant", "outcome"])
+        pools = partial(Gauge, labelnames=["pool"], registry=self.registry)
+        self._pool_used = pools("giornata_pool_used", "What is held of a pool that tenants share.")
+        self._pool_limit = pools("giornata_pool_limit", "What such a pool holds at most.")
         meaning = "Requests answered with the job of an earlier one, by their idempotency key."
         self._repeated = count("giornata_repeated_requests_total", meaning, ["door"])
         meaning = "Attempts to send a webhook: taken, failed, or given up."
@@ -236,6 +242,15 @@ class Metrics:
     def tenant_refused(self, tenant: str, code: str) -> None:
         """Count one refusal by a limit of a tenant."""
         self._tenant_refusals.labels(tenant, code).inc()
+
+    def pool_told(self, pool: str, tenant: str, outcome: str) -> None:
+        """Count one refusal of a shared pool, or one holding that was taken back."""
+        self._shares.labels(pool, tenant, outcome).inc()
+
+    def watch(self, name: str, pool: SharedPool) -> None:
+        """Show how full a shared pool is."""
+        self._pool_limit.labels(name).set(pool.capacity)
+        self._pool_used.labels(name).set_function(lambda: pool.used)
 
     def webhook_sent(self, outcome: Outcome) -> None:
         """Count one attempt to send a webhook."""
