@@ -111,6 +111,16 @@ class SharedPool:
             self.used -= holding.amount
             holding.amount = 0
 
+    def oldest(self, tenant: str) -> Holding | None:
+        """The holding that rests for longest: of a tenant or, where it has none, of all."""
+        known = self._tenants.get(tenant)
+        all_of = (
+            known.holdings
+            if known and known.holdings
+            else (h for t in self._tenants.values() for h in t.holdings)
+        )
+        return min(all_of, key=lambda one: one.moved_s, default=None)
+
     def _owed(self, holding: Holding, amount: int, now: float) -> list[Holding]:
         """Which holdings go so that `amount` is free for a tenant that has less; none where they do not suffice."""
         needed, own = self.used + amount - self.capacity, self._level(holding, amount)

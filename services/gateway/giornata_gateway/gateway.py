@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Final
 
 from giornata.blobs import BlobStore
 from giornata.bus import streams
@@ -38,6 +39,9 @@ from giornata_gateway.jobs.submission import AwaitedJob, Submission
 from giornata_gateway.metrics import Metrics
 from giornata_gateway.views.webhooks import webhook_body
 from giornata_gateway.webhooks.desk import WebhookDesk
+
+STRANGERS: Final = 4
+"""One of so many connections may be one on which no key was shown yet."""
 
 
 @dataclass(frozen=True)
@@ -93,10 +97,12 @@ class Gateway:
             pool("streams", config.max_streams),
             pool("uploads", config.max_held_bytes),
             pool("answers", config.max_held_bytes, grace_s=GRACE_S),
+            Pool("strangers", strangers := max(1, config.max_connections // STRANGERS), told=self._stranger),
+            pool("connections", max(1, config.max_connections - strangers)),
         )
         for one in self.pools:
             self.metrics.watch(one.name, one)
-        pictures, streams, uploads, answers = self.pools
+        pictures, streams, uploads, answers, *self.connections = self.pools
         self.places = Places(pictures)
         """For pictures in progress."""
         self.quotas = Quotas(self.places.estimate_s, self.metrics.tenant_refused)
@@ -219,6 +225,9 @@ class Gateway:
     def _alone(self) -> bool:
         """Whether there is one tenant alone."""
         return self.keys is None or len(self.keys.current.names) < 2
+
+    def _stranger(self, pool: str, _: str, outcome: str) -> None:
+        self.metrics.pool_told(pool, "", outcome)  # addresses are no labels
 
     def _webhooks_kept(self, state: WebhookState) -> int:
         return self.webhooks.kept(state)

@@ -66,7 +66,7 @@ def _limits(gateway: Gateway) -> ConnectionLimits:
     def refused(error: GiornataError) -> None:
         gateway.metrics.answered("http", "unknown", error.status, error.code, 0.0)
 
-    return ConnectionLimits(config.head_s, config.idle_s, config.stall_s, config.max_connections, refused)
+    return ConnectionLimits(config.head_s, config.idle_s, config.stall_s, *gateway.connections, refused)
 
 
 def _application(gateway: Gateway) -> web.Application:

@@ -87,6 +87,14 @@ class Pool(SharedPool):
             one.revoke()
         return gone is not None
 
+    def taken_anew(self, holding: Holding) -> None:
+        """Give a holding 1, in the place of its tenant's oldest one where there is no other."""
+        if not self.taken(holding, 1) and (oldest := self.oldest(holding.tenant)) is not None:
+            self.give_back(oldest)
+            self._told(self.name, oldest.tenant, "taken_back")
+            oldest.revoke()
+            self.taken(holding, 1)
+
     def refused(self, tenant: str) -> None:
         """Count that a tenant got nothing."""
         self._told(self.name, tenant, "refused")
