@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from datetime import datetime
-from functools import cached_property
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import (
@@ -103,11 +102,6 @@ class KeysFile(_Part):
         if len(self.passwords) < sum(key.nats is not None for key in self.keys):
             raise ValueError("an application is there twice")
         return self
-
-    @cached_property
-    def names(self) -> frozenset[str]:
-        """The tenants that have keys."""
-        return frozenset(key.tenant for key in self.keys)
 
     @property
     def passwords(self) -> dict[str, str]:

@@ -10,6 +10,7 @@ most: for what others held in the last seconds and, where its holding is firm, f
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
@@ -25,10 +26,6 @@ def firm() -> bool:
     return False
 
 
-def unheeded() -> None:
-    """What is told of a holding's end where nobody waits for it."""
-
-
 @dataclass(eq=False)
 class Holding:
     """What one request or connection of a tenant has of a pool."""
@@ -37,8 +34,8 @@ class Holding:
     weight: float = 1.0
     takeable: Callable[[], bool] = firm
     """Whether it may be taken back now."""
-    revoke: Callable[[], None] = unheeded
-    """Ends it; the caller of :meth:`SharedPool.take` calls it of each one that was taken back."""
+    revoke: Callable[[], object] = firm
+    """Is called where it is taken back."""
     amount: int = 0
     moved_s: float = 0.0
     """When it grew last: of a tenant's holdings the one that rests for longest goes first."""
@@ -57,12 +54,22 @@ class _Tenant:
 class SharedPool:
     """Room for `capacity` of anything, on the clock of `now`; a holding that moved within `grace_s` is not taken back.
 
-    `alone` says whether no second tenant can come: then nothing is kept for it.
+    `alone` says whether no second tenant can come: then nothing is kept for it. A pool that `renews` takes of the
+    tenant that has most, the asking one too, whatever they have.
     """
 
-    def __init__(self, capacity: int, *, alone: Callable[[], bool] = firm, grace_s: float = 0.0) -> None:
-        self.capacity, self.grace_s, self._alone = capacity, grace_s, alone
+    def __init__(
+        self,
+        capacity: int,
+        alone: Callable[[], bool] = lambda: True,
+        *,
+        grace_s: float = 0.0,
+        renews: bool = False,
+    ) -> None:
+        self.capacity, self.grace_s, self._alone, self._renews = capacity, grace_s, alone, renews
         self.used = 0
+        self.outcomes = Counter[tuple[str, str]]()
+        """How often a tenant was `refused`, or a holding of it `taken_back`."""
         self._tenants: dict[str, _Tenant] = {}
 
     def held(self, tenant: str) -> int:
@@ -81,26 +88,25 @@ class SharedPool:
         kept = KEPT * self.capacity
         return amount <= free - (kept if holding.takeable is firm else min(kept, asked))
 
-    def take(self, holding: Holding, amount: int, now: float) -> list[Holding] | None:
-        """Give a holding `amount` more; which other holdings were taken back for it, or None where it has to wait.
-
-        Then room is kept for it, as if it had that.
-        """
+    def take(self, holding: Holding, amount: int, now: float) -> bool:
+        """Give a holding `amount` more if it fits, at once or in the place of others; if not, room is kept for it."""
         tenant = self._tenant(holding, now)
         wanted = tenant.held + amount
         if now >= tenant.until_s or wanted >= tenant.wanted:
             tenant.wanted, tenant.until_s = wanted, now + LINGER_S
         gone: list[Holding] = []
         if not self.fits(holding, amount, now) and not (gone := self._owed(holding, amount, now)):
-            return None
+            return False
         for one in gone:
+            self.outcomes["" if self._renews else one.tenant, "taken_back"] += 1
             self.give_back(one)
+            one.revoke()
         tenant.holdings[holding] = None
         holding.amount += amount
         holding.moved_s = now
         tenant.held += amount
         self.used += amount
-        return gone
+        return True
 
     def give_back(self, holding: Holding) -> None:
         """A holding ends, or is taken back; one that has nothing is no mistake."""
@@ -111,40 +117,26 @@ class SharedPool:
             self.used -= holding.amount
             holding.amount = 0
 
-    def oldest(self, tenant: str) -> Holding | None:
-        """The holding that rests for longest: of a tenant or, where it has none, of all."""
-        known = self._tenants.get(tenant)
-        all_of = (
-            known.holdings
-            if known and known.holdings
-            else (h for t in self._tenants.values() for h in t.holdings)
-        )
-        return min(all_of, key=lambda one: one.moved_s, default=None)
-
     def _owed(self, holding: Holding, amount: int, now: float) -> list[Holding]:
         """Which holdings go so that `amount` is free for a tenant that has less; none where they do not suffice."""
         needed, own = self.used + amount - self.capacity, self._level(holding, amount)
-        left = {name: one.held for name, one in self._tenants.items() if name != holding.tenant}
-        rests: dict[str, list[Holding]] = {}
+        levels = {name: one.held / one.weight for name, one in self._tenants.items()}
+        able = [
+            one
+            for name, tenant in self._tenants.items()
+            for one in (tenant.holdings if self._renews or name != holding.tenant else ())
+            if now - one.moved_s >= self.grace_s and one.takeable()
+        ]
         chosen: list[Holding] = []
         while needed > 0:
-            levels = {name: held / self._tenants[name].weight for name, held in left.items()}
-            most = max(levels, key=levels.__getitem__, default=None)
-            if most is None or levels[most] <= own:
+            first = max(able, key=lambda one: (levels[one.tenant], -one.moved_s), default=None)
+            if first is None or (levels[first.tenant] <= own and not self._renews):
                 return []
-            if most not in rests:
-                able = [one for one in self._tenants[most].holdings if self._may_go(one, now)]
-                rests[most] = sorted(able, key=lambda one: one.moved_s)[::-1]
-            if not rests[most]:
-                del left[most]
-                continue
-            chosen.append(rests[most].pop())
-            left[most] -= chosen[-1].amount
-            needed -= chosen[-1].amount
+            able.remove(first)
+            chosen.append(first)
+            levels[first.tenant] -= first.amount / first.weight
+            needed -= first.amount
         return chosen
-
-    def _may_go(self, holding: Holding, now: float) -> bool:
-        return now - holding.moved_s >= self.grace_s and holding.takeable()
 
     def _level(self, holding: Holding, amount: int) -> float:
         return (self.held(holding.tenant) + amount) / holding.weight

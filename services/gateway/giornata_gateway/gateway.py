@@ -15,6 +15,7 @@ from giornata.blobs import BlobStore
 from giornata.bus import streams
 from giornata.bus.bus import Bus
 from giornata.deadlines import Deadline
+from giornata.shares import SharedPool
 from giornata.tenant_records import LoraRecords, TemplateRecords, WebhookRecords
 from giornata.wire.errors import InputLost, ResultExpired, TooManyStreams
 from giornata.wire.events import DoneEvent
@@ -27,7 +28,7 @@ from giornata_gateway.config import GatewayConfig
 from giornata_gateway.fleet import FleetListener
 from giornata_gateway.intake.departure import Departure
 from giornata_gateway.intake.key_file import KeyFile
-from giornata_gateway.intake.limits import GRACE_S, Memory, Places, Pool, Stay
+from giornata_gateway.intake.limits import GRACE_S, Memory, Places, Stay
 from giornata_gateway.intake.quotas import Quotas
 from giornata_gateway.intake.rules.tenants import DEFAULT_TENANT, Tenant, tenant_of
 from giornata_gateway.jobs.ledger import JobEnds, JobLedger
@@ -90,27 +91,24 @@ class Gateway:
         self.departure = Departure()
         self.ledger = JobLedger(bus, records)
         self.ends = JobEnds(records, self._ended)
-        self.metrics = Metrics(lambda: len(self.ends), self._webhooks_kept)
-        pool = partial(Pool, alone=self._alone, told=self.metrics.pool_told)
-        self.pools = (
-            pool("pictures", config.max_concurrent_rows),
-            pool("streams", config.max_streams),
-            pool("uploads", config.max_held_bytes),
-            pool("answers", config.max_held_bytes, grace_s=GRACE_S),
-            Pool("strangers", strangers := max(1, config.max_connections // STRANGERS), told=self._stranger),
-            pool("connections", max(1, config.max_connections - strangers)),
-        )
-        for one in self.pools:
-            self.metrics.watch(one.name, one)
-        pictures, streams, uploads, answers, *self.connections = self.pools
-        self.places = Places(pictures)
+        strangers = max(1, config.max_connections // STRANGERS)
+        pools = self.pools = {
+            "pictures": SharedPool(config.max_concurrent_rows, self._alone),
+            "streams": SharedPool(config.max_streams, self._alone),
+            "uploads": SharedPool(config.max_held_bytes, self._alone),
+            "answers": SharedPool(config.max_held_bytes, self._alone, grace_s=GRACE_S),
+            "connections": SharedPool(max(1, config.max_connections - strangers), self._alone),
+            "strangers": SharedPool(strangers, renews=True),
+        }
+        self.metrics = Metrics(lambda: len(self.ends), self._webhooks_kept, pools)
+        self.places = Places(pools["pictures"])
         """For pictures in progress."""
         self.quotas = Quotas(self.places.estimate_s, self.metrics.tenant_refused)
-        self.watchers = Places(streams, "event streams", TooManyStreams)
+        self.watchers = Places(pools["streams"], "event streams", TooManyStreams)
         """For event streams that look on."""
-        self.uploads = Memory(uploads)
+        self.uploads = Memory(pools["uploads"])
         """Pictures on their way into the blob store."""
-        self.answers = Memory(answers)
+        self.answers = Memory(pools["answers"])
         """Pictures on their way to clients."""
         self.loras = Loras(config, bus, loras, fleet)
         self.masks = Masks(config, bus, blobs, fleet, tasks)
@@ -224,10 +222,8 @@ class Gateway:
 
     def _alone(self) -> bool:
         """Whether there is one tenant alone."""
-        return self.keys is None or len(self.keys.current.names) < 2
-
-    def _stranger(self, pool: str, _: str, outcome: str) -> None:
-        self.metrics.pool_told(pool, "", outcome)  # addresses are no labels
+        keys = () if self.keys is None else self.keys.current.keys
+        return all(key.tenant == keys[0].tenant for key in keys)
 
     def _webhooks_kept(self, state: WebhookState) -> int:
         return self.webhooks.kept(state)

@@ -8,22 +8,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from giornata.shares import SharedPool
 from giornata.wire.errors import ServiceUnavailable, TooManyRequests, TooManyStreams
 from giornata_gateway.intake import limits
-from giornata_gateway.intake.limits import Memory, Places, Pool
+from giornata_gateway.intake.limits import Memory, Places
 from giornata_gateway.intake.rules.tenants import Tenant
 
 ALICE, BOB = Tenant("alice"), Tenant("bob")
 STREAMS = "event streams", TooManyStreams
 
 
-def pool(limit: int, **options: Any) -> Pool:
-    return Pool("pool", limit, clock=lambda: 0.0, **options)
+pool = SharedPool
 
 
-def shared(limit: int, **options: Any) -> Pool:
+def shared(limit: int, **options: Any) -> SharedPool:
     """A pool to which other tenants may come."""
-    return pool(limit, alone=lambda: False, **options)
+    return pool(limit, lambda: False, **options)
 
 
 def test_rows_count_not_requests() -> None:
@@ -90,42 +90,37 @@ def test_never_above_the_limit_but_for_one_alone(limit: int, requests: list[tupl
 def test_pictures_in_progress_leave_room_for_the_tenant_that_comes() -> None:
     admission = Places(shared(8))
     with ExitStack() as held:
+        for _ in range(6):
+            held.enter_context(admission.held(ALICE))
         with pytest.raises(TooManyRequests):
-            for _ in range(8):
-                held.enter_context(admission.held(ALICE))
-        assert admission.taken == 6
+            held.enter_context(admission.held(ALICE))
         with admission.held(BOB), admission.held(BOB):
             assert admission.taken == 8
 
 
 async def test_a_stream_ends_for_a_tenant_that_has_fewer() -> None:
-    told: list[tuple[str, str, str]] = []
-    admission, begun, ended = Places(shared(3, told=lambda *one: told.append(one)), *STREAMS), 0, 0
+    admission, begun, ended = Places(shared(3), *STREAMS), asyncio.Semaphore(0), asyncio.Event()
 
     async def look_on() -> None:
-        nonlocal begun, ended
         try:
             async with admission.lent(ALICE):
-                begun += 1
+                begun.release()
                 await asyncio.Event().wait()
         except TooManyStreams:
-            ended += 1
+            ended.set()
 
     async with asyncio.TaskGroup() as tasks:
         others = [tasks.create_task(look_on()) for _ in range(3)]
-        while begun < 3:
-            await asyncio.sleep(0)
+        for _ in others:
+            await begun.acquire()
         async with admission.lent(BOB):
             assert admission.pool.held("bob") == 1
-            while not ended:
-                await asyncio.sleep(0)
+            await ended.wait()
             with pytest.raises(TooManyStreams):
                 await admission.lent(ALICE).__aenter__()
         for other in others:
             other.cancel()
-    assert ended == 1
-    assert ("pool", "alice", "taken_back") in told
-    assert ("pool", "alice", "refused") in told
+    assert admission.pool.outcomes == {("alice", "taken_back"): 1, ("alice", "refused"): 2}
     assert admission.taken == 0
 
 
@@ -192,10 +187,12 @@ async def test_a_slow_reader_is_cut_off_for_a_tenant_that_has_less() -> None:
         assert (held.pool.held("alice"), held.pool.held("bob")) == (0, 40)
 
 
-async def test_a_young_answer_is_not_cut_off_and_the_next_tenant_passes_those_that_wait() -> None:
-    held, cut = Memory(shared(100, grace_s=1.0)), asyncio.Event()
+async def test_a_young_answer_is_not_cut_off_and_the_next_tenant_passes_those_that_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    held, cut = Memory(shared(100, grace_s=0.1)), asyncio.Event()
     now_s, told = 0.0, list[str]()
-    held.pool.clock = lambda: now_s
+    monkeypatch.setattr(limits, "monotonic", lambda: now_s)
 
     async def answer(tenant: Tenant) -> None:
         async with held.room(tenant, 40):

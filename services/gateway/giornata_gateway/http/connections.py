@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import socket
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -16,9 +17,8 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from giornata.shares import Holding
+from giornata.shares import Holding, SharedPool
 from giornata.wire.errors import GiornataError, RequestTimeout, TooManyConnections
-from giornata_gateway.intake.limits import Pool
 from giornata_gateway.intake.rules.tenants import Tenant
 from giornata_gateway.views.answers import ErrorAnswer, error_detail
 
@@ -36,9 +36,9 @@ class ConnectionLimits:
     """Between an answer and the next request's first byte."""
     unheard_s: float
     """How long a peer may acknowledge nothing that is sent to it, and be silent before it is asked for a sign."""
-    strangers: Pool
+    strangers: SharedPool
     """Connections on which no key was shown yet, by their address; a newer one may take the place of the oldest."""
-    known: Pool
+    known: SharedPool
     """Connections by the tenant that asked last; one that rests may have to go for a tenant that has fewer."""
     refused: Callable[[GiornataError], None]
     """Is told of every connection that is closed by a limit and of the answer that it got."""
@@ -93,17 +93,17 @@ class _Connection(web.RequestHandler):
         super().connection_made(transport)
         drop_vanished(transport.get_extra_info("socket"), self._limits.unheard_s)
         self._holding = Holding(_address(transport), takeable=lambda: True, revoke=self.force_close)
-        self._limits.strangers.taken_anew(self._holding)
+        self._pool.take(self._holding, 1, time.monotonic())
         self._expect()
 
     def known_as(self, tenant: Tenant) -> None:
         """A request of `tenant` has come; TooManyConnections where it has as many connections as it may."""
         if self._pool is self._limits.known and self._holding.tenant == tenant.name:
-            self._holding.moved_s = self._pool.clock()
+            self._holding.moved_s = time.monotonic()
             return
         holding = Holding(tenant.name, tenant.weight, lambda: not self._busy, self.force_close)
-        if not self._limits.known.taken(holding, 1):
-            self._limits.known.refused(tenant.name)
+        if not self._limits.known.take(holding, 1, time.monotonic()):
+            self._limits.known.outcomes[tenant.name, "refused"] += 1
             accepted = f"{self._limits.connections} connections, shared by the tenants that ask"
             raise TooManyConnections(accepted=accepted, retry_after_s=1)
         self._pool.give_back(self._holding)

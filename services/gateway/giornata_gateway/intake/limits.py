@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import math
-import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from time import monotonic
 from typing import Final
 
 from giornata.shares import Holding, SharedPool, firm
@@ -29,9 +29,6 @@ ROOM_S: Final = 30.0
 GRACE_S: Final = 2.0
 """An answer that is younger is not cut off for another tenant's."""
 CROWDED: Final = "Too many pictures are being received; try again later."
-
-Told = Callable[[str, str, str], None]
-"""Counts what becomes of a tenant's holding: pool, tenant, and `refused` or `taken_back`."""
 
 
 @dataclass
@@ -63,48 +60,11 @@ def _yes() -> bool:
     return True
 
 
-class Pool(SharedPool):
-    """A shared pool of this process: a holding that is taken back is ended and counted."""
-
-    def __init__(
-        self,
-        name: str,
-        capacity: int,
-        *,
-        alone: Callable[[], bool] = _yes,
-        told: Told = lambda *_: None,
-        grace_s: float = 0.0,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        super().__init__(capacity, alone=alone, grace_s=grace_s)
-        self.name, self.clock, self._told = name, clock, told
-
-    def taken(self, holding: Holding, amount: int) -> bool:
-        """Whether a holding got `amount` more."""
-        gone = self.take(holding, amount, self.clock())
-        for one in gone or ():
-            self._told(self.name, one.tenant, "taken_back")
-            one.revoke()
-        return gone is not None
-
-    def taken_anew(self, holding: Holding) -> None:
-        """Give a holding 1, in the place of its tenant's oldest one where there is no other."""
-        if not self.taken(holding, 1) and (oldest := self.oldest(holding.tenant)) is not None:
-            self.give_back(oldest)
-            self._told(self.name, oldest.tenant, "taken_back")
-            oldest.revoke()
-            self.taken(holding, 1)
-
-    def refused(self, tenant: str) -> None:
-        """Count that a tenant got nothing."""
-        self._told(self.name, tenant, "refused")
-
-
 class Places:
     """Counts places against a limit. One request of any size fits into an idle gateway."""
 
     def __init__(
-        self, pool: Pool, what: str = "pictures", refusal: type[Overloaded] = TooManyRequests
+        self, pool: SharedPool, what: str = "pictures", refusal: type[Overloaded] = TooManyRequests
     ) -> None:
         self.pool, self.what, self._refusal = pool, what, refusal
         self.closed = False
@@ -119,7 +79,7 @@ class Places:
     def check(self, tenant: Tenant, places: int = 1) -> None:
         """Raise TooManyRequests while there is no room, saying when there may be; ServiceUnavailable once closed."""
         self._check_open()
-        if not self.pool.fits(Holding(tenant.name, tenant.weight), places, self.pool.clock()):
+        if not self.pool.fits(Holding(tenant.name, tenant.weight), places, monotonic()):
             raise self._full(tenant, places)
 
     @contextmanager
@@ -129,7 +89,7 @@ class Places:
         holding = Holding(tenant.name, tenant.weight)
         if end is not None:
             holding.takeable, holding.revoke = _yes, end
-        if not self.pool.taken(holding, places):
+        if not self.pool.take(holding, places, monotonic()):
             raise self._full(tenant, places)
         stay = Stay()
         try:
@@ -156,7 +116,7 @@ class Places:
 
     def _full(self, tenant: Tenant, places: int) -> Overloaded:
         limit, taken, own = self.pool.capacity, self.taken, self.pool.held(tenant.name)
-        self.pool.refused(tenant.name)
+        self.pool.outcomes[tenant.name, "refused"] += 1
         return self._refusal(
             received=f"{places} {self.what} while {taken} are in progress, {own} of them this tenant's",
             accepted=f"{limit} {self.what} at a time, shared by the tenants that ask",
@@ -167,12 +127,12 @@ class Places:
 class Grow:
     """Counts the bytes of one request as they come; TooManyRequests where its tenant has no room for more."""
 
-    def __init__(self, pool: Pool, tenant: Tenant) -> None:
+    def __init__(self, pool: SharedPool, tenant: Tenant) -> None:
         self._pool, self.holding = pool, Holding(tenant.name, tenant.weight)
 
     def __call__(self, size_bytes: int) -> None:
         """Hold so many further bytes."""
-        if not self._pool.taken(self.holding, size_bytes):
+        if not self._pool.take(self.holding, size_bytes, monotonic()):
             raise self._refusal()
 
     @asynccontextmanager
@@ -186,7 +146,7 @@ class Grow:
                 self.holding.takeable = firm
 
     def _refusal(self) -> Overloaded:
-        self._pool.refused(self.holding.tenant)
+        self._pool.outcomes[self.holding.tenant, "refused"] += 1
         return TooManyRequests(CROWDED, retry_after_s=RETRY_AFTER_S)
 
 
@@ -196,7 +156,7 @@ class Memory:
     An answer older than the pool's grace may be cut off for a tenant that holds less.
     """
 
-    def __init__(self, pool: Pool) -> None:
+    def __init__(self, pool: SharedPool) -> None:
         self.pool = pool
         self._waiting: dict[Holding, tuple[int, asyncio.Future[None]]] = {}
         self._again: asyncio.TimerHandle | None = None
@@ -229,7 +189,7 @@ class Memory:
                 async with asyncio.timeout(ROOM_S):
                     await turn
             except TimeoutError as error:
-                self.pool.refused(tenant.name)
+                self.pool.outcomes[tenant.name, "refused"] += 1
                 raise ServiceUnavailable(
                     "Too many answers are being read; fetch the pictures later.", retry_after_s=RETRY_AFTER_S
                 ) from error
@@ -255,7 +215,7 @@ class Memory:
             heads.setdefault(one.tenant, one)
         for one in sorted(heads.values(), key=lambda one: self.pool.held(one.tenant) / one.weight):
             size_bytes, _ = self._waiting[one]
-            if self.pool.taken(one, size_bytes):
+            if self.pool.take(one, size_bytes, monotonic()):
                 return one
             if size_bytes > self.pool.capacity - self.pool.used:
                 return None
