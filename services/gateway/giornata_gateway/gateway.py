@@ -9,13 +9,15 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Final
 
 from giornata.blobs import BlobStore
 from giornata.bus import streams
 from giornata.bus.bus import Bus
 from giornata.deadlines import Deadline
+from giornata.shares import SharedPool
 from giornata.tenant_records import LoraRecords, TemplateRecords, WebhookRecords
-from giornata.wire.errors import InputLost, ResultExpired
+from giornata.wire.errors import InputLost, ResultExpired, TooManyStreams
 from giornata.wire.events import DoneEvent
 from giornata.wire.fleet import InstanceReport
 from giornata.wire.jobs import TAKE_OVER_S, BlobRef, Job
@@ -26,7 +28,7 @@ from giornata_gateway.config import GatewayConfig
 from giornata_gateway.fleet import FleetListener
 from giornata_gateway.intake.departure import Departure
 from giornata_gateway.intake.key_file import KeyFile
-from giornata_gateway.intake.limits import Memory, Places, Stay
+from giornata_gateway.intake.limits import GRACE_S, Memory, Places, Stay
 from giornata_gateway.intake.quotas import Quotas
 from giornata_gateway.intake.rules.tenants import DEFAULT_TENANT, Tenant, tenant_of
 from giornata_gateway.jobs.ledger import JobEnds, JobLedger
@@ -38,6 +40,9 @@ from giornata_gateway.jobs.submission import AwaitedJob, Submission
 from giornata_gateway.metrics import Metrics
 from giornata_gateway.views.webhooks import webhook_body
 from giornata_gateway.webhooks.desk import WebhookDesk
+
+STRANGERS: Final = 4
+"""One of so many connections may be one on which no key was shown yet."""
 
 
 @dataclass(frozen=True)
@@ -86,15 +91,24 @@ class Gateway:
         self.departure = Departure()
         self.ledger = JobLedger(bus, records)
         self.ends = JobEnds(records, self._ended)
-        self.metrics = Metrics(lambda: len(self.ends), self._webhooks_kept)
-        self.places = Places(config.max_concurrent_rows)
+        strangers = max(1, config.max_connections // STRANGERS)
+        pools = self.pools = {
+            "pictures": SharedPool(config.max_concurrent_rows, self._alone),
+            "streams": SharedPool(config.max_streams, self._alone),
+            "uploads": SharedPool(config.max_held_bytes, self._alone),
+            "answers": SharedPool(config.max_held_bytes, self._alone, grace_s=GRACE_S),
+            "connections": SharedPool(max(1, config.max_connections - strangers), self._alone),
+            "strangers": SharedPool(strangers, renews=True),
+        }
+        self.metrics = Metrics(lambda: len(self.ends), self._webhooks_kept, pools)
+        self.places = Places(pools["pictures"])
         """For pictures in progress."""
         self.quotas = Quotas(self.places.estimate_s, self.metrics.tenant_refused)
-        self.watchers = Places(config.max_streams, "event streams")
+        self.watchers = Places(pools["streams"], "event streams", TooManyStreams)
         """For event streams that look on."""
-        self.uploads = Memory(config.max_held_bytes)
+        self.uploads = Memory(pools["uploads"])
         """Pictures on their way into the blob store."""
-        self.answers = Memory(config.max_held_bytes)
+        self.answers = Memory(pools["answers"])
         """Pictures on their way to clients."""
         self.loras = Loras(config, bus, loras, fleet)
         self.masks = Masks(config, bus, blobs, fleet, tasks)
@@ -122,7 +136,7 @@ class Gateway:
         order = await order.identified(key)
         known = await self.submission.known(order)
         if known is not None:  # nothing is computed, and its pictures may be gone
-            return Admitted(known, held.enter_context(self.places.held()))
+            return Admitted(known, held.enter_context(self.places.held(order.tenant)))
         await self.preparation.check_blobs(order)
         started_s = time.monotonic()
         longest_s = order.deadline.remaining_s() + TAKE_OVER_S  # its job has ended then in any case
@@ -155,9 +169,9 @@ class Gateway:
         `name` names the job, or the registration of a template. They count at most for `longest_s`. What is raised says
         why the gateway or the tenant has no room for them.
         """
-        self.places.check(pictures)
+        self.places.check(tenant, pictures)
         counted = self.quotas.enter(tenant, pictures, name, longest_s)
-        with self.places.held(pictures) as stay:
+        with self.places.held(tenant, pictures) as stay:
             try:
                 yield stay
             finally:
@@ -205,6 +219,11 @@ class Gateway:
             return await self.blobs.get(ref)
         except InputLost as error:
             raise ResultExpired from error
+
+    def _alone(self) -> bool:
+        """Whether there is one tenant alone."""
+        keys = () if self.keys is None else self.keys.current.keys
+        return all(key.tenant == keys[0].tenant for key in keys)
 
     def _webhooks_kept(self, state: WebhookState) -> int:
         return self.webhooks.kept(state)

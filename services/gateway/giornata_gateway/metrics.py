@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter as Tally
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import Metric
 
+from giornata.shares import SharedPool
 from giornata.wire.events import DoneEvent
 from giornata.wire.fleet import InstanceReport
 from giornata.wire.webhooks import WebhookState
@@ -176,12 +178,31 @@ def store_metrics(states: Iterable[ServiceState]) -> Iterator[Metric]:
     yield from (used, limit)
 
 
+def share_metrics(pools: Mapping[str, SharedPool]) -> Iterator[Metric]:
+    """How full this gateway's shared pools are, and what tenants did not get of them, or had to give back."""
+    used = gauge("pool_used", "What is held of a pool that tenants share.", "pool")
+    limit = gauge("pool_limit", "What such a pool holds at most.", "pool")
+    outcomes = counter(
+        "pool_outcomes", "Refusals, and holdings taken back for others.", "pool", "tenant", "outcome"
+    )
+    for name, pool in pools.items():
+        used.add_metric([name], pool.used)
+        limit.add_metric([name], pool.capacity)
+        for labels, count in pool.outcomes.items():
+            outcomes.add_metric([name, *labels], count)
+    yield from (used, limit, outcomes)
+
+
 class Metrics:
     """This gateway's own registry, and what the router reports of the fleet at each scrape."""
 
     def __init__(
-        self, waiting: Callable[[], int], webhooks: Callable[[WebhookState], int] = lambda _: 0
+        self,
+        waiting: Callable[[], int],
+        webhooks: Callable[[WebhookState], int] = lambda _: 0,
+        pools: Mapping[str, SharedPool] = MappingProxyType({}),
     ) -> None:
+        self._pools = pools
         self.registry = CollectorRegistry()
         count = partial(Counter, registry=self.registry)
         time = partial(Histogram, buckets=SECONDS, registry=self.registry)
@@ -237,15 +258,20 @@ class Metrics:
 
     def exposition(self, reports: Sequence[InstanceReport], waits: Sequence[PredictedWait] = ()) -> bytes:
         """Everything in Prometheus' text format; of the fleet what is reported, and nothing without a router."""
-        return generate_latest(self.registry) + generate_latest(_Fleet(reports, waits))
+        return generate_latest(self.registry) + generate_latest(_Fleet(reports, waits, self._pools))
 
 
 class _Fleet(CollectorRegistry):
     """What is reported of the fleet, as a registry."""
 
-    def __init__(self, reports: Sequence[InstanceReport], waits: Sequence[PredictedWait]) -> None:
+    def __init__(
+        self,
+        reports: Sequence[InstanceReport],
+        waits: Sequence[PredictedWait],
+        pools: Mapping[str, SharedPool],
+    ) -> None:
         super().__init__()
-        self._reports, self._waits = reports, waits
+        self._reports, self._waits, self._pools = reports, waits, pools
 
     def collect(self) -> Iterator[Metric]:
         """Ready instances per service, and what workers and the active router tell."""
@@ -269,3 +295,4 @@ class _Fleet(CollectorRegistry):
         yield from host_tier_metrics(states)
         yield from control_metrics(states)
         yield from pool_metrics(states)
+        yield from share_metrics(self._pools)

@@ -154,10 +154,10 @@ class DoorEndpoints:
             check_time(envelope.remaining_ms)
             check_mask_image(envelope, tenant, gateway.config.max_file_bytes)
             deadline = Deadline.after_ms(envelope.remaining_ms).at_most(gateway.config.budget_s)
-            with gateway.uploads.growing() as grow:
+            with gateway.uploads.growing(tenant) as grow:
                 grow(MESSAGE_COPIES * inline_bytes(envelope))
                 async with gateway.shown(tenant, asked, envelope.image, deadline) as shown:
-                    return await self._mask_made(shown)
+                    return await self._mask_made(shown, tenant)
 
     async def cancel(self, message: CancelMessage, reply: str) -> Accepted:
         """Cancel a job of the caller's tenant; one that has ended stays as it is."""
@@ -176,7 +176,7 @@ class DoorEndpoints:
     ) -> EditReply:
         """The answer of an order whose message holds `inline` bytes of pictures."""
         gateway = self.gateway
-        with gateway.uploads.growing() as grow, ExitStack() as held:
+        with gateway.uploads.growing(order.tenant) as grow, ExitStack() as held:
             grow(MESSAGE_COPIES * inline)
             admitted = await gateway.admit(order, key, held)
             async with gateway.awaited(admitted, streamed=progress is not None) as awaited:
@@ -186,7 +186,7 @@ class DoorEndpoints:
                     await self._relay(awaited, progress)
                 record = await gateway.submission.outcome(awaited)
             admitted.carried_out()
-        return await self._reply(record)
+        return await self._reply(record, order.tenant)
 
     def _asker(self, key: str | None, reply: str) -> Tenant:
         """The tenant that asks. NATS does not tell the sender, so the key says whose inbox the answer may go to."""
@@ -213,16 +213,16 @@ class DoorEndpoints:
             subject, codec.encode(event), headers={EVENT_HEADER: KINDS[type(event)]}
         )
 
-    async def _mask_made(self, shown: ShownMask) -> MaskMade:
+    async def _mask_made(self, shown: ShownMask, tenant: Tenant) -> MaskMade:
         pictures = shown.pictures
         sizes = {index: ref.size_bytes for index, ref in enumerate(pictures)}
         inline = [pictures[index] for index in inline_pictures(sizes, self.limit_bytes)]
-        async with self.gateway.answers.room(MESSAGE_COPIES * sum(ref.size_bytes for ref in inline)):
+        async with self.gateway.answers.room(tenant, MESSAGE_COPIES * sum(ref.size_bytes for ref in inline)):
             pngs = {ref.key: await self.gateway.blobs.get(ref) for ref in inline}
         shown.handed.update(ref.key for ref in pictures if ref.key not in pngs)
         return mask_made(shown.reply, pngs)
 
-    async def _reply(self, record: JobRecord) -> EditReply:
+    async def _reply(self, record: JobRecord, tenant: Tenant) -> EditReply:
         error = error_of(record)
         if error is not None:
             raise error
@@ -232,7 +232,7 @@ class DoorEndpoints:
         refs = {row.index: row.image for row in record.images if row.image is not None}
         inline = inline_pictures({index: ref.size_bytes for index, ref in refs.items()}, self.limit_bytes)
         room_bytes = MESSAGE_COPIES * sum(refs[index].size_bytes for index in inline)
-        async with self.gateway.answers.room(room_bytes):
+        async with self.gateway.answers.room(tenant, room_bytes):
             pictures = [
                 Picture(
                     index=row.index,

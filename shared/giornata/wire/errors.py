@@ -196,6 +196,10 @@ class QueueTooLong(TooManyRequests, code="queue_too_long"):
     """An edit that came now would wait for longer than it may; try again later."""
 
 
+class TooManyStreams(Overloaded, code="too_many_streams", status=429):
+    """Too many event streams are open at this gateway; look on later, or ask for the status instead."""
+
+
 class TooManyConnections(Overloaded, code="too_many_connections"):
     """This gateway has as many connections as it may have; try again later."""
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
 import uvloop
 
+from tests.fakes.key_files import write_keys
 from tests.integration.gateway.test_hostile import connection
 from tests.integration.gateway_fakes import open_stage
 from tests.patience import HUNG_S
@@ -167,7 +169,7 @@ async def test_a_body_comes_at_a_pace(
         assert (await answer).split(b" ")[1] == status
 
 
-async def test_one_connection_too_many_is_told_so_and_others_go_on(
+async def test_a_newer_connection_takes_the_place_of_the_oldest_that_showed_no_key(
     nats_url: str, redis_url: str, tmp_path: Path
 ) -> None:
     async with (
@@ -177,12 +179,42 @@ async def test_one_connection_too_many_is_told_so_and_others_go_on(
         writer.write(PING)
         await one_answer(reader)
         async with connection(stage) as (second, ask):
+            assert await everything(reader) == b""
             ask.write(PING)
-            await one_answer(second)
-            async with connection(stage) as (third, _):
-                refused = await everything(third)
-        assert refused.startswith(b"HTTP/1.1 503 ")
-        assert b"Retry-After: 1\r\n" in refused
-        assert b'"code":"too_many_connections"' in refused
-        writer.write(PING)
-        assert (await one_answer(reader)).startswith(b"HTTP/1.1 200 ")
+            assert (await one_answer(second)).startswith(b"HTTP/1.1 200 ")
+
+
+async def test_tenants_share_connections_and_strangers_take_none_of_them(
+    nats_url: str, redis_url: str, tmp_path: Path
+) -> None:
+    keys = write_keys(tmp_path, {"sk-alice-123": "alice", "sk-robert-12": "bob"})
+    whom = "GET /v1/models HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {}\r\n\r\n"
+    alice, bob = whom.format("sk-alice-123").encode(), whom.format("sk-robert-12").encode()
+    async with (
+        open_stage(nats_url, redis_url, tmp_path, max_connections=8, api_keys_file=keys) as stage,
+        AsyncExitStack() as held,
+    ):
+
+        async def connected(sent: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+            opened = await held.enter_async_context(connection(stage))
+            opened[1].write(sent)
+            return opened
+
+        first, own = await connected(bob)
+        assert (await one_answer(first)).startswith(b"HTTP/1.1 200 ")
+        for _ in range(20):
+            await connected(b"")
+        alices = []
+        for _ in range(5):
+            reader, _ = await connected(alice)
+            assert (await one_answer(reader)).startswith(b"HTTP/1.1 200 ")
+            alices.append(reader)
+        another, _ = await connected(alice)
+        assert (await one_answer(another)).startswith(b"HTTP/1.1 503 ")
+        second, _ = await connected(bob)
+        assert (await one_answer(second)).startswith(b"HTTP/1.1 200 ")
+        assert await everything(alices[0]) == b"", (
+            "of the tenant that has most, the one that rested for longest"
+        )
+        own.write(bob)
+        assert (await one_answer(first)).startswith(b"HTTP/1.1 200 ")

@@ -2,70 +2,84 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import ExitStack, suppress
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from giornata.wire.errors import ServiceUnavailable, TooManyRequests
+from giornata.shares import SharedPool
+from giornata.wire.errors import ServiceUnavailable, TooManyRequests, TooManyStreams
 from giornata_gateway.intake import limits
 from giornata_gateway.intake.limits import Memory, Places
+from giornata_gateway.intake.rules.tenants import Tenant
+
+ALICE, BOB = Tenant("alice"), Tenant("bob")
+STREAMS = "event streams", TooManyStreams
+
+
+pool = SharedPool
+
+
+def shared(limit: int, **options: Any) -> SharedPool:
+    """A pool to which other tenants may come."""
+    return pool(limit, lambda: False, **options)
 
 
 def test_rows_count_not_requests() -> None:
-    admission = Places(4)
-    with admission.held(1):
-        with admission.held(3), pytest.raises(TooManyRequests), admission.held(1):
+    admission = Places(pool(4))
+    with admission.held(ALICE, 1):
+        with admission.held(ALICE, 3), pytest.raises(TooManyRequests), admission.held(ALICE, 1):
             pass
-        with admission.held(2):
+        with admission.held(ALICE, 2):
             assert admission.taken == 3
     assert admission.taken == 0
 
 
 def test_one_edit_larger_than_the_limit_fits_into_an_idle_gateway() -> None:
-    admission = Places(2)
-    with admission.held(10):
+    admission = Places(pool(2))
+    with admission.held(ALICE, 10):
         assert admission.taken == 10
-        with pytest.raises(TooManyRequests), admission.held(1):
+        with pytest.raises(TooManyRequests), admission.held(ALICE, 1):
             pass
 
 
 def test_a_check_takes_nothing_and_refuses_what_would_be_refused() -> None:
-    admission = Places(2, "event streams")
-    with admission.held(1):
-        admission.check()
+    admission = Places(pool(2), *STREAMS)
+    with admission.held(ALICE, 1):
+        admission.check(ALICE)
         assert admission.taken == 1
-        with pytest.raises(TooManyRequests, match="2 event streams at a time"):
-            admission.check(2)
+        with pytest.raises(TooManyStreams, match="2 event streams at a time"):
+            admission.check(ALICE, 2)
 
 
 def test_a_closed_gateway_admits_nothing() -> None:
-    admission = Places(2)
+    admission = Places(pool(2))
     admission.closed = True
-    with pytest.raises(ServiceUnavailable), admission.held(1):
+    with pytest.raises(ServiceUnavailable), admission.held(ALICE, 1):
         pass
 
 
 def test_retry_after_follows_how_long_edits_take() -> None:
-    admission = Places(2)
+    admission = Places(pool(2))
     quick = admission.estimate_s(4, 2)
     for _ in range(30):
-        with admission.held(1) as stay:
+        with admission.held(ALICE, 1) as stay:
             stay.seconds = 20
     assert admission.estimate_s(4, 2) > quick >= 1
     assert admission.estimate_s(4, 2) == pytest.approx(40, abs=1)
-    with admission.held(2), pytest.raises(TooManyRequests) as refused:
-        admission.check(4)
+    with admission.held(ALICE, 2), pytest.raises(TooManyRequests) as refused:
+        admission.check(ALICE, 4)
     assert refused.value.retry_after_s == admission.estimate_s(4, 2)
 
 
 @given(st.integers(1, 8), st.lists(st.tuples(st.integers(1, 10), st.booleans()), max_size=40))
 def test_never_above_the_limit_but_for_one_alone(limit: int, requests: list[tuple[int, bool]]) -> None:
-    admission = Places(limit)
+    admission = Places(pool(limit))
     held: list[tuple[int, ExitStack]] = []
     for rows, leaves in requests:
         with suppress(TooManyRequests), ExitStack() as stack:
-            stack.enter_context(admission.held(rows))
+            stack.enter_context(admission.held(ALICE, rows))
             held.append((rows, stack.pop_all()))
         if leaves and held:
             held.pop(0)[1].close()
@@ -73,45 +87,139 @@ def test_never_above_the_limit_but_for_one_alone(limit: int, requests: list[tupl
         assert admission.taken <= limit or len(held) == 1
 
 
+def test_pictures_in_progress_leave_room_for_the_tenant_that_comes() -> None:
+    admission = Places(shared(8))
+    with ExitStack() as held:
+        for _ in range(6):
+            held.enter_context(admission.held(ALICE))
+        with pytest.raises(TooManyRequests):
+            held.enter_context(admission.held(ALICE))
+        with admission.held(BOB), admission.held(BOB):
+            assert admission.taken == 8
+
+
+async def test_a_stream_ends_for_a_tenant_that_has_fewer() -> None:
+    admission, begun, ended = Places(shared(3), *STREAMS), asyncio.Semaphore(0), asyncio.Event()
+
+    async def look_on() -> None:
+        try:
+            async with admission.lent(ALICE):
+                begun.release()
+                await asyncio.Event().wait()
+        except TooManyStreams:
+            ended.set()
+
+    async with asyncio.TaskGroup() as tasks:
+        others = [tasks.create_task(look_on()) for _ in range(3)]
+        for _ in others:
+            await begun.acquire()
+        async with admission.lent(BOB):
+            assert admission.pool.held("bob") == 1
+            await ended.wait()
+            with pytest.raises(TooManyStreams):
+                await admission.lent(ALICE).__aenter__()
+        for other in others:
+            other.cancel()
+    assert admission.pool.outcomes == {("alice", "taken_back"): 1, ("alice", "refused"): 2}
+    assert admission.taken == 0
+
+
 def test_what_grows_is_refused_above_the_limit_and_given_back() -> None:
-    held = Memory(100)
-    with held.growing() as first, held.growing() as second:
+    held = Memory(pool(100))
+    with held.growing(ALICE) as first, held.growing(ALICE) as second:
         first(60)
         second(40)
         with pytest.raises(TooManyRequests) as refused:
             second(1)
         assert refused.value.retry_after_s
-    assert held.held_bytes == 0
+    assert held.pool.used == 0
+
+
+async def test_a_body_that_rests_ends_for_a_tenant_that_has_less() -> None:
+    held, stalled = Memory(shared(100)), asyncio.Event()
+
+    async def upload() -> None:
+        with held.growing(ALICE) as grow:
+            async with grow.receiving():
+                grow(100)
+                stalled.set()
+                await asyncio.Event().wait()
+
+    resting = asyncio.create_task(upload())
+    await stalled.wait()
+    with held.growing(BOB) as grow:
+        grow(30)
+        with pytest.raises(TooManyRequests):
+            await resting
+        assert held.pool.used == 30
+
+
+async def test_a_body_that_was_received_is_not_thrown_away() -> None:
+    held = Memory(shared(100))
+    with held.growing(ALICE) as grow, held.growing(BOB) as other:
+        async with grow.receiving():
+            grow(100)
+        with pytest.raises(TooManyRequests):
+            other(30)
 
 
 async def test_answers_wait_for_room_in_the_order_in_which_they_came() -> None:
-    held = Memory(100)
+    held = Memory(pool(100))
     told: list[str] = []
 
     async def answer(name: str, size: int) -> None:
-        async with held.room(size):
+        async with held.room(ALICE, size):
             told.append(name)
 
-    async with asyncio.TaskGroup() as tasks, held.room(60):
+    async with asyncio.TaskGroup() as tasks, held.room(ALICE, 60):
         for name, size in (("large", 80), ("small", 10)):
             tasks.create_task(answer(name, size))
             await asyncio.sleep(0)
         assert told == []
     assert told == ["large", "small"]
-    assert held.held_bytes == 0
+    assert held.pool.used == 0
+
+
+async def test_a_slow_reader_is_cut_off_for_a_tenant_that_has_less() -> None:
+    held, cut = Memory(shared(100)), asyncio.Event()
+    async with held.room(ALICE, 100, cut.set), held.room(BOB, 40):
+        assert cut.is_set()
+        assert (held.pool.held("alice"), held.pool.held("bob")) == (0, 40)
+
+
+async def test_a_young_answer_is_not_cut_off_and_the_next_tenant_passes_those_that_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    held, cut = Memory(shared(100, grace_s=0.1)), asyncio.Event()
+    now_s, told = 0.0, list[str]()
+    monkeypatch.setattr(limits, "monotonic", lambda: now_s)
+
+    async def answer(tenant: Tenant) -> None:
+        async with held.room(tenant, 40):
+            told.append(tenant.name)
+
+    async with asyncio.TaskGroup() as tasks, held.room(ALICE, 100, cut.set):
+        for tenant in (ALICE, ALICE, BOB):
+            tasks.create_task(answer(tenant))
+            await asyncio.sleep(0)
+        assert not told
+        assert not cut.is_set()
+        now_s = 1.0
+        await cut.wait()
+    assert told == ["bob", "alice", "alice"]
 
 
 async def test_one_above_the_limit_is_held_alone() -> None:
-    held = Memory(100)
-    async with held.room(500):
-        assert held.held_bytes == 500
+    held = Memory(pool(100))
+    async with held.room(ALICE, 500):
+        assert held.pool.used == 500
 
 
 async def test_no_room_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "ROOM_S", 0.01)
-    held = Memory(100)
-    async with held.room(60):
+    held = Memory(pool(100))
+    async with held.room(ALICE, 60):
         with pytest.raises(ServiceUnavailable):
-            await held.room(60).__aenter__()
-    async with held.room(100):
-        assert held.held_bytes == 100
+            await held.room(ALICE, 60).__aenter__()
+    async with held.room(ALICE, 100):
+        assert held.pool.used == 100

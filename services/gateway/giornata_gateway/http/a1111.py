@@ -20,7 +20,7 @@ from giornata.wire.jobs import Priority
 from giornata.wire.models import ModelCard
 from giornata.wire.progress import JobRecord
 from giornata_gateway.gateway import Gateway
-from giornata_gateway.http.body import JSON_COPIES, send
+from giornata_gateway.http.body import JSON_COPIES, room, send
 from giornata_gateway.http.errors import GATEWAY, JOB_ID, TENANT, json_answer
 from giornata_gateway.http.requests import check_query, trace_of
 from giornata_gateway.http.uploads import read_json
@@ -92,7 +92,7 @@ async def options(request: web.Request) -> web.Response:
 async def set_options(request: web.Request) -> web.Response:
     """Accept options that are as they stand: a gateway keeps none, and each request brings its own."""
     gateway = request.app[GATEWAY]
-    with gateway.uploads.growing() as grow:
+    with gateway.uploads.growing(request[TENANT]) as grow:
         asked = read_settings(await read_json(request, grow)).sd_model_checkpoint
     cards = gateway.fleet.cards()
     if asked is not None and [model_of(asked, cards)] != list(cards):
@@ -107,11 +107,11 @@ async def set_options(request: web.Request) -> web.Response:
 
 async def _painted(request: web.Request, kind: type[TextToImage]) -> web.StreamResponse:
     gateway, tenant = request.app[GATEWAY], request[TENANT]
-    gateway.places.check()
+    gateway.places.check(tenant)
     gateway.quotas.check(tenant)
     try:
         with ExitStack() as held:
-            with gateway.uploads.growing() as grow:
+            with gateway.uploads.growing(tenant) as grow:
                 form = read(kind, await read_json(request, grow, PICTURES))
                 admitted = await gateway.admit(await order_of(request, form), None, held)
             async with gateway.awaited(admitted, streamed=False) as awaited:
@@ -173,7 +173,7 @@ def _card(gateway: Gateway, form: TextToImage) -> ModelCard:
 async def _answer(request: web.Request, form: TextToImage, record: JobRecord) -> web.StreamResponse:
     gateway, asked = request.app[GATEWAY], form.model_dump(exclude=set(PICTURES))
     refs = [row.image for row in record.images if row.image is not None]
-    async with gateway.answers.room(JSON_COPIES * sum(ref.size_bytes for ref in refs)):
+    async with room(request, JSON_COPIES * sum(ref.size_bytes for ref in refs)):
         pictures = [await gateway.picture(ref) for ref in refs]
         body = await asyncio.to_thread(
             lambda: views.painted(record, pictures, asked, time.time()).model_dump_json().encode()

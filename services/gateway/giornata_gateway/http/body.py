@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Final
 
 import structlog
 from aiohttp import hdrs, web
 from pydantic import BaseModel
 
-from giornata_gateway.http.errors import GATEWAY
+from giornata.wire.errors import TooManyStreams
+from giornata_gateway.http.errors import GATEWAY, OUTCOME, TENANT
 
 log = structlog.get_logger(__name__)
 
@@ -20,6 +21,8 @@ JSON_COPIES: Final = 4
 """A picture inside an answer is held as text and as bytes, each a third larger, and for a while as the picture."""
 EVENT_STREAM = {"Content-Type": "text/event-stream", "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 """Headers of server-sent events."""
+GIVEN_BACK: Final = b": another tenant needs the place of this stream\nretry: 5000\n\n"
+"""The end of a stream whose place was taken back; clients connect again after `retry` milliseconds."""
 
 
 def frame(event: str, data: BaseModel, sequence: int | None = None) -> bytes:
@@ -58,6 +61,31 @@ async def end(request: web.Request, response: web.StreamResponse) -> None:
     """End an answer."""
     async with _taken(request):
         await response.write_eof()
+
+
+def room(request: web.Request, size_bytes: int) -> AbstractAsyncContextManager[None]:
+    """Room for an answer to a tenant; who reads it slowly is cut off where another tenant needs the room."""
+
+    def cut() -> None:
+        log.info("answer_cut", path=request.path, tenant=request[TENANT].name)
+        if request.transport is not None:
+            request.transport.abort()
+
+    return request.app[GATEWAY].answers.room(request[TENANT], size_bytes, cut)
+
+
+@asynccontextmanager
+async def looking_on(request: web.Request, response: web.StreamResponse) -> AsyncIterator[None]:
+    """Hold the place of an event stream while inside, which ends early where another tenant needs the place."""
+    try:
+        async with request.app[GATEWAY].watchers.lent(request[TENANT]):
+            yield
+    except TooManyStreams as error:
+        if not response.prepared:
+            raise
+        request[OUTCOME] = error.code
+        await write(request, response, GIVEN_BACK)
+        await end(request, response)
 
 
 @asynccontextmanager

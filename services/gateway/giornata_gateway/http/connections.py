@@ -7,7 +7,9 @@ vanished as long as the kernel does, which is hours.
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import socket
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -15,7 +17,9 @@ from typing import Any, Final
 
 from aiohttp import web
 
+from giornata.shares import Holding, SharedPool
 from giornata.wire.errors import GiornataError, RequestTimeout, TooManyConnections
+from giornata_gateway.intake.rules.tenants import Tenant
 from giornata_gateway.views.answers import ErrorAnswer, error_detail
 
 PROBES: Final = 4
@@ -32,9 +36,17 @@ class ConnectionLimits:
     """Between an answer and the next request's first byte."""
     unheard_s: float
     """How long a peer may acknowledge nothing that is sent to it, and be silent before it is asked for a sign."""
-    connections: int
+    strangers: SharedPool
+    """Connections on which no key was shown yet, by their address; a newer one may take the place of the oldest."""
+    known: SharedPool
+    """Connections by the tenant that asked last; one that rests may have to go for a tenant that has fewer."""
     refused: Callable[[GiornataError], None]
     """Is told of every connection that is closed by a limit and of the answer that it got."""
+
+    @property
+    def connections(self) -> int:
+        """How many there may be."""
+        return self.strangers.capacity + self.known.capacity
 
 
 class LimitedRunner(web.AppRunner):
@@ -65,7 +77,7 @@ class _Server(web.Server):
 class _Connection(web.RequestHandler):
     """A connection that is closed where its next head does not come in time."""
 
-    __slots__ = ("_asked", "_begun", "_limits", "_timer")
+    __slots__ = ("_asked", "_begun", "_holding", "_limits", "_pool", "_timer")
 
     def __init__(self, server: _Server, **options: Any) -> None:
         super().__init__(server, **options)
@@ -75,16 +87,27 @@ class _Connection(web.RequestHandler):
         self._asked = False
         """Whether a whole request has ever come."""
         self._timer: asyncio.TimerHandle | None = None
+        self._pool, self._holding = self._limits.strangers, Holding("")
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
         drop_vanished(transport.get_extra_info("socket"), self._limits.unheard_s)
-        manager = self._manager
-        if manager is not None and len(manager.connections) > self._limits.connections:
-            accepted = f"{self._limits.connections} connections"
-            self._refuse(TooManyConnections(accepted=accepted, retry_after_s=1))
-            return
+        self._holding = Holding(_address(transport), takeable=lambda: True, revoke=self.force_close)
+        self._pool.take(self._holding, 1, time.monotonic())
         self._expect()
+
+    def known_as(self, tenant: Tenant) -> None:
+        """A request of `tenant` has come; TooManyConnections where it has as many connections as it may."""
+        if self._pool is self._limits.known and self._holding.tenant == tenant.name:
+            self._holding.moved_s = time.monotonic()
+            return
+        holding = Holding(tenant.name, tenant.weight, lambda: not self._busy, self.force_close)
+        if not self._limits.known.take(holding, 1, time.monotonic()):
+            self._limits.known.outcomes[tenant.name, "refused"] += 1
+            accepted = f"{self._limits.connections} connections, shared by the tenants that ask"
+            raise TooManyConnections(accepted=accepted, retry_after_s=1)
+        self._pool.give_back(self._holding)
+        self._pool, self._holding = self._limits.known, holding
 
     def data_received(self, data: bytes) -> None:
         if self._timer is None and not self._busy:
@@ -97,6 +120,7 @@ class _Connection(web.RequestHandler):
 
     def connection_lost(self, exc: BaseException | None) -> None:
         self._relax()
+        self._pool.give_back(self._holding)
         super().connection_lost(exc)
 
     @property
@@ -130,6 +154,18 @@ class _Connection(web.RequestHandler):
         if self.transport is not None:
             self.transport.write(answer(error))
         self.force_close()
+
+
+def claim(request: web.Request, tenant: Tenant) -> None:
+    """Count the connection of a request as its tenant's, as :meth:`_Connection.known_as`."""
+    if isinstance(request.protocol, _Connection):
+        request.protocol.known_as(tenant)
+
+
+def _address(transport: asyncio.BaseTransport) -> str:
+    """The peer's, of IPv6 its network's."""
+    host = str((transport.get_extra_info("peername") or ("",))[0])
+    return str(ipaddress.ip_network(f"{host}/64", strict=False)) if ":" in host else host
 
 
 def drop_vanished(peer: socket.socket, unheard_s: float) -> None:

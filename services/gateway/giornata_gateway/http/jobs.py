@@ -12,7 +12,7 @@ from giornata.deadlines import Deadline
 from giornata.wire.errors import JobNotFinished, TaskNotSupported, from_body
 from giornata.wire.jobs import JobState
 from giornata.wire.progress import JobRecord
-from giornata_gateway.http.body import JSON_COPIES, send
+from giornata_gateway.http.body import EVENT_STREAM, JSON_COPIES, looking_on, room, send
 from giornata_gateway.http.errors import GATEWAY, JOB_ID, OUTCOME, REPEATED, TENANT, json_answer
 from giornata_gateway.http.requests import base_url, check_query, last_event_id, number_of, receive
 from giornata_gateway.http.stream import Stream
@@ -116,7 +116,7 @@ async def image(request: web.Request) -> web.StreamResponse:
         return web.Response(status=304, headers=headers)
     gateway = request.app[GATEWAY]
     content_type = f"image/{record.job.parameters.output_format}"
-    async with gateway.answers.room(row.image.size_bytes):
+    async with room(request, row.image.size_bytes):
         return await send(request, await gateway.picture(row.image), content_type, headers)
 
 
@@ -128,16 +128,19 @@ async def events(request: web.Request) -> web.StreamResponse:
     gateway = request.app[GATEWAY]
     job = (await _record(request)).job
     after = await known_sequence(gateway.bus, last_event_id(request.headers))
-    with gateway.watchers.held(), gateway.ends.expect(job.job_id, watching=True) as ended:
-        record = await gateway.ledger.records.get(job.job_id)
-        if record.state.terminal:
-            last = await done_sequence(gateway.bus, job)
-            if last is not None and after >= last:
-                return web.Response(status=204)
-            if not ended.done():
-                ended.set_result(None)
-        deadline = Deadline.after_ms(job.intermediate_ttl_s * 1000)
-        return await Stream(request, job, ended, deadline, inline=False).run(after)
+    response = web.StreamResponse(headers=EVENT_STREAM)
+    async with looking_on(request, response):
+        with gateway.ends.expect(job.job_id, watching=True) as ended:
+            record = await gateway.ledger.records.get(job.job_id)
+            if record.state.terminal:
+                last = await done_sequence(gateway.bus, job)
+                if last is not None and after >= last:
+                    return web.Response(status=204)
+                if not ended.done():
+                    ended.set_result(None)
+            deadline = Deadline.after_ms(job.intermediate_ttl_s * 1000)
+            await Stream(request, job, ended, deadline, inline=False, response=response).run(after)
+    return response
 
 
 async def _answer(request: web.Request, form: WaitedFor, record: JobRecord) -> web.StreamResponse:
@@ -150,7 +153,7 @@ async def _answer(request: web.Request, form: WaitedFor, record: JobRecord) -> w
         return json_answer(images_answer(record, None, base, now), headers=headers)
     raw = form.response_format is ResponseFormat.IMAGE
     size_bytes = sum(row.image.size_bytes for row in record.images if row.image is not None)
-    async with gateway.answers.room(size_bytes * (1 if raw else JSON_COPIES)):
+    async with room(request, size_bytes * (1 if raw else JSON_COPIES)):
         pictures = {row.index: await gateway.picture(row.image) for row in record.images if row.image}
         if raw:
             content_type = f"image/{record.job.parameters.output_format}"

@@ -21,27 +21,28 @@ HELD_BYTES: Final = BUFFER_BYTES + 3 * PIECE_BYTES
 
 async def upload(request: web.Request) -> web.Response:
     """Take a LoRA: 202 with its state and its Location, once its file is whole and its header accepted."""
-    gateway, tenant = request.app[GATEWAY], request[TENANT].name
-    gateway.places.check()
-    with gateway.uploads.growing() as grow:
-        grow(HELD_BYTES)
-        await gateway.loras.check_room(tenant)
-        record = await receive_lora(request)
+    gateway, tenant = request.app[GATEWAY], request[TENANT]
+    gateway.places.check(tenant)
+    with gateway.uploads.growing(tenant) as grow:
+        async with grow.receiving():
+            grow(HELD_BYTES)
+            await gateway.loras.check_room(tenant.name)
+            record = await receive_lora(request)
     location = f"{gateway.config.public_url}/v1/loras/{record.lora_id}"
     return json_answer(lora_view(record), status=202, headers={"Location": location})
 
 
 async def status(request: web.Request) -> web.Response:
     """How far a LoRA is; with `wait_ms`, once it is ready or has failed, at the latest after that time."""
-    gateway, tenant, name = request.app[GATEWAY], request[TENANT].name, request.match_info["lora_id"]
+    gateway, tenant, name = request.app[GATEWAY], request[TENANT], request.match_info["lora_id"]
     check_query(request.query, "wait_ms")
     wait_ms = number_of(request.query, "wait_ms", 0, MAX_WAIT_MS)
     record = None
     if wait_ms:
-        with gateway.watchers.held():
-            settled = gateway.loras.settled(tenant, name, Deadline.after_ms(wait_ms))
+        async with gateway.watchers.lent(tenant):
+            settled = gateway.loras.settled(tenant.name, name, Deadline.after_ms(wait_ms))
             record = await gateway.departure.before(settled)
-    return json_answer(lora_view(record or await gateway.loras.get(tenant, name)))
+    return json_answer(lora_view(record or await gateway.loras.get(tenant.name, name)))
 
 
 async def listed(request: web.Request) -> web.Response:

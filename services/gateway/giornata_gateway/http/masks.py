@@ -10,7 +10,7 @@ from aiohttp import web
 
 from giornata.deadlines import Deadline
 from giornata_gateway.gateway import Gateway
-from giornata_gateway.http.body import JSON_COPIES, send
+from giornata_gateway.http.body import JSON_COPIES, room, send
 from giornata_gateway.http.errors import GATEWAY, TENANT
 from giornata_gateway.http.uploads import read_upload
 from giornata_gateway.intake.rules.idempotency import HEADER
@@ -23,11 +23,11 @@ async def make(request: web.Request) -> web.StreamResponse:
     """Find what words name, and answer with the masks. It counts as a picture, and nothing of it is kept."""
     gateway, tenant = request.app[GATEWAY], request[TENANT]
     check_no_key(request.headers, HEADER)
-    gateway.places.check()
+    gateway.places.check(tenant)
     gateway.quotas.check(tenant)
     deadline = Deadline.after_ms(gateway.config.budget_s * 1000)
     async with AsyncExitStack() as held:
-        with gateway.uploads.growing() as grow:
+        with gateway.uploads.growing(tenant) as grow:
             upload = await read_upload(request, grow)
             form = read_mask_form(upload, request.headers.get("Accept", ""))
             shown = await held.enter_async_context(gateway.shown(tenant, form, upload.picture, deadline))
@@ -41,7 +41,7 @@ async def _answer(
     reply, whole = shown.reply, form is MaskFormat.IMAGE
     refs = [reply.mask] if whole else shown.pictures
     size_bytes = sum(ref.size_bytes for ref in refs)
-    async with gateway.answers.room(size_bytes * (1 if whole else JSON_COPIES)):
+    async with room(request, size_bytes * (1 if whole else JSON_COPIES)):
         pngs = {ref.key: await gateway.blobs.get(ref) for ref in refs}
         if whole:
             return await send(request, pngs[reply.mask.key], "image/png", {})

@@ -47,10 +47,10 @@ async def receive(request: web.Request, kind: type[F], held: ExitStack) -> tuple
     """
     gateway, tenant = request.app[GATEWAY], request[TENANT]
     key = read_key(request.headers.getall(HEADER, ()), HEADER)
-    gateway.places.check()
+    gateway.places.check(tenant)
     if key is None:  # a repetition may be answered for nothing, which only its body tells
         gateway.quotas.check(tenant)
-    with gateway.uploads.growing() as grow:
+    with gateway.uploads.growing(tenant) as grow:
         form, upload = await _read(request, kind, grow)
         order = _order(request, form, upload)
         return form, await gateway.admit(order, key, held)

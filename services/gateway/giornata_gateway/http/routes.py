@@ -13,6 +13,7 @@ from giornata.wire.errors import BY_CODE, IdempotencyKeyReused, InternalError, N
 from giornata.wire.fleet import FleetView
 from giornata.wire.models import Task
 from giornata_gateway.http import jobs, loras, masks, requests, status, templates, webhooks
+from giornata_gateway.http.connections import claim
 from giornata_gateway.http.errors import GATEWAY, JOB_ID, TENANT, Handler
 from giornata_gateway.intake.rules.forms import (
     EditForm,
@@ -122,6 +123,7 @@ class Route:
             check_site(request.headers.get("Sec-Fetch-Site"), keyed=keyed)
         if self.keyed:
             request[TENANT] = gateway.tenant(written or bearer(authorization))
+            claim(request, request[TENANT])
         return await self.handler(request)
 
 

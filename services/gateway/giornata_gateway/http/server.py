@@ -66,7 +66,8 @@ def _limits(gateway: Gateway) -> ConnectionLimits:
     def refused(error: GiornataError) -> None:
         gateway.metrics.answered("http", "unknown", error.status, error.code, 0.0)
 
-    return ConnectionLimits(config.head_s, config.idle_s, config.stall_s, config.max_connections, refused)
+    pools = gateway.pools["strangers"], gateway.pools["connections"]
+    return ConnectionLimits(config.head_s, config.idle_s, config.stall_s, *pools, refused)
 
 
 def _application(gateway: Gateway) -> web.Application:

@@ -13,7 +13,7 @@ from pydantic import BaseModel
 
 from giornata.bus.bus import Bus
 from giornata.wire.errors import GiornataError, ServiceUnavailable
-from giornata_gateway.http.body import EVENT_STREAM, frame, write
+from giornata_gateway.http.body import EVENT_STREAM, frame, looking_on, write
 from giornata_gateway.http.errors import GATEWAY, json_answer
 from giornata_gateway.views.catalog import HealthView, model_list, ready_view
 from giornata_gateway.views.fleet import fleet_view
@@ -65,13 +65,13 @@ async def fleet(request: web.Request) -> web.StreamResponse:
     accepted = request.headers.get("Accept", "").split(",", maxsplit=1)[0].partition(";")[0]
     if accepted.strip().lower() != "text/event-stream":
         return json_answer(fleet_view(await gateway.reports()))
-    with gateway.watchers.held():
-        response = web.StreamResponse(headers=EVENT_STREAM)
+    response = web.StreamResponse(headers=EVENT_STREAM)
+    async with looking_on(request, response):
         await response.prepare(request)
         while not gateway.departure.begun.is_set():
             await write(request, response, frame(FLEET_EVENT, fleet_view(await gateway.reports())))
             await asyncio.sleep(PERIOD_S)  # the rate of the stream, not a poll
-        return response
+    return response
 
 
 async def openapi(request: web.Request) -> web.Response:

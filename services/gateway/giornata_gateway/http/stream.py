@@ -15,7 +15,7 @@ from giornata.wire.errors import DeadlineExceeded, Failed, from_body
 from giornata.wire.events import DoneEvent, PreviewEvent
 from giornata.wire.jobs import Job
 from giornata.wire.progress import JobRecord, RowRecord
-from giornata_gateway.http.body import EVENT_STREAM, JSON_COPIES, end, frame, write
+from giornata_gateway.http.body import EVENT_STREAM, JSON_COPIES, end, frame, room, write
 from giornata_gateway.http.errors import GATEWAY, OUTCOME, as_known
 from giornata_gateway.http.requests import base_url
 from giornata_gateway.jobs.feed import HeardSteps, StreamedEvent, open_feed, until_done
@@ -117,7 +117,7 @@ class Stream:
             await self._tell(error_event(error, self.job.job_id, row.index), sequence)
             return
         gateway, base = self.request.app[GATEWAY], base_url(self.request)
-        async with gateway.answers.room(row.image.size_bytes * JSON_COPIES if self.inline else 0):
+        async with room(self.request, row.image.size_bytes * JSON_COPIES if self.inline else 0):
             picture = await gateway.picture(row.image) if self.inline else None
             event = await asyncio.to_thread(completed_event, record, row, picture, base, at)
             framed = await asyncio.to_thread(frame, event.type, event, sequence)

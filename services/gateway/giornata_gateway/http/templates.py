@@ -20,9 +20,9 @@ MAX_WAIT_MS: Final = 60_000
 async def register(request: web.Request) -> web.Response:
     """Register a template: 202 with its state and its Location, once a worker records it."""
     gateway, tenant = request.app[GATEWAY], request[TENANT]
-    gateway.places.check()
+    gateway.places.check(tenant)
     gateway.quotas.check(tenant)
-    with gateway.uploads.growing() as grow:
+    with gateway.uploads.growing(tenant) as grow:
         upload = await read_upload(request, grow)
         form = read_template_form(upload)
         budget_s = gateway.config.budget_s
@@ -35,15 +35,15 @@ async def register(request: web.Request) -> web.Response:
 
 async def status(request: web.Request) -> web.Response:
     """How far a template is; with `wait_ms`, once it is recorded or could not be, at the latest after that time."""
-    gateway, tenant, name = request.app[GATEWAY], request[TENANT].name, request.match_info["template_id"]
+    gateway, tenant, name = request.app[GATEWAY], request[TENANT], request.match_info["template_id"]
     check_query(request.query, "wait_ms")
     wait_ms = number_of(request.query, "wait_ms", 0, MAX_WAIT_MS)
     record = None
     if wait_ms:
-        with gateway.watchers.held():
-            settled = gateway.registration.settled(tenant, name, Deadline.after_ms(wait_ms))
+        async with gateway.watchers.lent(tenant):
+            settled = gateway.registration.settled(tenant.name, name, Deadline.after_ms(wait_ms))
             record = await gateway.departure.before(settled)
-    return json_answer(template_view(record or await gateway.registration.get(tenant, name)))
+    return json_answer(template_view(record or await gateway.registration.get(tenant.name, name)))
 
 
 async def listed(request: web.Request) -> web.Response:

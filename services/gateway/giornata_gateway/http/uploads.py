@@ -55,9 +55,9 @@ async def read_upload(request: web.Request, grow: Grow) -> Upload:
     check_plain(request)
     if (request.content_length or 0) > config.max_request_bytes:
         raise too_large("The request", config.max_request_bytes)
-    grow(BUFFER_BYTES)
     try:
-        async with asyncio.timeout(config.receive_s) as limit:
+        async with grow.receiving(), asyncio.timeout(config.receive_s) as limit:
+            grow(BUFFER_BYTES)
             return await _Reading(config, grow, limit).read(await request.multipart())
     except TimeoutError as error:
         raise too_slow(config) from error
@@ -82,10 +82,10 @@ async def read_json(
         sent = request.headers.get("Content-Type", "no Content-Type")
         raise BadRequest("The body is not a JSON object.", received=sent, accepted="application/json")
     check_plain(request)
-    grow(BUFFER_BYTES)
     data = bytearray()
     try:
-        async with asyncio.timeout(config.receive_s) as until:
+        async with grow.receiving(), asyncio.timeout(config.receive_s) as until:
+            grow(BUFFER_BYTES)
             pace = Pace(config, until)
             async for chunk in request.content.iter_any():
                 pace.come(len(chunk))

@@ -3,7 +3,7 @@
 An edit holds as many places as it has pictures, from the moment its request is read until its job has ended; an
 asynchronous job only until it is accepted, since from there on the router's queue limit counts it. A request that is
 still being received holds no places, so that a slow client keeps no other client out; its bytes are counted. Uploads
-are refused above the limit of bytes, answers wait.
+are refused above the limit of bytes, answers wait. Tenants share all of it (:mod:`giornata.shares`).
 """
 
 from __future__ import annotations
@@ -13,18 +13,22 @@ import math
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from functools import partial
+from time import monotonic
 from typing import Final
 
-from giornata.wire.errors import ServiceUnavailable, TooManyRequests
+from giornata.shares import Holding, SharedPool, firm
+from giornata.wire.errors import Overloaded, ServiceUnavailable, TooManyRequests
+from giornata_gateway.intake.rules.tenants import Tenant
 
 SMOOTHING: Final = 0.2
 """Weight of the latest edit in the running mean of how long a picture takes."""
 RETRY_AFTER_S: Final = 2.0
 ROOM_S: Final = 30.0
 """How long an answer waits for room."""
-
-Grow = Callable[[int], None]
-"""Counts a number of further bytes; TooManyRequests where there is no room."""
+GRACE_S: Final = 2.0
+"""An answer that is younger is not cut off for another tenant's."""
+CROWDED: Final = "Too many pictures are being received; try again later."
 
 
 @dataclass
@@ -39,96 +43,180 @@ class Stay:
     """The job was accepted for an earlier request with the same idempotency key."""
 
 
+@asynccontextmanager
+async def revocable(error: Callable[[], Overloaded]) -> AsyncIterator[Callable[[], None]]:
+    """Yields what ends the work inside, where `error` is raised then."""
+    limit = asyncio.timeout(None)
+    try:
+        async with limit:
+            yield partial(limit.reschedule, 0.0)
+    except TimeoutError as late:
+        if limit.expired():
+            raise error() from late
+        raise
+
+
+def _yes() -> bool:
+    return True
+
+
 class Places:
     """Counts places against a limit. One request of any size fits into an idle gateway."""
 
-    def __init__(self, limit: int, what: str = "pictures") -> None:
-        self.limit = limit
-        self.what = what
-        self.taken = 0
-        """Places taken now."""
+    def __init__(
+        self, pool: SharedPool, what: str = "pictures", refusal: type[Overloaded] = TooManyRequests
+    ) -> None:
+        self.pool, self.what, self._refusal = pool, what, refusal
         self.closed = False
         """Draining: nothing more is admitted."""
         self._seconds_each = 1.0
 
-    def check(self, places: int = 1) -> None:
+    @property
+    def taken(self) -> int:
+        """Places taken now."""
+        return self.pool.used
+
+    def check(self, tenant: Tenant, places: int = 1) -> None:
         """Raise TooManyRequests while there is no room, saying when there may be; ServiceUnavailable once closed."""
-        if self.closed:
-            raise ServiceUnavailable("This gateway is shutting down.", retry_after_s=1)
-        if self.taken and self.taken + places > self.limit:
-            raise TooManyRequests(
-                received=f"{places} {self.what} while {self.taken} are in progress",
-                accepted=f"{self.limit} {self.what} at a time",
-                retry_after_s=self.estimate_s(self.taken + places - self.limit, self.limit),
-            )
+        self._check_open()
+        if not self.pool.fits(Holding(tenant.name, tenant.weight), places, monotonic()):
+            raise self._full(tenant, places)
 
     @contextmanager
-    def held(self, places: int = 1) -> Iterator[Stay]:
-        """Hold places while inside; raises as :meth:`check`."""
-        self.check(places)
-        self.taken += places
+    def held(self, tenant: Tenant, places: int = 1, end: Callable[[], None] | None = None) -> Iterator[Stay]:
+        """Hold places while inside; raises as :meth:`check`. With `end` they may be taken back, by calling it."""
+        self._check_open()
+        holding = Holding(tenant.name, tenant.weight)
+        if end is not None:
+            holding.takeable, holding.revoke = _yes, end
+        if not self.pool.take(holding, places, monotonic()):
+            raise self._full(tenant, places)
         stay = Stay()
         try:
             yield stay
         finally:
-            self.taken -= places
+            self.pool.give_back(holding)
             if stay.seconds is not None:
                 self._seconds_each += SMOOTHING * (stay.seconds / places - self._seconds_each)
+
+    @asynccontextmanager
+    async def lent(self, tenant: Tenant) -> AsyncIterator[None]:
+        """Hold a place while inside, which ends with the refusal where another tenant has less and needs it."""
+        async with revocable(lambda: self._full(tenant, 1)) as end:
+            with self.held(tenant, end=end):
+                yield
 
     def estimate_s(self, pictures: int, at_a_time: int) -> float:
         """Whole seconds, at least 1, until `pictures` should be done, `at_a_time` at once, as the latest edits took."""
         return float(max(1, math.ceil(self._seconds_each * pictures / at_a_time)))
 
+    def _check_open(self) -> None:
+        if self.closed:
+            raise ServiceUnavailable("This gateway is shutting down.", retry_after_s=1)
+
+    def _full(self, tenant: Tenant, places: int) -> Overloaded:
+        limit, taken, own = self.pool.capacity, self.taken, self.pool.held(tenant.name)
+        self.pool.outcomes[tenant.name, "refused"] += 1
+        return self._refusal(
+            received=f"{places} {self.what} while {taken} are in progress, {own} of them this tenant's",
+            accepted=f"{limit} {self.what} at a time, shared by the tenants that ask",
+            retry_after_s=self.estimate_s(max(1, taken + places - limit), limit),
+        )
+
+
+class Grow:
+    """Counts the bytes of one request as they come; TooManyRequests where its tenant has no room for more."""
+
+    def __init__(self, pool: SharedPool, tenant: Tenant) -> None:
+        self._pool, self.holding = pool, Holding(tenant.name, tenant.weight)
+
+    def __call__(self, size_bytes: int) -> None:
+        """Hold so many further bytes."""
+        if not self._pool.take(self.holding, size_bytes, monotonic()):
+            raise self._refusal()
+
+    @asynccontextmanager
+    async def receiving(self) -> AsyncIterator[None]:
+        """While inside, what comes from the client, TooManyRequests ends it where another tenant has less."""
+        async with revocable(self._refusal) as end:
+            self.holding.takeable, self.holding.revoke = _yes, end
+            try:
+                yield
+            finally:
+                self.holding.takeable = firm
+
+    def _refusal(self) -> Overloaded:
+        self._pool.outcomes[self.holding.tenant, "refused"] += 1
+        return TooManyRequests(CROWDED, retry_after_s=RETRY_AFTER_S)
+
 
 class Memory:
-    """Counts bytes against a limit. Answers that wait are let in first come, first served."""
+    """Counts bytes against a limit. Of answers that wait, the tenant's is first that holds least, then who came first.
 
-    def __init__(self, limit_bytes: int) -> None:
-        self.limit_bytes = limit_bytes
-        self.held_bytes = 0
-        self._turn = asyncio.Lock()
-        self._freed = asyncio.Event()
+    An answer older than the pool's grace may be cut off for a tenant that holds less.
+    """
+
+    def __init__(self, pool: SharedPool) -> None:
+        self.pool = pool
+        self._waiting: dict[Holding, tuple[int, asyncio.Future[None]]] = {}
+        self._again: asyncio.TimerHandle | None = None
 
     @contextmanager
-    def growing(self) -> Iterator[Grow]:
+    def growing(self, tenant: Tenant) -> Iterator[Grow]:
         """Hold what is counted, piece by piece as it arrives, while inside. It refuses and never waits."""
-        held = 0
-
-        def grow(size_bytes: int) -> None:
-            nonlocal held
-            if self.held_bytes + size_bytes > self.limit_bytes:
-                raise TooManyRequests(
-                    "Too many pictures are being received; try again later.", retry_after_s=RETRY_AFTER_S
-                )
-            self.held_bytes += size_bytes
-            held += size_bytes
-
+        grow = Grow(self.pool, tenant)
         try:
             yield grow
         finally:
-            self._free(held)
+            self.pool.give_back(grow.holding)
 
     @asynccontextmanager
-    async def room(self, size_bytes: int) -> AsyncIterator[None]:
+    async def room(
+        self, tenant: Tenant, size_bytes: int, cut: Callable[[], None] | None = None
+    ) -> AsyncIterator[None]:
         """Hold `size_bytes` while inside, once there is room; more than the limit fits when nothing else is held.
 
-        ServiceUnavailable is raised where there is none within :data:`ROOM_S`.
+        ServiceUnavailable is raised where there is none within :data:`ROOM_S`. `cut` ends a slow reader's answer.
         """
+        holding = Holding(tenant.name, tenant.weight)
+        if cut is not None:
+            holding.takeable, holding.revoke = _yes, cut
+        turn = asyncio.get_running_loop().create_future()
+        self._waiting[holding] = size_bytes, turn
         try:
-            async with asyncio.timeout(ROOM_S), self._turn:
-                while self.held_bytes and self.held_bytes + size_bytes > self.limit_bytes:
-                    self._freed.clear()
-                    await self._freed.wait()
-                self.held_bytes += size_bytes
-        except TimeoutError as error:
-            raise ServiceUnavailable(
-                "Too many answers are being read; fetch the pictures later.", retry_after_s=RETRY_AFTER_S
-            ) from error
-        try:
+            self._serve()
+            try:
+                async with asyncio.timeout(ROOM_S):
+                    await turn
+            except TimeoutError as error:
+                self.pool.outcomes[tenant.name, "refused"] += 1
+                raise ServiceUnavailable(
+                    "Too many answers are being read; fetch the pictures later.", retry_after_s=RETRY_AFTER_S
+                ) from error
             yield
         finally:
-            self._free(size_bytes)
+            self._waiting.pop(holding, None)
+            self.pool.give_back(holding)
+            self._serve()
 
-    def _free(self, size_bytes: int) -> None:
-        self.held_bytes -= size_bytes
-        self._freed.set()
+    def _serve(self) -> None:
+        """Let in who waits; who lacks room keeps those after it out, so that small ones never starve a large one."""
+        if self._again is not None:
+            self._again.cancel()
+            self._again = None
+        while (first := self._next()) is not None:
+            self._waiting.pop(first)[1].set_result(None)
+        if self._waiting and self.pool.grace_s:
+            self._again = asyncio.get_running_loop().call_later(self.pool.grace_s, self._serve)
+
+    def _next(self) -> Holding | None:
+        heads: dict[str, Holding] = {}
+        for one in self._waiting:
+            heads.setdefault(one.tenant, one)
+        for one in sorted(heads.values(), key=lambda one: self.pool.held(one.tenant) / one.weight):
+            size_bytes, _ = self._waiting[one]
+            if self.pool.take(one, size_bytes, monotonic()):
+                return one
+            if size_bytes > self.pool.capacity - self.pool.used:
+                return None
+        return None

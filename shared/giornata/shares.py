@@ -1,0 +1,151 @@
+"""A bounded pool that tenants share by weight: idle room serves anyone, and is taken back for who has less. Pure.
+
+The level of a tenant is what it holds over its weight. Where a pool is full, room comes from a tenant whose level is
+above what the asking one's would then be: weighted max-min fairness. So a tenant within its share among those that hold
+something waits for at most the pool's grace, and a tenant alone may hold everything.
+
+What cannot be taken back, such as an edit in progress, is *firm*. A quarter of a pool is kept from the tenant that has
+most: for what others held in the last seconds and, where its holding is firm, for whoever comes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+KEPT: Final = 0.25
+"""At most this part of a pool is kept from the tenant that has most of it."""
+LINGER_S: Final = 10.0
+"""For so long room is kept for what a tenant held."""
+
+
+def firm() -> bool:
+    """What says of a holding that nothing takes it back before its own end."""
+    return False
+
+
+@dataclass(eq=False)
+class Holding:
+    """What one request or connection of a tenant has of a pool."""
+
+    tenant: str
+    weight: float = 1.0
+    takeable: Callable[[], bool] = firm
+    """Whether it may be taken back now."""
+    revoke: Callable[[], object] = firm
+    """Is called where it is taken back."""
+    amount: int = 0
+    moved_s: float = 0.0
+    """When it grew last: of a tenant's holdings the one that rests for longest goes first."""
+
+
+@dataclass
+class _Tenant:
+    weight: float
+    held: int = 0
+    holdings: dict[Holding, None] = field(default_factory=dict)
+    wanted: int = 0
+    """The most that it held or asked for lately."""
+    until_s: float = 0.0
+
+
+class SharedPool:
+    """Room for `capacity` of anything, on the clock of `now`; a holding that moved within `grace_s` is not taken back.
+
+    `alone` says whether no second tenant can come: then nothing is kept for it. A pool that `renews` takes of the
+    tenant that has most, the asking one too, whatever they have.
+    """
+
+    def __init__(
+        self,
+        capacity: int,
+        alone: Callable[[], bool] = lambda: True,
+        *,
+        grace_s: float = 0.0,
+        renews: bool = False,
+    ) -> None:
+        self.capacity, self.grace_s, self._alone, self._renews = capacity, grace_s, alone, renews
+        self.used = 0
+        self.outcomes = Counter[tuple[str, str]]()
+        """How often a tenant was `refused`, or a holding of it `taken_back`."""
+        self._tenants: dict[str, _Tenant] = {}
+
+    def held(self, tenant: str) -> int:
+        """What a tenant has."""
+        return self._tenants[tenant].held if tenant in self._tenants else 0
+
+    def fits(self, holding: Holding, amount: int, now: float) -> bool:
+        """Whether `amount` more is free for a holding; any amount is where nothing is held."""
+        free, own = self.capacity - self.used, self._level(holding, amount)
+        if not self.used or amount > free:
+            return not self.used
+        others = [one for name, one in self._tenants.items() if name != holding.tenant]
+        if self._alone() or any(one.held / one.weight >= own for one in others):
+            return True
+        asked = sum(max(0, one.wanted - one.held) for one in others if now < one.until_s)
+        kept = KEPT * self.capacity
+        return amount <= free - (kept if holding.takeable is firm else min(kept, asked))
+
+    def take(self, holding: Holding, amount: int, now: float) -> bool:
+        """Give a holding `amount` more if it fits, at once or in the place of others; if not, room is kept for it."""
+        tenant = self._tenant(holding, now)
+        wanted = tenant.held + amount
+        if now >= tenant.until_s or wanted >= tenant.wanted:
+            tenant.wanted, tenant.until_s = wanted, now + LINGER_S
+        gone: list[Holding] = []
+        if not self.fits(holding, amount, now) and not (gone := self._owed(holding, amount, now)):
+            return False
+        for one in gone:
+            self.outcomes["" if self._renews else one.tenant, "taken_back"] += 1
+            self.give_back(one)
+            one.revoke()
+        tenant.holdings[holding] = None
+        holding.amount += amount
+        holding.moved_s = now
+        tenant.held += amount
+        self.used += amount
+        return True
+
+    def give_back(self, holding: Holding) -> None:
+        """A holding ends, or is taken back; one that has nothing is no mistake."""
+        tenant = self._tenants.get(holding.tenant)
+        if tenant is not None and holding in tenant.holdings:
+            del tenant.holdings[holding]
+            tenant.held -= holding.amount
+            self.used -= holding.amount
+            holding.amount = 0
+
+    def _owed(self, holding: Holding, amount: int, now: float) -> list[Holding]:
+        """Which holdings go so that `amount` is free for a tenant that has less; none where they do not suffice."""
+        needed, own = self.used + amount - self.capacity, self._level(holding, amount)
+        levels = {name: one.held / one.weight for name, one in self._tenants.items()}
+        able = [
+            one
+            for name, tenant in self._tenants.items()
+            for one in (tenant.holdings if self._renews or name != holding.tenant else ())
+            if now - one.moved_s >= self.grace_s and one.takeable()
+        ]
+        chosen: list[Holding] = []
+        while needed > 0:
+            first = max(able, key=lambda one: (levels[one.tenant], -one.moved_s), default=None)
+            if first is None or (levels[first.tenant] <= own and not self._renews):
+                return []
+            able.remove(first)
+            chosen.append(first)
+            levels[first.tenant] -= first.amount / first.weight
+            needed -= first.amount
+        return chosen
+
+    def _level(self, holding: Holding, amount: int) -> float:
+        return (self.held(holding.tenant) + amount) / holding.weight
+
+    def _tenant(self, holding: Holding, now: float) -> _Tenant:
+        known = self._tenants.get(holding.tenant)
+        if known is None:
+            for name in [n for n, one in self._tenants.items() if not one.held and now >= one.until_s]:
+                del self._tenants[name]
+            known = self._tenants[holding.tenant] = _Tenant(holding.weight)
+        known.weight = holding.weight
+        return known

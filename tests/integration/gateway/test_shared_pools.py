@@ -1,0 +1,117 @@
+"""One tenant holds all it can of a pool of the gateway. Another one is served, at once or within the pool's grace."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from giornata_gateway import gateway
+from tests.fakes.key_files import write_keys
+from tests.integration.gateway.test_connections import one_answer
+from tests.integration.gateway.test_hostile import connection, upload
+from tests.integration.gateway_fakes import Stage, open_stage
+from tests.patience import HUNG_S
+
+MIB: Final = 1 << 20
+ALICE, BOB = ({"Authorization": f"Bearer {key}"} for key in ("sk-alice-123", "sk-robert-12"))
+STREAM: Final = {"Accept": "text/event-stream"}
+
+
+@pytest.fixture
+def options(tmp_path: Path) -> dict[str, Any]:
+    return {"api_keys_file": write_keys(tmp_path, {"sk-alice-123": "alice", "sk-robert-12": "bob"})}
+
+
+async def edit(stage: Stage, headers: dict[str, str], image: bytes = b"picture") -> tuple[int, Any]:
+    async with stage.http.post("/v1/images/edits", data=stage.form(image), headers=headers) as response:
+        return response.status, await response.json()
+
+
+async def job(stage: Stage, headers: dict[str, str]) -> str:
+    async with stage.http.post("/v1/jobs", data=stage.form(), headers=headers) as response:
+        job_id = str((await response.json())["id"])
+    async with stage.http.get(f"/v1/jobs/{job_id}/events", headers=headers) as response:
+        await response.read()
+    return job_id
+
+
+async def told(stage: Stage) -> str:
+    async with stage.http.get("/metrics") as response:
+        return await response.text()
+
+
+async def used(stage: Stage, pool: str) -> float:
+    """What is held of a pool."""
+    return float((await told(stage)).partition(f'giornata_pool_used{{pool="{pool}"}} ')[2].split()[0])
+
+
+async def test_bodies_that_stop_keep_no_other_tenant_out(
+    nats_url: str, redis_url: str, tmp_path: Path, options: dict[str, Any]
+) -> None:
+    options |= {"max_held_bytes": 2 * MIB, "max_request_bytes": 2 * MIB, "receive_s": HUNG_S}
+    async with open_stage(nats_url, redis_url, tmp_path, **options) as stage, AsyncExitStack() as held:
+        readers = []
+        for _ in range(3):  # with a connection's buffer each, they fill the pool
+            reader, writer = await held.enter_async_context(connection(stage))
+            writer.write(upload(700_000, 540_000, f"Authorization: {ALICE['Authorization']}\r\n"))
+            await writer.drain()
+            readers.append(reader)
+        while await used(stage, "uploads") < 1_700_000:
+            pass
+        assert (await edit(stage, BOB, b"x" * 300_000))[0] == 200
+        answers = [asyncio.create_task(one_answer(reader)) for reader in readers]
+        done, _ = await asyncio.wait(answers, timeout=HUNG_S, return_when=asyncio.FIRST_COMPLETED)
+        assert [answer.result().split(b" ")[1] for answer in done] == [b"429"]
+        assert (
+            'giornata_pool_outcomes_total{outcome="taken_back",pool="uploads",tenant="alice"} 1.0'
+            in await told(stage)
+        )
+        for answer in answers:
+            answer.cancel()
+
+
+async def test_slow_readers_keep_no_other_tenant_out(
+    nats_url: str, redis_url: str, tmp_path: Path, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gateway, "GRACE_S", 0.05)
+    options |= {"max_held_bytes": 32 * MIB, "max_request_bytes": 2 * MIB, "stall_s": 600}
+    async with open_stage(nats_url, redis_url, tmp_path, **options) as stage, AsyncExitStack() as held:
+        stage.router.picture_bytes = 16 * MIB
+        alices, bobs = await job(stage, ALICE), await job(stage, BOB)
+        get = f"GET /v1/jobs/{alices}/image HTTP/1.1\r\nHost: x\r\nAuthorization: {ALICE['Authorization']}\r\n\r\n"
+        readers = []
+        for _ in range(2):
+            reader, writer = await held.enter_async_context(connection(stage, receive_buffer=4096))
+            writer.write(get.encode())
+            assert b" 200 " in await reader.readline()
+            readers.append(reader)
+        async with asyncio.timeout(HUNG_S):
+            for _ in range(3):  # what it had is kept for it
+                async with stage.http.get(f"/v1/jobs/{bobs}/image", headers=BOB) as response:
+                    assert len(await response.read()) == 16 * MIB
+
+
+async def test_streams_of_one_tenant_keep_no_other_out(
+    nats_url: str, redis_url: str, tmp_path: Path, options: dict[str, Any]
+) -> None:
+    async with (
+        open_stage(nats_url, redis_url, tmp_path, max_streams=2, **options) as stage,
+        AsyncExitStack() as held,
+    ):
+        first, second = [
+            await held.enter_async_context(stage.http.get("/v1/fleet", headers=ALICE | STREAM))
+            for _ in range(2)
+        ]
+        async with stage.http.get("/v1/fleet", headers=BOB | STREAM) as bobs:
+            assert bobs.status == 200
+            async with asyncio.timeout(HUNG_S):
+                assert (await first.read()).endswith(b"retry: 5000\n\n")
+                assert b"event: fleet" in await second.content.readline()
+            async with stage.http.get("/v1/fleet", headers=ALICE | STREAM) as third:
+                error = (await third.json())["error"]
+                assert (third.status, error["code"]) == (429, "too_many_streams")
+                assert "event streams" in error["message"]
