@@ -60,10 +60,11 @@ def without_secrets(text: str) -> str:
 
 
 def _shown(_logger: object, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """A processor of structlog: texts are shown as they are, and only a traceback has several lines."""
+    """A processor of structlog: texts stay on their line; those of a traceback are indented, so that none is forged."""
     for name, value in event.items():
         if isinstance(value, str):
-            event[name] = visible(value, "\n\t" if name == "exception" else "")
+            traceback = name == "exception"
+            event[name] = visible(value, "\n").replace("\n", "\n  ") if traceback else visible(value)
     return event
 
 
