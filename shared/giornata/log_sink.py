@@ -27,4 +27,5 @@ class LogSinkFactory(structlog.PrintLoggerFactory):
     """Makes a :class:`LogSink` for each logger."""
 
     def __call__(self, *_: Any) -> LogSink:
+        """A logger that prints to the factory's stream."""
         return LogSink(self._file)

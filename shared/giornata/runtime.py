@@ -8,9 +8,7 @@ connections drain.
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
-import sys
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
@@ -23,7 +21,7 @@ from giornata.bus.answering import Endpoint
 from giornata.bus.bus import connect_as
 from giornata.bus.telemetry import state_of, telemetry
 from giornata.config import CellConfig, ServiceConfig, load
-from giornata.log_sink import LogSinkFactory
+from giornata.logs import configure_logs as configure_logs  # noqa: PLC0414 - it is imported from here
 from giornata.seeing import spans, switching
 from giornata.signals import on_signals
 from giornata.wire.errors import GiornataError
@@ -84,26 +82,6 @@ async def _supervise(main: Callable[[asyncio.Event], Awaitable[None]]) -> None:
 
     on_signals(first, second)
     await main(stop)
-
-
-def configure_logs(level: str, form: str, instance: str) -> None:
-    """Log to standard error, in lines for people or JSON; every line names the instance. It never raises."""
-    structlog.contextvars.bind_contextvars(instance=instance)
-    renderer = (
-        structlog.processors.JSONRenderer() if form == "json" else structlog.dev.ConsoleRenderer(colors=False)
-    )
-    structlog.configure(
-        processors=[
-            structlog.contextvars.merge_contextvars,
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso"),
-            structlog.processors.format_exc_info,
-            renderer,
-        ],
-        wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
-        logger_factory=LogSinkFactory(sys.stderr),
-        cache_logger_on_first_use=True,
-    )
 
 
 def _log_failure(error: Exception) -> None:

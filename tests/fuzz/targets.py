@@ -231,7 +231,7 @@ def safetensors(data: bytes) -> None:
     with tempfile.NamedTemporaryFile(dir=_memory()) as file, refused():
         file.write(data)
         file.flush()
-        recognised(read_header(Path(file.name), HEADER_BYTES), Limits(rank=256, tensors=4096))
+        recognised(read_header(Path(file.name), HEADER_BYTES, 4096), Limits(rank=256, tensors=4096))
 
 
 def _memory() -> str | None:

@@ -77,11 +77,15 @@ async def open_door(gateway: Gateway) -> AsyncIterator[None]:
         return replace(endpoint, unread=partial(_unread, gateway, endpoint.subject))
 
     asks = partial(Endpoint, limit_bytes=endpoints.limit_bytes, headers=True, reply=True, door=True)
-    edit = counting(asks(subjects.EDIT, EditEnvelope, endpoints.edit))
+    keyed = partial(asks, admit=endpoints.check_asker)
+    edit = counting(keyed(subjects.EDIT, EditEnvelope, endpoints.edit))
     probe = counting(asks(subjects.EDIT_PROBE, ProbeEnvelope, endpoints.probe))
-    generate = counting(asks(subjects.GENERATE, GenerateEnvelope, endpoints.generate))
-    mask = counting(asks(subjects.MASK, MaskEnvelope, endpoints.mask))
-    cancel = counting(Endpoint(subjects.EDIT_CANCEL, CancelMessage, endpoints.cancel, reply=True))
+    generate = counting(keyed(subjects.GENERATE, GenerateEnvelope, endpoints.generate))
+    mask = counting(keyed(subjects.MASK, MaskEnvelope, endpoints.mask))
+    cancel = Endpoint(
+        subjects.EDIT_CANCEL, CancelMessage, endpoints.cancel, reply=True, admit=endpoints.check_asker
+    )
+    cancel = counting(cancel)
     answered = (edit, probe, generate, mask, cancel)
     async with gateway.bus.serve("gateway", *answered, instance=gateway.config.instance):
         yield
@@ -187,6 +191,11 @@ class DoorEndpoints:
                 record = await gateway.submission.outcome(awaited)
             admitted.carried_out()
         return await self._reply(record, order.tenant)
+
+    def check_asker(self, fields: Mapping[str, object], reply: str) -> None:
+        """Raise Unauthorized or InvalidField where the key in a message's fields does not let it ask for an answer."""
+        key = fields.get("api_key")
+        self._asker(key if isinstance(key, str) else None, reply)
 
     def _asker(self, key: str | None, reply: str) -> Tenant:
         """The tenant that asks. NATS does not tell the sender, so the key says whose inbox the answer may go to."""

@@ -50,7 +50,10 @@ class LoraStoreConfig(CellConfig):
         100 << 30, ge=1 << 20, description="Bytes of all files from which on no further upload begins."
     )
     lora_header_bytes: int = Field(
-        16 << 20, ge=1 << 10, le=100 << 20, description="Largest header of a LoRA."
+        4 << 20,
+        ge=1 << 10,
+        le=4 << 20,
+        description="Largest header of a LoRA; its tensors' names and its trainer's notes.",
     )
     lora_tensors: int = Field(20_000, ge=1, le=1_000_000, description="Most tensors of a LoRA.")
     lora_rank: int = Field(512, ge=1, le=65536, description="Largest rank of a LoRA.")

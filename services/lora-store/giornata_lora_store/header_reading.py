@@ -17,26 +17,30 @@ LENGTH: Final = struct.Struct("<Q")
 ACCEPTED: Final = "a whole file of safetensors"
 
 
-def read_header(path: Path, limit_bytes: int) -> dict[str, Tensor]:
+def read_header(path: Path, limit_bytes: int, most_tensors: int) -> dict[str, Tensor]:
     """Name, dtype and shape of every tensor in a file.
 
-    The library checks that tensors do not overlap, leave no hole and fill the file. It takes the last of two tensors
-    with one name, so names are checked here.
+    The library reads the header into its own types, and refuses every other structure, before Python makes objects of
+    it. It checks that tensors do not overlap, leave no hole and fill the file. It takes the last of two tensors with
+    one name, so names are checked here.
 
     Raises:
         LoraUnreadable: it is no file of safetensors, or not a whole one.
-        LoraTooLarge: its header is larger than `limit_bytes`.
+        LoraTooLarge: its header is larger than `limit_bytes`, or has more than `most_tensors`.
     """
-    _check_names(path, limit_bytes)
+    text = _header_text(path, limit_bytes)
+    if (tensors := text.count(b'"data_offsets"')) > most_tensors:
+        raise LoraTooLarge(received=f"{tensors} tensors", accepted=f"at most {most_tensors}")
     try:
         with safe_open(path, framework="numpy") as file:
+            _check_names(text)
             slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 - it is no dictionary
             return {name: Tensor(one.get_dtype(), tuple(one.get_shape())) for name, one in slices.items()}
-    except SafetensorError as error:
+    except (SafetensorError, ValueError, RecursionError) as error:
         raise LoraUnreadable(received=str(error), accepted=ACCEPTED) from error
 
 
-def _check_names(path: Path, limit_bytes: int) -> None:
+def _header_text(path: Path, limit_bytes: int) -> bytes:
     with path.open("rb") as file:
         head = file.read(LENGTH.size)
         if len(head) < LENGTH.size:
@@ -54,17 +58,16 @@ def _check_names(path: Path, limit_bytes: int) -> None:
             raise LoraTooLarge(
                 "The header is too large.", received=f"{size_bytes} bytes", accepted=f"at most {limit_bytes}"
             )
-        text = file.read(size_bytes)
-    try:
-        json.loads(text, object_pairs_hook=_once_each)
-    except (ValueError, RecursionError) as error:
-        raise LoraUnreadable(received=str(error), accepted=ACCEPTED) from error
+        return file.read(size_bytes)
 
 
-def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        counts = Counter(name for name, _ in pairs)
-        twice = next(name for name, count in counts.items() if count > 1)
-        raise ValueError(f"the name {twice!r} is given twice")
-    return found
+def _check_names(text: bytes) -> None:
+    """ValueError where a map in a header has a name twice; what the maps hold is let go of at once."""
+
+    def once_each(pairs: list[tuple[str, Any]]) -> None:
+        if len({name for name, _ in pairs}) < len(pairs):
+            counts = Counter(name for name, _ in pairs)
+            twice = next(name for name, count in counts.items() if count > 1)
+            raise ValueError(f"the name {twice!r} is given twice")
+
+    json.loads(text, object_pairs_hook=once_each)

@@ -18,4 +18,4 @@ class Inspection:
 
     def inspect(self, path: Path) -> Found:
         """What the header of a file says; raises as :func:`read_header` and :func:`recognised`. Blocking."""
-        return recognised(read_header(path, self.header_bytes), self.limits)
+        return recognised(read_header(path, self.header_bytes, self.limits.tensors), self.limits)

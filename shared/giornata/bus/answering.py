@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -13,6 +13,7 @@ from nats.aio.msg import Msg
 from nats.micro.request import ERROR_CODE_HEADER, ERROR_HEADER
 from pydantic import BaseModel
 
+from giornata.bus.connection import MAX_HEADER_BYTES, OVERSIZED
 from giornata.seeing.spans import span
 from giornata.seeing.told import Kind
 from giornata.wire import codec, subjects
@@ -44,6 +45,8 @@ class Endpoint:
     """Whether the handler takes the answer's subject, too, after the headers; it is empty where none is asked for."""
     unread: Callable[[GiornataError], None] | None = None
     """Is told of every message that reaches no handler, and why."""
+    admit: Callable[[Mapping[str, object], str], None] | None = None
+    """Takes the fields of a stranger's message and its answer's subject; refuses it before anything else is read."""
     door: bool = False
     """Whether a trace begins here, where the request brings none."""
     name: str = field(init=False)
@@ -53,13 +56,23 @@ class Endpoint:
         object.__setattr__(self, "name", subjects.kind_of(self.subject))
 
     def request_in(self, message: Msg) -> BaseModel:
-        """The request that a message holds; MalformedMessage where it holds none."""
+        """The request that a message holds; MalformedMessage where it holds none, or what `admit` raises."""
         try:
-            return codec.decode(self.kind, message.data)
+            if (size := (message.headers or {}).get(OVERSIZED)) is not None:
+                raise MalformedMessage(
+                    "The headers are too large.", received=size, accepted=f"{MAX_HEADER_BYTES} bytes"
+                )
+            fields = codec.fields_of(self.kind, message.data, limited=self.admit is not None)
+            if self.admit is not None:
+                self.admit(fields, message.reply)
+            return codec.validated(self.kind, fields)
         except SchemaMismatch as error:
             refusal = MalformedMessage(str(error))
             self.not_read(refusal)
             raise refusal from error
+        except GiornataError as refusal:
+            self.not_read(refusal)
+            raise
 
     def not_read(self, why: GiornataError) -> None:
         """A message reaches no handler."""

@@ -36,6 +36,11 @@ _REFUSAL: Final = re.compile(
 _PING: Final = "PING"
 """Stands for a subject among the requests whose answers are lost with the connection; subjects are in lower case."""
 
+MAX_HEADER_BYTES: Final = 16 << 10
+"""Largest block of a message's headers that is read; ours have a few hundred bytes."""
+OVERSIZED: Final = "Giornata-Oversized"
+"""The only header of a message whose own are larger: the library would read them line by line."""
+
 NO_SERVER: Final = "No NATS server answers; is GIORNATA_NATS_URL right?"
 LOCKED_OUT: Final = (
     "The NATS server does not let us in; are user and password right, in GIORNATA_NATS_URL or in the file that "
@@ -63,6 +68,12 @@ class TellingClient(Client):
         self._refused_subscriptions: set[str] = set()
         self._asked: defaultdict[str, set[asyncio.Future[Any]]] = defaultdict(set)
         """Futures of the answers to requests, by subject in lower case."""
+
+    async def _process_headers(self, headers: bytes | None) -> dict[str, str] | None:
+        size_bytes = len(headers or b"")
+        if size_bytes > MAX_HEADER_BYTES:
+            return {OVERSIZED: f"{size_bytes} bytes"}
+        return await super()._process_headers(headers)
 
     async def hear(self, error: Exception) -> None:
         """The error callback: log, and fail the requests that were refused."""

@@ -46,7 +46,12 @@ def sending(service: str, instance: str, url: str, share: float) -> OtlpTracer:
 
     `share` of the traces that begin here are told; a trace that came with a ``traceparent`` is told as that says.
     """
-    logging.getLogger("opentelemetry").addHandler(_Told(logging.WARNING))
+    library = logging.getLogger("opentelemetry")
+    library.addHandler(_Told(logging.WARNING))
+    library.propagate = False  # or each line is told twice
+    logging.getLogger("opentelemetry.trace.span").setLevel(
+        logging.ERROR
+    )  # or it repeats a stranger's tracestate
     exporter = OTLPSpanExporter(endpoint=url.rstrip("/") + PATH, timeout=EXPORT_S)
     return OtlpTracer(service, instance, share, BatchSpanProcessor(exporter))
 

@@ -13,12 +13,15 @@ import msgpack
 from pydantic import BaseModel, ValidationError
 
 from giornata.wire.errors import PayloadTooLarge, SchemaMismatch
+from giornata.wire.structure import unpack_limits
 
 SCHEMA = 1
 """Raised whenever an older reader would misunderstand a message."""
 ACCEPTED_SCHEMAS = frozenset({SCHEMA - 1, SCHEMA} - {0})
 MAX_CONTROL_BYTES = 256 * 1024
 """Control messages stay small; pictures and tensors travel as claim checks."""
+TOLD = 10
+"""Most fields at fault that an error names."""
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -41,9 +44,12 @@ def decode(kind: type[M], data: bytes) -> M:
     return validated(kind, fields_of(kind, data))
 
 
-def fields_of(kind: type[BaseModel], data: bytes) -> dict[str, Any]:
-    """The fields of a `kind` in msgpack bytes, not validated; SchemaMismatch if this version cannot read them."""
-    fields = unpack(data)
+def fields_of(kind: type[BaseModel], data: bytes, *, limited: bool = False) -> dict[str, Any]:
+    """The fields of a `kind` in msgpack bytes, not validated; SchemaMismatch if this version cannot read them.
+
+    `limited` holds a stranger's message to :mod:`giornata.wire.structure`.
+    """
+    fields = unpack(data, limited=limited)
     schema = fields.pop("schema", None)
     if not isinstance(schema, int) or schema not in ACCEPTED_SCHEMAS:
         raise SchemaMismatch(
@@ -59,18 +65,21 @@ def validated(kind: type[M], fields: dict[str, Any]) -> M:
     try:
         return kind.model_validate(fields)
     except ValidationError as error:
-        wrong = "; ".join(
-            f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors(include_input=False)
-        )
+        told = error.errors(include_input=False, include_context=False, include_url=False)
+        wrong = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in told[:TOLD])
+        if len(told) > TOLD:
+            wrong += f"; and {len(told) - TOLD} more"
         raise SchemaMismatch(f"A {kind.__name__} message is malformed: {wrong}.") from error
 
 
-def unpack(data: bytes) -> dict[str, Any]:
-    """The map in `data`, within msgpack's limits on hostile senders; SchemaMismatch if it is not one map."""
+def unpack(data: bytes, *, limited: bool = False) -> dict[str, Any]:
+    """The map in `data`; SchemaMismatch if it is not one map, or is beyond the limits where it is `limited`."""
+    options = unpack_limits() if limited else {}
     try:
-        fields = msgpack.unpackb(data, raw=False, strict_map_key=True)
+        fields = msgpack.unpackb(data, raw=False, strict_map_key=True, **options)
     except (ValueError, msgpack.UnpackException) as error:
-        raise SchemaMismatch("The message is not msgpack.", received=f"{len(data)} bytes") from error
+        why = f" ({error})" if limited and str(error) else ""
+        raise SchemaMismatch("The message is not msgpack.", received=f"{len(data)} bytes{why}") from error
     if not isinstance(fields, dict):
         raise SchemaMismatch("The message is not a msgpack map.", received=type(fields).__name__)
     return fields

@@ -35,6 +35,8 @@ from giornata.wire.values import Recorded, not_blank
 MAX_STEPS: Final = 200
 MAX_IMAGES: Final = 10
 MAX_SEED: Final = 2**32 - 1
+TOLD: Final = 10
+"""Most fields at fault that an error names."""
 LORAS: Final = 'LoRAs are named by `loras`: [{"id": "lora_…", "scale": 1.0}]'
 CONTROLNETS: Final = 'ControlNets are named by `controlnets`: [{"model": "…", "image": 0}]'
 ALIASES: Final[Mapping[str, str]] = {
@@ -335,13 +337,18 @@ def request_error(error: ValidationError, fields: Iterable[str]) -> GiornataErro
             accepted=f"leave {gone[0]} out",
         )
     if unknown:
+        named = ", ".join(unknown[:TOLD]) + (
+            f" and {len(unknown) - TOLD} more" if len(unknown) > TOLD else ""
+        )
         return UnknownField(
-            f"Unknown field: {', '.join(unknown)}.",
+            f"Unknown field: {named}.",
             field=unknown[0],
-            received=", ".join(unknown),
+            received=named,
             accepted=", ".join(fields),
         )
-    sentences = [f"{_field(d['loc'])}: {re.sub(r'^Value error, ', '', d['msg'])}" for d in details]
+    sentences = [f"{_field(d['loc'])}: {re.sub(r'^Value error, ', '', d['msg'])}" for d in details[:TOLD]]
+    if len(details) > TOLD:
+        sentences.append(f"and {len(details) - TOLD} more")
     first = details[0]
     value = first["input"]
     return InvalidField(

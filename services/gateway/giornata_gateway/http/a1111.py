@@ -93,7 +93,7 @@ async def set_options(request: web.Request) -> web.Response:
     """Accept options that are as they stand: a gateway keeps none, and each request brings its own."""
     gateway = request.app[GATEWAY]
     with gateway.uploads.growing(request[TENANT]) as grow:
-        asked = read_settings(await read_json(request, grow)).sd_model_checkpoint
+        asked = read_settings(await read_json(request, grow, ())).sd_model_checkpoint
     cards = gateway.fleet.cards()
     if asked is not None and [model_of(asked, cards)] != list(cards):
         raise InvalidField(

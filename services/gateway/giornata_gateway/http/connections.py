@@ -15,15 +15,28 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, Final
 
+import structlog
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
 
 from giornata.shares import Holding, SharedPool
-from giornata.wire.errors import GiornataError, RequestTimeout, TooManyConnections
+from giornata.wire.errors import (
+    BadRequest,
+    GiornataError,
+    InternalError,
+    RequestTimeout,
+    TooManyConnections,
+)
+from giornata_gateway.http.errors import SERVER, error_answer, http_answer
 from giornata_gateway.intake.rules.tenants import Tenant
 from giornata_gateway.views.answers import ErrorAnswer, error_detail
 
 PROBES: Final = 4
 """How often a silent peer is asked for a sign of life within the time that it may take."""
+LOG_EVERY_S: Final = 10.0
+"""Malformed requests are told in one line of the log for so long."""
+
+log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True)
@@ -69,6 +82,14 @@ class _Server(web.Server):
     def __init__(self, made: web.Server, limits: ConnectionLimits, options: dict[str, Any]) -> None:
         super().__init__(made.request_handler, **{**options, "request_factory": made.request_factory})
         self.limits = limits
+        self._malformed, self._tell_s = 0, 0.0
+
+    def tell_malformed(self, peer: str | None, why: str) -> None:
+        """Log that a request is malformed, without its bytes, which may hold a key; at most one line in a while."""
+        self._malformed += 1
+        if (now_s := self._loop.time()) >= self._tell_s:
+            log.warning("malformed_requests", count=self._malformed, latest=why, peer=peer)
+            self._malformed, self._tell_s = 0, now_s + LOG_EVERY_S
 
     def __call__(self) -> web.RequestHandler:
         return _Connection(self, loop=self._loop, **self._kwargs)
@@ -77,11 +98,11 @@ class _Server(web.Server):
 class _Connection(web.RequestHandler):
     """A connection that is closed where its next head does not come in time."""
 
-    __slots__ = ("_asked", "_begun", "_holding", "_limits", "_pool", "_timer")
+    __slots__ = ("_asked", "_begun", "_holding", "_limits", "_pool", "_server", "_timer")
 
     def __init__(self, server: _Server, **options: Any) -> None:
         super().__init__(server, **options)
-        self._limits = server.limits
+        self._server, self._limits = server, server.limits
         self._begun = False
         """Whether the head that is awaited has begun to come."""
         self._asked = False
@@ -122,6 +143,40 @@ class _Connection(web.RequestHandler):
         self._relax()
         self._pool.give_back(self._holding)
         super().connection_lost(exc)
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,  # noqa: ARG002 - aiohttp's signature
+    ) -> web.StreamResponse:
+        """The answer to a request that is no HTTP, or that failed outside of every handler.
+
+        aiohttp's own is plain text, and is logged with the request's bytes.
+        """
+        if status < InternalError.status and isinstance(exc, HttpProcessingError):
+            why = "a line that is too long" if isinstance(exc, LineTooLong) else "bytes that are no request"
+            error: GiornataError = BadRequest(
+                "The request is not well-formed.", received=why, accepted="HTTP/1.1"
+            )
+            self._server.tell_malformed(request.remote, why)
+        else:
+            error = InternalError()
+            log.error("request_failed", where="connection", exc_info=exc)
+        self._limits.refused(error)
+        if request.writer.output_size > 0:
+            raise ConnectionError("An answer has begun.")
+        response = error_answer(error)
+        response.force_close()
+        return response
+
+    async def finish_response(
+        self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
+    ) -> tuple[web.StreamResponse, bool]:
+        """Finish an answer; an error that aiohttp made outside of our middlewares becomes one of ours."""
+        answered = http_answer(resp) if isinstance(resp, web.HTTPException) else resp
+        return await super().finish_response(request, answered, start_time)
 
     @property
     def _busy(self) -> bool:
@@ -193,6 +248,6 @@ def answer(error: GiornataError) -> bytes:
     head = (
         f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}\r\n"
         "Content-Type: application/json; charset=utf-8\r\n"
-        f"Content-Length: {len(body)}\r\n{retry}Connection: close\r\n\r\n"
+        f"Content-Length: {len(body)}\r\nServer: {SERVER}\r\n{retry}Connection: close\r\n\r\n"
     )
     return head.encode() + body

@@ -10,7 +10,7 @@ from typing import Final
 
 import nats.errors
 import structlog
-from aiohttp import web
+from aiohttp import hdrs, web
 from pydantic import BaseModel
 
 from giornata.wire.errors import GiornataError, InternalError, ServiceUnavailable
@@ -26,6 +26,8 @@ HTTP_ERRORS: Final = {
 }
 """Errors of HTTP itself; :mod:`giornata.wire.errors` has all others."""
 
+SERVER: Final = "giornata"
+"""The ``Server`` header: no library, and no version of one."""
 GATEWAY: Final = web.AppKey("gateway", Gateway)
 JOB_ID: Final = web.RequestKey("job_id", str)
 """Set once a request is about a job, so that its errors name it."""
@@ -50,9 +52,7 @@ async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamRe
             code = request.get(OUTCOME, "ok")
         except web.HTTPException as error:
             code = HTTP_ERRORS.get(error.status, ("http_error", ""))[0]
-            detail = ErrorDetail(code=code, message=f"{error.reason}.", type=error_type(error.status))
-            kept = {name: error.headers[name] for name in ("Allow",) if name in error.headers}
-            response = json_answer(ErrorAnswer(error=detail), status=error.status, headers=kept)
+            response = http_answer(error)
         except (asyncio.CancelledError, ConnectionError):
             raise
         except Exception as error:  # noqa: BLE001 - the request's edge: logged and answered
@@ -67,6 +67,14 @@ async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamRe
         resource = request.match_info.route.resource
         route = "unknown" if resource is None else resource.canonical  # ids do not become labels
         request.app[GATEWAY].metrics.answered("http", route, status, code, time.monotonic() - started)
+
+
+def http_answer(error: web.HTTPException) -> web.Response:
+    """An error of HTTP itself as JSON."""
+    code = HTTP_ERRORS.get(error.status, ("http_error", ""))[0]
+    detail = ErrorDetail(code=code, message=f"{error.reason}.", type=error_type(error.status))
+    kept = {name: error.headers[name] for name in ("Allow",) if name in error.headers}
+    return json_answer(ErrorAnswer(error=detail), status=error.status, headers=kept)
 
 
 def as_known(error: Exception, where: str) -> GiornataError:
@@ -94,4 +102,5 @@ def error_answer(error: GiornataError, job_id: str | None = None) -> web.Respons
 
 def json_answer(body: BaseModel, *, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:
     """A pydantic model as JSON."""
-    return web.json_response(text=body.model_dump_json(), status=status, headers=headers)
+    named = {hdrs.SERVER: SERVER, **(headers or {})}
+    return web.json_response(text=body.model_dump_json(), status=status, headers=named)

@@ -17,7 +17,15 @@ from giornata.wire.loras import LoraRecord
 from giornata.wire.requests import asked
 from giornata_gateway.http.errors import GATEWAY, TENANT
 from giornata_gateway.http.pace import Pace
-from giornata_gateway.http.uploads import LATE, MALFORMED, NAME_CHARACTERS, check_plain, malformed, too_large
+from giornata_gateway.http.uploads import (
+    LATE,
+    MALFORMED,
+    NAME_CHARACTERS,
+    check_plain,
+    malformed,
+    multipart,
+    too_large,
+)
 from giornata_gateway.intake.rules.forms import LoraForm, once_each
 
 FILE: Final = "file"
@@ -72,7 +80,10 @@ async def receive_lora(request: web.Request) -> LoraRecord:
 async def _read(request: web.Request, pace: Pace, stack: AsyncExitStack) -> _Parts:
     """The fields, and the upload, which `stack` drops where something fails."""
     config, parts = request.app[GATEWAY].config, _Parts()
-    reader = await _well_formed(request.multipart())
+    try:
+        reader = multipart(request)
+    except MALFORMED as error:
+        raise malformed(str(error)) from error
     while (part := await _well_formed(reader.next())) is not None:
         if not isinstance(part, BodyPartReader) or not part.name or len(part.name) > NAME_CHARACTERS:
             raise malformed("a part without a name, or with too long a one")

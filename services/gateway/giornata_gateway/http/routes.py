@@ -9,7 +9,14 @@ from typing import Any, Final
 from aiohttp import hdrs, web
 from pydantic import BaseModel
 
-from giornata.wire.errors import BY_CODE, IdempotencyKeyReused, InternalError, NothingFound, ResultExpired
+from giornata.wire.errors import (
+    BY_CODE,
+    IdempotencyKeyReused,
+    InternalError,
+    InvalidField,
+    NothingFound,
+    ResultExpired,
+)
 from giornata.wire.fleet import FleetView
 from giornata.wire.models import Task
 from giornata_gateway.http import jobs, loras, masks, requests, status, templates, webhooks
@@ -41,6 +48,16 @@ from giornata_gateway.views.templates import TemplateDeleted, TemplateList, Temp
 from giornata_gateway.views.webhooks import WebhookDeleted, WebhookList, WebhookSecret, WebhookView
 
 GET, POST, PUT, DELETE = hdrs.METH_GET, hdrs.METH_POST, hdrs.METH_PUT, hdrs.METH_DELETE
+
+SINGLE: Final = (
+    "Authorization",
+    "X-Api-Key",
+    "Idempotency-Key",
+    "Last-Event-ID",
+    "Sec-Fetch-Site",
+    "Content-Encoding",
+)
+"""Headers of which a request has one at most; aiohttp sees to Host, Content-Type and those of a body's length."""
 
 Json = dict[str, Any]
 JSON: Final = "application/json"
@@ -114,6 +131,7 @@ class Route:
         request[ROUTE] = self
         if "job_id" in request.match_info:
             request[JOB_ID] = request.match_info["job_id"]
+        check_once(request)
         authorization = request.headers.get("Authorization")
         written = password(authorization) if self.basic else None
         if self.method != GET:  # a page of another site cannot read what a GET answers
@@ -125,6 +143,16 @@ class Route:
             request[TENANT] = gateway.tenant(written or bearer(authorization))
             claim(request, request[TENANT])
         return await self.handler(request)
+
+
+def check_once(request: web.Request) -> None:
+    """Raise InvalidField where a header is given twice: of two keys, a proxy and the gateway could read another one."""
+    for name in SINGLE:
+        if len(given := request.headers.getall(name, ())) > 1:
+            received = f"{len(given)} headers"
+            raise InvalidField(
+                "The header is given twice.", field=name, received=received, accepted="one header"
+            )
 
 
 ROUTE: Final = web.RequestKey("route", Route)

@@ -18,7 +18,7 @@ from giornata_gateway.http import status, studio
 from giornata_gateway.http.a1111 import IN_PROGRESS
 from giornata_gateway.http.a1111_routes import A1111_ROUTES
 from giornata_gateway.http.connections import ConnectionLimits, LimitedRunner
-from giornata_gateway.http.errors import GATEWAY, REPEATED, TENANT, Handler, errors_as_json
+from giornata_gateway.http.errors import GATEWAY, REPEATED, SERVER, TENANT, Handler, errors_as_json
 from giornata_gateway.http.openapi import document
 from giornata_gateway.http.routes import ROUTE, ROUTES
 from giornata_gateway.http.tracing import traced
@@ -97,6 +97,7 @@ async def _counted(request: web.Request, handler: Handler) -> web.StreamResponse
 async def _tell(request: web.Request, response: web.StreamResponse) -> None:
     """Before an answer's headers: what the tenant may still ask for, whether the job is repeated, whether we leave."""
     gateway, route = request.app[GATEWAY], request.get(ROUTE)
+    response.headers[hdrs.SERVER] = SERVER
     if route is not None and route.form and TENANT in request:
         response.headers.update(gateway.quotas.headers(request[TENANT]))
     if request.get(REPEATED):

@@ -6,16 +6,17 @@ A multipart body is read part by part; a JSON body is small, unless it holds ref
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Collection
-from typing import Any, Final
+from typing import Any, Final, cast
 
-from aiohttp import BodyPartReader, MultipartReader, web
+from aiohttp import BodyPartReader, MultipartReader, StreamReader, web
 from aiohttp.http_exceptions import BadHttpMessage
 
 from giornata.wire.adapters import CONTROL_IMAGES
 from giornata.wire.errors import BadRequest, InvalidField, PayloadTooLarge, RequestTimeout
 from giornata.wire.references import REFERENCE, check_count
+from giornata.wire.structure import JsonLimits
+from giornata.wire.structure import read_json as read_value
 from giornata_gateway.config import GatewayConfig
 from giornata_gateway.http.errors import GATEWAY
 from giornata_gateway.http.pace import Pace
@@ -31,6 +32,10 @@ JSON_FIELDS: Final = 8
 """The texts of a JSON body, its pictures aside, are no larger than so many fields of a form may be."""
 PICTURES: Final = frozenset({REFERENCE, *CONTROL_IMAGES})
 """Fields of a JSON body that hold pictures."""
+JSON_BYTES: Final = 1 << 20
+"""Size of a JSON body without pictures."""
+PART_LINES: Final = 8
+"""Lines of a multipart body, by part, beside what the parts hold: its boundary, its headers, and what ends them."""
 JSON_COPIES: Final = 3
 """A JSON body is held as it came, as text, and as its pictures."""
 MALFORMED: Final = (ValueError, AssertionError, RuntimeError, BadHttpMessage, web.RequestPayloadError)
@@ -58,7 +63,7 @@ async def read_upload(request: web.Request, grow: Grow) -> Upload:
     try:
         async with grow.receiving(), asyncio.timeout(config.receive_s) as limit:
             grow(BUFFER_BYTES)
-            return await _Reading(config, grow, limit).read(await request.multipart())
+            return await _Reading(config, grow, limit).read(multipart(request))
     except TimeoutError as error:
         raise too_slow(config) from error
     except MALFORMED as error:
@@ -78,11 +83,12 @@ async def read_json(
         InvalidField: a field is given twice.
     """
     config = request.app[GATEWAY].config
+    limit_bytes = config.max_request_bytes if pictures else min(JSON_BYTES, config.max_request_bytes)
     if request.content_type != "application/json":
         sent = request.headers.get("Content-Type", "no Content-Type")
         raise BadRequest("The body is not a JSON object.", received=sent, accepted="application/json")
     check_plain(request)
-    data = bytearray()
+    data, limits = bytearray(), JsonLimits()
     try:
         async with grow.receiving(), asyncio.timeout(config.receive_s) as until:
             grow(BUFFER_BYTES)
@@ -90,15 +96,16 @@ async def read_json(
             async for chunk in request.content.iter_any():
                 pace.come(len(chunk))
                 grow(JSON_COPIES * len(chunk))
+                if len(data) + len(chunk) > limit_bytes:
+                    raise too_large("The request", limit_bytes)
+                limits.take(chunk)
                 data += chunk
-                if len(data) > config.max_request_bytes:
-                    raise too_large("The request", config.max_request_bytes)
     except TimeoutError as error:
         raise too_slow(config) from error
     except web.RequestPayloadError as error:
         raise BadRequest("The body ends early.", received=str(error), accepted="a JSON object") from error
     try:
-        told = await asyncio.to_thread(_parsed, data)
+        told = await asyncio.to_thread(lambda: read_value(data.decode(), once_each))
     except (ValueError, RecursionError) as error:
         raise BadRequest(
             "The body is not JSON.", received=str(error)[:200], accepted="a JSON object"
@@ -117,14 +124,6 @@ async def read_json(
     return {name: value for name, value in told.items() if value is not None}
 
 
-def _parsed(data: bytes | bytearray) -> Any:
-    return json.loads(data.decode(), object_pairs_hook=once_each, parse_constant=_no_number)
-
-
-def _no_number(name: str) -> Any:
-    raise ValueError(f"{name} is no number of JSON")
-
-
 def too_slow(config: GatewayConfig) -> RequestTimeout:
     """The refusal of a body that comes too slowly."""
     accepted = f"{config.receive_s:g} s, and at least {config.receive_bytes_per_s} bytes a second"
@@ -136,6 +135,28 @@ def check_plain(request: web.Request) -> None:
     encoding = request.headers.get("Content-Encoding", "identity")
     if encoding != "identity":
         raise BadRequest("The body is compressed.", received=encoding, accepted="no Content-Encoding")
+
+
+class _CountedLines:
+    """A body of which few lines are read; what parts hold is not read by lines."""
+
+    def __init__(self, content: StreamReader, lines: int) -> None:
+        self._content, self._left = content, lines
+
+    async def readline(self, **options: Any) -> bytes:
+        self._left -= 1
+        if self._left < 0:
+            raise ValueError("too many lines before, between or in the heads of parts")
+        return await self._content.readline(**options)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._content, name)
+
+
+def multipart(request: web.Request) -> MultipartReader:
+    """The reader of a multipart body, which raises one of :data:`MALFORMED` where that has too many lines."""
+    lines = PART_LINES * (1 + request.app[GATEWAY].config.max_parts)
+    return MultipartReader(request.headers, cast("StreamReader", _CountedLines(request.content, lines)))
 
 
 class _Reading:

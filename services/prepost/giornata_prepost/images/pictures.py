@@ -13,6 +13,7 @@ Decisions:
 
 from __future__ import annotations
 
+import re
 import struct
 import warnings
 import zlib
@@ -43,6 +44,13 @@ PNG_LEVEL: Final = 3
 MAX_ICC_BYTES: Final = 4 << 20
 MAX_SIDE: Final = {OutputFormat.PNG: 2**31 - 1, OutputFormat.JPEG: 65_500, OutputFormat.WEBP: 16_383}
 ACCEPTED: Final = "PNG, JPEG, WebP"
+MAX_READS: Final = 1 << 17
+"""Most pieces in which Pillow reads a file: it takes a chunk or a segment at a time, and a file may be nothing else."""
+MAX_SCANS: Final = 64
+"""Most scans of a progressive JPEG, which usually has ten: the decoder goes over the whole picture for each."""
+MAX_SEGMENTS: Final = 4096
+_MARKER: Final = re.compile(rb"\xff([^\xff\x00\x01\xd0-\xd8])")
+"""What begins a segment of a JPEG; restart markers and stuffed bytes begin none."""
 
 _OTHERS: Final = (
     (b"GIF8", "GIF"),
@@ -83,7 +91,9 @@ def decode(data: bytes, max_pixels: int, field: str = "image") -> DecodedPicture
     form = _sniff(data, field)
     try:
         # Pillow warns of large pictures and odd metadata; both are decided here.
-        with warnings.catch_warnings(action="ignore"), Image.open(BytesIO(data), formats=(form,)) as image:
+        if form == "JPEG":
+            _check_scans(data)
+        with warnings.catch_warnings(action="ignore"), Image.open(_FewReads(data), formats=(form,)) as image:
             _check_header(image, max_pixels, field)
             image.load()
             with suppress(Exception):  # a damaged EXIF block breaks Pillow in many ways and counts as none
@@ -163,6 +173,28 @@ def _sniff(data: bytes, field: str) -> str:
         received=name or (f"{len(data)} bytes of no known format" if data else "an empty file"),
         accepted=ACCEPTED,
     )
+
+
+class _FewReads(BytesIO):
+    """A file that is read in few pieces; OSError at one more."""
+
+    left = MAX_READS
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        self.left -= 1
+        if self.left < 0:
+            raise OSError(f"it has more than {MAX_READS} parts")
+        return super().read(size)
+
+
+def _check_scans(data: bytes) -> None:
+    """Raise ValueError for a JPEG of very many scans or segments; those of previews within segments are passed over."""
+    at = scans = segments = 0
+    while (found := _MARKER.search(data, at)) is not None and found[1] != b"\xd9":
+        scans, segments = scans + (found[1] == b"\xda"), segments + 1
+        if scans > MAX_SCANS or segments > MAX_SEGMENTS:
+            raise ValueError(f"it has more than {MAX_SCANS} scans or {MAX_SEGMENTS} segments")
+        at = found.end() + int.from_bytes(data[found.end() : found.end() + 2], "big")
 
 
 def _check_header(image: Image.Image, max_pixels: int, field: str) -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any, Final
 
 from giornata.wire.errors import InvalidField
+from giornata.wire.structure import read_json
 
 LISTS: Final[Mapping[str, str]] = {
     "loras": '[{"id": "lora_…", "scale": 1.0}]',
@@ -30,7 +30,7 @@ def with_lists(values: Mapping[str, object]) -> dict[str, object]:
 
 def _parsed(name: str, text: str) -> Any:
     try:
-        return json.loads(text, parse_constant=_no_number)
+        return read_json(text)
     except (ValueError, RecursionError) as error:
         raise InvalidField(
             f"{name} is not JSON: {str(error)[:100]}.",
@@ -38,7 +38,3 @@ def _parsed(name: str, text: str) -> Any:
             received=text[:100],
             accepted=f"JSON such as {LISTS[name]}",
         ) from error
-
-
-def _no_number(name: str) -> Any:
-    raise ValueError(f"{name} is no number of JSON")

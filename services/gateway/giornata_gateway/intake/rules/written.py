@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import base64
 import binascii
 import re
+from collections.abc import Iterator
+from typing import Final
 
 from giornata.wire.errors import InvalidField
 from giornata.wire.references import REFERENCE, check_count
 from giornata_gateway.intake.rules.forms import check_filled
 
 _DATA_URL = re.compile(r"data:image/[a-z]+;base64,")
+PIECE_CHARACTERS: Final = 64 << 10
 ACCEPTED = "PNG, JPEG or WebP, as base64 or data URL"
 
 
@@ -30,9 +32,10 @@ def picture(text: object, field: str) -> bytes:
         raise InvalidField(
             "A picture is not a text.", field=field, received=type(text).__name__, accepted=ACCEPTED
         )
-    start = _DATA_URL.match(text)
+    found = _DATA_URL.match(text)
+    start = found.end() if found else 0
     try:
-        data = base64.b64decode(text[start.end() if start else 0 :], validate=True)
+        data = b"".join(_pieces(text, start))
     except (binascii.Error, ValueError) as error:
         raise InvalidField(
             "A picture is not base64.",
@@ -42,3 +45,12 @@ def picture(text: object, field: str) -> bytes:
         ) from error
     check_filled(data, field)
     return data
+
+
+def _pieces(text: str, start: int) -> Iterator[bytes]:
+    """The bytes in base64, piece by piece: one call for all of it would hold up every other thread."""
+    for at in range(start, len(text), PIECE_CHARACTERS):
+        piece = binascii.a2b_base64(text[at : at + PIECE_CHARACTERS], strict_mode=True)
+        if at + PIECE_CHARACTERS < len(text) and len(piece) * 4 != PIECE_CHARACTERS * 3:
+            raise ValueError("padding before its end")
+        yield piece
