@@ -25,7 +25,8 @@ from giornata_gateway.intake.rules.forms import (
     F,
     Form,
     GenerationFields,
-    UnattendedForm,
+    GenerationJobForm,
+    JobForm,
     Upload,
     check_source,
     read_form,
@@ -85,7 +86,10 @@ def _pictures(
 
 
 def _order(request: web.Request, form: Form, upload: Upload) -> EditOrder:
-    config, job = request.app[GATEWAY].config, form if isinstance(form, UnattendedForm) else None
+    config, job = (
+        request.app[GATEWAY].config,
+        form if isinstance(form, (JobForm, GenerationJobForm)) else None,
+    )
     return EditOrder(
         parameters=form.parameters(),
         image=upload.image,
