@@ -32,6 +32,7 @@ from tenacity.retry import retry_base
 from tenacity.stop import stop_base
 
 from giornata.bus.connection import LostError
+from giornata.wire.errors import Overloaded
 
 COMING_UP_S: Final = 30.0
 """How long we wait for a cluster of NATS servers that comes up."""
@@ -63,8 +64,14 @@ def patiently(errors: Errors, limit_s: float | None = None) -> AsyncRetrying:
 
 
 def elsewhere(worth_it: Callable[[BaseException], bool], stop: Stop) -> AsyncRetrying:
-    """For a stage of a job that another instance may do."""
-    return _jittered(retry_if_exception(worth_it), 0.2, 2, stop)
+    """For a stage of a job that another instance may do: soon where one is busy, ever later where it fails."""
+    busy, failing = (wait_random_exponential(multiplier=0.2, max=most_s) for most_s in (2, 30))
+
+    def wait(state: RetryCallState) -> float:
+        error = state.outcome.exception() if state.outcome else None
+        return (busy if isinstance(error, Overloaded) else failing)(state)
+
+    return AsyncRetrying(retry=retry_if_exception(worth_it), wait=wait, stop=stop, reraise=True)
 
 
 def polling(errors: Errors, limit_s: float) -> AsyncRetrying:

@@ -90,6 +90,7 @@ from giornata.wire.templates import TemplateInputs, TemplateRecord, TemplateStat
 from giornata.wire.values import CellMap, StageTimes
 from giornata.wire.workers import (
     DegreeCosts,
+    PrepostState,
     RankPhase,
     RankState,
     RowProgress,
@@ -458,6 +459,7 @@ MESSAGES: list[BaseModel] = [
         ),
         gpus=(HostDevice(device="cuda:3", id="GPU-8f7d4a5c", claimed=True),),
         answering=("inspect job_1", "finish job_2 0"),
+        prepost=PrepostState(image_processes=2),
     ),
     BeginUpload(upload_id="upload_1", tenant="default", remaining_ms=900),
     UploadPiece(upload_id="upload_1", tenant="default", offset=3, data=b"xyz", remaining_ms=900),

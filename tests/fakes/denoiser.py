@@ -68,6 +68,8 @@ class FakeDenoiser:
         self._capacity = capacity
         self._running: dict[tuple[str, int], tuple[RunRequest, int]] = {}
         self._silent = asyncio.Event()
+        self.gone = asyncio.Event()
+        """Set as a silent worker's connection ends; clear until then for one that is frozen."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._draining = False
 
@@ -76,16 +78,12 @@ class FakeDenoiser:
         """Serve while inside, or until :meth:`die`."""
         life = asyncio.create_task(self._live(), name="life")
         self._tasks.add(life)
-        async with (
-            self._bus.listen(subjects.worker(self.instance, "cancel"), CancelRows, self._cancel),
-            self._bus.listen(subjects.worker(self.instance, "prefetch"), PrefetchTemplate, self._prefetch),
-        ):
+        try:
             await asyncio.sleep(0)
-            try:
-                yield
-            finally:
-                self.die()
-                await asyncio.gather(*self._tasks, return_exceptions=True)
+            yield
+        finally:
+            self.die()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def _cancel(self, message: CancelRows) -> None:
         self.cancelled.append(message.job_id)
@@ -101,7 +99,12 @@ class FakeDenoiser:
         return RunReply(answer=self.answer)
 
     def die(self) -> None:
-        """No more telemetry, answers or reports."""
+        """No more telemetry, answers or reports, and no connection."""
+        self.fall_silent()
+        self.gone.set()
+
+    def fall_silent(self) -> None:
+        """No more telemetry or reports, but a connection that stays, as of a process that is stopped."""
         self._silent.set()
         for task in self._tasks:
             if task.get_name() != "life":
@@ -120,8 +123,15 @@ class FakeDenoiser:
     async def _live(self) -> None:
         run = Endpoint(subjects.worker(self.instance, "run"), RunRequest, self._take)
         record = Endpoint(subjects.worker(self.instance, "record"), RecordRequest, self._record)
-        async with self._bus.answer(run, record), telemetry(self._bus, 10, self._state):
-            await self._silent.wait()
+        cancel, prefetch = (subjects.worker(self.instance, verb) for verb in ("cancel", "prefetch"))
+        async with (
+            self._bus.listen(cancel, CancelRows, self._cancel),
+            self._bus.listen(prefetch, PrefetchTemplate, self._prefetch),
+            self._bus.answer(run, record),
+        ):
+            async with telemetry(self._bus, 10, self._state):
+                await self._silent.wait()
+            await self.gone.wait()
 
     async def _take(self, request: RunRequest) -> RunReply:
         if self._draining:

@@ -6,12 +6,12 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from giornata import __version__
 from giornata.bus.answering import Endpoint
 from giornata.bus.bus import Bus
-from giornata.bus.telemetry import telemetry
+from giornata.bus.telemetry import publish
 from giornata.families import Family
 from giornata.wire import subjects
 from giornata.wire.cells import MAIN, in_cell
@@ -28,7 +28,8 @@ from giornata.wire.messages import (
 from giornata.wire.models import ModelCard, Task
 from giornata.wire.samplers import DISCRETE_TIME
 from giornata.wire.templates import TemplateInputs
-from giornata.wire.workers import ServiceName, ServiceState
+from giornata.wire.workers import PrepostState, ServiceName, ServiceState
+from tests.fakes.news import News
 
 Q = TypeVar("Q", bound=Question)
 R = TypeVar("R")
@@ -79,9 +80,22 @@ INSPECTION = Inspection(
 class FakePrepost:
     """Answers inspect, encode and finish at once; `fail` may raise instead."""
 
-    def __init__(self, bus: Bus, instance: str = "prepost-fake", *, cell: str = MAIN) -> None:
+    def __init__(
+        self,
+        bus: Bus,
+        instance: str = "prepost-fake",
+        *,
+        cell: str = MAIN,
+        image_processes: int = 64,
+        card: ModelCard = CARD,
+    ) -> None:
         self._bus, self._cell = bus, cell
-        self._instance = instance
+        self._instance, self._image_processes, self._card = instance, image_processes, card
+        self.going = asyncio.Event()
+        """Clear it to freeze the instance: it tells nothing and answers nothing, and its connection stays."""
+        self.going.set()
+        self.news = News()
+        """Told of every question that comes."""
         self.calls: list[str] = []
         self.finished: list[FinishRequest] = []
         self.inspection = INSPECTION
@@ -89,6 +103,10 @@ class FakePrepost:
         self.fail: Callable[[str], None] = lambda _verb: None
         self.hold: asyncio.Event | None = None
         """Answers wait for it."""
+        self.asked: list[str] = []
+        """Every question that came, whether it was answered or not."""
+        self.addressed = True
+        """Whether it is asked by its own name; not by versions before."""
         self.lost: set[str] = set()
         """Verbs of which the next question is lost: it is not answered, and nobody says to have it."""
         self._answering: list[str] = []
@@ -97,28 +115,44 @@ class FakePrepost:
     @asynccontextmanager
     async def run(self) -> AsyncIterator[None]:
         """Serve while inside."""
-        endpoints = [
-            Endpoint(self._subject("inspect"), InspectRequest, self._listed(self._inspect)),
-            Endpoint(self._subject("encode"), EncodeRequest, self._listed(self._encode)),
-            Endpoint(self._subject("finish"), FinishRequest, self._listed(self._finish)),
-            Endpoint(self._subject("template"), TemplateRequest, self._listed(self._template)),
-        ]
-        async with (
-            self._bus.serve("prepost", *endpoints, instance=self._instance),
-            telemetry(self._bus, 10, self._report),
-        ):
+        stages: dict[str, tuple[type[Question], Callable[..., Awaitable[Any]]]] = {
+            "inspect": (InspectRequest, self._listed(self._inspect)),
+            "encode": (EncodeRequest, self._listed(self._encode)),
+            "finish": (FinishRequest, self._listed(self._finish)),
+            "template": (TemplateRequest, self._listed(self._template)),
+        }
+        endpoints = [Endpoint(self._subject(verb), *one) for verb, one in stages.items()]
+        if self.addressed:
+            endpoints += [
+                Endpoint(subjects.prepost_at(self._instance, verb), *one) for verb, one in stages.items()
+            ]
+        async with self._bus.serve("prepost", *endpoints, instance=self._instance):
+            telling = asyncio.create_task(self._tell())
             try:
                 yield
             finally:
                 self._left.set()
+                self.going.set()
+                telling.cancel()
+                await asyncio.gather(telling, return_exceptions=True)
+                await publish(self._bus, self._report().model_copy(update={"ready": False, "draining": True}))
+
+    async def _tell(self) -> None:
+        while True:
+            await self.going.wait()
+            await publish(self._bus, self._report())
+            await asyncio.sleep(0.1)  # the rate of telemetry
 
     def _subject(self, verb: str) -> str:
-        return in_cell(subjects.prepost(verb, CARD.name), self._cell)
+        return in_cell(subjects.prepost(verb, self._card.name), self._cell)
 
     def _listed(self, handler: Callable[[Q], Awaitable[R]]) -> Callable[[Q], Awaitable[R]]:
         async def handle(request: Q) -> R:
             name = question(request)
             verb = name.split()[0]
+            self.asked.append(name)
+            self.news.tell()
+            await self.going.wait()
             if verb in self.lost:
                 self.lost.remove(verb)
                 self.calls.append(verb)
@@ -128,6 +162,7 @@ class FakePrepost:
                 answer = await handler(request)
                 if self.hold is not None:
                     await self.hold.wait()
+                await self.going.wait()
                 return answer
             finally:
                 self._answering.remove(name)
@@ -166,6 +201,7 @@ class FakePrepost:
             host=socket.gethostname(),
             version=__version__,
             ready=True,
-            models=(CARD,),
+            models=(self._card,),
+            prepost=PrepostState(image_processes=self._image_processes) if self.addressed else None,
             answering=tuple(self._answering),
         )

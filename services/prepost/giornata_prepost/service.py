@@ -43,7 +43,7 @@ from giornata.wire.models import Task
 from giornata.wire.requests import EditParameters, Reuse
 from giornata.wire.templates import TemplateInputs
 from giornata.wire.values import Intermediate
-from giornata.wire.workers import ServiceName, ServiceState
+from giornata.wire.workers import PrepostState, ServiceName, ServiceState
 from giornata_prepost import encoding
 from giornata_prepost.config import PrepostConfig
 from giornata_prepost.empty_text import EmptyText
@@ -137,11 +137,15 @@ class Prepost:
         )
         encode = partial(self.encode, texts=texts)
         normaliser = Normaliser(bus, loras, self._model.card, config)
+        stages: dict[str, tuple[type[Question], Callable[..., Awaitable[BaseModel]]]] = {
+            "inspect": (InspectRequest, self._until_cut_off(self.inspect)),
+            "encode": (EncodeRequest, self._until_cut_off(encode)),
+            "finish": (FinishRequest, self._until_cut_off(self.finish)),
+            "template": (TemplateRequest, self._until_cut_off(self.template)),
+        }
         return (
-            Endpoint(self._subject("inspect"), InspectRequest, self._until_cut_off(self.inspect)),
-            Endpoint(self._subject("encode"), EncodeRequest, self._until_cut_off(encode)),
-            Endpoint(self._subject("finish"), FinishRequest, self._until_cut_off(self.finish)),
-            Endpoint(self._subject("template"), TemplateRequest, self._until_cut_off(self.template)),
+            *(Endpoint(subjects.prepost_at(config.instance, verb), *one) for verb, one in stages.items()),
+            *(Endpoint(self._subject(verb), *one) for verb, one in stages.items()),  # of older routers
             Endpoint(self._subject("adapter"), NormaliseLora, self._until_cut_off(normaliser.answer)),
             *(Endpoint(self._subject("mask"), MaskRequest, one) for one in masks),
         )
@@ -293,6 +297,7 @@ class Prepost:
             ServiceName.PREPOST,
             self._config,
             models=(self._model.card,),
+            prepost=PrepostState(image_processes=self._config.image_processes),
             answering=tuple(self._answering.values()),
             gpus=self._gpus,
             masks=self._finding and self._finding.segmenter.card,

@@ -213,9 +213,17 @@ class Computing:
         return await self._lost(assignment, why)
 
     async def _lost(self, assignment: Assignment, why: str) -> JobRecord:
-        """Give an attempt up; its worker drops the rows if it has them after all."""
-        await self._tools.workers.drop(self._job.job_id, assignment)
-        return await self._live.change(lambda record: transitions.lost(record, assignment, why))
+        """Give an attempt up; its worker drops the rows if it has them after all.
+
+        What ends a job here is the death of the worker that its row had for itself. One that is silent, but still
+        connected, may be frozen or cut off: its rows stay isolated, as if they might bring workers down, and go on.
+        """
+        job_id, limit, most = self._job.job_id, self._tools.config.max_failures, None
+        await self._tools.workers.drop(job_id, assignment)
+        last = any(row.failures + 1 >= limit for row in _pending(self._live.record, assignment.rows))
+        if last and not await self._tools.workers.is_gone(job_id, assignment):
+            most = limit - 1
+        return await self._live.change(lambda record: transitions.lost(record, assignment, why, at_most=most))
 
     def _demand(self, rows: Sequence[RowRecord]) -> Demand:
         record, limit = self._live.record, self._tools.config.max_failures

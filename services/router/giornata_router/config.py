@@ -95,15 +95,19 @@ class RouterConfig(CellConfig):
         description="How long the record of an ended job outlives its results: an expired result is then told from an "
         "unknown job, and a repeated request from a new one.",
     )
-    max_failures: int = Field(3, ge=1, le=20, description="Lost attempts after which a job fails.")
-    inspect_s: float = Field(15.0, gt=0, description="Limit of one inspection.")
-    encode_s: float = Field(120.0, gt=0, description="Limit of one encoding.")
-    finish_s: float = Field(120.0, gt=0, description="Limit of decoding and pasting one picture.")
-    stage_tries: int = Field(
+    max_failures: int = Field(
         3,
         ge=1,
         le=20,
-        description="Tries of a stage that fails unexpectedly or is silent; for an absent service a job waits.",
+        description="Attempts at a picture lost with workers after which its job fails. The last one has an empty "
+        "worker, and is lost only where that one dies: silence alone ends no job.",
+    )
+    inspect_s: float = Field(
+        15.0, gt=0, description="Time that an instance has for one inspection; then another one is asked."
+    )
+    encode_s: float = Field(120.0, gt=0, description="Time that an instance has for one encoding.")
+    finish_s: float = Field(
+        120.0, gt=0, description="Time that an instance has to decode and paste one picture."
     )
 
     @model_validator(mode="after")

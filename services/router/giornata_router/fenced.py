@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import structlog
 
@@ -23,6 +23,8 @@ from giornata.wire.progress import Assignment, JobRecord
 from giornata_router.lease import Leadership, LeaseEndedError
 
 Ask = TypeVar("Ask", RunRequest, RecordRequest)
+GONE_S: Final = 1.0
+"""The server says much sooner that a worker's connection is gone."""
 
 log = structlog.get_logger(__name__)
 
@@ -81,6 +83,12 @@ class Workers:
         """Tell the worker of an attempt to drop its rows."""
         message = CancelRows(job_id=job_id, attempt=assignment.attempt, epoch=self._leadership.check())
         await self._bus.publish(subjects.worker(assignment.worker, "cancel"), message)
+
+    async def is_gone(self, job_id: str, assignment: Assignment) -> bool:
+        """Tell it again. Whether its connection is gone: it has died; another silent one may be frozen or cut off."""
+        message = CancelRows(job_id=job_id, attempt=assignment.attempt, epoch=self._leadership.check())
+        subject = subjects.worker(assignment.worker, "cancel")
+        return not await self._bus.is_heard(subject, message, GONE_S)
 
     async def prefetch(self, worker: str, job: Job, inspection: Inspection) -> None:
         """Tell `worker` to load a job's template into memory, and its LoRAs onto the device where there is room."""

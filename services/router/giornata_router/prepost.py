@@ -1,7 +1,7 @@
-"""Asking prepost, again where that can help; an error that asking again cannot mend is raised at once.
+"""Asking prepost: each stage of a job at an instance with room, and elsewhere, as often as the job's budget allows.
 
-While prepost is absent or full, an accepted job waits, as long as its budget lasts. After silence, a lost question or
-an unexpected error prepost is asked a few times more.
+What an instance's silence, absence or failure ends is one question, never a job; an error that asking again cannot mend
+is raised at once. While no instance is alive, or none has room, a stage waits.
 """
 
 from __future__ import annotations
@@ -10,16 +10,19 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
+from typing import Final, Generic, NamedTuple, TypeVar
 
+import structlog
 from pydantic import BaseModel
-from tenacity import AsyncRetrying, RetryCallState
+from tenacity import AsyncRetrying
 
 from giornata import retries
 from giornata.bus.bus import Bus
 from giornata.deadlines import Deadline
 from giornata.fleet import Fleet, Heard
+from giornata.scheduling.line import Claim, Key
 from giornata.seeing.spans import span
 from giornata.seeing.told import Kind
 from giornata.wire import subjects
@@ -38,12 +41,39 @@ from giornata.wire.messages import (
 from giornata.wire.templates import TemplateInputs, TemplateRecord
 from giornata.wire.workers import ServiceName, ServiceState
 from giornata_router.config import RouterConfig
+from giornata_router.live_record import TimeSheet
+from giornata_router.rules.stages import Stage, StageCost, StagePlacement, Verb
 
 R = TypeVar("R", bound=BaseModel)
 
+ANY_INSTANCE: Final = ""
+"""Any instance of the model may answer."""
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True)
+class _StageQuestion(Generic[R]):
+    """A stage as it is asked for, again and again with the time that is left."""
+
+    verb: Verb
+    owner: Job | TemplateRecord
+    make: Callable[..., Question]
+    reply: type[R]
+    limit_s: float
+    """Time that the first instance has for it."""
+    amount: float = 1.0
+    """Its size, in the unit of its verb."""
+
+
+class _OpenQuestion(NamedTuple):
+    name: str
+    instance: str
+    """That was asked, or :data:`ANY_INSTANCE`."""
+
 
 class Questions:
-    """The open questions to prepost. What no living instance says to have is lost, with its instance or its message.
+    """The open questions to prepost. What their instances do not say to have is lost, with its instance or its message.
 
     `connected` says whether telemetry could be heard now. `listened_s` is the clock in which silence is counted, and
     that :meth:`observe` and :meth:`look` are told (:class:`giornata.fleet.ListeningClock`).
@@ -58,20 +88,20 @@ class Questions:
         self._fleet, self._connected, self._listened_s = fleet, connected, listened_s
         self._heard = Heard[asyncio.Timeout]()
         """When a question was asked, or an instance last said to have it."""
-        self._names: dict[asyncio.Timeout, str] = {}
+        self._open: dict[asyncio.Timeout, _OpenQuestion] = {}
 
     @asynccontextmanager
-    async def asked(self, name: str) -> AsyncIterator[None]:
-        """Ask and wait for the answer inside.
+    async def asked(self, name: str, instance: str = ANY_INSTANCE) -> AsyncIterator[None]:
+        """Ask `instance`, or any one of the model, and wait for the answer inside.
 
         Raises:
-            DeadlineExceeded: no instance has the question, so that no answer will come.
+            DeadlineExceeded: the instance does not have the question, so that no answer will come.
         """
         scope = asyncio.timeout(None)
         try:
             async with scope:
                 self._heard.hear(scope, self._listened_s())
-                self._names[scope] = name
+                self._open[scope] = _OpenQuestion(name, instance)
                 yield
         except TimeoutError as error:
             if not scope.expired():
@@ -79,12 +109,12 @@ class Questions:
             raise DeadlineExceeded("The question, or its answer, was lost.", received=name) from error
         finally:
             self._heard.forget(scope)
-            self._names.pop(scope, None)
+            self._open.pop(scope, None)
 
     def observe(self, state: ServiceState, now: float) -> None:
         """Take in telemetry: the questions that an instance has."""
-        for scope, name in self._names.items():
-            if name in (state.answering or ()):
+        for scope, (name, instance) in self._open.items():
+            if instance in {ANY_INSTANCE, state.instance} and name in (state.answering or ()):
                 self._heard.hear(scope, now)
 
     def look(self, now: float) -> None:
@@ -101,22 +131,45 @@ class Questions:
 
 
 class PrepostClient:
-    """Each question raises its own errors, and DeadlineExceeded where it stays unanswered."""
+    """Each question raises its own errors, and DeadlineExceeded where it stays unanswered until its deadline."""
 
-    def __init__(self, bus: Bus, questions: Questions, config: RouterConfig) -> None:
+    def __init__(
+        self, bus: Bus, questions: Questions, placement: StagePlacement, fleet: Fleet, config: RouterConfig
+    ) -> None:
         self._bus, self._questions, self._config = bus, questions, config
+        self._placement, self._fleet = placement, fleet
+        self._waiting: dict[Key, asyncio.Future[str]] = {}
+        self._wake: asyncio.TimerHandle | None = None
 
-    async def inspect(self, job: Job, deadline: Deadline) -> Inspection:
+    def observe(self, state: ServiceState, now: float) -> None:
+        """Take in telemetry, after the fleet has; `now` is when this process heard it, by its listening clock."""
+        self._questions.observe(state, now)
+        self._placement.observe(state)
+        if state.service is ServiceName.PREPOST:
+            self._place()
+
+    def look(self, now: float) -> None:
+        """Give up questions that were lost, and ask others in place of instances that are gone."""
+        self._questions.look(now)
+        self._place()
+
+    async def inspect(self, job: Job, deadline: Deadline, sheet: TimeSheet) -> Inspection:
         """Decode and measure the job's pictures."""
         make = partial(InspectRequest, job=job)
-        subject = self._subject("inspect", job.model)
-        return await self._ask(subject, make, Inspection, self._config.inspect_s, deadline)
+        stage = _StageQuestion("inspect", job, make, Inspection, self._config.inspect_s)
+        found = await self._ask(stage, deadline, sheet)
+        self._learn(stage, StageCost(images_ms=found.compute_ms))
+        return found
 
-    async def encode(self, job: Job, inspection: Inspection, deadline: Deadline) -> Encoding:
+    async def encode(
+        self, job: Job, inspection: Inspection, deadline: Deadline, sheet: TimeSheet
+    ) -> Encoding:
         """Make the conditioning of all rows."""
         make = partial(EncodeRequest, job=job, inspection=inspection)
-        subject = self._subject("encode", job.model)
-        return await self._ask(subject, make, Encoding, self._config.encode_s, deadline)
+        stage = _StageQuestion("encode", job, make, Encoding, self._config.encode_s, job.row_count)
+        made = await self._ask(stage, deadline, sheet)
+        self._learn(stage, StageCost(model_ms=made.compute_ms))
+        return made
 
     async def finish(
         self,
@@ -124,58 +177,110 @@ class PrepostClient:
         inspection: Inspection,
         index: int,
         latents: tuple[BlobRef, ...],
+        *,
         deadline: Deadline,
+        sheet: TimeSheet,
     ) -> FinishReply:
         """Decode and paste one picture: of its row's latents, or of those of all its regions."""
-        first, *others = latents
         make = partial(
-            FinishRequest, job=job, inspection=inspection, index=index, latents=first, others=tuple(others)
+            FinishRequest, job=job, inspection=inspection, index=index, latents=latents[0], others=latents[1:]
         )
-        subject = self._subject("finish", job.model)
-        return await self._ask(subject, make, FinishReply, self._config.finish_s, deadline)
+        pixels = max(inspection.width * inspection.height, inspection.output_width * inspection.output_height)
+        stage = _StageQuestion("finish", job, make, FinishReply, self._config.finish_s, pixels / 1e6)
+        made = await self._ask(stage, deadline, sheet)
+        self._learn(stage, StageCost(made.paste_ms, made.decode_ms))
+        return made
 
     async def template(self, template: TemplateRecord, deadline: Deadline) -> TemplateInputs:
         """Decode and encode a template's picture, from which its run begins."""
         make = partial(TemplateRequest, template=template)
-        subject = self._subject("template", template.model)
-        return await self._ask(subject, make, TemplateInputs, self._config.encode_s, deadline)
+        stage = _StageQuestion("template", template, make, TemplateInputs, self._config.encode_s)
+        return await self._ask(stage, deadline, None)
 
-    def _subject(self, verb: str, model: str) -> str:
-        return in_cell(subjects.prepost(verb, model), self._config.cell)
+    def _learn(self, stage: _StageQuestion[R], cost: StageCost) -> None:
+        owner = stage.owner
+        self._placement.costs.observe(stage.verb, owner.model_digest, owner.tenant, stage.amount, cost)
 
-    async def _ask(
-        self, subject: str, make: Callable[..., Question], reply: type[R], limit_s: float, deadline: Deadline
-    ) -> R:
-        request = make(remaining_ms=deadline.at_most(limit_s).remaining_ms())
-
-        tries: list[str] = []
-        name = f"ask {subjects.kind_of(subject)}"
+    async def _ask(self, stage: _StageQuestion[R], deadline: Deadline, sheet: TimeSheet | None) -> R:
+        """The answer of any instance; one that fails or takes too long is passed over while there is another."""
+        tries, failed = list[str](), list[str]()
 
         async def ask_once() -> R:
-            with span(name, Kind.ASKS, links=tries[-1:], tries=len(tries) + 1) as asking:
-                tries.append(asking.traceparent or "")
-                async with self._questions.asked(question(request)):
-                    return await self._bus.call(subject, request, reply, deadline.at_most(limit_s))
+            async with self._at_instance(stage, deadline, frozenset(failed)) as instance:
+                began_s = time.monotonic()
+                name = f"ask prepost {stage.verb}"
+                with span(name, Kind.ASKS, links=tries[-1:], tries=len(tries) + 1) as asking:
+                    tries.append(asking.traceparent or "")
+                    asking.note(worker=instance)
+                    # a stage that needs longer than its limit would never end: each failure doubles it
+                    limit = deadline.at_most(stage.limit_s * 2.0 ** min(len(failed), 16))
+                    try:
+                        answer = await self._ask_at(instance, stage, limit)
+                    except Overloaded:
+                        self._placement.refuse(instance)
+                        raise
+                    except GiornataError as error:
+                        failed.append(instance)
+                        if _worth_another_try(error):
+                            log.warning("stage_failed", stage=stage.verb, instance=instance, error=str(error))
+                        raise
+            if sheet is not None:
+                sheet.asked_ms += (time.monotonic() - began_s) * 1e3
+            return answer
 
         def policy() -> AsyncRetrying:
-            return retries.elsewhere(_worth_another_try, _after_faults(self._config.stage_tries))
+            return retries.elsewhere(_worth_another_try, lambda _: not deadline.remaining_s())
 
         return await retries.persistently(policy, ask_once)
 
+    async def _ask_at(self, instance: str, stage: _StageQuestion[R], limit: Deadline) -> R:
+        request, state = stage.make(remaining_ms=limit.remaining_ms()), self._fleet.get(instance)
+        subject, asked = subjects.prepost_at(instance, stage.verb), instance
+        if state is not None and state.prepost is None:  # an older version: all of the model share a queue
+            subject = in_cell(subjects.prepost(stage.verb, stage.owner.model), self._config.cell)
+            asked = ANY_INSTANCE
+        async with self._questions.asked(question(request), asked):
+            return await self._bus.call(subject, request, stage.reply, limit)
 
-def _after_faults(limit: int) -> Callable[[RetryCallState], bool]:
-    """Stop at the `limit`-th try that failed otherwise than by prepost being absent or full."""
-    faults = 0
+    @asynccontextmanager
+    async def _at_instance(
+        self, asked: _StageQuestion[R], deadline: Deadline, avoid: frozenset[str]
+    ) -> AsyncIterator[str]:
+        """Wait for the stage's turn; inside, it takes room of an instance."""
+        owner = asked.owner
+        cost = self._placement.costs.of(asked.verb, owner.model_digest, owner.tenant, asked.amount)
+        stage = Stage(asked.verb, owner.model, owner.model_digest, cost, avoid)
+        if isinstance(owner, Job):
+            slo_ms, since_s = owner.parameters.slo_ms, deadline.at_s - owner.budget_ms / 1e3
+            by_s = None if slo_ms is None else since_s + slo_ms / 1e3
+            name, claim = owner.job_id, Claim(owner.priority, owner.tenant, owner.weight, by_s)
+        else:
+            name, claim, since_s = owner.template_id, Claim(tenant=owner.tenant), time.monotonic()
+        key = self._placement.join(name, stage, claim, since_s)
+        given = self._waiting[key] = asyncio.get_running_loop().create_future()
+        self._place()
+        try:
+            yield await given
+        finally:
+            del self._waiting[key]
+            self._placement.leave(key, time.monotonic())
+            self._place()
 
-    def stop(state: RetryCallState) -> bool:
-        nonlocal faults
-        error = state.outcome.exception() if state.outcome else None
-        faults += not isinstance(error, Overloaded)
-        return faults >= limit
-
-    return stop
+    def _place(self) -> None:
+        """Let stages go whose turn it is, now and when a model's thread should be free."""
+        if self._wake is not None:
+            self._wake.cancel()
+            self._wake = None
+        now = time.monotonic()
+        placed, wake_at = self._placement.place(now)
+        for key, instance in placed:
+            given = self._waiting[key]
+            if not given.done():  # a job that was cancelled gives its room back in a moment
+                given.set_result(instance)
+        if wake_at is not None:
+            self._wake = asyncio.get_running_loop().call_later(wake_at - now, self._place)
 
 
 def _worth_another_try(error: BaseException) -> bool:
-    """A stage's own time limit counts as silence; the job's deadline ends the walk from outside."""
+    """Whether an instance failed, and not the input: a stage's own time limit is one's silence, too."""
     return isinstance(error, GiornataError) and (error.retryable or isinstance(error, DeadlineExceeded))

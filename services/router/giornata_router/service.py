@@ -26,6 +26,7 @@ from giornata.retries import just_made
 from giornata.scheduling.kinds_line import KindsLine
 from giornata.scheduling.patience import Patience
 from giornata.scheduling.placement import Placement
+from giornata.scheduling.policies import PolicyName
 from giornata.scheduling.schedulers import scheduler_of
 from giornata.tenant_records import TemplateRecords
 from giornata.wire import subjects
@@ -55,6 +56,7 @@ from giornata_router.queue import Queue
 from giornata_router.registrar import register
 from giornata_router.room import Room
 from giornata_router.rules.forecasting import Forecasting
+from giornata_router.rules.stages import StagePlacement
 from giornata_router.tools import Tools
 
 Request = TypeVar("Request", bound=BaseModel)
@@ -80,16 +82,21 @@ class Router:
         def listened_s() -> float:
             return self._clock.listened_s
 
-        self._questions = Questions(placement.fleet, connected, listened_s)
         scheduler = scheduler_of(config.policy, config.load_weight)
         self._dispatch = Dispatch(scheduler, placement, line, connected, listened_s)
-        prepost = PrepostClient(bus, self._questions, config)
-        forecasting = Forecasting(placement, line, config.max_wait_s or math.inf)
+        stages = StagePlacement(
+            placement.fleet,
+            by_deadline=config.policy is PolicyName.DEADLINE_AWARE,
+            ageing_s=config.ageing_s,
+        )
+        questions = Questions(placement.fleet, connected, listened_s)
+        self._prepost = PrepostClient(bus, questions, stages, placement.fleet, config)
+        forecasting = Forecasting(placement, line, config.max_wait_s or math.inf, stages)
         self._room = Room(bus.jetstream, config.cell)
         self._tools = Tools(
             bus,
             LeaderRecords(records, self._leadership),
-            prepost,
+            self._prepost,
             self._dispatch,
             forecasting,
             quarantine,
@@ -137,13 +144,13 @@ class Router:
 
     def _hear(self, state: ServiceState) -> None:
         self._dispatch.observe(state)
-        self._questions.observe(state, self._clock.listened_s)
+        self._prepost.observe(state, self._clock.listened_s)
         self._desk.observe(state, time.monotonic())
         self._places.observe(state)
 
     def _look(self) -> None:
         self._dispatch.look(self._clock.listened_s)
-        self._questions.look(self._clock.listened_s)
+        self._prepost.look(self._clock.listened_s)
         self._desk.look()
         self._places.look()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 import nats.errors
 import structlog
@@ -132,7 +132,7 @@ class Walk:
         if live.record.state is JobState.QUEUED:
             await live.enter(JobState.PREPARING)
         rows = await self._stages()
-        while lost := self._lost(rows):
+        while lost := transitions.lost_intermediates(rows):
             await self._make_again(lost)
             rows = await self._stages()
         await live.end(lambda record: transitions.ended(self._spent(record), rows, self._sheet.times()))
@@ -143,19 +143,16 @@ class Walk:
         inspection = live.record.inspection or await self._inspect()
         if live.record.pending_rows:
             inspection = await self._denoise(inspection)
-            if self._lost(live.record.rows):
+            if transitions.lost_intermediates(live.record.rows):
                 return live.record.rows
         await live.enter(JobState.FINISHING)
         return await self._finish(inspection)
 
-    def _lost(self, rows: Iterable[RowRecord]) -> dict[int, Intermediate]:
-        """The rows that go back for what they lost; none once the job has gone back as often as it may."""
-        again = self._live.record.remade < transitions.MAX_REMADE
-        return transitions.lost_intermediates(rows) if again else {}
-
     async def _make_again(self, lost: Mapping[int, Intermediate], *, inspected: bool = False) -> None:
         """Send rows back; inspect the pictures again where that made what was lost, or as `inspected` says."""
-        log.warning("intermediate_lost", job=self._job.job_id, rows=lost, inspected=inspected)
+        remade = self._live.record.remade
+        log.warning("intermediate_lost", job=self._job.job_id, rows=lost, inspected=inspected, remade=remade)
+        await asyncio.sleep(transitions.remake_pause_s(remade))
         inspected = inspected or Intermediate.ALPHA in lost.values()
         inspection = await self._inspect() if inspected else None
         await self._live.change(lambda r: transitions.made_again(r, lost, inspection, self._sheet.times()))
@@ -163,7 +160,7 @@ class Walk:
     async def _inspect(self) -> Inspection:
         self._live.doing = "inspecting its pictures"
         with self._sheet.timing("prepare"):
-            inspection = await self._tools.prepost.inspect(self._job, self._deadline)
+            inspection = await self._tools.prepost.inspect(self._job, self._deadline, self._sheet)
         self._made += leftovers.of_inspection(inspection)
         self._sheet.compute("inspect", inspection.compute_ms)
         return inspection
@@ -171,10 +168,10 @@ class Walk:
     async def _encode(self, inspection: Inspection) -> Encoding:
         self._live.doing = "encoding"
         with self._sheet.timing("prepare"):
-            encoding = await self._tools.prepost.encode(self._job, inspection, self._deadline)
+            encoding = await self._tools.prepost.encode(self._job, inspection, self._deadline, self._sheet)
         self._made += leftovers.of_encoding(encoding)
         self._sheet.compute("encode", encoding.compute_ms)
-        prepare_ms = self._sheet.times().stage_ms.prepare
+        prepare_ms = min(self._sheet.times().stage_ms.prepare, self._sheet.asked_ms)
         self._tools.forecasting.stages.prepared(self._job.model_digest, inspection.tokens, prepare_ms)
         return encoding
 
@@ -186,13 +183,12 @@ class Walk:
         encoding, likely = record.encoding, None
         if encoding is None:
             likely = await self._prefetch(inspection, demand)
+        while encoding is None:
             try:
                 encoding = await self._encode(inspection)
             except IntermediateLost:
-                if record.remade >= transitions.MAX_REMADE:
-                    raise
                 await self._make_again({}, inspected=True)
-                return await self._denoise(self._live.record.inspection or inspection)
+                inspection = self._live.record.inspection or inspection
         self._tools.forecasting.prepared(self._job.job_id)
         await Computing(self._tools, self._live, inspection, encoding, likely).run()
         return inspection
@@ -211,14 +207,15 @@ class Walk:
         self._live.doing = "finishing"
         job, stages, rows = self._job, self._tools.forecasting.stages, self._live.record.rows
         stages.begin_finish(job.job_id, job.model_digest, inspection.tokens * len(rows), time.monotonic())
-        completed = False
+        completed, asked_ms = False, self._sheet.asked_ms
         try:
             with self._sheet.timing("finish"):
                 found = await self._finish_all(rows, inspection)
             completed = all(row.image or (job.regions and not row.error) for row in found)
             return found
         finally:
-            stages.end_finish(job.job_id, time.monotonic(), completed=completed)
+            asked_ms = self._sheet.asked_ms - asked_ms
+            stages.end_finish(job.job_id, time.monotonic(), completed=completed, asked_ms=asked_ms)
 
     async def _finish_all(self, rows: tuple[RowRecord, ...], inspection: Inspection) -> tuple[RowRecord, ...]:
         if self._job.regions:
@@ -254,7 +251,9 @@ class Walk:
     async def _finished(self, index: int, latents: tuple[BlobRef, ...], inspection: Inspection) -> BlobRef:
         """The finished picture of a row, or of rows that are its regions; made once."""
         if index not in self._pictures:
-            reply = await self._tools.prepost.finish(self._job, inspection, index, latents, self._deadline)
+            reply = await self._tools.prepost.finish(
+                self._job, inspection, index, latents, deadline=self._deadline, sheet=self._sheet
+            )
             self._sheet.compute("decode", reply.decode_ms)
             self._sheet.compute("paste", reply.paste_ms)
             self._made.append(reply.image)

@@ -10,6 +10,7 @@ step in while its kind has few workers, and an even share of the steps where it 
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -240,7 +241,7 @@ def work_of(sample: StepSample) -> Work:
 class StageEstimates:
     """Stages beside denoising, by model and tokens of its pictures; feed it the jobs of one router.
 
-    Times include waiting for a server of the stage, since the next job waits for one too.
+    Times are those at the stages' instances. What waits before them is known apart, and changes faster.
     """
 
     def __init__(self) -> None:
@@ -261,12 +262,15 @@ class StageEstimates:
         """Decoding and pasting of a job's rows, of so many tokens together, begins."""
         self._finishing[job_id] = model_digest, tokens, now
 
-    def end_finish(self, job_id: str, now: float, *, completed: bool) -> None:
-        """Decoding and pasting ends; only a `completed` job tells how long it takes."""
+    def end_finish(self, job_id: str, now: float, *, completed: bool, asked_ms: float = math.inf) -> None:
+        """Decoding and pasting ends; only a `completed` job tells how long it takes.
+
+        Instances had its pictures for `asked_ms` together; it may have waited for room before.
+        """
         begun = self._finishing.pop(job_id, None)
         if begun is not None and completed:
             model_digest, tokens, since_s = begun
-            self._finish[model_digest].observe(tokens, (now - since_s) * 1e3)
+            self._finish[model_digest].observe(tokens, min((now - since_s) * 1e3, asked_ms))
 
     def finish_ms(self, model_digest: str, tokens: int) -> float:
         """Time of decoding and pasting."""

@@ -42,14 +42,21 @@ class FairLine(WaitingRows):
 
     `turn` says which job of a tenant comes first. `by_deadline`, jobs of a class that wish to end by a time come first,
     the earliest first, as long as they can; a job that cannot any more has no claim and takes its turn. Jobs that take
-    their turn come every so often, however many others are urgent.
+    their turn come every so often, however many others are urgent. `by_ends`, tenants come by the virtual time at which
+    their next work ends, not begins: where works differ a thousandfold, a small one does not wait for a large one.
     """
 
     def __init__(
-        self, *, by_deadline: bool = False, ageing_s: float = AGEING_S, turn: Turn = Turn.LEAST_WORK
+        self,
+        *,
+        by_deadline: bool = False,
+        ageing_s: float = AGEING_S,
+        turn: Turn = Turn.LEAST_WORK,
+        by_ends: bool = False,
     ) -> None:
         super().__init__()
         self._by_deadline, self._ageing_s, self._turn = by_deadline, ageing_s, turn
+        self._by_ends = by_ends
         self._shares = FairShares[str]()
         self._favoured = 0
         """Jobs that were served for their deadline, one after the other."""
@@ -83,8 +90,9 @@ class FairLine(WaitingRows):
         for tenant, own in tenants.items():
             tag = self._shares.tag(tenant)
             for (yields, due_s, *_, ticket), entry in sorted(own, key=itemgetter(0)):
-                turns.append((yields, due_s, tag, ticket, entry))
-                tag += entry.demand.steps / entry.claim.weight
+                end = tag + entry.demand.steps / entry.claim.weight
+                turns.append((yields, due_s, end if self._by_ends else tag, ticket, entry))
+                tag = end
         turns.sort(key=itemgetter(0, 1, 2, 3))
         return [entry for *_, entry in turns]
 

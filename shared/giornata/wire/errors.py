@@ -40,6 +40,10 @@ class ImageUnreadable(BadRequest, code="image_unreadable"):
     """The image could not be decoded; it may be truncated or damaged."""
 
 
+class ImageTimeout(BadRequest, code="image_timeout", status=422):
+    """The image takes too long to process; a smaller one, or less grow_mask and mask_blur, is accepted."""
+
+
 class UnsupportedImageFormat(BadRequest, code="unsupported_image_format"):
     """The bytes are not an image of an accepted format."""
 
@@ -270,10 +274,6 @@ class RowPoisoned(Failed, code="row_poisoned"):
 
 class AttemptsExhausted(Failed, code="attempts_exhausted"):
     """Every attempt at this edit failed."""
-
-
-class ImageTimeout(Failed, code="image_timeout"):
-    """The image took too long to process."""
 
 
 class SchemaMismatch(Failed, code="schema_mismatch"):

@@ -39,6 +39,8 @@ TELEMETRY = "giornata.telemetry.*.*"
 ALL_CANCELS = "giornata.cancel.*"
 ALL_JOBS = "giornata.jobs.*"
 ALL_PREPOST = "giornata.prepost.*.*"
+"""Any prepost of a model; in every cell (:func:`giornata.wire.cells.anywhere`) also one instance of any cell."""
+_ADDRESSED = "at"
 ALL_LORA = "giornata.lora.*"
 ALL_LORA_TIERS = ("giornata.lora.bring.*", "giornata.lora.tier.*")
 """What the LoRA store of one machine is asked about its host tier."""
@@ -63,8 +65,8 @@ _ID = re.compile(r"[A-Za-z0-9_-]{1,96}\Z")
 def kind_of(subject: str) -> str:
     """What is asked on a subject, without the ids of instances, models and cells: ``prepost encode``."""
     first, *others = subject.split(".")[1:]
-    if first in {"worker", "controlnet"}:
-        others = others[1:2]
+    if first in {"worker", "controlnet"} or (first, others[0]) == ("prepost", _ADDRESSED):
+        others = others[-1:]
     return " ".join((first, *others[:1]))
 
 
@@ -86,6 +88,11 @@ def prepost(verb: str, model: str) -> str:
     A dot in the model's name (FLUX.1) becomes an underscore; the digest in a job tells such models apart.
     """
     return f"giornata.prepost.{token(verb)}.{token(model.replace('.', '_'))}"
+
+
+def prepost_at(instance: str, verb: str) -> str:
+    """Micro endpoint of one prepost instance, for the router, which knows who has room; verbs as of :func:`prepost`."""
+    return f"giornata.prepost.{_ADDRESSED}.{token(instance)}.{token(verb)}"
 
 
 def controlnet(name: str, verb: ControlVerb) -> str:

@@ -322,6 +322,13 @@ class WorkerState(Wire):
     """None from versions without step caches."""
 
 
+class PrepostState(Wire):
+    """Telemetry of a prepost. The router asks it by its own name, and not for more than it can begin."""
+
+    image_processes: int
+    """Pictures that it decodes, pastes and encodes at a time; its model computes one stage at a time."""
+
+
 class ServiceState(Wire):
     """Telemetry of any instance."""
 
@@ -354,6 +361,8 @@ class ServiceState(Wire):
     """GPUs that this process computes on, claimed or not (:mod:`giornata.device_claims`)."""
     masks: MaskCard | None = None
     """What makes masks from words in a prepost; None where nothing does, and from versions that do not tell."""
+    prepost: PrepostState | None = None
+    """A prepost's; None from versions that share one queue."""
     answering: tuple[str, ...] | None = None
     """Questions that a prepost works on (:func:`giornata.wire.messages.question`); None: the version does not tell."""
     log_lines_lost: int = 0

@@ -137,7 +137,6 @@ async def running_router(
         queue_limit_batch=queue_limit,
         tenant_share=tenant_share,
         prepared_rows=prepared_rows,
-        stage_tries=2,
         inspect_s=120,
         policy=policy,
         line=line,

@@ -27,7 +27,6 @@ from giornata.wire.messages import (
     RunRequest,
 )
 from giornata.wire.values import Intermediate
-from giornata_router.rules.transitions import MAX_REMADE
 from tests.fakes.denoiser import FakeDenoiser
 from tests.fakes.fleet import INSPECTION, FakePrepost
 from tests.integration.conftest import NatsServer
@@ -261,16 +260,25 @@ async def test_one_picture_that_lost_its_latents_is_computed_again_alone(bench: 
 
 @pytest.mark.parametrize("lost", list(Intermediate))
 @pytest.mark.usefixtures("stack")
-async def test_what_is_lost_again_and_again_ends_the_job(
+async def test_what_is_lost_again_and_again_is_made_again_and_again(
     bench: Bench, blobs: Blobs, lost: Intermediate
 ) -> None:
     assert isinstance(bench.prepost, Prepost)
-    bench.prepost.losing = {lost: 1000}
+    bench.prepost.losing = {lost: 5}
     job = await stored_job(blobs)
     await bench.submit(job)
+    assert (await bench.ended(job)).state is JobState.COMPLETED
+    assert (await bench.records.get(job.job_id)).remade == 5
+
+
+@pytest.mark.usefixtures("stack")
+async def test_the_budget_ends_a_job_that_a_store_loses_for_ever(bench: Bench, blobs: Blobs) -> None:
+    assert isinstance(bench.prepost, Prepost)
+    bench.prepost.losing = {Intermediate.PREPARED: 1000}
+    job = (await stored_job(blobs)).model_copy(update={"budget_ms": 3000})
+    await bench.submit(job)
     ended = await bench.ended(job)
-    assert (ended.state, ended.error and ended.error.code) == (JobState.FAILED, "intermediate_lost")
-    assert (await bench.records.get(job.job_id)).remade == MAX_REMADE
+    assert (ended.state, ended.error and ended.error.code) == (JobState.FAILED, "deadline_exceeded")
     assert await left(bench, blobs, job) == set()
 
 

@@ -20,16 +20,24 @@ from giornata.wire.messages import Forecast
 from giornata.wire.models import ModelCard
 from giornata.wire.queues import QueueState
 from giornata.wire.workers import ServiceName
+from giornata_router.rules.stages import StagePlacement
 
 
 class Forecasting:
     """Tells when jobs end; a job whose pictures were not inspected counts as the latest one of its model.
 
-    `max_wait_s` is the longest wait that a job is accepted for.
+    `max_wait_s` is the longest wait that a job is accepted for; `prepost` are the stages beside denoising.
     """
 
-    def __init__(self, placement: Placement, line: Line, max_wait_s: float = math.inf) -> None:
+    def __init__(
+        self,
+        placement: Placement,
+        line: Line,
+        max_wait_s: float = math.inf,
+        prepost: StagePlacement | None = None,
+    ) -> None:
         self._placement, self._line, self._max_wait_s = placement, line, max_wait_s
+        self._prepost = prepost or StagePlacement(placement.fleet)
         self._preparing: dict[str, QueuedJob] = {}
         """Carried jobs that neither wait for a worker nor have one."""
         self._preparing_by: Counter[Priority] = Counter()
@@ -78,6 +86,8 @@ class Forecasting:
         ahead = self._line.totals.before(job.priority)
         unplaced = waiting + self._preparing_before(job.priority)
         wait_ms = self._wait_ms(demand, ahead, unplaced)
+        stages_ms = self._prepost.wait_ms(job.model_digest, job, waiting)
+        wait_ms = max(wait_ms or 0.0, stages_ms) or wait_ms
         limit_s = min(self._max_wait_s, job.budget_s)
         if wait_ms is not None and wait_ms / 1e3 > limit_s:
             raise QueueTooLong(
@@ -93,8 +103,10 @@ class Forecasting:
         `waiting` tells how many jobs come before one that is not carried yet; None for a carried one.
         """
         finishing_ms = self.stages.finishing_ms(job.job_id, now)
+        stages_ms = self._prepost.wait_ms(job.model_digest, job, waiting or 0)
         if finishing_ms is not None:
-            return Forecast(position=0, finish_ms=finishing_ms)
+            waits_ms = stages_ms if job.job_id in self._prepost else 0.0
+            return Forecast(position=0, finish_ms=finishing_ms + waits_ms)
         if job.job_id in self._line or self._placement.assigned(job.job_id):
             return self._of_prepared(job.job_id, now)
         if waiting is None and job.job_id not in self._preparing:
@@ -104,7 +116,7 @@ class Forecasting:
         found = self._computed(expected, ahead.size, before) if expected is not None else None
         if expected is None or found is None:
             return None
-        prepare_ms = self.stages.prepare_ms(expected.model_digest, expected.shapes[0].image)
+        prepare_ms = stages_ms + self.stages.prepare_ms(expected.model_digest, expected.shapes[0].image)
         # others are computed while it is prepared
         computed_ms = max(found.finish_ms, prepare_ms + found.alone_ms)
         return Forecast(position=ahead.jobs + before, finish_ms=computed_ms + self.finish_ms(expected))
@@ -140,7 +152,7 @@ class Forecasting:
             demand = Demand(card.name, card.digest, latest.shapes[:1] if latest else (ROW,))
             wait_ms = self._wait_ms(demand, self._line.totals.all, waiting)
             if wait_ms is not None:
-                found[card.name] = wait_ms
+                found[card.name] = max(wait_ms, self._prepost.wait_ms(card.digest, jobs=waiting))
         return found
 
     def _next_wait_ms(self, waiting: int) -> float | None:

@@ -23,8 +23,9 @@ from giornata.wire.resolution import guided_by
 from giornata.wire.templates import picture_id
 from giornata.wire.values import ComputeTimes, Intermediate, StageTimes
 
-MAX_REMADE: Final = 3
-"""How often a job goes back for what was lost."""
+MOST_PAUSE_S: Final = 30.0
+MOST_CAUSES: Final = 20
+"""Lost attempts that a record tells of, the last ones."""
 _NAMES: Final = frozenset(map(str, Intermediate))
 
 
@@ -79,12 +80,22 @@ def assigned(
     )
 
 
-def lost(record: JobRecord, assignment: Assignment, why: str) -> JobRecord | None:
-    """The worker of an attempt is gone; None if no row belongs to the attempt any more."""
+def lost(
+    record: JobRecord, assignment: Assignment, why: str, *, at_most: int | None = None
+) -> JobRecord | None:
+    """The worker of an attempt is gone; None if no row belongs to the attempt any more.
+
+    A row has at most `at_most` failures afterwards, or as many as it had.
+    """
     attempt, worker, _ = assignment
-    freed = record.freed(attempt, worker, lambda row: {"failures": row.failures + 1})
-    cause = f"attempt {attempt} on {worker}: {why}"
-    return freed and freed.model_copy(update={"causes": (*record.causes, cause)})
+
+    def failed(row: RowRecord) -> dict[str, object]:
+        failures = row.failures + 1
+        return {"failures": failures if at_most is None else max(row.failures, min(failures, at_most))}
+
+    freed = record.freed(attempt, worker, failed)
+    causes = (*record.causes, f"attempt {attempt} on {worker}: {why}")[-MOST_CAUSES:]
+    return freed and freed.model_copy(update={"causes": causes})
 
 
 def taken_back(record: JobRecord, assignment: Assignment) -> JobRecord | None:
@@ -99,6 +110,14 @@ def lost_intermediates(rows: Iterable[RowRecord]) -> dict[int, Intermediate]:
         for row in rows
         if row.error is not None and row.error.code == IntermediateLost.code and row.error.field in _NAMES
     }
+
+
+def remake_pause_s(remade: int) -> float:
+    """How long a job waits before it goes back for what was lost, having done so `remade` times: at first not at all.
+
+    A store that loses everything is not worked for at full speed; the job's budget ends it.
+    """
+    return min(MOST_PAUSE_S, 0.1 * 2.0 ** min(remade, 10)) if remade else 0.0
 
 
 def made_again(

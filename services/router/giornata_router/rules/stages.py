@@ -1,0 +1,273 @@
+"""Which prepost instance gets which stage of which job, and when. Pure: time is an argument, in seconds.
+
+Stages wait here, in the fair order of rows (:mod:`giornata.scheduling.fair_line`), where what they probably cost counts
+as work. An instance gets what it can begin now: its own queue knows no tenants.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import Final, Literal, NamedTuple
+
+from giornata.fleet import Fleet
+from giornata.scheduling.demand import Demand
+from giornata.scheduling.fair_line import FairLine
+from giornata.scheduling.line import AGEING_S, Claim, Key
+from giornata.scheduling.scheduler import ROW
+from giornata.scheduling.unit_time import UnitTime
+from giornata.scheduling.waiting import QueuedJob
+from giornata.wire.jobs import Priority
+from giornata.wire.workers import ServiceName, ServiceState
+
+Verb = Literal["inspect", "encode", "finish", "template"]
+
+AHEAD_MS: Final = 250.0
+"""Work for each server that may lie before a stage at an instance: it hides the way, and delays others no more."""
+ENCODINGS: Final = 2
+"""Encodings that an instance has at a time: one computes, and one is on its way."""
+REMEMBERED: Final = 4096
+"""Tenants and stages of which costs are remembered; the one that was used longest ago is forgotten first."""
+OLD_PROCESSES: Final = 2
+"""Image processes of an instance whose version does not tell them: the default."""
+
+
+class StageCost(NamedTuple):
+    """What a stage probably takes, in milliseconds; 0 of what it does not use."""
+
+    images_ms: float = 0.0
+    """In an image process."""
+    model_ms: float = 0.0
+    """In the model's thread."""
+
+    @property
+    def total_ms(self) -> float:
+        """The work that fairness counts."""
+        return self.images_ms + self.model_ms
+
+
+UNKNOWN: Final[dict[Verb, StageCost]] = {
+    "inspect": StageCost(images_ms=500.0),
+    "encode": StageCost(model_ms=500.0),
+    "finish": StageCost(500.0, 500.0),
+    "template": StageCost(500.0, 500.0),
+}
+"""Costs before the first answer; they tell what a stage uses, too."""
+
+
+class StageCosts:
+    """What stages cost, learnt from answers. A tenant's pictures are of its own size, which no one knows beforehand."""
+
+    def __init__(self) -> None:
+        self._seen: OrderedDict[tuple[Verb, str, str | None], tuple[UnitTime, UnitTime]] = OrderedDict()
+        """By verb, model and tenant; those of None are of all tenants, each stage counted once."""
+
+    def observe(self, verb: Verb, digest: str, tenant: str, amount: float, cost: StageCost) -> None:
+        """Take in what a stage of a tenant has cost; `amount` is its size, in the unit of its verb."""
+        for owner, size in ((tenant, amount), ("", amount), (None, 1.0)):
+            times = self._seen.setdefault((verb, digest, owner), (UnitTime(), UnitTime()))
+            self._seen.move_to_end((verb, digest, owner))
+            for time, ms in zip(times, cost, strict=True):
+                time.observe(size, ms)
+        while len(self._seen) > REMEMBERED:
+            self._seen.popitem(last=False)
+
+    def of(self, verb: Verb, digest: str, tenant: str | None, amount: float = 1.0) -> StageCost:
+        """What a stage probably costs; that of a tenant without any, what those of all tenants do."""
+        uses = UNKNOWN[verb]
+        times = self._seen.get((verb, digest, tenant)) or self._seen.get((verb, digest, ""))
+        if times is None:
+            return uses
+        return StageCost(
+            *(used and max(1.0, time.ms(amount)) for used, time in zip(uses, times, strict=True))
+        )
+
+    def of_edit(self, digest: str) -> StageCost:
+        """What all stages of an edit with one picture cost on average."""
+        stages = [self.of(verb, digest, None) for verb in ("inspect", "encode", "finish")]
+        return StageCost(sum(one.images_ms for one in stages), sum(one.model_ms for one in stages))
+
+
+class Stage(NamedTuple):
+    """A question to any instance that serves a model."""
+
+    verb: Verb
+    model: str
+    digest: str
+    cost: StageCost
+    avoid: frozenset[str] = frozenset()
+    """Instances that did not answer it; asked again where no other one serves the model."""
+
+
+@dataclass
+class _InstanceLoad:
+    """The stages that one instance has of this router."""
+
+    stages: dict[Key, StageCost] = field(default_factory=dict)
+    model_free_s: float = 0.0
+    """When its model's thread is probably done with them."""
+
+    def begin(self, key: Key, cost: StageCost, now: float) -> None:
+        self.stages[key] = cost
+        self.model_free_s = max(self.model_free_s, now) + cost.model_ms / 1e3
+
+    def end(self, key: Key, now: float) -> None:
+        del self.stages[key]
+        left_ms = sum(cost.model_ms for cost in self.stages.values())
+        self.model_free_s = min(self.model_free_s, now + left_ms / 1e3)
+
+    def has_room(self, cost: StageCost, processes: int, now: float) -> bool:
+        """Whether a stage could begin now, or is the one whose way is hidden behind short work."""
+        if cost.images_ms:
+            images = [one.images_ms for one in self.stages.values() if one.images_ms]
+            short = len(images) == processes and sum(images) <= AHEAD_MS * processes
+            if len(images) >= processes and not short:
+                return False
+        elif sum(not one.images_ms for one in self.stages.values()) >= ENCODINGS:
+            return False
+        return not cost.model_ms or self.model_free_s <= now + AHEAD_MS / 1e3
+
+    def busy_ms(self, processes: int, now: float) -> float:
+        """Work ahead of another stage."""
+        images = sum(cost.images_ms for cost in self.stages.values()) / processes
+        return images + max(0.0, self.model_free_s - now) * 1e3
+
+
+class StagePlacement:
+    """Stages that wait, and those that instances have. Feed it the telemetry that `fleet` has taken in."""
+
+    def __init__(self, fleet: Fleet, *, by_deadline: bool = False, ageing_s: float = AGEING_S) -> None:
+        self._fleet = fleet
+        self._queue = FairLine(by_deadline=by_deadline, ageing_s=ageing_s, by_ends=True)
+        self._stages: dict[Key, Stage] = {}
+        """Those that wait and those that were placed."""
+        self._waiting = defaultdict[tuple[str, Priority, str], list[float]](lambda: [0.0, 0.0, 0.0])
+        """Work that waits, and in how many stages, by model, priority and tenant."""
+        self._claims: dict[Key, Claim] = {}
+        self._placed: dict[Key, str] = {}
+        self._loads = defaultdict[str, _InstanceLoad](_InstanceLoad)
+        self._refused: set[str] = set()
+        self.costs = StageCosts()
+
+    def __contains__(self, job_id: object) -> bool:
+        """Whether stages of a job wait."""
+        return job_id in self._queue
+
+    def observe(self, state: ServiceState) -> None:
+        """Take in telemetry of an instance, which may be asked again."""
+        if state.service is ServiceName.PREPOST:
+            self._refused.discard(state.instance)
+            self._loads[state.instance]  # it is known from now on
+
+    def refuse(self, instance: str) -> None:
+        """Ask `instance`, which did not take a stage, nothing before its next telemetry."""
+        self._refused.add(instance)
+
+    def join(self, job_id: str, stage: Stage, claim: Claim, since_s: float) -> Key:
+        """Let a stage wait for its turn; its job has waited since `since_s`."""
+        work = replace(ROW, steps=max(1, round(stage.cost.total_ms)))
+        demand = Demand(stage.model, stage.digest, (work,))
+        claim = replace(claim, takes_s=stage.cost.total_ms / 1e3)
+        key = self._queue.join(job_id, demand, claim, since_s).key
+        self._stages[key], self._claims[key] = stage, claim
+        self._count(key, 1)
+        return key
+
+    def leave(self, key: Key, now: float) -> None:
+        """A stage was answered, or is asked no more, whether it waited or not."""
+        instance = self._placed.pop(key, None)
+        if instance is None:
+            self._queue.leave(key)
+            self._count(key, -1)
+        else:
+            self._loads[instance].end(key, now)
+        del self._stages[key], self._claims[key]
+
+    def place(self, now: float) -> tuple[list[tuple[Key, str]], float | None]:
+        """Give instances with room the stages whose turn it is; and when to ask again though nothing happens."""
+        placed: list[tuple[Key, str]] = []
+        if not len(self._queue):
+            return placed, None
+        instances = self._ready()
+        full: set[tuple[str, bool, bool]] = set()
+        for entry in self._queue.order(now) if instances else ():
+            stage = self._stages[entry.key]
+            kind = stage.digest, bool(stage.cost.images_ms), bool(stage.cost.model_ms)
+            if kind in full:
+                continue
+            serving = [state for state in instances if _serves(state, stage)]
+            wanted = [state for state in serving if state.instance not in stage.avoid] or serving
+            best = self._best(wanted, stage.cost, now)
+            if best is None:
+                if wanted is serving or len(wanted) == len(serving):
+                    full.add(kind)
+                continue
+            self._queue.serve(entry.key, entry.rows, now)
+            self._count(entry.key, -1)
+            self._placed[entry.key] = best
+            self._loads[best].begin(entry.key, stage.cost, now)
+            placed.append((entry.key, best))
+        frees = (self._loads[state.instance].model_free_s - AHEAD_MS / 1e3 for state in instances)
+        wake_at = min((at for at in frees if at > now), default=None) if len(self._queue) else None
+        return placed, wake_at
+
+    def wait_ms(self, digest: str, job: QueuedJob | None = None, jobs: int = 0) -> float:
+        """How long the stages of one more edit would wait behind those before it; 0 while no instance is known.
+
+        Those of other tenants come before a `job` up to its own tenant's share; without one, all come before it. So do
+        `jobs` that have not asked for anything yet.
+        """
+        serving = [state for state in self._ready() if any(card.digest == digest for card in state.models)]
+        if not serving:
+            return 0.0
+        edit = self.costs.of_edit(digest)
+        images, model = jobs * edit.images_ms, jobs * edit.model_ms
+        for state in serving:
+            images += sum(cost.images_ms for cost in self._loads[state.instance].stages.values())
+            model += max((cost.model_ms for cost in self._loads[state.instance].stages.values()), default=0.0)
+        own = job and self._waiting.get((digest, job.priority, job.tenant))
+        share_ms = (sum(own[:2]) if own else 0.0) + edit.total_ms
+        for (of_model, priority, tenant), (images_ms, model_ms, _) in self._waiting.items():
+            if of_model != digest or (job and priority is Priority.BATCH is not job.priority):
+                continue
+            all_ms = images_ms + model_ms
+            part = 1.0 if job is None or tenant == job.tenant else min(1.0, share_ms / all_ms)
+            images, model = images + part * images_ms, model + part * model_ms
+        return max(images / sum(map(processes_of, serving)), model / len(serving))
+
+    def _ready(self) -> list[ServiceState]:
+        """Live instances that may be asked, by name."""
+        known = ((name, self._fleet.get(name)) for name in sorted(self._loads))
+        for name in [name for name, state in known if state is None and not self._loads[name].stages]:
+            del self._loads[name]
+            self._refused.discard(name)
+        states = (self._fleet.get(name) for name in sorted(self._loads.keys() - self._refused))
+        return [state for state in states if state and state.ready and not state.draining]
+
+    def _best(self, states: Iterable[ServiceState], cost: StageCost, now: float) -> str | None:
+        """The instance with room that has least to do."""
+        ways = (
+            (load.busy_ms(processes, now), len(load.stages), state.instance)
+            for state in states
+            if (load := self._loads[state.instance]).has_room(cost, processes := processes_of(state), now)
+        )
+        return min(ways, default=(0.0, 0, None))[2]
+
+    def _count(self, key: Key, sign: int) -> None:
+        stage, claim = self._stages[key], self._claims[key]
+        group = stage.digest, claim.priority, claim.tenant
+        work = self._waiting[group]
+        for index, amount in enumerate((*stage.cost, 1)):
+            work[index] += sign * amount
+        if not work[2]:
+            del self._waiting[group]  # no rounding adds up
+
+
+def processes_of(state: ServiceState) -> int:
+    """How many pictures an instance works on at a time."""
+    return OLD_PROCESSES if state.prepost is None else state.prepost.image_processes
+
+
+def _serves(state: ServiceState, stage: Stage) -> bool:
+    return any((card.name, card.digest) == (stage.model, stage.digest) for card in state.models)

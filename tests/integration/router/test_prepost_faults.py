@@ -1,0 +1,219 @@
+"""Preposts that are frozen, gone, busy or old: the budget alone ends a job, and work goes where it can be begun."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+
+import pytest
+
+from giornata import fleet
+from giornata.wire import subjects
+from giornata.wire.errors import ImageTimeout, InternalError
+from giornata.wire.jobs import Job, JobState
+from giornata.wire.messages import CancelRows
+from tests.fakes.fleet import CARD, FakePrepost
+from tests.integration.conftest import NatsServer
+from tests.integration.router.bench import Bench, denoiser, make_job, running_router
+
+SILENCE_S = 0.5
+
+
+@pytest.fixture(autouse=True)
+def _short_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Telemetry comes ten times a second here. A machine that lags makes silences, which cost no job either."""
+    monkeypatch.setattr(fleet, "SILENCE_S", SILENCE_S)
+
+
+async def all_completed(bench: Bench, jobs: list[Job]) -> None:
+    events = [await bench.ended(job) for job in jobs]
+    assert [(event.state, event.error) for event in events] == [(JobState.COMPLETED, None)] * len(jobs)
+
+
+async def another(
+    stack: AsyncExitStack, bench: Bench, name: str, prepost: FakePrepost | None = None
+) -> FakePrepost:
+    made = prepost or FakePrepost(bench.bus, name)
+    await stack.enter_async_context(made.run())
+    return made
+
+
+@pytest.mark.parametrize("verb", ["inspect", "encode", "finish"])
+async def test_jobs_outlast_the_silence_of_the_only_prepost(
+    bench: Bench, stack: AsyncExitStack, verb: str
+) -> None:
+    await denoiser(stack, bench, "d1")
+
+    def freeze(asked: str) -> None:
+        if asked == verb:
+            bench.prepost.fail = lambda _: None
+            bench.prepost.going.clear()
+
+    bench.prepost.fail = freeze
+    jobs = [make_job() for _ in range(5)]
+    for job in jobs:
+        await bench.submit(job)
+    await bench.prepost.news.until(lambda: not bench.prepost.going.is_set())
+    await asyncio.sleep(12 * SILENCE_S)  # longer than any number of tries would last
+    bench.prepost.going.set()
+    await all_completed(bench, jobs)
+
+
+async def test_what_a_frozen_prepost_has_is_done_by_the_other(bench: Bench, stack: AsyncExitStack) -> None:
+    await denoiser(stack, bench, "d1")
+    bench.prepost.hold = asyncio.Event()
+    jobs = [make_job() for _ in range(6)]
+    for job in jobs:
+        await bench.submit(job)
+    await bench.prepost.news.until(lambda: len(bench.prepost.asked) == len(jobs))
+    bench.prepost.going.clear()
+    other = await another(stack, bench, "p2")
+    await all_completed(bench, jobs)
+    assert sorted(other.asked) == sorted(
+        f"{verb} {job.job_id}{' 0' if verb == 'finish' else ''}"
+        for job in jobs
+        for verb in ("inspect", "encode", "finish")
+    )
+
+
+async def test_a_prepost_that_was_frozen_is_asked_again(bench: Bench, stack: AsyncExitStack) -> None:
+    await denoiser(stack, bench, "d1")
+    first = make_job()
+    await bench.submit(first)
+    await all_completed(bench, [first])
+    bench.prepost.going.clear()
+    job = make_job()
+    await bench.submit(job)
+    other = await another(stack, bench, "p2")
+    await all_completed(bench, [job])
+    other.going.clear()
+    bench.prepost.going.set()
+    last = make_job()
+    await bench.submit(last)
+    await all_completed(bench, [last])
+
+
+async def test_an_instance_has_no_more_than_it_can_begin_and_a_cancelled_job_gives_its_room_back(
+    private_nats: NatsServer, bench: Bench, stack: AsyncExitStack
+) -> None:
+    await denoiser(stack, bench, "d1")
+    first = make_job()
+    small = FakePrepost(bench.bus, "p2", image_processes=1)
+    small.hold = asyncio.Event()
+    bench.prepost.hold = asyncio.Event()
+    bench.prepost.going.clear()  # the bench's own is out of the way
+    async with AsyncExitStack() as here:
+        await another(here, bench, "p2", small)
+        await bench.submit(first)
+        await small.news.until(lambda: small.asked == [f"inspect {first.job_id}"])
+        waiting, last = make_job(), make_job()
+        for job in (waiting, last):
+            await bench.submit(job)
+        for job in (waiting, first):
+            await cancel(bench, job)
+            assert (await bench.ended(job)).state is JobState.CANCELLED
+        await small.news.until(lambda: len(small.asked) == 2)
+        assert small.asked[1] == f"inspect {last.job_id}", "what waited for room was not asked"
+        small.hold.set()
+        await all_completed(bench, [last])
+
+
+async def cancel(bench: Bench, job: Job) -> None:
+    await bench.records.change(job.job_id, lambda record: record.model_copy(update={"cancel": True}))
+    await bench.bus.publish(subjects.cancel(job.job_id), CancelRows(job_id=job.job_id, attempt=0))
+
+
+async def test_an_instance_with_another_version_of_the_model_is_asked_nothing(
+    bench: Bench, stack: AsyncExitStack
+) -> None:
+    await denoiser(stack, bench, "d1")
+    newer = CARD.model_copy(update={"digest": "e" * 64})
+    other = await another(stack, bench, "p2", FakePrepost(bench.bus, "p2", card=newer))
+    jobs = [make_job() for _ in range(8)]
+    for job in jobs:
+        await bench.submit(job)
+    await all_completed(bench, jobs)
+    assert other.asked == []
+
+
+async def test_an_older_prepost_is_asked_by_the_name_of_its_model(
+    bench: Bench, stack: AsyncExitStack
+) -> None:
+    await denoiser(stack, bench, "d1")
+    bench.prepost.going.clear()
+    older = FakePrepost(bench.bus, "p-old")
+    older.addressed = False
+    await another(stack, bench, "p-old", older)
+    job = make_job()
+    await bench.submit(job)
+    bench.prepost.going.set()
+    await all_completed(bench, [job])
+
+
+async def test_unexpected_errors_end_no_job_however_many(bench: Bench, stack: AsyncExitStack) -> None:
+    await denoiser(stack, bench, "d1")
+    failures = iter([InternalError()] * 5)
+
+    def fail(_verb: str) -> None:
+        for error in failures:
+            raise error
+
+    bench.prepost.fail = fail
+    job = make_job()
+    await bench.submit(job)
+    await all_completed(bench, [job])
+
+
+async def test_a_picture_that_takes_too_long_ends_its_job_at_once(
+    bench: Bench, stack: AsyncExitStack
+) -> None:
+    await denoiser(stack, bench, "d1")
+
+    def fail(_verb: str) -> None:
+        raise ImageTimeout(received="more than 10 s")
+
+    bench.prepost.fail = fail
+    job = make_job()
+    await bench.submit(job)
+    event = await bench.ended(job)
+    assert (event.state, event.error and event.error.code) == (JobState.FAILED, "image_timeout")
+    assert bench.prepost.calls == ["inspect"]
+    assert ImageTimeout.status == 422
+
+
+async def test_a_job_outlasts_workers_that_fall_silent_one_after_the_other(
+    bench: Bench, stack: AsyncExitStack
+) -> None:
+    """Five, more than a job has attempts: none of them has died."""
+    job = make_job()
+    for count in range(5):
+        worker = await denoiser(stack, bench, f"d{count}")
+        worker.going.clear()
+        if not count:
+            await bench.submit(job)
+        await worker.news.until(lambda worker=worker: bool(worker.requests))  # type: ignore[misc]  # bound per turn
+        worker.fall_silent()
+    await denoiser(stack, bench, "d-last")
+    await all_completed(bench, [job])
+    record = await bench.records.get(job.job_id)
+    assert (record.attempt, record.rows[0].failures) == (6, 2)
+
+
+async def test_an_accepted_job_of_a_dead_router_is_prepared_by_the_next(
+    bench: Bench, private_nats: NatsServer
+) -> None:
+    """Its question is still at the instance, which has one process."""
+    async with AsyncExitStack() as stack:
+        bench.prepost.going.clear()
+        small = await another(stack, bench, "p2", FakePrepost(bench.bus, "p2", image_processes=1))
+        small.hold = asyncio.Event()
+        first = await stack.enter_async_context(running_router(private_nats.url, "router-a"))
+        await denoiser(stack, bench, "d1")
+        job = make_job()
+        await bench.submit(job)
+        await small.news.until(lambda: len(small.asked) == 1)
+        await stack.enter_async_context(running_router(private_nats.url, "router-b"))
+        first.cancel()
+        await small.news.until(lambda: len(small.asked) == 2)
+        small.hold.set()
+        await all_completed(bench, [job])
