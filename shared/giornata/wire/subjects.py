@@ -38,6 +38,8 @@ TELEMETRY = "giornata.telemetry.*.*"
 """All telemetry, and that of one cell, the first."""
 ALL_CANCELS = "giornata.cancel.*"
 ALL_JOBS = "giornata.jobs.*"
+TRIAL_JOB = "giornata.jobs.trial"
+"""Gateways write there to see whether the work queue takes messages; no consumer takes any of them."""
 ALL_PREPOST = "giornata.prepost.*.*"
 ALL_LORA = "giornata.lora.*"
 ALL_LORA_TIERS = ("giornata.lora.bring.*", "giornata.lora.tier.*")
