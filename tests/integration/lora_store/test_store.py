@@ -227,7 +227,7 @@ async def test_a_file_that_fails_unexpectedly_twice_is_failed_and_not_tried_for_
 
     bench.answer = surprised  # type: ignore[assignment]  # it raises
     async with bench.instance():
-        failed = await bench.settled(await bench.send(lora(7), tenant()))
+        failed = await bench.settled(await bench.send(lora(97), tenant()))
         assert failed.state is LoraState.FAILED
         assert failed.error is not None
         assert failed.error.code == "internal_error"
