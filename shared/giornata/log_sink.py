@@ -27,9 +27,5 @@ class LogSinkFactory(structlog.PrintLoggerFactory):
     """Makes a :class:`LogSink` for each logger."""
 
     def __call__(self, *_: Any) -> LogSink:
-<<<<<<< HEAD
         """A logger that prints to the factory's stream."""
-=======
-        """A sink for the factory's stream."""
->>>>>>> ba1c1deb (A full disk is named: storage_full at the door and in readiness, by a write that is tried; LoRA metadata is typed)
         return LogSink(self._file)
