@@ -16,7 +16,7 @@ from nats.js.errors import APIError, InvalidKeyError, KeyNotFoundError, KeyWrong
 from nats.js.kv import KeyValue
 from pydantic import BaseModel
 
-from giornata.bus.streams import LINGER_S
+from giornata.bus.streams import LINGER_S, is_full
 from giornata.cancellation import heed_cancel
 from giornata.deadlines import Deadline
 from giornata.retries import error_code, repeated, written
@@ -93,7 +93,7 @@ class RecordBucket(Generic[R]):
         except KeyWrongLastSequenceError:
             return None
         except APIError as error:
-            if error_code(error) != _STORE_FAILED:
+            if error_code(error) != _STORE_FAILED or is_full(error):
                 raise
             raise StoreFull(received=self.key_of(record), retry_after_s=FULL_RETRY_S) from error
 

@@ -38,6 +38,7 @@ from giornata_gateway.jobs.preparation import EditOrder, Preparation, Prepared
 from giornata_gateway.jobs.registration import Registration
 from giornata_gateway.jobs.submission import AwaitedJob, Submission
 from giornata_gateway.metrics import Metrics
+from giornata_gateway.storage import Storage
 from giornata_gateway.views.webhooks import webhook_body
 from giornata_gateway.webhooks.desk import WebhookDesk
 
@@ -113,8 +114,20 @@ class Gateway:
         self.loras = Loras(config, bus, loras, fleet)
         self.masks = Masks(config, bus, blobs, fleet, tasks)
         self.preparation = Preparation(config, blobs, fleet, self.loras.used, self.masks, tasks)
+        tried = self.metrics.stores_tried
+        self.storage = Storage(
+            bus, blobs, instance=config.instance, cells=fleet.cells, told=tried, tasks=tasks
+        )
         self.submission = Submission(
-            config, bus, fleet, self.ledger, self.preparation, self.ends, tasks, self.quotas.leave
+            config,
+            bus,
+            fleet,
+            self.ledger,
+            self.storage,
+            self.preparation,
+            self.ends,
+            tasks,
+            self.quotas.leave,
         )
         self.registration = Registration(config, bus, blobs, templates, fleet, tasks)
         told = partial(webhook_body, base_url=config.public_url)

@@ -223,10 +223,17 @@ class Metrics:
         meaning = "Jobs for which a request waits at this gateway."
         in_flight = Gauge("giornata_jobs_in_flight", meaning, registry=self.registry)
         in_flight.set_function(waiting)
+        meaning = "Whether a store took no write when this gateway last tried: its disk or its room is full."
+        self._storage_full = Gauge("giornata_storage_full", meaning, ["store"], registry=self.registry)
         meaning = "Webhooks of all tenants that no receiver has taken: waiting ones are sent again, dead ones are not."
         kept = Gauge("giornata_webhooks", meaning, ["state"], registry=self.registry)
         for state in WebhookState:
             kept.labels(state).set_function(partial(webhooks, state))
+
+    def stores_tried(self, full: Mapping[str, bool]) -> None:
+        """Take in which stores were full when they were last tried."""
+        for store, one in full.items():
+            self._storage_full.labels(store).set(one)
 
     def answered(self, door: str, route: str, status: int, code: str, seconds: float) -> None:
         """Count one answer; `code` is "ok" or the error's."""

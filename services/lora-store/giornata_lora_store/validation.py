@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from functools import partial
@@ -18,12 +19,14 @@ from giornata.fleet import Fleet
 from giornata.tenant_records import LoraRecords
 from giornata.wire import subjects
 from giornata.wire.cells import in_cell
-from giornata.wire.errors import DeadlineExceeded, GiornataError, LoraNotFound
+from giornata.wire.errors import DeadlineExceeded, GiornataError, InternalError, LoraNotFound
 from giornata.wire.loras import Canonical, LoraRecord, LoraState, NormaliseLora
 from giornata.wire.workers import ServiceState
 
 AT_ONCE: Final = 2
 """LoRAs that an instance has with prepost at a time."""
+TRIES: Final = 2
+"""A LoRA that prepost fails at unexpectedly so often is failed: its file may be made to do so."""
 RENEWED_S: Final = 5.0
 LOST_S: Final = 20.0
 """How often an instance says that it works on a LoRA, and after how long without that another one takes it over."""
@@ -47,6 +50,8 @@ class Validation:
         self._preposts = Fleet()
         self._arrivals = 0
         """How often a prepost has become ready."""
+        self._unexpected: Counter[tuple[str, str]] = Counter()
+        """Unexpected failures of LoRAs that are not settled."""
         self.ready = 0
         self.failed = 0
 
@@ -95,6 +100,7 @@ class Validation:
             try:
                 if await self._settled(*key):
                     self._pending.discard(key)
+                    self._unexpected.pop(key, None)
             except Exception as error:  # noqa: BLE001 - the task's edge: logged, and tried again
                 log.warning("lora_validation_again", lora=key[1], error=repr(error))
             finally:
@@ -133,7 +139,13 @@ class Validation:
         try:
             canonical = await self._normalised(record)
         except GiornataError as error:
-            if error.retryable or isinstance(error, DeadlineExceeded):
+            key = (record.tenant, record.lora_id)
+            self._unexpected[key] += isinstance(error, InternalError)
+            if self._unexpected[key] >= TRIES:
+                error = InternalError(
+                    "Reading the LoRA has failed unexpectedly, twice. The log of prepost tells why."
+                )
+            elif error.retryable or isinstance(error, DeadlineExceeded):
                 log.info("lora_waits_for_prepost", lora=record.lora_id, model=record.model, error=str(error))
                 return await self._records.change(record.tenant, record.lora_id, _released)
             self.failed += 1

@@ -8,6 +8,7 @@ two processes: a process may also die of another cause, so its work gets one mor
 from __future__ import annotations
 
 import asyncio
+import errno
 import multiprocessing
 import os
 import time
@@ -25,7 +26,7 @@ from typing import Any, Final, Self, TypeVar, TypeVarTuple
 import structlog
 from pebble import ProcessExpired, ProcessPool
 
-from giornata.wire.errors import GiornataError, ImageTimeout, ImageUnreadable, InternalError
+from giornata.wire.errors import GiornataError, ImageTimeout, ImageUnreadable, InternalError, StorageFull
 
 Result = TypeVar("Result")
 Arguments = TypeVarTuple("Arguments")
@@ -198,7 +199,9 @@ def _guarded(function: Callable[[*Arguments], Result], *args: *Arguments) -> tup
         return _timed(function, *args)
     except GiornataError:
         raise
-    except Exception:  # noqa: BLE001 - the task's edge: logged and answered on the other side
+    except Exception as error:  # noqa: BLE001 - the task's edge: logged and answered on the other side
+        if isinstance(error, OSError) and error.errno in {errno.ENOSPC, errno.EDQUOT}:
+            raise StorageFull(received=os.strerror(error.errno), retry_after_s=10) from None
         raise WorkFailed(traceback.format_exc()) from None
 
 

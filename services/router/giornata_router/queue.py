@@ -12,13 +12,14 @@ import nats.errors
 import structlog
 from nats.aio.msg import Msg
 
+from giornata.bus.streams import is_full
 from giornata.bus.work_queue import QueueConsumer
 from giornata.retries import error_code
 from giornata.scheduling.waiting import QueuedJob, Turn, Waiting
 from giornata.scheduling.window import Window
 from giornata.wire import codec, subjects
 from giornata.wire.cells import in_cell
-from giornata.wire.errors import GiornataError, JobNotFound, QueueFull, ServiceUnavailable
+from giornata.wire.errors import GiornataError, JobNotFound, QueueFull, ServiceUnavailable, StorageFull
 from giornata.wire.jobs import Job, Priority
 from giornata.wire.messages import (
     IDEMPOTENCY_HEADER,
@@ -96,6 +97,7 @@ class Queue:
             QueueTooLong: it would wait too long.
             QueueFull: as many jobs as may be are unfinished, of its priority or of its tenant.
             StoreFull: there is no room for its record.
+            StorageFull: JetStream has no room on its disk, or for any stream.
             ServiceUnavailable: JetStream does not answer; the same job may be submitted again.
         """
         job = request.job
@@ -115,6 +117,8 @@ class Queue:
             stored = not answer.duplicate  # otherwise it may have ended
             created = await self._tools.records.create(transitions.accepted(job))
         except nats.errors.Error as error:
+            if is_full(error):
+                raise StorageFull(received=error, retry_after_s=RETRY_AFTER_S) from error
             if error_code(error) == _MESSAGES_EXCEEDED:
                 raise QueueFull(retry_after_s=RETRY_AFTER_S) from error
             raise ServiceUnavailable("The work queue does not answer.", retry_after_s=2) from error

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Final
 
 import redis.asyncio
@@ -12,7 +12,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import ExponentialBackoff
 
 from giornata.blobs.store import UNANSWERED, BlobStore, verify
-from giornata.wire.errors import BlobStoreFull, ServiceUnavailable
+from giornata.wire.errors import BlobStoreFull, ServiceUnavailable, StorageFull
 from giornata.wire.jobs import BlobRef
 
 PREFIX: Final = "giornata:"
@@ -75,7 +75,7 @@ class RedisBlobs(BlobStore):
                 await self._client.delete(*(PREFIX + ref.key for ref in refs))
 
     async def ping(self) -> None:
-        with _answering():
+        with suppress(StorageFull), _answering():  # it answers, and can be read
             await self._client.ping()
 
 
@@ -86,5 +86,15 @@ def _answering(stored: bytes = b"") -> Iterator[None]:
         yield
     except redis.exceptions.OutOfMemoryError as error:
         raise BlobStoreFull(received=f"{len(stored)} bytes", retry_after_s=10) from error
+    except redis.exceptions.ResponseError as error:
+        if str(error).startswith("MISCONF"):  # it writes again by itself once there is room
+            raise StorageFull(
+                "The blob store cannot write to its disk, which is probably full.",
+                received=error,
+                retry_after_s=10,
+            ) from error
+        raise ServiceUnavailable(
+            "The blob store refuses a command.", received=error, retry_after_s=2
+        ) from error
     except redis.exceptions.RedisError as error:
         raise ServiceUnavailable(UNANSWERED, retry_after_s=2) from error

@@ -33,7 +33,7 @@ class BlobStore(Protocol):
     async def write(self, key: str, data: bytes, ttl_s: int) -> None:
         """Store `data` for `ttl_s` seconds, in place of what the key had.
 
-        BlobStoreFull if there is no room: nothing is evicted.
+        BlobStoreFull if there is no room: nothing is evicted. StorageFull if the store's disk is full.
         """
 
     async def put(self, key: str, data: bytes, ttl_s: int) -> BlobRef:

@@ -17,7 +17,7 @@ from nats.js.api import (
 )
 from nats.js.errors import APIError, BadRequestError
 
-from giornata.retries import COMING_UP_S, repeated
+from giornata.retries import COMING_UP_S, error_code, repeated
 from giornata.wire import stores, subjects
 from giornata.wire.cells import MAIN, in_cell
 from giornata.wire.errors import ServiceUnavailable
@@ -44,10 +44,18 @@ _STREAM_NAME_IN_USE: Final = 10058
 """JetStream's error code."""
 _NO_ROOM: Final = {10005, 10028, 10047}
 """JetStream's error codes: no server, memory or file store has as much room as a stream would reserve."""
+_INSUFFICIENT: Final = {10023, 10047}
+"""JetStream's error codes: the file store of the server or of all servers is used up."""
 LINGER_S: Final = 600
 """How long the record of an ended job outlives its results by default."""
 KEPT_EVENTS: Final = tuple(map(subjects.events_of_kind, KEPT))
 """What the event stream captures."""
+
+
+def is_full(error: BaseException) -> bool:
+    """Whether JetStream refuses a message for want of room on its disk, or in its file store as a whole."""
+    text = str(getattr(error, "description", None) or "").lower()
+    return error_code(error) in _INSUFFICIENT or "no space left" in text
 
 
 def records_ttl_s(result_ttl_s: float, linger_s: float) -> float:
@@ -74,6 +82,7 @@ async def ensure_queue(
         max_msgs=max_messages,
         max_bytes=stores.limits(store_bytes, cell)[name],
         num_replicas=replicas,
+        allow_msg_ttl=True,  # trials end by themselves
     )
     with _told_of_no_room(config, store_bytes):
         if not await _made(partial(jetstream.add_stream, config)):

@@ -248,6 +248,10 @@ class ServiceUnavailable(Overloaded, code="service_unavailable"):
     """A service that this needs does not answer."""
 
 
+class StorageFull(ServiceUnavailable, code="storage_full"):
+    """A store cannot write to its disk, which is full; try again when an operator has made room."""
+
+
 class ControlNetUnavailable(ServiceUnavailable, code="controlnet_unavailable"):
     """No instance computes the ControlNet now; try again later."""
 

@@ -153,6 +153,7 @@ _NEEDS: Final[Mapping[User, Rights]] = {
             *_answers(User.APPLICATION, User.PROFILER, User.OBSERVER),
             f"{subjects.INBOX}_{APPLICATIONS}.>",
             *_lora("begin", "piece", "finish", "drop", "remove", "pin"),
+            *anywhere(subjects.TRIAL_JOB),
             *_keeps(stores.TEMPLATES),
             *_follows(stores.bucket_stream(stores.TEMPLATES)),
             *_reads(stores.LORAS),

@@ -23,7 +23,7 @@ async def test_ready_only_while_an_edit_could_be_done(stage: Stage) -> None:
     async with stage.http.get("/readyz") as response:
         assert (response.status, await response.json()) == (
             200,
-            {"ready": True, "missing": [], "models": ["tiny"], "nearly_full": []},
+            {"ready": True, "missing": [], "models": ["tiny"], "nearly_full": [], "storage_full": {}},
         )
     stage.router.cards = ()
     await stage.router.announce()

@@ -20,6 +20,7 @@ from giornata.lora_transfer import pieces, sending
 from giornata.wire import subjects
 from giornata.wire.errors import (
     GiornataError,
+    InternalError,
     InvalidField,
     LoraMismatch,
     LoraNotFound,
@@ -218,6 +219,20 @@ async def test_what_prepost_says_is_why_it_failed_and_sending_it_again_tries_aga
         assert (failed.error.code, failed.error.received) == ("lora_mismatch", "double_blocks")
         bench.answer = canonical
         assert (await bench.settled(await bench.send(data, owner))).state is LoraState.READY
+
+
+async def test_a_file_that_fails_unexpectedly_twice_is_failed_and_not_tried_for_ever(bench: Store) -> None:
+    def surprised(_: NormaliseLora) -> object:
+        raise InternalError
+
+    bench.answer = surprised  # type: ignore[assignment]  # it raises
+    async with bench.instance():
+        failed = await bench.settled(await bench.send(lora(97), tenant()))
+        assert failed.state is LoraState.FAILED
+        assert failed.error is not None
+        assert failed.error.code == "internal_error"
+        assert "twice" in failed.error.message
+        assert bench.asked.qsize() == 2
 
 
 async def test_it_waits_for_prepost_and_another_instance_takes_over(bench: Store) -> None:

@@ -171,7 +171,9 @@ def test_probes_ask_for_what_is_there(key: tuple[str, str]) -> None:
             assert probe["httpGet"]["port"] in ports
         if key[1] == ServiceName.GATEWAY and "httpGet" in probe:
             assert probe["httpGet"]["path"] in {route.path for route in ROUTES}
-        if key[1] == "nats":
+        if key[1] == "nats" and "exec" in probe:
+            assert probe["exec"]["command"] == ["sh", "/etc/nats/nats-health.sh"]
+        elif key[1] == "nats":
             assert ports[probe["httpGet"]["port"]] == 8222
     if key[1] == ServiceName.GATEWAY:
         config = config_of(key)
@@ -196,9 +198,8 @@ def test_a_replica_has_a_gpu_and_its_successor_waits_for_it(overlay: str) -> Non
 @pytest.mark.parametrize("overlay", [name for name in BUILT if name != "external"])
 def test_servers_are_configured_as_composes(overlay: str) -> None:
     files = named(overlay, "ConfigMap")["nats"]["data"]
-    expected = (
-        ["nats.conf", "nats-cluster.conf"] if overlay in {"nats-cluster", "documented"} else ["nats.conf"]
-    )
+    clustered = ["nats-cluster.conf"] if overlay in {"nats-cluster", "documented"} else []
+    expected = ["nats-health.sh", "nats.conf", *clustered]
     assert sorted(files) == sorted(expected)
     for name in files:
         assert files[name] == (ROOT / "deploy" / name).read_text()

@@ -42,6 +42,17 @@ def empty(logs: Path) -> None:
         path.unlink()
 
 
+def has_room(folder: Path) -> bool:
+    """Whether a mebibyte can be written there now; quotas count, too."""
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(bytes(1 << 20))
+            file.flush()
+    except OSError:
+        return False
+    return True
+
+
 def socket_folder() -> str:
     """The folder where unix sockets may lie: the temporary one, or ``/tmp`` where its path is too long."""
     folder = tempfile.gettempdir()

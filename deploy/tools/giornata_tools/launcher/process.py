@@ -18,6 +18,8 @@ from typing import Final
 from giornata_tools.launcher.warden import Warden, signal_group
 
 TAIL_LINES: Final = 15
+DISK_FULL: Final = re.compile(r"\[ERR\].*(no space left on device|disk quota exceeded)", re.IGNORECASE)
+"""How NATS logs that it could not store a message."""
 
 
 class LaunchError(Exception):
@@ -35,6 +37,8 @@ class Command:
     """The whole environment."""
     announcement: re.Pattern[str] | None = None
     """A log line by which the program says that it is up; services say it by telemetry instead."""
+    store: Path | None = None
+    """Folder of a server that writes no more after its disk was full, until it is started again."""
 
 
 @asynccontextmanager
@@ -62,6 +66,9 @@ class Process:
         self._command = command
         self._child = child
         self._warden = warden
+        self.store: Final = command.store
+        self.stuck: Final[asyncio.Future[bool]] = asyncio.get_running_loop().create_future()
+        """Whether its log has told of a full disk; known when it has, or when the process has ended."""
         self._announced: asyncio.Future[re.Match[str] | None] = asyncio.get_running_loop().create_future()
 
     @classmethod
@@ -103,6 +110,8 @@ class Process:
             self._warden.forget(self.pid)
             if not self._announced.done():
                 self._announced.set_result(None)
+            if not self.stuck.done():
+                self.stuck.set_result(False)
             self.ended.set()
 
     async def announced(self, limit_s: float) -> re.Match[str]:
@@ -184,10 +193,11 @@ class Process:
             while line := await output.readline():
                 with contextlib.suppress(OSError):  # a full disk
                     file.write(line)
-                if not self._announced.done() and (
-                    found := announcement.search(line.decode(errors="replace"))
-                ):
+                text = line.decode(errors="replace")
+                if not self._announced.done() and (found := announcement.search(text)):
                     self._announced.set_result(found)
+                if not self.stuck.done() and DISK_FULL.search(text):
+                    self.stuck.set_result(True)
 
 
 def _opened(log: Path) -> FileIO:

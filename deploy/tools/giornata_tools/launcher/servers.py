@@ -98,7 +98,7 @@ def nats_command(server: NatsServer, env: Mapping[str, str]) -> Command:
     server.folder.mkdir(parents=True, exist_ok=True)
     config = server.folder / "nats.conf"
     _write(config, nats_config(server))
-    return Command(server.name, (str(binary), "--config", str(config)), env, NATS_LISTENS)
+    return Command(server.name, (str(binary), "--config", str(config)), env, NATS_LISTENS, server.folder)
 
 
 def nats_config(server: NatsServer) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
@@ -20,7 +21,7 @@ from giornata.wire.errors import ServiceUnavailable
 from giornata.wire.permissions import User
 from giornata.wire.workers import ServiceName
 from giornata_tools.launcher.commands import GatewayPorts, environment, model_environment, service_command
-from giornata_tools.launcher.folders import empty, handover_folder, locked, socket_folder
+from giornata_tools.launcher.folders import empty, handover_folder, has_room, locked, socket_folder
 from giornata_tools.launcher.model import Model
 from giornata_tools.launcher.plan import DRAIN_ORDER, LOADING, StackPlan, restart_delay_s
 from giornata_tools.launcher.process import Command, LaunchError, Process, single_error
@@ -29,6 +30,7 @@ from giornata_tools.launcher.warden import Warden
 from giornata_tools.launcher.watch import TelemetryWatch, answers_200, missing
 
 SERVER_LIMIT_S: Final = 60.0
+ROOM_S: Final = 1.0
 GRACE_S: Final = 15.0
 """A process gets this long to exit beyond its own drain limit."""
 
@@ -221,7 +223,21 @@ class Stack:
     async def _spawn(self, make: Callable[[], Command]) -> Process:
         process = await Process.start(make(), self.plan.logs, self._warden)
         self._processes[process.name] = process
+        if process.store:
+            self._tasks.create_task(self._unstick(process, process.store), name=f"unstick {process.name}")
         return process
+
+    async def _unstick(self, server: Process, store: Path) -> None:
+        """End a server whose disk was full as soon as there is room; then it is started again, and writes."""
+        if not await server.stuck:
+            return
+        self._say(
+            f"{server.name} cannot write: the disk of {store} is full. It is started again when there is room."
+        )
+        while not server.ended.is_set() and not has_room(store):  # noqa: ASYNC110 - no event tells of it
+            await asyncio.sleep(ROOM_S)
+        if self.keep_up and not server.expected_end:
+            await server.crash(signal.SIGTERM)
 
     async def _supervise(self, make: Callable[[], Command], process: Process) -> None:
         """Await the end of a process; start its successor where that is wanted."""

@@ -38,17 +38,19 @@ async def healthz(request: web.Request) -> web.Response:
 
 
 async def readyz(request: web.Request) -> web.Response:
-    """200 while an edit would be carried out: router, prepost and a denoiser are ready; else 503."""
+    """200 while an edit would be carried out: services are ready and stores take writes; else 503."""
     gateway = request.app[GATEWAY]
     draining = gateway.departure.announced.is_set()
     known = gateway.fleet
-    view = ready_view(known.cards(), known.missing(), known.nearly_full(), draining=draining)
+    full = {store: str(error) for store, error in (await gateway.storage.full()).items()}
+    view = ready_view(known.cards(), known.missing(), known.nearly_full(), full, draining=draining)
     return _answer(view, good=view.ready)
 
 
 async def metrics(request: web.Request) -> web.Response:
     """Prometheus' text format."""
     gateway = request.app[GATEWAY]
+    await gateway.storage.full()
     body = gateway.metrics.exposition(await gateway.reports() or (), gateway.fleet.predicted_waits())
     return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})
 

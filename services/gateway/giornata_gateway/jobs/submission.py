@@ -31,6 +31,7 @@ from giornata.wire.errors import (
     QueueFull,
     QueueTooLong,
     ServiceUnavailable,
+    StorageFull,
     StoreFull,
 )
 from giornata.wire.events import DoneEvent, EventKind
@@ -44,12 +45,13 @@ from giornata_gateway.intake.rules.idempotency import check_same
 from giornata_gateway.jobs.feed import HeardSteps, hearing
 from giornata_gateway.jobs.ledger import JobEnds, JobLedger
 from giornata_gateway.jobs.preparation import EditOrder, Preparation, Prepared
+from giornata_gateway.storage import Storage
 
 log = structlog.get_logger(__name__)
 
 TRY_S = 2.0
 """How long one try of a submission waits for the router."""
-NO_ROOM = (QueueFull, QueueTooLong, StoreFull)
+NO_ROOM = (QueueFull, QueueTooLong, StorageFull, StoreFull)
 """Refusals of one cell, which another need not share."""
 
 
@@ -72,6 +74,7 @@ class Submission:
     bus: Bus
     fleet: FleetListener
     ledger: JobLedger
+    storage: Storage
     preparation: Preparation
     ends: JobEnds
     tasks: asyncio.TaskGroup
@@ -214,20 +217,33 @@ class Submission:
         return choice.by_key(job.tenant, job.job_id, waits)
 
     async def _ask_cell(self, job: Job, cell: str) -> GiornataError | None:
-        """Have `job` accepted in a cell, trying again while no router answers; why it was not. It raises nothing."""
+        """Have `job` accepted in a cell, trying again while no router answers; why it was not. It raises nothing.
 
-        async def ask() -> None:
+        Where JetStream takes no job, nobody is asked, and nothing is tried again.
+        """
+
+        async def ask() -> GiornataError | None:
             deadline = Deadline.after_ms(TRY_S * 1000)
             request = SubmitRequest(job=job, remaining_ms=deadline.remaining_ms())
             try:
                 with span("submit", Kind.ASKS, job=job.job_id):
                     await self.bus.call(in_cell(subjects.SUBMIT, cell), request, Accepted, deadline)
-            except (ServiceUnavailable, DeadlineExceeded, InternalError):
+            except (ServiceUnavailable, DeadlineExceeded, InternalError) as error:
                 self.doubtful.add(job.job_id)
-                raise
+                if isinstance(error, StorageFull):
+                    return error
+                refusal = await self.storage.full_for(cell, afresh=isinstance(error, DeadlineExceeded))
+                if refusal is None:
+                    raise
+                return refusal
+            return None
 
         try:
-            await retries.soon((ServiceUnavailable, DeadlineExceeded), self.config.submit_window_s)(ask)
+            full = await self.storage.full_for(cell) or await retries.soon(
+                (ServiceUnavailable, DeadlineExceeded), self.config.submit_window_s
+            )(ask)
+            if full is not None:
+                return full
         except DeadlineExceeded:
             return ServiceUnavailable("The router did not accept the edit in time.", retry_after_s=2)
         except GiornataError as error:

@@ -142,6 +142,8 @@ class ReadyView(View):
     models: list[str]
     nearly_full: list[str]
     """JetStream streams that hold four fifths of what they may."""
+    storage_full: dict[str, str]
+    """Stores that take no write now, `blobs` or a JetStream stream, with what is wrong."""
 
 
 def model_list(
@@ -187,16 +189,18 @@ def ready_view(
     cards: Mapping[str, ModelCard],
     missing: Iterable[ServiceName],
     nearly_full: Iterable[str] = (),
+    storage_full: Mapping[str, str] = MappingProxyType({}),
     *,
     draining: bool,
 ) -> ReadyView:
-    """Whether an edit would be carried out now, what it lacks, and which streams are `nearly_full`."""
+    """Whether an edit would be carried out now, what it lacks, and which stores are nearly or wholly full."""
     lacking = [*missing, *([ServiceName.GATEWAY] if draining else [])]
     if not cards and not lacking:
         lacking = [ServiceName.DENOISER]  # all are ready, but no denoiser shares a model with a prepost
     return ReadyView(
-        ready=not lacking,
+        ready=not lacking and not storage_full,
         missing=[str(name) for name in lacking],
         models=sorted(cards),
         nearly_full=list(nearly_full),
+        storage_full=dict(storage_full),
     )

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import json
-import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -15,11 +13,10 @@ from diffusers.utils.state_dict_utils import StateDictType
 from torch import Tensor, nn
 
 from giornata.wire.errors import GiornataError, LoraMismatch, LoraNotSupported
+from giornata_prepost.loras.adapter_config import AdapterConfig, read_configs
 from giornata_prepost.loras.checkpoint_modules import CheckpointModules
 from giornata_prepost.loras.provenance import traced, untraced, unused
 
-METADATA: Final = "lora_adapter_metadata"
-"""Where diffusers' savers write PEFT's configuration, as JSON, in a file's metadata."""
 BASE_NAMES: Final = ("modelspec.architecture", "ss_base_model_version", "base_model")
 """Where trainers write for which model they trained."""
 PEFT_PREFIX: Final = "base_model.model."
@@ -65,25 +62,26 @@ def read_source(
     """The factors in a file of any known style.
 
     Raises:
-        LoraNotSupported: diffusers reads a part of it only, or alphas are told of some modules only.
+        LoraNotSupported: diffusers reads a part of it only, alphas are told of some modules only, or PEFT's
+            configuration in its metadata is none.
         LoraMismatch: its names are those of another model.
     """
     named, alphas = _converted(tensors, metadata, modules)
-    configuration = _configuration(metadata)
-    parts = {name: _of_part(named, name) for name in (modules.network_name, *modules.text_encoders)}
+    configs = read_configs(metadata, (modules.network_name, *modules.text_encoders))
+    parts = {name: _of_part(named, name) for name in configs}
     taken = {f"{part}.{name}" for part, found in parts.items() for name in found}
     if left := named.keys() - taken:
         raise _other_model(min(left), metadata, modules)
     network = _factors(
         _renamed(parts.pop(modules.network_name), _network_names),
         _of_part(alphas, modules.network_name),
-        _of_part(configuration, modules.network_name),
+        configs[modules.network_name],
     )
     texts = {
         name: _factors(
             _renamed(found, _text_names(modules.text_encoder(name))),
             _of_part(alphas, name),
-            _of_part(configuration, name),
+            configs[name],
         )
         for name, found in parts.items()
         if found
@@ -134,22 +132,6 @@ def _converted(
     return {name: untraced(tensor) for name, tensor in named.items()}, numbers
 
 
-def _configuration(metadata: Mapping[str, str]) -> dict[str, Any]:
-    """PEFT's configuration in the file's metadata, names beginning with the part that they are about."""
-    if METADATA not in metadata:
-        return {}
-    try:
-        told = json.loads(metadata[METADATA])
-    except (ValueError, RecursionError) as error:
-        raise LoraNotSupported(f"The metadata {METADATA} is not JSON.", received=str(error)) from error
-    if not isinstance(told, dict):
-        raise LoraNotSupported(f"The metadata {METADATA} is no object.", received=type(told).__name__)
-    for name, value in told.items():
-        if value and name.endswith(("use_dora", "lora_bias")):
-            raise LoraNotSupported("This kind of LoRA is not supported.", received=f"{name}: {value}")
-    return told
-
-
 def _of_part(named: Mapping[str, Any], part: str) -> dict[str, Any]:
     prefix = f"{part}."
     return {name.removeprefix(prefix): value for name, value in named.items() if name.startswith(prefix)}
@@ -185,7 +167,7 @@ def _text_names(encoder: nn.Module) -> Naming:
 
 
 def _factors(
-    tensors: Mapping[str, tuple[str, Tensor]], alphas: Mapping[str, float], configuration: Mapping[str, Any]
+    tensors: Mapping[str, tuple[str, Tensor]], alphas: Mapping[str, float], config: AdapterConfig
 ) -> dict[str, Factors]:
     """Pairs of factors by module, with their alphas."""
     sides: dict[str, dict[str, tuple[str, Tensor]]] = {}
@@ -200,7 +182,7 @@ def _factors(
         if pair.keys() != {"A", "B"}:
             raise LoraNotSupported("A module has one factor and not two.", received=module)
         down, up = pair["A"][1], pair["B"][1]
-        alpha = own[module] if own else _configured_alpha(module, down.shape[0], configuration)
+        alpha = own[module] if own else config.alpha(module, down.shape[0])
         made[module] = Factors(down, up, alpha)
     return made
 
@@ -228,18 +210,6 @@ def _alpha_name(module: str, first: str, alphas: Mapping[str, float]) -> str | N
     """Converters call a module's alpha by the module's name or by that of its first factor."""
     before = (first, first.split(".lora.", maxsplit=1)[0], first.split(".lora_A.", maxsplit=1)[0], module)
     return next((f"{name}.alpha" for name in before if f"{name}.alpha" in alphas), None)
-
-
-def _configured_alpha(module: str, rank: int, configuration: Mapping[str, Any]) -> float:
-    """What PEFT's configuration says of a module; without a word, the rank, as diffusers and PEFT have it."""
-    if "lora_alpha" not in configuration:
-        return float(rank)
-    patterns: Mapping[str, float] = configuration.get("alpha_pattern") or {}
-    alpha = next(
-        (alpha for pattern, alpha in patterns.items() if re.match(rf"(.*\.)?({pattern})$", module)),
-        configuration["lora_alpha"],
-    )
-    return float(alpha) * (math.sqrt(rank) if configuration.get("use_rslora") else 1.0)
 
 
 def _base_of(metadata: Mapping[str, str]) -> str | None:

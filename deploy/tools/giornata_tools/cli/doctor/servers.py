@@ -133,6 +133,11 @@ async def gateway(url: str, *, named: bool) -> Finding:
     except Refused as error:
         return fail(error.body.message, "Name the right one with --url.")
     if status != 200:
+        if full := told.get("storage_full"):
+            return fail(
+                f"The gateway at {place} refuses edits with storage_full: {'; '.join(map(str, full.values()))}",
+                "Make room on the disk of that store; see docs/deploy.md.",
+            )
         missing = ", ".join(str(one) for one in told.get("missing", ())) or "unknown"
         return fail(
             f"The gateway at {place} answers, but not ready: {missing}.",
