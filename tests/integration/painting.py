@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor
 
 from giornata.scheduling.batch import Capacity, RowKey
@@ -54,8 +55,9 @@ class Served:
     ) -> Row:
         """The row of an edit's first seed; `image` and `mask` are of the model's size."""
         size = Size(image.shape[1], image.shape[0])
+        modes = None if sampled else torch.tensor([True])
         (drawn,) = self.images.encode_rows(
-            image, mask, [parameters.seed or 0], sampled=sampled, strength=parameters.strength or 0
+            image, mask, [parameters.seed or 0], modes=modes, strength=parameters.strength or 0
         )
         return self._row(key, parameters, size, drawn, references, image)
 

@@ -108,7 +108,7 @@ class Sd3:
             return made
         assert isinstance(images, ControlledModel)
         shown = [ControlImage(seen(size, nth), each.sees) for nth, each in enumerate(controls)]
-        encoded = images.encode_controls(shown, mask(size), sampled=True)
+        encoded = images.encode_controls(shown, mask(size))
         named = unpack(pack(encoded.condition(torch.Generator().manual_seed(asked.seed))))
         job = JOB.model_copy(update={"controls": tuple(each.use for each in controls), "loras": ()})
         return replace(

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from giornata import tensors
 from giornata.wire.adapters import control_name
@@ -14,8 +15,8 @@ from giornata.wire.errors import InputLost, NotSupported, TaskNotSupported
 from giornata.wire.jobs import Job
 from giornata.wire.models import Task
 from giornata.wire.references import REFERENCE
-from giornata.wire.requests import Reuse
 from giornata.wire.resolution import guided_by
+from giornata.wire.values import CellMap
 from giornata_prepost.families.protocol import (
     Condition,
     ControlEncoding,
@@ -40,6 +41,8 @@ class Inputs(NamedTuple):
     references: bytes | None = None
     controls: bytes | None = None
     text_loras: tuple[TextLora, ...] = ()
+    computed: CellMap | None = None
+    """See :meth:`giornata.wire.jobs.Inspection.computed_by`."""
 
 
 class Encoded(NamedTuple):
@@ -66,19 +69,18 @@ def encoded(model: ImageModel, job: Job, inputs: Inputs, size: Size) -> Encoded:
         raise ValueError("encoding needs resolved parameters")
     text = _text(model, job, inputs, size)
     references = None if inputs.references is None else _references(model, inputs.references)
-    sampled = parameters.reuse is Reuse.OFF
-    controls = _controls(model, job, inputs, sampled=sampled)
+    controls = _controls(model, job, inputs)
     seeds = range(parameters.seed, parameters.seed + job.row_count)
     draws = parameters.sampler is not None and parameters.sampler.stochastic
     if job.regions:
-        rows = _region_rows(model, job, inputs, seeds=seeds, sampled=sampled, draws=draws)
+        rows = _region_rows(model, job, inputs, seeds=seeds, draws=draws)
     elif inputs.prepared is None:
         rows = _noise_rows(model, size, seeds, draws=draws, first=controls.condition)
     else:
         rows = model.encode_rows(
             *_picture(inputs.prepared),
             seeds,
-            sampled=sampled,
+            modes=None if inputs.computed is None else _others(inputs.computed),
             draws=draws,
             strength=parameters.strength,
             first=controls.condition,
@@ -98,7 +100,7 @@ def seen_by(model: ImageModel, prepared: bytes | None) -> Pixels | None:
 def template_row(model: ImageModel, prepared: bytes) -> bytes:
     """safetensors of a template run's row: modes of posteriors. Its noise is not read: all edits share another."""
     image, mask = _picture(prepared)
-    (row,) = model.encode_rows(image, mask, (0,), sampled=False)
+    (row,) = model.encode_rows(image, mask, (0,), modes=torch.tensor([True]))
     return tensors.pack(row)
 
 
@@ -139,20 +141,24 @@ def _picture(prepared: bytes, region: str = "") -> tuple[Pixels, npt.NDArray[np.
     return pixels[f"image{region}"].numpy(), pixels[f"mask{region}"].numpy()
 
 
+def _others(computed: CellMap) -> torch.Tensor:
+    """(tokens,) bool: those that an edit does not compute by itself, and has as all edits of its picture have them."""
+    bits = np.unpackbits(np.frombuffer(computed.bits, np.uint8), count=computed.height * computed.width)
+    return torch.from_numpy(bits == 0)
+
+
 def _region_rows(
-    model: ImageModel, job: Job, inputs: Inputs, *, seeds: Sequence[int], sampled: bool, draws: bool
+    model: ImageModel, job: Job, inputs: Inputs, *, seeds: Sequence[int], draws: bool
 ) -> Iterator[Tensors]:
     """A row for each region, as an edit of its crop alone would have it."""
     if inputs.prepared is None or job.parameters.strength is None:
         raise InputLost("The inspection of this job has no pictures.", received=job.job_id)
     for index, seed in enumerate(seeds):
         image, mask = _picture(inputs.prepared, f"_{index}")
-        yield from model.encode_rows(
-            image, mask, [seed], sampled=sampled, draws=draws, strength=job.parameters.strength
-        )
+        yield from model.encode_rows(image, mask, [seed], draws=draws, strength=job.parameters.strength)
 
 
-def _controls(model: ImageModel, job: Job, inputs: Inputs, *, sampled: bool) -> ControlEncoding:
+def _controls(model: ImageModel, job: Job, inputs: Inputs) -> ControlEncoding:
     if not job.controls:
         return ControlEncoding(nothing, shared=True)
     if not isinstance(model, ControlledModel):
@@ -165,7 +171,7 @@ def _controls(model: ImageModel, job: Job, inputs: Inputs, *, sampled: bool) -> 
         for index, use in enumerate(job.controls)
     ]
     mask = None if inputs.prepared is None else _picture(inputs.prepared)[1]
-    return model.encode_controls(images, mask, sampled=sampled)
+    return model.encode_controls(images, mask)
 
 
 def _noise_rows(

@@ -12,7 +12,7 @@ from pydantic import ConfigDict
 from giornata.wire.adapters import ControlUse, LoraUse
 from giornata.wire.errors import ServiceUnavailable
 from giornata.wire.models import ModelCard, Task
-from giornata.wire.requests import EditParameters, evaluations_of
+from giornata.wire.requests import EditParameters, Reuse, evaluations_of
 from giornata.wire.values import CellMap, Grain, Recorded
 
 TAKE_OVER_S = 600
@@ -201,6 +201,10 @@ class Inspection(Recorded):
     `alpha` has all of them, and `compute_tokens` counts all."""
     compute_ms: float = 0.0
     """Time in the image process."""
+
+    def computed_by(self, parameters: EditParameters) -> CellMap | None:
+        """The tokens that an edit computes where it may reuse the others; None of an edit that computes all."""
+        return None if self.compute_set is None or parameters.reuse is Reuse.OFF else self.compute_set[1]
 
     @property
     def painted_box(self) -> Box:

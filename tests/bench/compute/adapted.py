@@ -97,7 +97,7 @@ class AdaptedModel:
     def _seen(self, image: Pixels) -> Tensor:
         """(tokens, channels) of a control image."""
         shown = [ControlImage(image, ControlInput.USUAL)]
-        encoded = cast("ControlledModel", self._model.images).encode_controls(shown, None, sampled=False)
+        encoded = cast("ControlledModel", self._model.images).encode_controls(shown, None)
         return encoded.condition(torch.Generator())[control_name(0)]
 
     def templates(self, edits: Edits, adapters: Adapters = NONE) -> list[Recording]:

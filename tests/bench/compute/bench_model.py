@@ -93,7 +93,7 @@ class BenchModel:
         The product records without `adapters`.
         """
         (tensors,) = self.images.encode_rows(
-            request.image, np.zeros(request.mask.shape, np.uint8), [0], sampled=False
+            request.image, np.zeros(request.mask.shape, np.uint8), [0], modes=torch.tensor([True])
         )
         tensors = {**tensors, "noise": template_noise(*tensors["noise"].shape)}
         sampler = self.family.schedule.recorder
@@ -101,16 +101,19 @@ class BenchModel:
         (done,) = self.run([replace(row, records=recording, adapters=adapters)])
         return Recording(request.name, row.grid, done.entries)
 
-    def edit(self, request: Request, halo: int) -> Row:
-        """A row that shares its template's noise outside of its region, which is not set: it computes everything."""
+    def edit(self, request: Request, halo: int | None) -> Row:
+        """A row that shares its template's noise outside of its region, which is not set: it computes everything.
+
+        Without a `halo` it shares none, as with `reuse=off`.
+        """
+        where = None if halo is None else self.region(request, halo)
         (tensors,) = self.images.encode_rows(
             request.image,
             self._mask(request).astype(np.uint8) * np.uint8(255),
             [request.seed],
-            sampled=False,
+            modes=None if where is None else _others(where),
             draws=self.sampler.stochastic,
         )
-        where = self.region(request, halo)
         if where is not None:
             tensors = {**tensors, "noise": shared_noise(tensors["noise"], where)}
         text = self._text(request, request.prompt)
@@ -212,3 +215,10 @@ def held_out(side: int, limit: int) -> list[Request]:
         for slot in cases.spread(slots, limit)
         for case in [cases.draw(slot)]
     ]
+
+
+def _others(where: Region) -> Tensor:
+    """(tokens,) bool: those outside of a region."""
+    others = torch.ones(len(where.computed) + len(where.outside), dtype=torch.bool)
+    others[where.computed] = False
+    return others

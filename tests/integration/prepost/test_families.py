@@ -82,9 +82,9 @@ def tokens(latents: Tensor, side: int) -> Tensor:
     return torch.stack([latents[0, :, y : y + side, x : x + side].flatten() for y, x in corners])
 
 
-def rows_of(model: ImageModel, *, strength: float = 1.0, sampled: bool = True) -> Tensors:
+def rows_of(model: ImageModel, *, strength: float = 1.0) -> Tensors:
     draws = model.card.keeps_whole_steps  # as samplers of discrete times may
-    (row,) = model.encode_rows(picture(), mask(), [SEED], sampled=sampled, draws=draws, strength=strength)
+    (row,) = model.encode_rows(picture(), mask(), [SEED], draws=draws, strength=strength)
     return row
 
 
@@ -153,16 +153,6 @@ def test_decoding_is_the_pipelines(model: ImageModel, card: ModelCard, caught: C
     assert painted.std() > 5
 
 
-def test_without_sampling_all_rows_have_the_modes(model: ImageModel, family: Family) -> None:
-    rows = list(model.encode_rows(picture(), mask(), [1, 2], sampled=False))
-    for name in rows[0].keys() - {"noise", "generator"}:
-        assert torch.equal(rows[0][name], rows[1][name]), name
-    assert not torch.equal(rows[0]["noise"], rows[1]["noise"])
-    sampled = rows_of(model)
-    moved = "masked_image_latents" if family in NINE else "image_latents"
-    assert torch.equal(sampled[moved], rows[0][moved]) == (family in MODES)
-
-
 def test_the_compute_set_is_what_the_mask_touches(model: ImageModel, card: ModelCard) -> None:
     """A strip of one pixel too: no family loses it between its cells."""
     marked = np.zeros((2 * SIZE.height, 2 * SIZE.width), np.uint8)
@@ -173,7 +163,7 @@ def test_the_compute_set_is_what_the_mask_touches(model: ImageModel, card: Model
         png(scene), png(marked), EditParameters(prompt="x", mask_blur=0), card, PixelLimits(1 << 20, 1 << 20)
     )
     prepared = load(found.prepared)
-    (row,) = model.encode_rows(prepared["image"], prepared["mask"], [0], sampled=False)
+    (row,) = model.encode_rows(prepared["image"], prepared["mask"], [0])
     touched = row["mask"].amax(dim=1) > 0
     assert found.compute_tokens == int(touched.sum()) < found.tokens
 

@@ -79,7 +79,7 @@ def under(of: Served, row: Row, controls: Sequence[Control], size: Size) -> Row:
 def encoded(of: Served, controls: Sequence[Control], size: Size) -> tuple[Tensor, ...]:
     assert isinstance(of.images, ControlledModel)
     images = [ControlImage(seen(size, nth), each.loaded.card.sees) for nth, each in enumerate(controls)]
-    made = of.images.encode_controls(images, mask(size), sampled=True)
+    made = of.images.encode_controls(images, mask(size))
     assert made.shared, "nothing is drawn of pixels"
     named = made.condition(torch.Generator())
     return tuple(named[control_name(nth)] for nth in range(len(images)))

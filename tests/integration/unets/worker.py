@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 import numpy as np
+import torch
 
 from giornata.blobs import MemoryBlobs
 from giornata.planning.costs import StepCosts
@@ -105,7 +106,7 @@ async def asked_of(made: Worker, reuse: Reuse = Reuse.STRICT, **fields: Any) -> 
         picture(SIZE),
         marked,
         [7],
-        sampled=False,
+        modes=torch.tensor([True]),
         draws=bool(parameters.sampler and parameters.sampler.stochastic),
         strength=parameters.strength or 0,
     )

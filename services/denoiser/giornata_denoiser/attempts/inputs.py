@@ -21,7 +21,6 @@ from giornata.wire.errors import InputLost, InvalidField, SchemaMismatch, TaskNo
 from giornata.wire.messages import RunRequest
 from giornata.wire.models import Task
 from giornata.wire.progress import RowRecord
-from giornata.wire.requests import Reuse
 from giornata.wire.resolution import guided_by
 from giornata.wire.step_caches import StepCache
 from giornata.wire.values import Intermediate
@@ -222,10 +221,8 @@ def _taking(row: Row, where: Region, how: Reusing, family: ModelFamily) -> Row:
 
 def painted_region(request: RunRequest) -> Region | None:
     """The tokens, one by one, that an edit computes where it reuses the others; None where it computes all."""
-    cells = request.inspection.compute_set
-    if cells is None or request.job.parameters.reuse is Reuse.OFF:
-        return None
-    return region_of(cells[1])
+    cells = request.inspection.computed_by(request.job.parameters)
+    return None if cells is None else region_of(cells)
 
 
 def _snapshot(row: RowRecord, latents: bytes | None) -> Snapshot | None:

@@ -14,7 +14,7 @@ from PIL import Image
 
 from giornata.wire.adapters import ControlInput, control_name
 from giornata.wire.errors import InvalidField
-from giornata_prepost.families.pipeline import MODE, SAMPLE, PipelineImages
+from giornata_prepost.families.pipeline import SAMPLE, PipelineImages
 from giornata_prepost.families.protocol import ControlEncoding, ControlImage, Tensors
 
 Draw: TypeAlias = Callable[[torch.Generator], torch.Tensor]
@@ -35,22 +35,19 @@ class ControlledImages(PipelineImages):
 
     @torch.no_grad()
     def encode_controls(
-        self, images: Sequence[ControlImage], mask: npt.NDArray[np.uint8] | None, *, sampled: bool
+        self, images: Sequence[ControlImage], mask: npt.NDArray[np.uint8] | None
     ) -> ControlEncoding:
         """As the protocol: the images' posteriors are sampled in their order."""
-        draws = {
-            control_name(index): self._control(image, mask, SAMPLE if sampled else MODE)
-            for index, image in enumerate(images)
-        }
+        draws = {control_name(index): self._control(image, mask) for index, image in enumerate(images)}
 
         def condition(generator: torch.Generator) -> Tensors:
             own = self._control_generator(generator)
             return {name: draw(own) for name, draw in draws.items()}
 
         pixels = all(self._sees_pixels(image.sees) for image in images)
-        return ControlEncoding(condition, shared=pixels or not sampled)
+        return ControlEncoding(condition, shared=pixels)
 
-    def _control(self, image: ControlImage, mask: npt.NDArray[np.uint8] | None, how: str) -> Draw:
+    def _control(self, image: ControlImage, mask: npt.NDArray[np.uint8] | None) -> Draw:
         if image.sees not in self.control_inputs:
             raise InvalidField(
                 f"No ControlNet of {self.card.family} sees its control image so.",
@@ -68,11 +65,11 @@ class ControlledImages(PipelineImages):
             pixels = picture[0].to(self.device, self.dtype)
             return lambda _generator: pixels
         if image.sees is ControlInput.MASKED:
-            return self._masked(picture, mask, how)
+            return self._masked(picture, mask)
         posterior = self._posterior(picture)
         if image.sees is ControlInput.UNSHIFTED:
-            return lambda generator: self._pack(self._unshifted(posterior, generator, how))
-        return lambda generator: self._pack(self._latents(posterior, generator, how))
+            return lambda generator: self._pack(self._unshifted(posterior, generator))
+        return lambda generator: self._pack(self._latents(posterior, generator, SAMPLE))
 
     def _sees_pixels(self, sees: ControlInput) -> bool:
         return sees is ControlInput.PIXELS or (self.control_pixels and sees is ControlInput.USUAL)
@@ -81,13 +78,13 @@ class ControlledImages(PipelineImages):
         """Draws the posterior samples of a row's control images; `generator` is the row's, before its first draw."""
         return generator
 
-    def _unshifted(self, posterior: object, generator: torch.Generator, how: str) -> torch.Tensor:
+    def _unshifted(self, posterior: object, generator: torch.Generator) -> torch.Tensor:
         """Latents from which the autoencoder's shift is not subtracted, (1, channels, h, w)."""
-        sample: torch.Tensor = retrieve_latents(posterior, generator=generator, sample_mode=how)
+        sample: torch.Tensor = retrieve_latents(posterior, generator=generator, sample_mode=SAMPLE)
         scale: float = self.pipeline.vae.config.scaling_factor
         return (sample * scale).to(self.dtype)
 
-    def _masked(self, picture: torch.Tensor, mask: npt.NDArray[np.uint8] | None, how: str) -> Draw:
+    def _masked(self, picture: torch.Tensor, mask: npt.NDArray[np.uint8] | None) -> Draw:
         """Latents of the picture, black where it is edited, and a channel that is 1 where it is kept."""
         if mask is None:
             raise InvalidField(
@@ -100,5 +97,5 @@ class ControlledImages(PipelineImages):
         posterior = self._posterior(picture.masked_fill(holes > 0.5, -1))
         kept = 1 - self._mask(holes)
         return lambda generator: self._pack(
-            torch.cat([self._latents(posterior, generator, how), kept], dim=1)
+            torch.cat([self._latents(posterior, generator, SAMPLE), kept], dim=1)
         )

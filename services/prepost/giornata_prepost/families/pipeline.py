@@ -1,7 +1,7 @@
 """A checkpoint's diffusers pipeline without its network: what every family encodes and decodes alike.
 
 All random numbers of an edit are drawn here, for each row from a CPU generator with the row's seed, in the order in
-which the pipeline draws. So a full computation equals diffusers' own for the same seed. The order is:
+which the pipeline draws, whatever is reused. So a seed's picture is diffusers' own. The order is:
 
 1. posterior samples of control images, 2. that of the picture, 3. the noise, 4. what the pipeline draws for the masked
 picture.
@@ -10,8 +10,8 @@ A generation has no picture: its noise follows its control images.
 
 A sampler that draws noise goes on with the same generator: its state after these draws is handed on.
 
-An edit that may reuse takes the posteriors' modes instead, which are the same for all edits of a picture. The noise is
-then drawn first.
+Where an edit may reuse, the draws are made all the same, and the posteriors' modes are taken, which all edits of a
+picture share.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from torch.nn.functional import interpolate, pixel_shuffle, pixel_unshuffle
 from giornata.latents import normalisation_of
 from giornata.wire.errors import RowPoisoned
 from giornata.wire.models import ModelCard
-from giornata_prepost.families.protocol import Condition, Tensors, nothing
+from giornata_prepost.families.protocol import Condition, Modes, Tensors, nothing
 from giornata_prepost.images.geometry import Size
 from giornata_prepost.images.pictures import Pixels
 
@@ -102,7 +102,7 @@ class PipelineImages(ABC):
         mask: npt.NDArray[np.uint8],
         seeds: Sequence[int],
         *,
-        sampled: bool = True,
+        modes: Modes = None,
         draws: bool = False,
         strength: float = 1.0,
         first: Condition = nothing,
@@ -113,18 +113,17 @@ class PipelineImages(ABC):
         holes = self.pipeline.mask_processor.preprocess(Image.fromarray(mask), height=height, width=width)
         picture = picture.to(torch.float32)
         posterior = self._posterior(picture)
-        how = SAMPLE if sampled else MODE
-        picture_how = self._picture_mode(how, strength)
-        condition = self._condition(picture, holes, how)
+        how = self._picture_mode(strength, whole=bool((holes == 1).all()))
+        condition = self._condition(picture, holes, modes)
         for seed in seeds:
             generator = torch.Generator("cpu").manual_seed(seed)
             row = first(generator)
-            image_latents = self._latents(posterior, generator, picture_how)
-            noise = self._noise(image_latents, generator)
-            row |= {"noise": self._pack(noise), "image_latents": self._pack(image_latents)}
+            image_latents = self._latents(posterior, generator, how)
+            row["noise"] = self._pack(self._noise(image_latents, generator))
+            row["image_latents"] = self._with_modes(self._pack(image_latents), posterior, modes)
             row |= condition(generator)
             if draws:
-                if self.draws_unread and sampled and not bool((row["mask"] == 1).all()):
+                if self.draws_unread and not bool((row["mask"] == 1).all()):
                     self._noise(image_latents, generator)
                 row["generator"] = generator.get_state()
             yield {name: tensor.cpu().contiguous() for name, tensor in row.items()}
@@ -165,9 +164,16 @@ class PipelineImages(ABC):
         """As :meth:`_prompt`, of the half that guidance leads away from; None is what the pipeline takes unasked."""
         return self._prompt(negative_prompt or "", size, seen)
 
-    def _picture_mode(self, how: str, strength: float) -> str:  # noqa: ARG002 - families with mask channels read it
-        """How the picture's latents are taken from their posterior, where the conditions are taken `how`."""
-        return how
+    def _picture_mode(self, strength: float, *, whole: bool) -> str:  # noqa: ARG002 - some families read them
+        """The `sample_mode` by which the pipeline takes the picture's latents; `whole`: all of it is repainted."""
+        return SAMPLE
+
+    def _with_modes(self, drawn: torch.Tensor, posterior: Any, modes: Modes) -> torch.Tensor:
+        """(tokens, channels) of a posterior, `drawn` as the pipeline does, and its mode in the tokens of `modes`."""
+        if modes is None:
+            return drawn
+        mode = self._pack(self._latents(posterior, torch.Generator("cpu"), MODE))  # it draws nothing
+        return torch.where(modes.to(drawn.device)[:, None], mode, drawn)
 
     def _noise(self, image_latents: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
         """Noise of the shape of `image_latents`, drawn as the pipeline lays it out."""
@@ -176,11 +182,11 @@ class PipelineImages(ABC):
         )
         return noise
 
-    def _condition(self, picture: torch.Tensor, holes: torch.Tensor, how: str) -> Condition:  # noqa: ARG002 - some do
+    def _condition(self, picture: torch.Tensor, holes: torch.Tensor, modes: Modes) -> Condition:  # noqa: ARG002 - some do
         """What the pipeline adds to every row of a job: `mask`, one value a latent pixel, repeated for each channel.
 
         It draws after the noise. `picture` is (1, 3, height, width) float32 in -1..1; `holes` is (1, 1, height, width)
-        float32, 1 = edit; `how` is the `sample_mode` of posteriors.
+        float32, 1 = edit; `modes` as of :meth:`encode_rows`.
         """
         mask = self._pack(self._mask(holes).expand(-1, self.card.latent_channels, -1, -1))
         return lambda _generator: {"mask": mask}

@@ -22,6 +22,9 @@ Tensors: TypeAlias = dict[str, torch.Tensor]
 Condition: TypeAlias = Callable[[torch.Generator], Tensors]
 """Makes tensors of a row; draws from the row's generator."""
 
+Modes: TypeAlias = torch.Tensor | None
+"""(tokens,) bool: where latents are the modes of their posteriors, the same for all seeds; None for nowhere."""
+
 REHEARSED_PIXELS: Final = 256
 """Pixels a side of the picture that a model rehearses with, about."""
 
@@ -73,7 +76,7 @@ class ImageModel(Protocol):
         mask: npt.NDArray[np.uint8],
         seeds: Sequence[int],
         *,
-        sampled: bool = True,
+        modes: Modes = None,
         draws: bool = False,
         strength: float = 1.0,
         first: Condition = nothing,
@@ -83,10 +86,10 @@ class ImageModel(Protocol):
         What `first` makes, which draws before all else, is the row's, too.
 
         `image` is (height, width, 3) uint8 at the model's size; `mask` is (height, width) uint8, 255 = edit, 0 = keep.
-        Latents are `sampled` from their posteriors, as the pipeline does at this `strength`, or are the modes. Each
-        tensor is (tokens, channels), row-major, channels ordered by latent channel, row and column in the token;
-        `noise` and `image_latents` are among them. Where the row's sampler `draws` noise, so is `generator`: the state
-        of the row's CPU generator after all of the pipeline's draws, (bytes,) uint8.
+        Everything is drawn as the pipeline does at this `strength`; in the tokens of `modes`, the modes of posteriors
+        are taken all the same. Each tensor is (tokens, channels), row-major, channels ordered by latent channel, row
+        and column in the token; `noise` and `image_latents` are among them. Where the row's sampler `draws` noise, so
+        is `generator`: the state of the row's CPU generator after all of the pipeline's draws, (bytes,) uint8.
         """
 
     def decode(self, latents: torch.Tensor, size: Size) -> Pixels:
@@ -148,11 +151,11 @@ class ControlledModel(Protocol):
     """An :class:`ImageModel` of a family for which diffusers has ControlNets."""
 
     def encode_controls(
-        self, images: Sequence[ControlImage], mask: npt.NDArray[np.uint8] | None, *, sampled: bool
+        self, images: Sequence[ControlImage], mask: npt.NDArray[np.uint8] | None
     ) -> ControlEncoding:
         """What ControlNets see. Its condition comes `first` in :meth:`ImageModel.encode_rows`.
 
-        `mask` is as there, None of a generation. Latents are `sampled` from their posteriors, or are the modes.
+        `mask` is as there, None of a generation. Latents are sampled from their posteriors.
 
         Raises:
             InvalidField: a ControlNet sees something that the family, or a generation, does not have.

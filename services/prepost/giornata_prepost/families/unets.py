@@ -8,8 +8,8 @@ from __future__ import annotations
 import torch
 
 from giornata_prepost.families.controls import ControlledImages
-from giornata_prepost.families.pipeline import MODE, GeneratingImages
-from giornata_prepost.families.protocol import Condition, Tensors
+from giornata_prepost.families.pipeline import MODE, SAMPLE, GeneratingImages
+from giornata_prepost.families.protocol import Condition, Modes, Tensors
 
 
 class TiledImages(ControlledImages):
@@ -39,15 +39,15 @@ class MaskedUNet(TiledImages):
     templates alone, are the mode.
     """
 
-    def _picture_mode(self, how: str, strength: float) -> str:
-        return MODE if strength == 1.0 else how
+    def _picture_mode(self, strength: float, *, whole: bool) -> str:  # noqa: ARG002 - protocol
+        return MODE if strength == 1.0 else SAMPLE
 
-    def _condition(self, picture: torch.Tensor, holes: torch.Tensor, how: str) -> Condition:
+    def _condition(self, picture: torch.Tensor, holes: torch.Tensor, modes: Modes) -> Condition:
         posterior = self._posterior(picture * (holes < 0.5))
         mask = self._pack(self._mask(holes))
 
         def condition(generator: torch.Generator) -> Tensors:
-            masked = self._pack(self._latents(posterior, generator, how))
-            return {"mask": mask, "masked_image_latents": masked}
+            masked = self._pack(self._latents(posterior, generator, SAMPLE))
+            return {"mask": mask, "masked_image_latents": self._with_modes(masked, posterior, modes)}
 
         return condition

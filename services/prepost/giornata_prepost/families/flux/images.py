@@ -8,8 +8,8 @@ from diffusers import FluxFillPipeline, FluxInpaintPipeline, FluxKontextInpaintP
 from giornata.tensors import PROMPT_MASK
 from giornata.wire.adapters import ControlInput
 from giornata_prepost.families.controls import ControlledImages
-from giornata_prepost.families.pipeline import MODE, GeneratingImages, ReferringImages
-from giornata_prepost.families.protocol import Condition, Tensors
+from giornata_prepost.families.pipeline import MODE, SAMPLE, GeneratingImages, ReferringImages
+from giornata_prepost.families.protocol import Condition, Modes, Tensors
 from giornata_prepost.images.geometry import Size
 from giornata_prepost.images.pictures import Pixels
 
@@ -65,7 +65,7 @@ class KontextImages(FluxImages, GeneratingImages, ReferringImages):
     kind = FluxKontextInpaintPipeline
     draws_unread = True
 
-    def _picture_mode(self, how: str, strength: float) -> str:  # noqa: ARG002 - protocol
+    def _picture_mode(self, strength: float, *, whole: bool) -> str:  # noqa: ARG002 - protocol
         """The pipeline takes the mode of the posterior."""
         return MODE
 
@@ -78,16 +78,14 @@ class FillImages(FluxImages):
 
     kind = FluxFillPipeline
 
-    def _condition(self, picture: torch.Tensor, holes: torch.Tensor, how: str) -> Condition:
-        """A posterior sample, or the mode, of the masked picture."""
+    def _condition(self, picture: torch.Tensor, holes: torch.Tensor, modes: Modes) -> Condition:
+        """A posterior sample of the masked picture."""
         posterior = self._posterior(picture * (1 - holes))
         pixels = torch.nn.functional.pixel_unshuffle(holes, self.card.vae_scale_factor)
         mask = self._pack(pixels.to(self.device, self.dtype))
 
         def condition(generator: torch.Generator) -> Tensors:
-            return {
-                "masked_image_latents": self._pack(self._latents(posterior, generator, how)),
-                "mask": mask,
-            }
+            masked = self._pack(self._latents(posterior, generator, SAMPLE))
+            return {"masked_image_latents": self._with_modes(masked, posterior, modes), "mask": mask}
 
         return condition

@@ -40,7 +40,7 @@ class Qwen21Images(GeneratingImages):
         embeds, _, _ = self.pipeline.encode_prompt(prompt, device=self.device)
         return {"prompt_embeds": embeds[0]}
 
-    def _picture_mode(self, how: str, strength: float) -> str:  # noqa: ARG002 - protocol
+    def _picture_mode(self, strength: float, *, whole: bool) -> str:  # noqa: ARG002 - protocol
         """The pipeline takes the modes of its pictures' posteriors."""
         return MODE
 

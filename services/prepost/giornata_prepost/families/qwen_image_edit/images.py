@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-import torch
 from diffusers import QwenImageEditInpaintPipeline
 from PIL import Image
 
-from giornata_prepost.families.pipeline import PipelineImages
-from giornata_prepost.families.protocol import Condition, Tensors, nothing
+from giornata_prepost.families.pipeline import MODE, SAMPLE, PipelineImages
+from giornata_prepost.families.protocol import Tensors
 from giornata_prepost.families.qwen_image_edit.processor import PictureProcessor
 from giornata_prepost.images.geometry import Size
 from giornata_prepost.images.pictures import Pixels
@@ -36,26 +32,6 @@ class QwenEditImages(PipelineImages):
         embeds, _ = self.pipeline.encode_prompt(prompt, image=Image.fromarray(seen), device=self.device)
         return {"prompt_embeds": embeds[0]}
 
-    @torch.no_grad()
-    def encode_rows(
-        self,
-        image: Pixels,
-        mask: npt.NDArray[np.uint8],
-        seeds: Sequence[int],
-        *,
-        sampled: bool = True,
-        draws: bool = False,
-        strength: float = 1.0,
-        first: Condition = nothing,
-    ) -> Iterator[Tensors]:
-        """As the protocol: of a whole picture at full strength, the pipeline takes the mode of the posterior."""
-        instruction = strength >= 1 and bool((mask == np.uint8(255)).all())
-        return super().encode_rows(
-            image,
-            mask,
-            seeds,
-            sampled=sampled and not instruction,
-            draws=draws,
-            strength=strength,
-            first=first,
-        )
+    def _picture_mode(self, strength: float, *, whole: bool) -> str:
+        """Of a whole picture at full strength, the pipeline takes the mode of the posterior."""
+        return MODE if whole and strength >= 1 else SAMPLE

@@ -1,0 +1,178 @@
+"""What `reuse` says changes no picture: inside the compute set a row has what full computation has, bit by bit."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from giornata import tensors
+from giornata.blobs.memory import MemoryBlobs
+from giornata.families import Family
+from giornata.packed.region import region_of
+from giornata.planning.costs import StepCosts
+from giornata.wire.adapters import ControlUse
+from giornata.wire.jobs import BlobRef, Encoding, Inspection, Job, Priority
+from giornata.wire.messages import RunRequest
+from giornata.wire.progress import RowRecord
+from giornata.wire.requests import EditParameters, Reuse
+from giornata.wire.resolution import cfg_scale, resolve
+from giornata.wire.samplers import Sampler
+from giornata_denoiser.attempts.inputs import rows_of
+from giornata_denoiser.rows.template import Recording
+from giornata_denoiser.templates.lookup import Reusing
+from giornata_prepost.encoding import Encoded, Inputs, encoded, template_row
+from giornata_prepost.images.geometry import Size
+from giornata_prepost.images.stages import Controls, Inspected, PixelLimits, inspect
+from tests.fakes.fleet import REF
+from tests.integration.painting import Served, served
+from tests.integration.prepost.asking import png
+from tests.integration.prepost.oracle import HALVES
+
+SIZE = Size(192, 128)
+LIMITS = PixelLimits(1 << 20, 1 << 20)
+SEED, PICTURES = 7, 2
+COMPUTING_COSTS = StepCosts((0.1, 0.0, 1.0, 0.0, 0.0, 0.0))
+"""Computing costs, loading nothing: what can be taken is."""
+FREE = {Family.FLUX2_KLEIN, Family.FLUX_KONTEXT, Family.QWEN_IMAGE_21}
+"""Families whose pipelines draw nothing of the picture's posterior."""
+
+
+def scene() -> np.ndarray[Any, np.dtype[np.uint8]]:
+    return np.random.default_rng(1).integers(0, 256, (SIZE.height, SIZE.width, 3), np.uint8)
+
+
+def marked() -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """On no grid, and small enough that a cell of the largest ones is left."""
+    mask = np.zeros((SIZE.height, SIZE.width), np.uint8)
+    mask[3:39, 9:50] = 255
+    return mask
+
+
+@pytest.fixture(scope="module", params=sorted(HALVES), ids=str)
+def both(request: pytest.FixtureRequest, tiny_checkpoint: Callable[[Family], Path]) -> Served:
+    return served(tiny_checkpoint(Family(request.param)))
+
+
+class Bench:
+    """One edit of a family, prepared with each value of `reuse`."""
+
+    def __init__(self, of: Served, **fields: Any) -> None:
+        self.of, self.fields = (
+            of,
+            {"n": PICTURES, "num_inference_steps": 3, "halo": 0, "mask_blur": 0} | fields,
+        )
+        self.uses: tuple[ControlUse, ...] = ()
+
+    def job(self, reuse: Reuse) -> Job:
+        card = self.of.card
+        parameters = resolve(EditParameters(prompt="a red hat", reuse=reuse, **self.fields), card, SEED)
+        return Job(
+            job_id="edit",
+            tenant="t",
+            gateway="g",
+            priority=Priority.BATCH,
+            model=card.name,
+            model_digest=card.digest,
+            parameters=parameters,
+            image=REF,
+            controls=self.uses,
+            cfg_scale=cfg_scale(parameters, card),
+            budget_ms=1000,
+            result_ttl_s=60,
+        )
+
+    def inspected(self, job: Job) -> Inspected:
+        controls = Controls([png(scene()) for _ in self.uses], self.uses)
+        return inspect(png(scene()), png(marked()), job.parameters, self.of.card, LIMITS, (), controls)
+
+    def encoded(self, reuse: Reuse) -> tuple[Job, Inspection, Encoded]:
+        job = self.job(reuse)
+        found = self.inspected(job)
+        inspection = Inspection.model_validate(
+            {**vars(found), "prepared": None, "references": None, "controls": None, "alpha": None}
+        )
+        inputs = Inputs(
+            found.prepared, controls=found.controls, computed=inspection.computed_by(job.parameters)
+        )
+        return job, inspection, encoded(self.of.images, job, inputs, SIZE)
+
+
+def computed(inspection: Inspection) -> Tensor:
+    """Indices of the tokens of the compute set."""
+    assert inspection.compute_set is not None
+    region = region_of(inspection.compute_set[1])
+    assert region is not None
+    return region.computed
+
+
+def test_rows_are_those_of_full_computation_inside_and_the_templates_outside(both: Served) -> None:
+    card = both.card
+    samplers = [sampler for sampler in (Sampler.EULER, Sampler.EULER_ANCESTRAL) if sampler in card.samplers]
+    for fields in [{"strength": 1.0}, {"strength": 0.6}, *({"sampler": each} for each in samplers)]:
+        bench = Bench(both, **fields)
+        _, inspection, full = bench.encoded(Reuse.OFF)
+        _, _, reusing = bench.encoded(Reuse.AUTO)
+        inside = computed(inspection)
+        outside = torch.ones(inspection.tokens, dtype=torch.bool)
+        outside[inside] = False
+        template = tensors.unpack(template_row(both.images, bench.inspected(bench.job(Reuse.AUTO)).prepared))
+        assert len(full.rows) == len(reusing.rows) == PICTURES
+        for own, other in zip(map(tensors.unpack, full.rows), map(tensors.unpack, reusing.rows), strict=True):
+            assert own.keys() == other.keys()
+            for name in own.keys() - {"generator"}:
+                assert torch.equal(own[name][inside], other[name][inside]), name
+            assert torch.equal(own["noise"], other["noise"])
+            if "generator" in own:
+                assert torch.equal(own["generator"], other["generator"])
+            assert torch.equal(other["image_latents"][outside], template["image_latents"][outside])
+        first, second = (tensors.unpack(row) for row in reusing.rows)
+        assert not torch.equal(first["noise"][inside], second["noise"][inside])
+        moved = not torch.equal(tensors.unpack(full.rows[0])["image_latents"], template["image_latents"])
+        assert moved == (card.family not in FREE | _blind(card.family, fields))
+
+
+def _blind(family: Family, fields: dict[str, Any]) -> set[Family]:
+    """Families whose pipelines do not encode the picture at full strength."""
+    nine = {Family.SD_INPAINT, Family.SDXL_INPAINT}
+    return set() if fields.get("strength") == 0.6 and family in nine else nine
+
+
+async def test_off_hit_and_miss_begin_with_the_same_latent_where_they_paint(both: Served) -> None:
+    bench, blobs = Bench(both), MemoryBlobs()
+    latents: dict[str, list[Tensor]] = {}
+    recording = Recording("t", (1, 1), ())
+    for name, reuse, how in (
+        ("off", Reuse.OFF, None),
+        ("not reusing", Reuse.AUTO, None),
+        ("miss", Reuse.AUTO, Reusing(1.0, None, COMPUTING_COSTS, renew_steps=7)),
+        ("hit", Reuse.AUTO, Reusing(1.0, recording, COMPUTING_COSTS)),
+    ):
+        job, inspection, made = bench.encoded(reuse)
+        encoding = Encoding(
+            text=await kept(blobs, tensors.pack(made.text)),
+            text_tokens=both.images.text_tokens(made.text),
+            rows=tuple([await kept(blobs, row) for row in made.rows]),
+        )
+        records = tuple(RowRecord(index=index, seed=SEED + index) for index in range(PICTURES))
+        request = RunRequest(
+            job=job, attempt=1, inspection=inspection, encoding=encoding, rows=records, remaining_ms=1000
+        )
+        rows = await rows_of(request, both.checkpoint, blobs, how)
+        inside = computed(inspection)
+        latents[name] = [row.latent[inside] for row in rows]
+        for row in rows:
+            assert set(row.conditioning) >= {"noise"}
+            latents[name] += [each[inside] for _, each in sorted(row.conditioning.items())]
+    for name, found in latents.items():
+        assert all(map(torch.equal, found, latents["off"])), name
+
+
+async def kept(blobs: MemoryBlobs, data: bytes) -> BlobRef:
+    return await blobs.put(secrets.token_hex(8), data, 60)
