@@ -23,6 +23,9 @@ More processes compute than there are processors. Threads that wait for each oth
 time: files that repaint took 422 s of two processors with them, and 113 s like this.
 """
 
+os.environ["GIORNATA_STATE"] = "/nowhere/giornata"
+"""No test finds the stack that somebody runs in the checkout. One that runs `giornata up` names a folder of its own."""
+
 if not Path("/dev/nvidiactl").exists():
     os.environ["TRITON_INTERPRET"] = "1"
     """Triton's kernels run on the CPU; Triton reads it when it is imported."""

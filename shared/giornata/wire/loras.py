@@ -114,7 +114,7 @@ class LoraCounters(Wire):
     """Uploads in which a piece came here since the start, and finished ones."""
     finished: int = 0
     validating: int = 0
-    """LoRAs that wait for prepost, or are with it."""
+    """LoRAs that wait for prepost, or are with it, and files of the shared folder that were not read yet."""
     ready: int = 0
     failed: int = 0
     """Validations that ended here since the start."""

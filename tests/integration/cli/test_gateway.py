@@ -84,7 +84,10 @@ async def test_no_gateway_at_all_says_how_to_start_one() -> None:
 async def test_a_key_is_sent_and_a_missing_one_refused(nats_url: str, redis_url: str, tmp_path: Path) -> None:
     keys = write_keys(tmp_path, {"key-of-alice": "alice"})
     async with open_stage(nats_url, redis_url, tmp_path, api_keys_file=keys) as stage:
-        assert (await code_of(stage.url))[0] == "unauthorized"
+        code, sentence = await code_of(stage.url)
+        assert code == "unauthorized"
+        assert "--api-key KEY, or GIORNATA_API_KEY" in sentence
+        assert "Authorization" not in sentence
         async with open_http(stage.url, "key-of-alice") as door:
             outcome = await door.edit(ORDER, unheard)
             assert (await door.read("/v1/fleet"))["instances"]

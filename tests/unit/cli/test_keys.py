@@ -79,11 +79,19 @@ def test_a_file_keeps_the_owner_that_the_gateway_runs_as(path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize("words", [("list",), ("revoke", "abc")])
+def test_a_missing_file_has_no_keys_to_list_or_revoke(path: Path, words: tuple[str, ...]) -> None:
+    done = run(path, *words)
+    assert done.exit_code == 1
+    assert f"There is no file {path}; `giornata keys create` makes one." in done.stderr
+    assert not path.exists()
+
+
 def test_keys_are_listed_and_revoked(path: Path) -> None:
     write_keys(path.parent, {"one": "alice", "two": "bob"}, {"bob": TenantLimits(per_minute=0, weight=2.5)})
     one, two = read_keys(path).keys
     listed = run(path, "list").stdout
-    lines = {line.split()[3]: line for line in listed.splitlines() if "│" in line}
+    lines = {line.split()[1]: line for line in listed.splitlines()[1:]}
     assert one.key_id in lines["alice"]
     assert [two.key_id in lines["bob"], "none" in lines["bob"], "2.5" in lines["bob"]] == [True] * 3
     revoked = run(path, "revoke", one.key_id)
@@ -143,9 +151,10 @@ def test_mistakes_are_sentences_and_change_nothing(path: Path) -> None:
         result = run(path, *arguments)
         return result.exit_code, result.stderr
 
-    assert told("revoke", "abc") == (1, "Error: No keys begin with 'abc'; exactly one must.\n")
     assert told("create", "--tenant", "a b")[0] == 1
     assert not path.exists()
+    write_keys(path.parent, {"one": "alice"})
+    assert told("revoke", "~abc") == (1, "Error: No keys begin with '~abc'; exactly one must.\n")
     path.write_text("{")
     for arguments in (["list"], ["create", "--tenant", "alice"], ["revoke", "a"]):
         code, sentence = told(*arguments)

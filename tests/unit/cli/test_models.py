@@ -50,6 +50,8 @@ def test_a_models_options_have_their_defaults_by_task() -> None:
     assert options["--guidance-scale"] == ["30.0", "3.5"]
     assert options["--strength"] == ["1.0", "-"]
     assert options["--n"] == ["1", "1"]
+    assert options["--prompt"] == ["required", "required"]
+    assert "Undefined" not in str(lines)
     assert options["IN"] == ["-"]
     assert "--true-cfg-scale" not in options
     assert lines[-1] == ["samplers:", "euler,", "heun"]

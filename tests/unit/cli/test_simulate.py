@@ -66,9 +66,14 @@ def test_jobs_have_the_adapters_that_options_say() -> None:
 
     def figures(*flags: object) -> tuple[float, str, float]:
         """Median latency, share of LoRAs that were near, seconds that rows waited for LoRAs."""
-        (line,) = (line for line in run(*flags).splitlines() if "finish_time" in line)
-        cells = [cell.strip() for cell in line.split("│")]
-        return float(cells[4]), cells[-5].removesuffix("%"), float(cells[-4] or "nan")
+        head, line = (line for line in run(*flags).splitlines() if "jobs/s" in line or "finish_time" in line)
+
+        def cell(name: str) -> str:
+            """What stands below a heading, both at the column's right edge."""
+            end = head.index(name) + len(name)
+            return line[:end].rpartition("  ")[2].strip() if line[end - 1].strip() else ""
+
+        return float(cell("P50")), cell("LoRAs near").removesuffix("%"), float(cell("LoRA wait") or "nan")
 
     assert figures(*alone)[1] == "", "no job has any"
     near, blind = figures(*hurried), figures(*hurried, "--blind")

@@ -67,6 +67,8 @@ def test_up_takes_its_flags_and_ends_with_the_stacks_status(ran: list[tuple[str,
         "0",
         "--devices",
         "cpu,cpu",
+        "--state",
+        "/a/state",
     ]
     assert CliRunner().invoke(cli, arguments).exit_code == 7
     options = UpOptions(
@@ -80,6 +82,7 @@ def test_up_takes_its_flags_and_ends_with_the_stacks_status(ran: list[tuple[str,
         torch_threads=1,
         family=Family.FLUX_FILL,
         devices="cpu,cpu",
+        state=Path("/a/state"),
     )
     assert ran == [("up", options)]
 

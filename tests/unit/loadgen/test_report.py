@@ -16,7 +16,7 @@ from giornata_tools.loadgen.charts import Chart, Drawn
 from giornata_tools.loadgen.drawing import figure, svg
 from giornata_tools.loadgen.images_api import judged
 from giornata_tools.loadgen.outcomes import Figures, Outcome, ServerAnswer, figures, spread
-from giornata_tools.loadgen.report import WIDTH, MeasuredRun, charts, notes, table, value
+from giornata_tools.loadgen.report import MeasuredRun, charts, notes, table, value
 from giornata_tools.loadgen.workload import MaskShape, Request
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -143,7 +143,7 @@ def run(target: str, rate: float | None, *latencies: float, slo_s: float | None 
 
 
 def printed(runs: list[MeasuredRun]) -> str:
-    console = Console(width=WIDTH)
+    console = Console(width=200)
     with console.capture() as capture:
         console.print(table(runs))
     return capture.get()

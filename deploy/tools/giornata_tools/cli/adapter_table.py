@@ -3,12 +3,26 @@
 from __future__ import annotations
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from giornata.wire.fleet import FleetView, InstanceView
+from giornata_tools.tables import table
 
 NONE = "-"
+HOST_COUNTS = (
+    "MB",
+    "of",
+    "missing",
+    "hits",
+    "demand",
+    "ahead",
+    "plan",
+    "waited s",
+    "evicted",
+    "failed",
+    "plans",
+)
+WORKER_COUNTS = ("MB", "hits", "evicted", "from store", "ahead", "plan", "waited s", "failed")
 
 
 def adapter_table(fleet: FleetView) -> RenderableType:
@@ -17,25 +31,12 @@ def adapter_table(fleet: FleetView) -> RenderableType:
 
 
 def _hosts(fleet: FleetView) -> RenderableType:
-    table = _table(
-        "host",
-        "MB",
-        "of",
-        "missing",
-        "hits",
-        "demand",
-        "ahead",
-        "plan",
-        "waited s",
-        "evicted",
-        "failed",
-        "plans",
-    )
+    lines = table("host", *HOST_COUNTS, numbers=HOST_COUNTS)
     for one in fleet.instances:
         if (tier := one.host_tier) is None:
             continue
         loads = tier.loads
-        table.add_row(
+        lines.add_row(
             tier.name,
             _mb(tier.used_bytes),
             _mb(tier.budget_bytes),
@@ -49,17 +50,15 @@ def _hosts(fleet: FleetView) -> RenderableType:
             str(tier.failed),
             f"{tier.plans}" + (f", {tier.plans_ignored} ignored" if tier.plans_ignored else ""),
         )
-    return table if table.row_count else Text("No LoRA store fills a host tier.")
+    return lines if lines.row_count else Text("No LoRA store fills a host tier.")
 
 
 def _workers(fleet: FleetView) -> RenderableType:
-    table = _table(
-        "worker", "host", "tier", "MB", "hits", "evicted", "from store", "ahead", "plan", "waited s", "failed"
-    )
+    lines = table("worker", "host", "tier", *WORKER_COUNTS, numbers=WORKER_COUNTS)
     for one in fleet.instances:
         for row in _rows(one):
-            table.add_row(*row)
-    return table if table.row_count else Text("No worker tells of LoRAs.")
+            lines.add_row(*row)
+    return lines if lines.row_count else Text("No worker tells of LoRAs.")
 
 
 def _rows(one: InstanceView) -> list[tuple[str, ...]]:
@@ -84,14 +83,6 @@ def _rows(one: InstanceView) -> list[tuple[str, ...]]:
         told = loads if place == 0 else ("",) * len(loads)
         rows.append((*name, tier, _mb(size_bytes), str(hits), str(evicted), *told))
     return rows
-
-
-def _table(*names: str) -> Table:
-    table = Table(box=None, pad_edge=False, collapse_padding=True, header_style="bold")
-    for name in names:
-        words = name in {"host", "worker", "tier"}
-        table.add_column(name, justify="left" if words else "right", no_wrap=not words, overflow="fold")
-    return table
 
 
 def _mb(size_bytes: int) -> str:

@@ -9,23 +9,12 @@ from typing import Any, Final
 import click
 
 from giornata_tools.cli.grouped import Act, grouped
-from giornata_tools.cli.options import Command, api_key_option, server_option, usage_errors
-from giornata_tools.doors.addresses import LOCAL_GATEWAY, gateway_url
+from giornata_tools.cli.options import Command, api_key_option, gateway_of, url_option
 from giornata_tools.doors.edits import Refused
 from giornata_tools.doors.http_door import HttpClient, open_http
 
 PAGE: Final = 100
-OPTIONS: Final = (
-    server_option(
-        "--url",
-        "url",
-        envvar="GIORNATA_URL",
-        default=LOCAL_GATEWAY,
-        show_default=True,
-        help="Gateway.",
-    ),
-    api_key_option,
-)
+OPTIONS: Final = (url_option, api_key_option)
 
 
 def gateway_command(group: click.Group, name: str) -> Callable[[Act], Command]:
@@ -33,9 +22,8 @@ def gateway_command(group: click.Group, name: str) -> Callable[[Act], Command]:
     return grouped(group, _asking, OPTIONS, name)
 
 
-def _asking(act: Act, url: str, api_key: str | None, **given: Any) -> Callable[[], Awaitable[int]]:
-    with usage_errors():
-        address = gateway_url(url)
+def _asking(act: Act, url: str | None, api_key: str | None, **given: Any) -> Callable[[], Awaitable[int]]:
+    address = gateway_of(url)
     return lambda: _connected(address, api_key, partial(act, **given))
 
 

@@ -16,8 +16,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import click
-from rich.console import Console
-from rich.table import Column, Table
 
 from giornata import api_keys
 from giornata.api_keys import ApiKey, KeysFile, KeysFileError, TenantLimits
@@ -25,6 +23,7 @@ from giornata.nats_users import read_keys
 from giornata.wire.errors import GiornataError
 from giornata_tools.cli.nats_logins import apply_users, nats_options, new_login
 from giornata_tools.cli.options import Command
+from giornata_tools.tables import show, table
 
 MODE: Final = 0o600
 """Mode of a new file; a file that exists keeps its mode and its owner."""
@@ -155,6 +154,7 @@ def revoke(path: Path, users: Path | None, nats_url: str | None, key_id: str) ->
         return file
 
     with _mistakes():
+        _existing(path)
         change_keys(path, changed)
         click.echo(f"Key {revoked[0].key_id} of tenant {revoked[0].tenant} is revoked.", err=True)
         if revoked[0].nats is not None:
@@ -169,20 +169,27 @@ def list_keys(path: Path) -> None:
     A dash is what the gateway's configuration says.
     """
     with _mistakes():
-        file = read_keys(path)
-    whole = [Column(name, no_wrap=True) for name in ("ID", "tenant", "user of NATS", "created")]
-    table = Table(*whole, "in progress", "per minute", "weight")
+        file = _existing(path)
+    numbers = ("in progress", "per minute", "weight")
+    lines = table("ID", "tenant", "user of NATS", "created", *numbers, numbers=numbers)
     for key in file.keys:
         limits = file.tenants.get(key.tenant, TenantLimits())
         shown = (limits.in_progress, limits.per_minute, limits.weight)
-        table.add_row(
+        lines.add_row(
             key.key_id,
             key.tenant,
             "-" if key.nats is None else key.user,
             f"{key.created:%Y-%m-%d}",
             *("-" if value is None else "none" if value == 0 else f"{value:g}" for value in shown),
         )
-    Console().print(table)
+    show(lines)
+
+
+def _existing(path: Path) -> KeysFile:
+    """The keys in the file; KeysFileError where there is no such file."""
+    if not path.exists():
+        raise KeysFileError(f"there is no file {path}; `giornata keys create` makes one")
+    return read_keys(path)
 
 
 @contextmanager

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import click
-from rich.console import Console
-from rich.table import Column, Table
+from rich.table import Table
 
 from giornata.wire.errors import ErrorBody
 from giornata_tools.cli.gateway_group import gateway_command, listed
@@ -18,6 +17,7 @@ from giornata_tools.cli.options import READABLE
 from giornata_tools.doors.edits import sentence
 from giornata_tools.doors.http_door import HttpClient
 from giornata_tools.doors.loras import uploaded
+from giornata_tools.tables import show, table
 
 
 @click.group()
@@ -59,7 +59,7 @@ async def list_loras(gateway: HttpClient, *, as_json: bool) -> int:
     if as_json:
         click.echo(json.dumps(found, indent=2))
     elif found:
-        Console().print(_table(found))
+        show(_table(found))
     else:
         click.echo("There is no LoRA.", err=True)
     return 0
@@ -73,10 +73,9 @@ async def show_lora(gateway: HttpClient, lora_id: str, *, as_json: bool) -> int:
     if as_json:
         click.echo(json.dumps(told, indent=2))
     else:
-        console = Console()
-        console.print(_table([told]))
+        show(_table([told]))
         if told["error"] is not None:
-            console.print(f"{told['error']['code']}: {told['error']['message']}")
+            click.echo(f"{told['error']['code']}: {told['error']['message']}")
     return 0
 
 
@@ -111,12 +110,14 @@ def _told(told: dict[str, Any], sentence: str, *, as_json: bool) -> int:
 
 
 def _table(loras: list[dict[str, Any]]) -> Table:
-    whole = Column("id", overflow="fold")  # other commands are given it
-    table = Table(whole, "name", "model", "state", "rank", "joins within", "MB")
+    lines = table(
+        *("id", "name", "model", "state", "rank", "joins within", "MB"),
+        numbers={"rank", "joins within", "MB"},
+    )
     for one in loras:
         state = one["state"] if one["error"] is None else f"{one['state']}: {one['error']['code']}"
         megabytes = f"{one['bytes'] / 1e6:.1f}"
-        table.add_row(
+        lines.add_row(
             one["id"],
             one["name"] or "",
             one["model"] or "",
@@ -125,7 +126,7 @@ def _table(loras: list[dict[str, Any]]) -> Table:
             _joining(one.get("joins_within")),
             megabytes,
         )
-    return table
+    return lines
 
 
 def _joining(share: float | None) -> str:

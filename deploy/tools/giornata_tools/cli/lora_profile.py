@@ -14,8 +14,7 @@ from giornata.wire.permissions import User
 from giornata_tools import interrupts
 from giornata_tools.bars import drawn
 from giornata_tools.cli import extras
-from giornata_tools.cli.options import COUNT, folder_option, server_option, usage_errors, user_options
-from giornata_tools.doors.addresses import nats_urls
+from giornata_tools.cli.options import COUNT, folder_option, login_of, server_option, user_options
 from giornata_tools.doors.edits import sentence
 
 if TYPE_CHECKING:
@@ -78,14 +77,13 @@ def profile(ctx: click.Context, /, ids: tuple[str, ...], **given: Any) -> None:
     """
     if ids and given["watch"]:
         raise click.UsageError("--watch profiles what comes; leave it or the ids out.")
-    with usage_errors():
-        nats_urls(given["url"])
+    url, password_file, blobs_url = login_of(given["url"], given["password_file"], User.PROFILER)
     extras.require("profiling")
     from giornata_tools.joining.probes import ProbesError, read_folder
     from giornata_tools.joining.profiler import Setting
     from giornata_tools.joining.session import Login
 
-    login = Login(given["url"], given["password_file"], given["blobs_url"])
+    login = Login(url, password_file, given["blobs_url"] or blobs_url)
     names = ("steps", "padding_mask_crop", "at_most", "in_flight", "timeout_s")
     setting = Setting(**{name: given[name] for name in names})
     try:

@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import click
-from rich.console import Console, Group, RenderableType
-from rich.table import Table
+from rich.console import Group, RenderableType
 from rich.text import Text
 
 from giornata.wire.errors import ErrorBody
@@ -17,6 +16,7 @@ from giornata_tools import interrupts
 from giornata_tools.cli.options import api_key_option, gateway_of, option_name, url_option
 from giornata_tools.doors.edits import Refused
 from giornata_tools.doors.http_door import open_http
+from giornata_tools.tables import show, table
 
 PATH: Final = "/v1/models"
 FILES: Final = {"image": "IN", "mask": "--mask"}
@@ -52,7 +52,7 @@ async def run(url: str, api_key: str | None, name: str | None, *, as_json: bool)
     if as_json:
         click.echo(json.dumps(chosen, indent=2))
     else:
-        Console().print(models_table(chosen) if name is None else model_table(chosen[0]))
+        show(models_table(chosen) if name is None else model_table(chosen[0]))
     return 0
 
 
@@ -70,10 +70,10 @@ def models_table(told: Sequence[Mapping[str, Any]]) -> RenderableType:
     """A line per model of ``GET /v1/models``."""
     if not told:
         return Text("No model is served.")
-    table = _table("model", "family", "tasks", "guidance", "native size", "sides")
+    lines = table("model", "family", "tasks", "guidance", "native size", "sides")
     for model in told:
         side = model["native_size"]
-        table.add_row(
+        lines.add_row(
             model["id"],
             model["family"],
             ", ".join(model["tasks"]),
@@ -81,20 +81,20 @@ def models_table(told: Sequence[Mapping[str, Any]]) -> RenderableType:
             f"{side}x{side}",
             f"multiples of {model['size_multiple']}",
         )
-    return table
+    return lines
 
 
 def model_table(model: Mapping[str, Any]) -> RenderableType:
     """A line per option that a model of ``GET /v1/models`` takes for some task: its default by task."""
     tasks, fields = model["tasks"], model["fields"]
-    table = _table("option", *tasks)
+    lines = table("option", *tasks)
     for name in dict.fromkeys(name for task in tasks for name in fields[task]):
         if name in EditParameters.model_fields or name in FILES:
-            table.add_row(_option(name), *(_default(model, task, name) for task in tasks))
-    lists = [Text(f"samplers: {', '.join(model['samplers'])}")]
+            lines.add_row(_option(name), *(_default(model, task, name) for task in tasks))
+    named = [Text(f"samplers: {', '.join(model['samplers'])}")]
     if model["controlnets"]:
-        lists.append(Text(f"ControlNets: {', '.join(map(_controlnet, model['controlnets']))}"))
-    return Group(models_table([model]), Text(), table, Text(), *lists)
+        named.append(Text(f"ControlNets: {', '.join(map(_controlnet, model['controlnets']))}"))
+    return Group(models_table([model]), Text(), lines, Text(), *named)
 
 
 def _controlnet(net: Mapping[str, Any]) -> str:
@@ -106,16 +106,10 @@ def _option(name: str) -> str:
 
 
 def _default(model: Mapping[str, Any], task: str, name: str) -> str:
-    """The default as a cell; empty where an option has none."""
+    """The default as a cell; empty where an option has none, and may be left out."""
     if name not in model["fields"][task]:
         return "-"
-    common = EditParameters.model_fields[name].get_default() if name in EditParameters.model_fields else None
-    default = model["defaults"][task].get(name, common)
+    field, default = EditParameters.model_fields.get(name), model["defaults"][task].get(name)
+    if default is None and field is not None:
+        default = "required" if field.is_required() else field.get_default(call_default_factory=True)
     return "" if default is None or default == () else str(default)
-
-
-def _table(*columns: str) -> Table:
-    table = Table(box=None, pad_edge=False, collapse_padding=True, header_style="bold")
-    for column in columns:
-        table.add_column(column, overflow="fold")
-    return table

@@ -6,19 +6,31 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import click
 from click.core import ParameterSource
 
+from giornata.wire.errors import GiornataError
 from giornata.wire.permissions import User
-from giornata_tools.doors.addresses import LOCAL_GATEWAY, NATS_VARIABLE, choose_door, gateway_url
+from giornata_tools import checkout
+from giornata_tools.connection import Connection, running
+from giornata_tools.doors.addresses import (
+    LOCAL_GATEWAY,
+    LOCAL_NATS,
+    NATS_VARIABLE,
+    choose_door,
+    gateway_url,
+    nats_urls,
+    without_password,
+)
 
 ABOVE_0: Final = click.FloatRange(min=0, min_open=True)
 AT_LEAST_0: Final = click.FloatRange(min=0)
 COUNT: Final = click.IntRange(min=1)
 READABLE: Final = click.Path(exists=True, dir_okay=False, readable=True, path_type=Path)
 
+STATE_VARIABLE: Final = "GIORNATA_STATE"
 FIELDS: Final = {"loras": "--lora", "controlnets": "--controlnet"}
 """Fields of requests whose options are not called as they are."""
 
@@ -26,9 +38,43 @@ Command = Callable[..., Any]
 Option = Callable[[Command], Command]
 
 server_option: Final = partial(click.option, show_envvar=True, metavar="URL")
-url_option: Final = server_option(
-    "--url", envvar="GIORNATA_URL", help=f"Gateway to talk to over HTTP.  [default: {LOCAL_GATEWAY}]"
+STATE: Final = f"{__name__}.state"
+"""Where a command's context remembers the state folder that was named."""
+
+
+def _remember_state(ctx: click.Context, _: click.Parameter, folder: Path | None) -> None:
+    ctx.meta[STATE] = folder
+
+
+state_option: Final = click.option(
+    "--state",
+    envvar=STATE_VARIABLE,
+    show_envvar=True,
+    type=click.Path(file_okay=False, path_type=Path),
+    is_eager=True,
+    expose_value=False,
+    callback=_remember_state,
+    metavar="FOLDER",
+    help="Talk to the stack that runs with this --state of `giornata up`.  [default: the checkout's]",
 )
+
+
+def running_stack() -> Connection | None:
+    """How to reach the stack that ``giornata up`` runs here; None where it runs none."""
+    ctx = click.get_current_context(silent=True)
+    return running((ctx and ctx.meta.get(STATE)) or checkout.STATE)
+
+
+def url_option(command: Command) -> Command:
+    """A gateway; without one see :func:`gateway_of`."""
+    gateway = server_option(
+        "--url",
+        envvar="GIORNATA_URL",
+        help=f"Gateway to talk to over HTTP.  [default: what `giornata up` runs, or {LOCAL_GATEWAY}]",
+    )
+    return gateway(state_option(command))
+
+
 api_key_option: Final = server_option(
     "--api-key", envvar="GIORNATA_API_KEY", metavar="KEY", help="Where the gateway asks for one."
 )
@@ -67,14 +113,15 @@ def door_options(command: Command) -> Command:
 
 
 def user_options(user: User, does: str) -> Option:
-    """NATS servers as `url`, and the password of `user` there as `password_file`; `does` completes what servers do."""
+    """NATS servers as `url`, and the password of `user` there as `password_file`; `does` completes what servers do.
+
+    See :func:`login_of`.
+    """
     servers = server_option(
         "--nats",
         "url",
         envvar=NATS_VARIABLE,
-        default="nats://127.0.0.1:4222",
-        show_default=True,
-        help=f"NATS server(s) {does}.",
+        help=f"NATS server(s) {does}.  [default: those of `giornata up`, or {LOCAL_NATS}]",
     )
     password = click.option(
         "--password-file",
@@ -84,7 +131,7 @@ def user_options(user: User, does: str) -> Option:
         metavar="FILE",
         help=f"Holds the password of the NATS user `{user}`, where the server asks for one.",
     )
-    return lambda command: servers(password(command))
+    return lambda command: servers(password(state_option(command)))
 
 
 def model_option(text: str, **more: Any) -> Option:
@@ -121,17 +168,52 @@ def door_of(ctx: click.Context, url: str | None, nats_url: str | None) -> str:
         click.UsageError: two doors, or no address.
     """
     with usage_errors():
-        return choose_door(url, nats_url, typed(ctx))
+        return choose_door(url if nats_url else _gateway(url), nats_url, typed(ctx))
 
 
 def gateway_of(url: str | None) -> str:
-    """The gateway that an option names, or the local one.
+    """The gateway that an option names, else that of the running stack, else the usual one of this machine.
 
     Raises:
         click.UsageError: it is no address.
     """
     with usage_errors():
-        return gateway_url(url or LOCAL_GATEWAY)
+        return gateway_url(_gateway(url))
+
+
+def _gateway(url: str | None) -> str:
+    return url or ((stack := running_stack()) and stack.url) or LOCAL_GATEWAY
+
+
+class NatsLogin(NamedTuple):
+    """NATS servers, and what a user of theirs needs."""
+
+    url: str
+    password_file: Path | None
+    blobs_url: str | None
+    """The stack's own blob store, where the servers are a running stack's."""
+
+
+def connection_failure(error: GiornataError, url: str) -> str:
+    """Why servers at `url` do not let a command in, and what to do."""
+    from giornata.bus.connection import NO_SERVER  # with the library, which not every command needs
+
+    if str(error) != NO_SERVER:
+        return str(error)
+    place = without_password(url)
+    return f"No NATS server answers at {place}. Start a stack with `giornata up`, or name one by --state or --nats."
+
+
+def login_of(url: str | None, password_file: Path | None, user: User) -> NatsLogin:
+    """The servers that an option names, else those of the running stack with its password of `user`.
+
+    Raises:
+        click.UsageError: one is no address.
+    """
+    if url is None and (stack := running_stack()):
+        return NatsLogin(stack.nats_url, password_file or stack.password_file(user), stack.blobs_url)
+    with usage_errors():
+        return NatsLogin(nats_urls(url or LOCAL_NATS), password_file, None)
 
 
 @contextmanager

@@ -10,7 +10,6 @@ from typing import Any, Final
 
 import click
 import nats.errors
-from rich.console import Console
 from rich.table import Table
 
 from giornata import runtime
@@ -21,8 +20,8 @@ from giornata.wire.errors import GiornataError
 from giornata.wire.permissions import User
 from giornata.wire.progress import JobRecord
 from giornata_tools.cli.grouped import Act, grouped
-from giornata_tools.cli.options import usage_errors, user_options
-from giornata_tools.doors.addresses import nats_urls
+from giornata_tools.cli.options import connection_failure, login_of, user_options
+from giornata_tools.tables import show, table
 
 
 @click.group()
@@ -35,11 +34,10 @@ def quarantine() -> None:
 
 
 def _asking(
-    act: Act, url: str, password_file: Path | None, cell: str, **given: Any
+    act: Act, url: str | None, password_file: Path | None, cell: str, **given: Any
 ) -> Callable[[], Awaitable[int]]:
-    with usage_errors():
-        nats_urls(url)
-    return lambda: _connected(url, password_file, cell, partial(act, **given))
+    login = login_of(url, password_file, User.OPERATOR)
+    return lambda: _connected(login.url, login.password_file, cell, partial(act, **given))
 
 
 _cell_option: Final = click.option(
@@ -61,7 +59,7 @@ async def list_jobs(kept: Quarantine, *, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps([_line(record) for record in records], indent=2))
     elif records:
-        Console().print(_table(records))
+        show(_table(records))
     else:
         click.echo("No edit is in quarantine.", err=True)
 
@@ -103,7 +101,7 @@ async def _connected(
         async with connecting as connected:
             await act(await Quarantine.open(connected.jetstream, cell))
     except GiornataError as error:
-        failure = str(error)
+        failure = connection_failure(error, url)
     except nats.errors.Error:
         failure = (
             f"The quarantine of cell {cell} does not answer: no router has run there yet, or --password-file is "
@@ -128,8 +126,8 @@ def _line(record: JobRecord) -> dict[str, Any]:
 
 
 def _table(records: list[JobRecord]) -> Table:
-    table = Table("job", "tenant", "model", "pictures", "causes")
+    lines = table("job", "tenant", "model", "pictures", "causes", numbers={"pictures"}, prose={"causes"})
     for record in records:
         job = record.job
-        table.add_row(job.job_id, job.tenant, job.model, str(len(record.rows)), "\n".join(record.causes))
-    return table
+        lines.add_row(job.job_id, job.tenant, job.model, str(len(record.rows)), "; ".join(record.causes))
+    return lines

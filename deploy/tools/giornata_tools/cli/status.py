@@ -11,7 +11,6 @@ import click
 from pydantic import ValidationError
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
-from rich.table import Table
 from rich.text import Text
 
 from giornata.wire.errors import ErrorBody
@@ -22,6 +21,7 @@ from giornata_tools.cli.adapter_table import adapter_table
 from giornata_tools.cli.options import api_key_option, gateway_of, url_option
 from giornata_tools.doors.edits import Refused
 from giornata_tools.doors.http_door import HttpClient, open_http
+from giornata_tools.tables import show, table
 
 PATH: Final = "/v1/fleet"
 UNKNOWN: Final = "?"
@@ -50,23 +50,23 @@ def status(
 
 async def run(url: str, api_key: str | None, *, adapters: bool = False, watch: bool, as_json: bool) -> int:
     """Ask and print; the exit status. Ctrl-C is how watching ends, and so no failure."""
-    table = adapter_table if adapters else fleet_table
+    drawn = adapter_table if adapters else fleet_table
     try:
         async with open_http(url, api_key) as door:
             if watch:
-                return await _watch(door, table, as_json=as_json)
+                return await _watch(door, drawn, as_json=as_json)
             told = await door.read(PATH)
             if as_json:
                 click.echo(json.dumps(told, indent=2))
             else:
-                Console().print(table(_fleet(told)))
+                show(drawn(_fleet(told)))
     except Refused as error:
         click.echo(f"Error: {error}", err=True)
         return 1
     return 0
 
 
-async def _watch(door: HttpClient, table: Callable[[FleetView], RenderableType], *, as_json: bool) -> int:
+async def _watch(door: HttpClient, drawn: Callable[[FleetView], RenderableType], *, as_json: bool) -> int:
     try:
         if as_json:
             async for told in door.follow(PATH):
@@ -74,7 +74,7 @@ async def _watch(door: HttpClient, table: Callable[[FleetView], RenderableType],
         else:
             with Live(console=Console(), auto_refresh=False) as live:
                 async for told in door.follow(PATH):
-                    live.update(table(_fleet(told)), refresh=True)
+                    live.update(drawn(_fleet(told)), refresh=True)
     except asyncio.CancelledError:
         return 0
     click.echo("The gateway ended the stream; it is shutting down.", err=True)
@@ -91,13 +91,10 @@ def _fleet(told: dict[str, Any]) -> FleetView:
 
 def fleet_table(fleet: FleetView) -> RenderableType:
     """A line per instance, and the sums below; rows are pictures in progress, at ControlNet services those open."""
-    table = Table(box=None, pad_edge=False, collapse_padding=True, header_style="bold")
     cells = len({one.cell for one in fleet.instances if one.cell}) > 1
-    for name in ("service", *(["cell"] if cells else []), "instance", "state"):
-        table.add_column(name, no_wrap=True, overflow="fold")
-    for name in ("run", "wait", "free", "steps/s", "ms/step"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("models", overflow="fold")
+    counts = ("run", "wait", "free", "steps/s", "ms/step")
+    words = ("service", *(["cell"] if cells else []), "instance", "state")
+    lines = table(*words, *counts, "models", numbers=counts, prose={"models"})
     for one in fleet.instances:
         numbers = [""] * 5
         if worker := one.worker:
@@ -108,10 +105,10 @@ def fleet_table(fleet: FleetView) -> RenderableType:
             names, numbers = control.controlnets, [str(control.open_rows), "", str(control.free_rows), "", ""]
         state = _state_of(one)
         cell = [one.cell or ""] if cells else []
-        table.add_row(
+        lines.add_row(
             one.service, *cell, one.instance, Text(state, STYLES[state]), *numbers, ", ".join(names)
         )
-    return Group(table, Text(), Text(sums(fleet)))
+    return Group(lines, Text(), Text(sums(fleet)))
 
 
 def sums(fleet: FleetView) -> str:

@@ -10,9 +10,11 @@ import click
 
 from giornata.families import Family
 from giornata.wire.requests import Reuse
+from giornata_tools import checkout
 from giornata_tools.cli import extras
 from giornata_tools.cli.options import (
     COUNT,
+    STATE_VARIABLE,
     folder_option,
     models_option,
     server_option,
@@ -107,6 +109,16 @@ family_option: Final = click.option(
     type=click.Choice([1, 3]),
     default=1,
     help="3: a cluster that loses nothing with one of its servers; its store is not that of 1.",
+)
+@click.option(
+    "--state",
+    type=click.Path(file_okay=False, path_type=Path, resolve_path=True),
+    default=checkout.STATE,
+    show_default=".giornata of the checkout",
+    envvar=STATE_VARIABLE,
+    show_envvar=True,
+    metavar="FOLDER",
+    help="What a stack keeps: queue, blobs, LoRAs, logs. Each of several stacks has its own, and its own --port.",
 )
 @threads_option
 @models_option(

@@ -10,11 +10,11 @@ from typing import Any, Final
 from urllib.parse import quote
 
 import click
-from rich.console import Console
-from rich.table import Column, Table
+from rich.table import Table
 
 from giornata_tools.cli.gateway_group import gateway_command, listed
 from giornata_tools.doors.http_door import HttpClient
+from giornata_tools.tables import show, table
 
 PATH: Final = "/v1/webhooks"
 DEAD: Final = "dead"
@@ -42,7 +42,7 @@ async def list_webhooks(gateway: HttpClient, *, dead: bool, as_json: bool) -> in
     if as_json:
         click.echo(json.dumps(found, indent=2))
     elif found:
-        Console().print(_table(found))
+        show(_table(found))
     else:
         click.echo("No webhook was given up." if dead else "Every webhook was taken.", err=True)
     return 0
@@ -97,9 +97,11 @@ async def _each(
 
 
 def _table(hooks: list[dict[str, Any]]) -> Table:
-    table = Table(Column("job", overflow="fold"), "url", "state", "attempts", "next", "error")
+    lines = table(
+        "job", "url", "state", "attempts", "next", "error", numbers={"attempts"}, prose={"url", "error"}
+    )
     for hook in hooks:
         next_s = hook["next_at"]
         at = "" if next_s is None else datetime.fromtimestamp(next_s, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
-        table.add_row(hook["id"], hook["url"], hook["state"], str(hook["attempts"]), at, hook["error"] or "")
-    return table
+        lines.add_row(hook["id"], hook["url"], hook["state"], str(hook["attempts"]), at, hook["error"] or "")
+    return lines

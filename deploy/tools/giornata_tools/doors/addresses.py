@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 
 LOCAL_GATEWAY: Final = "http://127.0.0.1:8000"
 """Where ``giornata up`` listens."""
+LOCAL_NATS: Final = "nats://127.0.0.1:4222"
 NATS_VARIABLE: Final = "GIORNATA_NATS_URL"
 
 

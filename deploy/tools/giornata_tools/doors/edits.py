@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Final, Protocol
 
-from giornata.wire.errors import ErrorBody, from_body
+from giornata.wire.errors import ErrorBody, Unauthorized, from_body
+
+KEY_OPTION: Final = "--api-key KEY, or GIORNATA_API_KEY in the environment; `giornata keys create` makes keys"
 
 
 @dataclass(frozen=True)
@@ -115,6 +117,8 @@ class Stopped(Exception):
 
 def sentence(body: ErrorBody) -> str:
     """Tell an error to a person: what happened, what was received and is accepted, when to come again, and the code."""
+    if body.code == Unauthorized.code:
+        body = body.model_copy(update={"accepted": KEY_OPTION})
     again = "" if body.retry_after_s is None else f" Try again in {body.retry_after_s:g} s."
     return f"{from_body(body)}{again} [{body.code}]"
 

@@ -31,7 +31,10 @@ def locked(state: Path) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise LaunchError(f"Another stack runs with the state in {state}; stop it first.") from None
+            raise LaunchError(
+                f"Another stack runs with the state in {state}; stop it first, or start this one with a folder and a "
+                "port of its own: giornata up --state FOLDER --port 0."
+            ) from None
         yield
 
 

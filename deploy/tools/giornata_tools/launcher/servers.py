@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import secrets
@@ -22,6 +23,7 @@ from giornata.nats_users import USERS_CONF, read_keys, write_cluster, write_user
 from giornata.wire.cells import MAIN
 from giornata.wire.permissions import User
 from giornata_tools.launcher.process import Command, LaunchError
+from giornata_tools.ports import port_error
 
 NATS: Final = "nats-server"
 VALKEY: Final = "valkey-server"
@@ -114,6 +116,17 @@ def nats_config(server: NatsServer) -> str:
         lines.append(f'server_name: "{server.name}"')
         lines.append(f'include "{users / USERS_CONF.with_name(server.cluster_file)}"')
     return "\n".join(lines) + "\n"
+
+
+def check_port(host: str, port: int) -> None:
+    """LaunchError where the gateway cannot listen there."""
+    if error := port_error(host, port):
+        taken = error.errno == errno.EADDRINUSE
+        why = "is taken by another program" if taken else f"cannot be listened on ({error.strerror})"
+        raise LaunchError(
+            f"Port {port} of {host} {why}. Name another by --port or GIORNATA_PORT, or take any free one: "
+            "giornata up --port 0."
+        )
 
 
 def free_ports(n: int) -> list[int]:

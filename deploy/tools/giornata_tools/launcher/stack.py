@@ -25,7 +25,7 @@ from giornata_tools.launcher.folders import empty, handover_folder, has_room, lo
 from giornata_tools.launcher.model import Model
 from giornata_tools.launcher.plan import DRAIN_ORDER, LOADING, StackPlan, restart_delay_s
 from giornata_tools.launcher.process import Command, LaunchError, Process, single_error
-from giornata_tools.launcher.servers import EmbeddedNats, nats_command, valkey_command
+from giornata_tools.launcher.servers import EmbeddedNats, check_port, nats_command, valkey_command
 from giornata_tools.launcher.warden import Warden
 from giornata_tools.launcher.watch import TelemetryWatch, answers_200, missing
 
@@ -143,6 +143,16 @@ class Stack:
         await self._wait_for_telemetry(limit_s)
         if self.instances(ServiceName.GATEWAY):
             await answers_200(f"{self.url}/readyz", limit_s)
+
+    async def unchecked_loras(self, limit_s: float) -> int:
+        """Wait until the LoRA stores have checked all that they know; how many they have not after `limit_s`."""
+
+        def unchecked(fleet: Fleet) -> int:
+            return max((state.loras.validating for state in fleet.all() if state.loras), default=0)
+
+        with suppress(LaunchError):
+            await self.watch.until(lambda fleet: unchecked(fleet) == 0, limit_s, str)
+        return unchecked(self.watch.fleet)
 
     async def wait_whole(self, servers: int, limit_s: float) -> None:
         """Wait after faults until all planned instances are ready, `servers` servers run, and all gateways agree.
@@ -295,6 +305,7 @@ async def running(plan: StackPlan, say: Callable[[str], None] = print) -> AsyncI
     """
     async with single_error(), AsyncExitStack() as undo:
         undo.enter_context(locked(plan.state))
+        check_port(plan.host, plan.port)
         warden = undo.enter_context(Warden())
         tasks = await undo.enter_async_context(asyncio.TaskGroup())
         stack = Stack(plan, tasks, warden, say)

@@ -13,15 +13,21 @@ from typing import Final
 
 from giornata.families import Family
 from giornata.model_cards import digest as digest_of
+from giornata.wire.permissions import User
 from giornata.wire.workers import ServiceName
 from giornata_tools.checkout import MODELS, PROFILE, STATE
+from giornata_tools.connection import Connection, published
 from giornata_tools.doors.addresses import without_password
 from giornata_tools.launcher import adapters, masks, model
 from giornata_tools.launcher.plan import ONE_EACH, StackPlan, cell_names, planned
 from giornata_tools.launcher.process import LaunchError
 from giornata_tools.launcher.stack import Stack, running
 
+CHECKED_S: Final = 15.0
+"""How long a stack whose services are ready waits for the checks of its LoRAs, before it is ready without some."""
 DEVICES: Final = "GIORNATA_DEVICES"
+CLIENTS: Final = (User.OBSERVER, User.OPERATOR, User.PROFILER)
+"""Users of NATS that commands log in as."""
 Say = Callable[[str], None]
 Beside = Callable[[Stack, Say], Awaitable[None]]
 """What is done while a stack runs; it ends when it is cancelled."""
@@ -48,6 +54,8 @@ class UpOptions:
     """Devices of each denoiser, separated by commas; empty for the one of GIORNATA_DEVICE."""
     models: tuple[str, ...] = ()
     """Folders or hub ids, each with NAME= before it or not; none: see :func:`model.choose`."""
+    state: Path = STATE
+    """What the stack keeps; commands find the stack by the file that lies there while it runs."""
 
 
 async def idle(stack: Stack, say: Say) -> None:  # noqa: ARG001 - what is done beside a stack takes both
@@ -63,9 +71,11 @@ async def up(options: UpOptions, say: Say, beside: Beside = idle) -> int:
     async with running(asked, say) as stack:
         await stack.bring_up()
         stack.keep_up = True
-        say(addresses(stack))
-        with suppress(asyncio.CancelledError):  # a signal ends the waiting, not the drain
-            await beside(stack, say)
+        unchecked = await stack.unchecked_loras(CHECKED_S)
+        with published(options.state, connection(stack)):
+            say(addresses(stack, unchecked))
+            with suppress(asyncio.CancelledError):  # a signal ends the waiting, not the drain
+                await beside(stack, say)
         say("Draining: what runs is finished or kept for the next start.")
     for obituary in stack.obituaries:
         say(obituary)
@@ -95,7 +105,7 @@ def plan(options: UpOptions, chosen: tuple[model.Model, ...]) -> StackPlan:
             f"--controlnet-services {options.controlnet_services} needs GIORNATA_CONTROLNETS: folders or hub ids, "
             "separated by commas."
         )
-    asked = planned(models, STATE, STATE / "logs", options.torch_threads, {})
+    asked = planned(models, options.state, options.state / "logs", options.torch_threads, {})
     if asked.nats_url and options.nats_servers > 1:
         raise LaunchError(
             f"--nats-servers {options.nats_servers} starts servers of its own, and GIORNATA_NATS_URL names others; "
@@ -156,17 +166,26 @@ def is_of(profile: Path, chosen: model.Model, torch_threads: int) -> bool:
     return digest == digest_of(Path(chosen.source)) and threads in {"", str(torch_threads)}
 
 
-def addresses(stack: Stack) -> str:
-    """What a user needs to know of a running stack."""
+def connection(stack: Stack) -> Connection:
+    """How commands of this machine reach a running stack."""
+    files = {str(user): stack.nats_password_file(user) for user in CLIENTS}
+    known = {user: str(file) for user, file in files.items() if file}
+    return Connection(stack.url, stack.nats_url, stack.blobs_url, known)
+
+
+def addresses(stack: Stack, unchecked: int = 0) -> str:
+    """What a user needs to know of a running stack; `unchecked` LoRAs cannot be used yet."""
     models = [served.served_name for served in stack.plan.models]
+    named = "" if stack.plan.state == STATE else f"   (each with --state {stack.plan.state})"
     naming = f" -F model={models[0]}" if len(models) > 1 else ""
     return (
-        f"\nGiornata is ready.\n"
+        f"\nGiornata is ready.{f' LoRAs still being checked: {unchecked}.' if unchecked else ''}\n"
         f"  REST    {stack.url}   (also /readyz, /metrics, /openapi.json)\n"
         f"  NATS    {without_password(stack.nats_url)}\n"
         f"  blobs   {without_password(stack.blobs_url)}\n"
         f"  Models  {', '.join(models)}\n"
-        f"  Logs    {stack.plan.logs}\n\n"
+        f"  Logs    {stack.plan.logs}\n"
+        f"  Look    giornata status, giornata top, giornata lora list{named}\n\n"
         f"Edit a picture:\n"
         f"  curl --fail-with-body -sS {stack.url}/v1/images/edits -F response_format=image -o edited.png \\\n"
         f"    -F image=@photo.png -F mask=@mask.png -F prompt='a red star' -F padding_mask_crop=88{naming}\n\n"

@@ -8,18 +8,16 @@ from functools import partial
 from operator import attrgetter
 from typing import Any, Final
 
-from rich.box import SIMPLE
 from rich.table import Table
 
 from giornata_tools.loadgen.charts import Chart, Drawn, Points, distribution, thinned
 from giornata_tools.loadgen.outcomes import Figures, Outcome
+from giornata_tools.tables import table as empty_table
 
 LATE_SHARE: Final = 0.05
 """A generator whose requests leave later than this share of the median latency is told of."""
 LEAST_S: Final = 1e-4
 """A latency below it is drawn there: the axis is logarithmic."""
-WIDTH: Final = 120
-"""Columns that a table needs."""
 TITLE: Final = "Latencies in seconds, from when a request was due until its whole answer had come"
 CAPTION: Final = (
     "in time, good/s: answered within --slo, of all requests and a second; late ms: how late the generator sent (P99); "
@@ -48,9 +46,8 @@ class MeasuredRun:
 def table(runs: Sequence[MeasuredRun]) -> Table:
     """A line for each run; ratios are to the other server's run at the same rate, where there are two."""
     lines = [_cells(run, runs) for run in runs]
-    drawn = Table(title=TITLE, caption=CAPTION, box=SIMPLE, pad_edge=False, collapse_padding=True)
-    for column in lines[0]:
-        drawn.add_column(column, justify="left" if column == "server" else "right", no_wrap=True)
+    drawn = empty_table(*lines[0], numbers=lines[0].keys() - {"server"}, title=TITLE)
+    drawn.caption, drawn.caption_justify = CAPTION, "left"
     for line in lines:
         drawn.add_row(*line.values())
     return drawn

@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
-from rich import box
 from rich.table import Table
+from rich.text import Text
 
 from giornata_tools.quality.report import Closeness, Gate, HitRate, Patch, QualityReport
+from giornata_tools.tables import table
 
 G = TypeVar("G")
 
@@ -82,17 +83,13 @@ def rich_tables(report: QualityReport) -> list[Table]:
     """All tables for the terminal, the gates last."""
     drawn = []
     for sheet in sheets(report):
-        table = Table(title=sheet.title, title_justify="left", box=box.SIMPLE_HEAD, title_style="bold")
-        for i, name in enumerate(sheet.head):
-            table.add_column(name, justify="right" if i else "left")
+        lines = table(*sheet.head, numbers=sheet.head[1:], title=sheet.title)
         for row in sheet.rows:
-            table.add_row(*row)
-        drawn.append(table)
-    verdicts = Table(title="Gates", title_justify="left", box=box.SIMPLE_HEAD, title_style="bold")
-    for i, name in enumerate(("", "measured", "accepted", "verdict")):
-        verdicts.add_column(name, justify="right" if i == 1 else "left")
+            lines.add_row(*row)
+        drawn.append(lines)
+    verdicts = table("", "measured", "accepted", "verdict", numbers={"measured"}, prose={""}, title="Gates")
     for gate in report.gates:
-        verdict = "[green]holds[/]" if gate.holds else "[bold red]FAILS[/]"
+        verdict = Text("holds", "green") if gate.holds else Text("FAILS", "bold red")
         verdicts.add_row(gate.name, measured(gate), accepted(gate), verdict)
     return [*drawn, verdicts]
 

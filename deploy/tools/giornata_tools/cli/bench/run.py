@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import click
-from rich.console import Console
 
 from giornata import __version__
 from giornata.wire.errors import ErrorBody
@@ -26,10 +25,11 @@ from giornata_tools.loadgen.driver import drive
 from giornata_tools.loadgen.images_api import Api, ImagesApi, open_images_api
 from giornata_tools.loadgen.outcomes import Outcome, figures
 from giornata_tools.loadgen.pictures import Material, TemplatePicture, made, material
-from giornata_tools.loadgen.report import WIDTH, MeasuredRun, charts, notes, table, value
+from giornata_tools.loadgen.report import MeasuredRun, charts, notes, table, value
 from giornata_tools.loadgen.schedule import OfferedLoad
 from giornata_tools.loadgen.workload import Request
 from giornata_tools.provenance import versions
+from giornata_tools.tables import show
 
 REPORT: Final = "report.json"
 
@@ -154,8 +154,7 @@ def _report(plan: BenchPlan, runs: list[MeasuredRun], *, interrupted: bool) -> N
 
     for name, chart in charts(runs).items():
         (plan.out / name).write_text(svg(figure(chart)), encoding="utf-8")
-    console = Console()
-    Console(width=max(console.width, WIDTH)).print(table(runs))
+    show(table(runs))
     for note in notes(runs):
         click.echo(note)
     click.echo(f"{plan.out / REPORT} has all of it; charts lie beside it.")

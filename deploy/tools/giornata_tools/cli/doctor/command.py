@@ -13,7 +13,6 @@ from typing import Final
 from urllib.parse import urlsplit
 
 import click
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -24,6 +23,7 @@ from giornata_tools.cli.doctor.finding import Finding, Verdict, fail, worst
 from giornata_tools.cli.options import door_options, gateway_of, models_option
 from giornata_tools.launcher.model import Model
 from giornata_tools.provenance import installed
+from giornata_tools.tables import show
 
 STYLES: Final = {Verdict.OK: "green", Verdict.WARN: "yellow", Verdict.FAIL: "bold red"}
 
@@ -76,7 +76,7 @@ async def run(around: CheckedSystem, *, as_json: bool) -> int:
         checks = [{"name": name, **asdict(one)} for name, one in findings.items()]
         click.echo(json.dumps({"verdict": verdict, "checks": checks}, indent=2))
     else:
-        Console(highlight=False).print(table(findings), Text(f"\n{summary(findings)}"))
+        show(table(findings), Text(f"\n{summary(findings)}"))
     return 1 if verdict is Verdict.FAIL else 0
 
 

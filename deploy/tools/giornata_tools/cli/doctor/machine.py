@@ -10,12 +10,12 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterable, Mapping
-from contextlib import closing
 from pathlib import Path
 from typing import Final
 
 from giornata.machine import memory_bytes
 from giornata_tools.cli.doctor.finding import SETUP, Finding, fail, ok, warn
+from giornata_tools.ports import port_error
 from giornata_tools.provenance import installed, lacking
 
 OLDEST: Final = (3, 11)
@@ -97,12 +97,7 @@ def port(host: str, number: int, *, answered: bool) -> Finding:
     """The gateway can listen on `number`, or listens there already: `answered`."""
     if answered:
         return ok("a gateway listens there")
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, number, type=socket.SOCK_STREAM)[0]
-        with closing(socket.socket(family, kind, protocol)) as own:
-            own.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            own.bind(address)
-    except OSError as error:
+    if error := port_error(host, number):
         if error.errno == errno.EADDRINUSE:
             return fail(
                 "Another program listens there.", "Stop it, or choose another: giornata up --port 9000"

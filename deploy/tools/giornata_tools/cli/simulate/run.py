@@ -23,9 +23,8 @@ from giornata_tools.cli.simulate.setting import scenario_of
 from giornata_tools.simulation.options import Binding, RunOptions
 from giornata_tools.simulation.results import Simulated, Summary, charts
 from giornata_tools.simulation.scenario import Scenario, fewest_workers
+from giornata_tools.tables import show, table
 
-WIDTH: Final = 170
-"""Columns of a table that is not printed to a terminal."""
 COLUMNS: Final = (
     "jobs/s",
     "policy",
@@ -69,7 +68,7 @@ def run(given: Mapping[str, Any]) -> None:
                 with counting(f"{policy}, {_named(rate)}, seed {seed}", len(jobs)) as progress:
                     made = scenario.run(jobs, _options(given, policy, seed), progress)
                 runs.append(Simulated(policy, rate, seed, made, scenario.summary(made), p95_s, mean_s))
-    _console().print(_table(runs))
+    show(_table(runs))
     if given["out"] is not None:
         _write(given["out"], runs, given, scenario)
 
@@ -93,9 +92,9 @@ def _options(given: Mapping[str, Any], policy: str, seed: int) -> RunOptions:
 def _answer(scenario: Scenario, rates: Sequence[float], given: Mapping[str, Any]) -> None:
     """For each policy and rate, how few workers are enough."""
     percent, slo_s = given["percentile"], given["slo"]
-    drawn = Table(title=f"Fewest workers with P{percent:g} within {slo_s:g} s")
-    for column in ("policy", "jobs a second", "workers", f"P{percent:g} s", "with one fewer"):
-        drawn.add_column(column)
+    figures = ("workers", f"P{percent:g} s", "with one fewer")
+    title = f"Fewest workers with P{percent:g} within {slo_s:g} s"
+    drawn = table("policy", "jobs a second", *figures, numbers=figures, title=title)
     answers, progress = [], Console(stderr=True)
     for rate in rates:
         for policy in given["policies"]:
@@ -116,7 +115,7 @@ def _answer(scenario: Scenario, rates: Sequence[float], given: Mapping[str, Any]
             drawn.add_row(policy, _named(rate), *shown)
             tried = {str(count): round(seconds, 4) for count, seconds in sorted(found.tried.items())}
             answers.append({"policy": policy, "rate": rate, "workers": best, "tried": tried})
-    _console().print(drawn)
+    show(drawn)
     if given["out"] is not None:
         told = {"slo_s": slo_s, "percentile": percent, "answers": answers}
         _save(given["out"], {"workers.json": json.dumps(told)})
@@ -124,9 +123,8 @@ def _answer(scenario: Scenario, rates: Sequence[float], given: Mapping[str, Any]
 
 def _table(runs: Sequence[Simulated]) -> Table:
     """Means over seeds, with the spread of P95."""
-    drawn = Table(title="Latency in seconds; means over seeds, ± half the range")
-    for column in COLUMNS:
-        drawn.add_column(column, justify="left" if column == "policy" else "right")
+    title = "Latency in seconds; means over seeds, ± half the range"
+    drawn = table(*COLUMNS, numbers=set(COLUMNS) - {"policy"}, title=title)
     for rate in dict.fromkeys(run.rate for run in runs):
         for policy in dict.fromkeys(run.policy for run in runs):
             mine = [run for run in runs if (run.rate, run.policy) == (rate, policy)]
@@ -245,8 +243,3 @@ def _save(folder: Path, files: Mapping[str, str]) -> None:
     except OSError as error:
         raise click.ClickException(f"{folder} could not be written: {error.strerror}.") from error
     click.echo(f"written to {folder}: {', '.join(files)}")
-
-
-def _console() -> Console:
-    console = Console()
-    return console if console.is_terminal else Console(width=WIDTH)

@@ -13,7 +13,6 @@ from statistics import fmean
 from typing import Any, Final
 
 import click
-from rich.console import Console
 from rich.table import Table
 
 from giornata.scheduling.degrees.pool import DEGREES
@@ -33,9 +32,8 @@ from giornata_tools.simulation.degrees.rules import (
     run_case,
 )
 from giornata_tools.simulation.degrees.workloads import SLO_S, Mix, PoolWorkload
+from giornata_tools.tables import show, table
 
-WIDTH: Final = 170
-"""Columns of a table that is not printed to a terminal."""
 LACKING: Final[Mapping[str, Mapping[str, Any]]] = {
     "ageing": {"ages_s": inf},
     "short_steps": {"cap_s": inf},
@@ -59,8 +57,7 @@ def run(given: Mapping[str, Any]) -> None:
             runs.append(made)
             tell(len(runs))
         known = {case.workload: share for case, share in zip(asked, shares, strict=True)}
-    console = Console()
-    (console if console.is_terminal else Console(width=WIDTH)).print(_table(runs, known))
+    show(_table(runs, known))
     if given["out"] is not None:
         _write(given["out"], runs, known, given)
 
@@ -120,11 +117,12 @@ def _replanning(setting: RuleSetting, given: Mapping[str, Any]) -> Iterator[Rule
 
 def _table(runs: Sequence[PoolRun], bounds: results.Bounds) -> Table:
     """Means over seeds."""
-    drawn = Table(title="Deadlines kept, ± standard error; latencies in seconds; means over seeds")
-    for column in ("mix", "scale", "a minute", "rule", "kept", "mean", "P50", "P95", "P99", "busy", "moved"):
-        drawn.add_column(column, justify="left" if column in {"mix", "rule"} else "right")
-    for side in SLO_S:
-        drawn.add_column(f"{side}²", justify="right")
+    figures = ("kept", "mean", "P50", "P95", "P99", "busy", "moved", *(f"{side}²" for side in SLO_S))
+    drawn = table(
+        *("mix", "scale", "a minute", "rule", *figures),
+        numbers={"scale", "a minute", *figures},
+        title="Deadlines kept, ± standard error; latencies in seconds; means over seeds",
+    )
     for load in dict.fromkeys(replace(run.workload, seed=0) for run in runs):
         mine = [run for run in runs if replace(run.workload, seed=0) == load]
         where = (load.name, f"{load.scale:g}", f"{load.per_minute:g}")

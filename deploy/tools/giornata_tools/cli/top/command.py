@@ -20,10 +20,10 @@ from giornata.wire.permissions import User
 from giornata.wire.telemetry import TelemetryReader
 from giornata.wire.workers import ServiceState
 from giornata_tools import interrupts
-from giornata_tools.cli.options import usage_errors, user_options
+from giornata_tools.cli.options import connection_failure, login_of, user_options
 from giornata_tools.cli.top.screen import screen
 from giornata_tools.cli.top.seen import Seen, Top
-from giornata_tools.doors.addresses import nats_urls
+from giornata_tools.tables import show
 
 
 @click.command()
@@ -40,16 +40,21 @@ from giornata_tools.doors.addresses import nats_urls
 @click.option("--json", "as_json", is_flag=True, help="Print a line of JSON for each update.")
 @click.pass_context
 def top(
-    ctx: click.Context, url: str, password_file: Path | None, interval: float, *, once: bool, as_json: bool
+    ctx: click.Context,
+    url: str | None,
+    password_file: Path | None,
+    interval: float,
+    *,
+    once: bool,
+    as_json: bool,
 ) -> None:
     """Watch the workers: rows, tokens, tiers and the queue, with rates of the last five seconds.
 
     A question mark is what is not known yet. `tokens` are image tokens that the next step computes, `of` those of the
     running pictures; memory/s, disk/s, first/s and miss/s are edits by where their template was found.
     """
-    with usage_errors():
-        nats_urls(url)
-    ctx.exit(interrupts.run(lambda: run(url, password_file, interval, once=once, as_json=as_json)))
+    servers, password, _ = login_of(url, password_file, User.OBSERVER)
+    ctx.exit(interrupts.run(lambda: run(servers, password, interval, once=once, as_json=as_json)))
 
 
 async def run(url: str, password_file: Path | None, interval_s: float, *, once: bool, as_json: bool) -> int:
@@ -71,7 +76,7 @@ async def run(url: str, password_file: Path | None, interval_s: float, *, once: 
                 return _shown(seen.top(time.monotonic()), as_json=as_json)
             await _watch(seen, interval_s, as_json=as_json)
     except GiornataError as error:
-        click.echo(f"Error: {error}", err=True)
+        click.echo(f"Error: {connection_failure(error, url)}", err=True)
         return 1
     except asyncio.CancelledError:
         if once:
@@ -95,7 +100,7 @@ def _shown(top: Top, *, as_json: bool) -> int:
     if as_json:
         click.echo(_line(top))
     elif top.ready:
-        Console().print(screen(top))
+        show(screen(top))
     else:
         click.echo("No service tells of itself.", err=True)
     return 0 if top.ready else 1

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Final
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from giornata_tools.cli.top.seen import Top, Worker
+from giornata_tools.tables import table
 
 UNKNOWN: Final = "?"
 STYLES: Final = {"ready": "green", "starting": "yellow", "draining": "yellow"}
@@ -22,12 +22,10 @@ COLUMNS: Final = (
 
 def screen(top: Top) -> RenderableType:
     """Two lines of sums, then a line for each worker."""
-    table = Table(box=None, pad_edge=False, collapse_padding=True, header_style="bold")
-    for name in COLUMNS:
-        table.add_column(name, justify="left" if name in WORDS else "right", no_wrap=True, overflow="fold")
+    lines = table(*COLUMNS, numbers=set(COLUMNS) - WORDS)
     for worker in top.workers:
-        table.add_row(worker.name, Text(worker.state, STYLES[worker.state]), *_numbers(worker))
-    return Group(Text(_services(top)), Text(_sums(top)), Text(), table)
+        lines.add_row(worker.name, Text(worker.state, STYLES[worker.state]), *_numbers(worker))
+    return Group(Text(_services(top)), Text(_sums(top)), Text(), lines)
 
 
 def _services(top: Top) -> str:
