@@ -37,7 +37,6 @@ AT_ONCE: Final = 8
 TRIES: Final = 20
 """How often a request is sent that meets 429."""
 PREVIEWS: Final = 4
-"""Pictures on the way to each finished one."""
 FIELDS: Final = {"steps": "num_inference_steps", "batch_size": "n"}
 """Inputs of nodes → fields of a request, where they differ."""
 ADVICE: Final = {
