@@ -30,6 +30,11 @@ def masks_of(masks: torch.Tensor, pictures: int) -> list[bytes]:
         raise ValueError(
             f"mask: (height, width), or one or {pictures} of them, is needed, received {tuple(masks.shape)}"
         )
+    if any(not mask.any() for mask in stacked):
+        raise ValueError(
+            "mask: nothing is marked. Paint on it, or connect another one: 1 is repainted. ComfyUI hands out an empty "
+            "mask where a picture has no transparent pixels."
+        )
     files = [_png(mask) for mask in stacked]
     return files * pictures if len(files) == 1 else files
 

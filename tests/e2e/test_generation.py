@@ -22,6 +22,7 @@ from giornata.families import Family
 from giornata.model_cards import read_model_card
 from giornata_tools.checkout import MODELS
 from giornata_tools.launcher.model import choose
+from tests import comfyui_nodes
 from tests.e2e.live import LiveStack, live_stack
 from tests.e2e.node_package import told
 from tests.e2e.pictures import Pixels, edit_form, pixels
@@ -66,6 +67,19 @@ def expected(checkpoint: Path) -> Pixels:
         generator=torch.Generator().manual_seed(ASKED["seed"]),
     ).images
     return np.asarray(picture)
+
+
+def test_comfyuis_node_makes_what_the_pipeline_makes(
+    painters: LiveStack, expected: Pixels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GIORNATA_URL", painters.url)
+    asked = {"prompt": "a red barn", "negative_prompt": "snow", "true_cfg_scale": 2.0}
+    made = comfyui_nodes.run(
+        "GiornataGenerate", width=128, height=96, seed=2**32 + 7, steps=3, batch_size=2, **asked
+    )
+    assert made.shape == (2, 96, 128, 3)
+    assert np.abs(made[0].numpy() * 255 - expected).max() <= 1
+    assert (made[0] != made[1]).any()
 
 
 def test_a1111s_client_makes_what_the_pipeline_makes(painters: LiveStack, expected: Pixels) -> None:

@@ -6,6 +6,7 @@ found, and masks and pictures are held against each other.
 
 from __future__ import annotations
 
+import asyncio
 import base64
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
@@ -13,11 +14,13 @@ from typing import Any
 import aiohttp
 import numpy as np
 import pytest
+import torch
 
 import giornata.client
 from giornata.wire.errors import NothingFound
 from giornata.wire.workers import ServiceName
 from giornata_tools.checkout import SEGMENTER, TRAINED
+from tests import comfyui_nodes
 from tests.e2e.live import LiveStack, live_stack
 from tests.e2e.pictures import Pixels, edit_form, file, pixels
 
@@ -106,6 +109,16 @@ async def test_words_are_the_same_mask_and_the_same_edit_at_both_doors(
     for region in regions:
         there = pixels(region) > 0
         assert not np.array_equal(over_http[there], SCENE[there]), "each region is repainted"
+
+
+async def test_comfyuis_node_makes_the_mask_of_words(
+    seeing: LiveStack, http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GIORNATA_URL", seeing.url)
+    image = torch.from_numpy(SCENE / 255).float()[None]
+    made = await asyncio.to_thread(comfyui_nodes.run, "GiornataMask", image=image, words=WORDS, max_regions=2)
+    whole, _ = await shown(http)
+    assert np.array_equal(made[0].numpy() * 255, pixels(whole))
 
 
 async def test_regions_that_are_edited_one_by_one_are_the_edits_of_each(http: aiohttp.ClientSession) -> None:
