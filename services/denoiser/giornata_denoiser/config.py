@@ -37,15 +37,6 @@ class TemplatePolicy(StrEnum):
     """The edit computes everything; what there is serves, and what is registered is recorded."""
 
 
-class LoraMerge(StrEnum):
-    """Whether LoRAs may become part of the weights."""
-
-    AUTO = "auto"
-    """A set that all rows of a step have, in float32, while that is predicted to pay."""
-    OFF = "off"
-    """Never."""
-
-
 class ReuseText(StrEnum):
     """What edits that reuse take of their prompts' tokens."""
 
@@ -149,11 +140,6 @@ class DenoiserConfig(ModelConfig):
         RuleName.GDSF,
         description="What goes first where LoRAs need room. `gdsf`: the least by uses of late, times the time of "
         "another load, over bytes; `lru`: the least recently used.",
-    )
-    lora_merge: LoraMerge = Field(
-        LoraMerge.AUTO,
-        description="`auto`: LoRAs that all rows of a step share are put into float32 weights while that is predicted "
-        "to pay; `off`: never.",
     )
 
     renew_steps: int = Field(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
@@ -13,25 +13,20 @@ import structlog
 import torch
 
 from giornata.machine import memory_bytes
-from giornata.packed.low_rank import LowRank
 from giornata.packed.tracing import UNTRACED
 from giornata.planning.batch import PLANNERS
 from giornata.planning.costing import CostModel
-from giornata.planning.operations import COMPUTE
 from giornata.planning.profiles import Profile
 from giornata.scheduling.batch import Capacity
 from giornata.wire.workers import LoadSample, Tier
 from giornata_denoiser.checkpoint import Checkpoint
-from giornata_denoiser.config import DenoiserConfig, LoraMerge
+from giornata_denoiser.config import DenoiserConfig
 from giornata_denoiser.engine.controls import Controls
 from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.engine.loading import Loaded, Loader, device_for
 from giornata_denoiser.engine.low_ranks import LowRanks
-from giornata_denoiser.engine.merging import Merging, byte_ms, pays
 from giornata_denoiser.engine.sources import ReuseOptions
 from giornata_denoiser.engine.weighing import Budget
-from giornata_denoiser.families.quantizing import Quantize
-from giornata_denoiser.rows.row import Row
 from giornata_denoiser.templates.identity import keeping, levels_of
 from giornata_denoiser.trace import Trace
 
@@ -107,7 +102,6 @@ def engine_of(
             model.observe_load(load.size_bytes, load.ms)
             told(LoadSample(tier=Tier.MEMORY, size_bytes=load.size_bytes, load_ms=load.ms))
 
-    merging = _merging(config, checkpoint, model)
     try:
         with Loader(on_loaded=loaded) as loader:
             reusing = reusing_of(config, device, memory, loader, model)
@@ -122,10 +116,8 @@ def engine_of(
                 trace=trace or UNTRACED,
                 low_ranks=low_ranks,
                 controls=controls,
-                merging=merging,
             )
     finally:
-        merging.restore()
         if trace is not None and config.trace_file is not None:
             trace.write(config.trace_file)
 
@@ -142,20 +134,6 @@ def reusing_of(
         ahead_bytes=memory.ahead,
         correction_bits=config.template_bits if config.template_correction else None,
     )
-
-
-def _merging(config: DenoiserConfig, checkpoint: Checkpoint, model: CostModel) -> Merging:
-    """Merges where the costs that are known by then say that it pays; never where it is turned off."""
-    family = checkpoint.family
-    if config.lora_merge is LoraMerge.OFF or config.quantize is not Quantize.OFF:
-        return Merging()
-    copied = byte_ms(family.device)
-
-    def saves(low_rank: LowRank, rows: Sequence[Row]) -> bool:
-        linear_ms = model.costs.compute[COMPUTE.index("linear")]
-        return pays(low_rank, rows, linear_ms=linear_ms, byte_ms=copied)
-
-    return Merging(family.network.layers, saves)
 
 
 def budget_of(config: DenoiserConfig, profile: Profile, memory: Memory) -> Budget:

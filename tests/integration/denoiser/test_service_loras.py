@@ -112,7 +112,7 @@ def under(request: RunRequest, *loras: LoraUse) -> RunRequest:
 
 
 async def test_a_picture_under_a_lora_equals_one_of_fused_weights(bench: Bench) -> None:
-    async with stored(bench) as store, bench.worker(lora_merge="off") as worker:
+    async with stored(bench) as store, bench.worker() as worker:
         plain = await computed(bench, worker, await bench.job(worker))
         found = await computed(bench, worker, under(await bench.job(worker), store.use))
         with fused(transformer(bench), store.tensors, scale=0.5):

@@ -25,8 +25,7 @@ from giornata_denoiser.engine.checks import Checks, Judge, Verdict, judge_for
 from giornata_denoiser.engine.controls import ControlLost, Controls, NoControls, controlled, wholly
 from giornata_denoiser.engine.extrapolating import divided, joined, spread
 from giornata_denoiser.engine.hosting import hosting_for
-from giornata_denoiser.engine.low_ranks import LowRanks, NoLoras, acting, adapted, one_set
-from giornata_denoiser.engine.merging import Merging
+from giornata_denoiser.engine.low_ranks import LowRanks, NoLoras, acting, adapted
 from giornata_denoiser.engine.placing import Placing
 from giornata_denoiser.engine.protocol import FailedRow, StepReport
 from giornata_denoiser.engine.sources import ReuseOptions, Sources, StepPlan
@@ -69,7 +68,6 @@ class Computing:
         judge: Judge | None = None,
         low_ranks: LowRanks | None = None,
         controls: Controls | None = None,
-        merging: Merging | None = None,
         ran_out: Callable[[Sequence[Row]], object] = lambda _: None,
     ) -> None:
         self.family = family
@@ -86,10 +84,7 @@ class Computing:
         self._clock, self._trace = clock, trace
         self._low_ranks = low_ranks or NoLoras()
         self._controls = controls or NoControls()
-        self._merging = merging or Merging()
-        self.placing = Placing(family, self._merging)
-        self._steady = False
-        """Whether all rows that are here have the same LoRAs."""
+        self.placing = Placing(family)
         self._waits, self._control_waits = Waits(clock), Waits(clock)
         self.hosting = hosting_for(family.device, self._waits)
         self.sources = Sources(family, how, self._waits, trace)
@@ -109,7 +104,6 @@ class Computing:
         self._checks.retain([row.key for row in present])
         self._controls.retain(joined)
         self.placing.retain(joined, resting=resting)
-        self._steady = one_set(present)
 
     def rest(self, present: Collection[RowKey]) -> None:
         """Give back what steps have kept: slabs, inputs, assembly. Rows that go on have theirs made again.
@@ -175,7 +169,6 @@ class Computing:
         self.sources.rest()
         self._controls.retain(())
         self.placing.clear()
-        self._merging.restore()
 
     def _forward(self, rows: tuple[Row, ...]) -> StepReport:
         began, waits_s = self._clock(), self._control_waits.total_s
@@ -236,12 +229,11 @@ class Computing:
         self, rows: tuple[Row, ...], low_ranks: tuple[LowRank | None, ...]
     ) -> tuple[Stepped, StepPlan, float]:
         """:meth:`_made` of rows that the network computes."""
-        self._merging.settle(rows, low_ranks, steady=self._steady)
         assembly = self.placing.of(rows, low_ranks)
         assembled = self._clock()
         plan = self.sources.step(rows)
         self._waits.total_s = 0.0
-        uses = adapted(plan.uses, rows, [self._merging.beside(each) for each in low_ranks])
+        uses = adapted(plan.uses, rows, low_ranks)
         added = self._controls.residuals(rows, wholly(uses, rows), self._control_waits)
         uses = caching(controlled(uses, rows, added), rows)
         stepped = denoise_step(self.family, assembly, rows, uses, self._trace)

@@ -16,7 +16,6 @@ from giornata_denoiser.engine.checks import Judge
 from giornata_denoiser.engine.computing import Computing
 from giornata_denoiser.engine.controls import Controls
 from giornata_denoiser.engine.low_ranks import LowRanks, by_set
-from giornata_denoiser.engine.merging import Merging
 from giornata_denoiser.engine.protocol import StepReport
 from giornata_denoiser.engine.shortage import MemoryLimit
 from giornata_denoiser.engine.sources import ReuseOptions
@@ -32,8 +31,7 @@ class Engine:
     `judge` tells whether what steps make is finite; by default as the family's device can.
 
     `capacity` limits a step by counts, `budget` by predicted time and memory; `clock` gives monotonic seconds. Rows are
-    shown where there is a preview map. `low_ranks` holds the LoRAs of rows, and `merging` may put one
-    that all have into the weights; `controls` computes what ControlNets add.
+    shown where there is a preview map. `low_ranks` holds the LoRAs of rows; `controls` computes what ControlNets add.
     """
 
     def __init__(
@@ -50,7 +48,6 @@ class Engine:
         judge: Judge | None = None,
         low_ranks: LowRanks | None = None,
         controls: Controls | None = None,
-        merging: Merging | None = None,
     ) -> None:
         self.family = family
         how = reusing or ReuseOptions()
@@ -74,7 +71,6 @@ class Engine:
             judge=judge,
             low_ranks=low_ranks,
             controls=controls,
-            merging=merging,
             ran_out=self._shrink,
         )
 

@@ -53,11 +53,6 @@ def by_set(rows: Sequence[Row]) -> tuple[Row, ...]:
     return tuple(sorted(rows, key=lambda row: row.adapters.loras))
 
 
-def one_set(rows: Sequence[Row]) -> bool:
-    """Whether all rows have the same LoRAs, which may act later."""
-    return len({row.adapters.loras for row in rows}) == 1
-
-
 def adapted(uses: Sequence[Use], rows: Sequence[Row], low_ranks: Sequence[LowRank | None]) -> tuple[Use, ...]:
     """The `uses` of a batch's sequences with the sets of their rows, which are by row."""
     guided = (low_rank for row, low_rank in zip(rows, low_ranks, strict=True) if len(row.prompts) > 1)

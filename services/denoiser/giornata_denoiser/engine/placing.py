@@ -9,7 +9,6 @@ from typing import NamedTuple
 from giornata.packed.low_rank import LowRank
 from giornata.scheduling.batch import RowKey
 from giornata_denoiser.engine.assembly import Assembly, DeviceInputs, assemble, place
-from giornata_denoiser.engine.merging import Merging
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.rows.row import Row
 
@@ -21,10 +20,10 @@ class _Assembled(NamedTuple):
 
 
 class Placing:
-    """Places the rows of one engine and assembles them; `merging` tells which LoRAs are in the weights."""
+    """Places the rows of one engine and assembles them."""
 
-    def __init__(self, family: ModelFamily, merging: Merging) -> None:
-        self._family, self._merging = family, merging
+    def __init__(self, family: ModelFamily) -> None:
+        self._family = family
         self._placed: dict[RowKey, DeviceInputs] = {}
         self._assembled: dict[bool, _Assembled] = {}
         """The last assembly of rows that the network computes, and the last of others."""
@@ -65,7 +64,7 @@ class Placing:
         """The inputs of `row` on the device under `low_rank`, copied unless they are there."""
         placed = self._placed.get(row.key)
         if placed is None or placed.source is not row.conditioning or placed.low_rank is not low_rank:
-            made = place(row, self._family, self._merging.beside(low_rank))
+            made = place(row, self._family, low_rank)
             placed = self._placed[row.key] = replace(made, low_rank=low_rank)
         return placed
 
