@@ -18,7 +18,6 @@ from types import SimpleNamespace
 from typing import Any, Final
 
 from giornata.residency.plans.naming import PlacementName
-from giornata.residency.rules import RuleName
 from giornata.scheduling.fair_line import Turn
 from giornata.scheduling.line import LineName
 from giornata.scheduling.policies import PolicyName
@@ -60,7 +59,6 @@ class Variant:
 
     options: RunOptions
     scheduler: Callable[[], Scheduler] | None = None
-    eviction: RuleName = RuleName.GDSF
     free: bool = False
     """Loads take no time."""
     joins_within: float = 0.0
@@ -77,10 +75,9 @@ VARIANTS: Final[Mapping[str, Variant]] = {
     BASE: Variant(_ROCK),
     "rock with one queue": Variant(_ROCK, partial(Rock, queues=False)),
     "rock without placement": Variant(replace(_ROCK, placing=PlacementName.OFF)),
-    "blind": Variant(replace(_OURS, adapters=False), eviction=RuleName.LRU),
-    "loads known": Variant(replace(_OURS, loads_ahead=False, load_weight=0.0), eviction=RuleName.LRU),
-    "begun while waiting": Variant(replace(_OURS, load_weight=0.0), eviction=RuleName.LRU),
-    "load weight": Variant(_OURS, eviction=RuleName.LRU),
+    "blind": Variant(replace(_OURS, adapters=False)),
+    "loads known": Variant(replace(_OURS, loads_ahead=False, load_weight=0.0)),
+    "begun while waiting": Variant(replace(_OURS, load_weight=0.0)),
     OURS: Variant(_OURS),
     "ours with plan by use": Variant(replace(_OURS, placing=PlacementName.USE)),
     "the same at load weight 2": Variant(replace(_OURS, placing=PlacementName.USE, load_weight=2.0)),
@@ -166,7 +163,7 @@ def figures(task: tuple[str, int], asked: Asked) -> Figures:
     """Run a variant by its name, with a seed."""
     name, seed = task
     variant, here = asked.variants[name], asked.room()
-    adapters = FREE if variant.free else replace(here.adapters, eviction=variant.eviction)
+    adapters = FREE if variant.free else here.adapters
     made = variant.scheduler() if variant.scheduler else None
     options = replace(variant.options, seed=seed)
     jobs = asked.jobs(seed, variant.joins_within)

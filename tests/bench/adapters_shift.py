@@ -32,7 +32,7 @@ def waits_of(name: str, seed: int, rate: float, device_mb: float) -> list[Wait]:
     """One run's."""
     variant, here = VARIANTS[name], room(device_mb * 1e6)
     jobs = paper_jobs(seed, rate=rate, seconds=2 * CHANGE_S, shift_s=CHANGE_S)
-    adapters = replace(here.adapters, eviction=variant.eviction)
+    adapters = here.adapters
     run = Simulation(here.machines, jobs, replace(variant.options, seed=seed), adapters=adapters).run()
     return [(at_s, s <= LEAST_WAIT_S) for worker in run.workers for at_s, s, _ in worker.waits]
 

@@ -20,7 +20,6 @@ from giornata.control.protocol import ControlNet
 from giornata.control_cards import read_control_card
 from giornata.residency.loaded import Found, LoadedTier
 from giornata.residency.popularity import Popularity
-from giornata.residency.rules import ByWorth
 from giornata.wire.adapters import ControlCard
 from giornata.wire.errors import ControlNetUnavailable, Failed
 
@@ -81,9 +80,7 @@ class Nets:
         """Rows whose ControlNets were all here when they were opened, and those that waited for one."""
         self._folders: Mapping[str, Configured] = {each.card.digest: each for each in configured}
         self._popularity = Popularity()
-        self._tier: LoadedTier[ControlNet] = LoadedTier(
-            budget_bytes, _size_of, ByWorth(self._popularity.score)
-        )
+        self._tier: LoadedTier[ControlNet] = LoadedTier(budget_bytes, _size_of, self._popularity.score)
         self._loading: dict[str, asyncio.Future[Found[ControlNet]]] = {}
         self._threads = ThreadPoolExecutor(loads, thread_name_prefix="controlnet-load")
         for card in self.cards:

@@ -12,7 +12,6 @@ from pydantic import Field, field_validator, model_validator
 from giornata.checkpoints import ModelConfig
 from giornata.machine import HOST_SHARE, memory_bytes
 from giornata.planning.batch import PlannerName
-from giornata.residency.rules import RuleName
 from giornata.scheduling.batch import Joining
 from giornata_denoiser.controls.choosing import Executor
 from giornata_denoiser.devices import VARIABLE, claimed_of, parsed
@@ -136,11 +135,6 @@ class DenoiserConfig(ModelConfig):
     )
     lora_file_bytes: int = Field(2 << 30, ge=1 << 10, description="Largest file of a LoRA.")
     lora_loads: int = Field(2, ge=1, le=32, description="LoRAs that are loaded at a time.")
-    lora_eviction: RuleName = Field(
-        RuleName.GDSF,
-        description="What goes first where LoRAs need room. `gdsf`: the least by uses of late, times the time of "
-        "another load, over bytes; `lru`: the least recently used.",
-    )
 
     renew_steps: int = Field(
         7,

@@ -6,13 +6,12 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 
 from giornata.residency.ledger import Ledger
-from giornata.residency.rules import Gdsf
 from giornata.wire.errors import LoraTooLarge
 from giornata.wire.host_tiers import TOLD_CHANGES, TierChange
 
 
 class HostRoom:
-    """The books of a tier. Times are seconds on one clock, which the caller reads.
+    """The books of a tier.
 
     Files that the plan wants stay while files come ahead or by plan. A file on demand takes their place, least wanted
     first, where nothing else can go. Files that the catalogue pins never go.
@@ -22,7 +21,7 @@ class HostRoom:
         self.budget_bytes = budget_bytes
         self.number = 0
         self.evicted = 0
-        self._ledger = Ledger(budget_bytes, Gdsf())
+        self._ledger = Ledger(budget_bytes)
         self._whole: dict[str, int] = {}
         self._changes = deque[TierChange](maxlen=TOLD_CHANGES)
         self._pins: tuple[str, ...] = ()
@@ -77,16 +76,16 @@ class HostRoom:
         self._guarded = set(self._wanted)
         return gone
 
-    def use(self, digest: str, now: float) -> bool:
+    def use(self, digest: str) -> bool:
         """A job needs a file; whether it is here."""
-        self._ledger.use(digest, now)
+        self._ledger.use(digest)
         return digest in self._whole
 
     def fits(self, size_bytes: int) -> bool:
         """Whether a file can come without a wanted one going."""
         return size_bytes <= self._ledger.room_bytes
 
-    def enter(self, digest: str, size_bytes: int, reload_ms: float, now: float) -> list[str]:
+    def enter(self, digest: str, size_bytes: int) -> list[str]:
         """Make room for a file that comes, and keep it from now on until :meth:`leave`; returns files that have to go.
 
         Raises:
@@ -105,7 +104,7 @@ class HostRoom:
                 received=f"{size_bytes} bytes", accepted=f"{room_bytes} that are free on this host"
             )
         self._ledger.pin(digest)
-        return gone + self._gone(self._ledger.add(digest, size_bytes, reload_ms=reload_ms, now=now))
+        return gone + self._gone(self._ledger.add(digest, size_bytes))
 
     def leave(self, digest: str, size_bytes: int | None) -> list[str]:
         """A file that came is whole, of so many bytes, or failed: None; returns files that have to go."""

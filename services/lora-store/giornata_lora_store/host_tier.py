@@ -34,8 +34,6 @@ from giornata_lora_store.host_room import HostRoom
 
 PIECE_BYTES: Final = 4 << 20
 """What is copied at a time."""
-ASSUMED_BYTES_PER_S: Final = 5e8
-"""Rate of a load, before one was measured."""
 
 log = structlog.get_logger(__name__)
 
@@ -102,7 +100,7 @@ class HostTierDesk:
             raise LoraNotFound(received=digest)
         if request.damaged and self._room.drop(digest):
             self._folder.remove(digest)
-        if self._room.use(digest, begun_s) if not request.ahead else digest in self._room:
+        if self._room.use(digest) if not request.ahead else digest in self._room:
             self._counts["hits"] += 1
             with suppress(FileNotFoundError):
                 self._folder.used(digest)
@@ -201,8 +199,7 @@ class HostTierDesk:
             size_bytes = path.stat().st_size
             if load.reason != "demand" and not self._room.fits(size_bytes):
                 raise LoraTooLarge(received=f"{size_bytes} bytes", accepted="what wanted files leave free")
-            reload_ms = size_bytes / self._bytes_per_s * 1e3
-            self._remove(self._room.enter(digest, size_bytes, reload_ms, time.monotonic()))
+            self._remove(self._room.enter(digest, size_bytes))
         except (GiornataError, OSError) as error:
             self._end(load, error)
             return
@@ -263,10 +260,6 @@ class HostTierDesk:
         else:
             load.done.set_exception(error)
             load.done.exception()  # also where no one waits
-
-    @property
-    def _bytes_per_s(self) -> float:
-        return self._copied_bytes / self._copied_s if self._copied_s else ASSUMED_BYTES_PER_S
 
     def _remove(self, gone: Iterable[str]) -> None:
         for digest in gone:

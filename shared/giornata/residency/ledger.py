@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from heapq import heapify, heappop
-
-from giornata.residency.rules import Lru, Rule
 
 
 class Ledger:
@@ -16,12 +14,12 @@ class Ledger:
 
     Args:
         budget_bytes: see above.
-        rule: which name goes first; by default the least recently used. It belongs to this ledger alone.
+        worth: the least worth goes first, of equals the least recently used; by default all are equal.
     """
 
-    def __init__(self, budget_bytes: int, rule: Rule | None = None) -> None:
+    def __init__(self, budget_bytes: int, worth: Callable[[str], float] = lambda _: 0.0) -> None:
         self.budget_bytes = budget_bytes
-        self._rule: Rule = rule or Lru()
+        self._worth = worth
         self._sizes: dict[str, int] = {}
         """Sizes in order of use, the oldest first."""
         self._total_bytes = 0
@@ -55,11 +53,10 @@ class Ledger:
         """Whether it stays, once it is here."""
         return self._pins[name] > 0
 
-    def add(self, name: str, size_bytes: int, *, reload_ms: float = 1.0, now: float = 0.0) -> tuple[str, ...]:
+    def add(self, name: str, size_bytes: int) -> tuple[str, ...]:
         """Enter `name` as the last used; returns the names that have to go for it, the first to go first.
 
-        It is `name` alone where that is larger than the whole budget and not pinned. `reload_ms` is what another load
-        of it would take, `now` a time in seconds: rules may weigh both.
+        It is `name` alone where that is larger than the whole budget and not pinned.
         """
         self.remove(name)
         if size_bytes > self.budget_bytes and not self._pins[name]:
@@ -67,12 +64,10 @@ class Ledger:
         self._sizes[name] = size_bytes
         self._total_bytes += size_bytes
         self._pinned_bytes += size_bytes if self._pins[name] else 0
-        self._rule.entered(name, size_bytes, reload_ms, now)
         return self._evicted(keep=name)
 
-    def use(self, name: str, now: float = 0.0) -> bool:
+    def use(self, name: str) -> bool:
         """A user needs `name` now; whether it is here, the last used then."""
-        self._rule.used(name, now)
         if name not in self._sizes:
             return False
         self._sizes[name] = self._sizes.pop(name)
@@ -109,7 +104,7 @@ class Ledger:
         gone, excess = list[str](), self._total_bytes - self.budget_bytes
         if excess <= 0:
             return ()
-        order = [(self._rule.worth(name), place, name) for place, name in enumerate(self._sizes)]
+        order = [(self._worth(name), place, name) for place, name in enumerate(self._sizes)]
         heapify(order)
         while order and excess > 0:
             _, _, name = heappop(order)
@@ -118,5 +113,4 @@ class Ledger:
                 excess -= self._sizes[name]
         for name in gone:
             self.remove(name)
-            self._rule.evicted(name)
         return tuple(gone)

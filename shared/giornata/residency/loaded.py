@@ -6,14 +6,12 @@ Recordings, adapters and ControlNets use the same. Synchronous, and safe to use 
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Generic, NamedTuple, TypeVar
 
 from giornata.residency.ledger import Ledger
-from giornata.residency.rules import Rule
 
 V = TypeVar("V")
 
@@ -33,26 +31,21 @@ class LoadedTier(Generic[V]):
     Args:
         budget_bytes: most bytes of values that are not pinned.
         size_of: bytes of a value.
-        rule: which value goes first, see :class:`giornata.residency.ledger.Ledger`; asked under the lock.
-        reload_ms: what another load of a value of so many bytes would take.
-        clock: tells the time in seconds.
+        worth: see :class:`giornata.residency.ledger.Ledger`; asked under the lock.
     """
 
     def __init__(
         self,
         budget_bytes: int,
         size_of: Callable[[V], int],
-        rule: Rule | None = None,
-        *,
-        reload_ms: Callable[[int], float] = float,
-        clock: Callable[[], float] = time.monotonic,
+        worth: Callable[[str], float] = lambda _: 0.0,
     ) -> None:
         self.lock = threading.RLock()
         """Held while names are changed, never while a value is loaded."""
         self.evicted = 0
         """Values that had to go since the start."""
-        self._ledger = Ledger(budget_bytes, rule)
-        self._size_of, self._reload_ms, self._clock = size_of, reload_ms, clock
+        self._ledger = Ledger(budget_bytes, worth)
+        self._size_of = size_of
         self._values: dict[str, V] = {}
         self._loading: dict[str, Future[V | None]] = {}
 
@@ -85,7 +78,7 @@ class LoadedTier(Generic[V]):
     def get(self, name: str) -> V | None:
         """The value, used now; None where it is not here. Does not wait."""
         with self.lock:
-            self._ledger.use(name, self._clock())
+            self._ledger.use(name)
             return self._values.get(name)
 
     def load(
@@ -126,11 +119,7 @@ class LoadedTier(Generic[V]):
         """Enter a value as the last used; it is let go of at once where it alone exceeds the budget, unpinned."""
         with self.lock:
             self._values[name] = value
-            size_bytes = self._size_of(value)
-            gone = self._ledger.add(
-                name, size_bytes, reload_ms=self._reload_ms(size_bytes), now=self._clock()
-            )
-            self._drop(gone)
+            self._drop(self._ledger.add(name, self._size_of(value)))
 
     def remove(self, name: str) -> bool:
         """Forget a value, pinned or not; whether it was here."""

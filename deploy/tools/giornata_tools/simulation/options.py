@@ -7,7 +7,6 @@ from enum import StrEnum
 from typing import Final
 
 from giornata.residency.plans.naming import PlacementName
-from giornata.residency.rules import RuleName
 from giornata.scheduling.fair_line import FairLine, Turn
 from giornata.scheduling.kinds_line import KindsLine
 from giornata.scheduling.line import AGEING_S, Line, LineName
@@ -132,7 +131,6 @@ class RunOptions:
         share = ROCK_SHARE if self.policy is PolicyName.ROCK else 1.0
         return replace(
             adapters,
-            eviction=RuleName.LRU,
             keeps=self.policy is not PolicyName.RROD,
             on_turn=self.policy is not PolicyName.ROCK,
             device_bytes=share * adapters.device_bytes,

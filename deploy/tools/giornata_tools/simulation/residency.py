@@ -15,7 +15,6 @@ from typing import Final
 
 from giornata.residency.ledger import Ledger
 from giornata.residency.link import Link
-from giornata.residency.rules import RuleName, rule_of
 from giornata.scheduling.adapters import NeededLora
 from giornata.scheduling.occupancy import Attempt
 from giornata.wire.workers import AdapterCounters, AdapterLoad, Tier
@@ -48,7 +47,6 @@ class AdapterSetting:
     disk_latency_s: float = 0.0
     link_latency_s: float = 0.0
     """What every load takes beside its bytes."""
-    eviction: RuleName = RuleName.GDSF
     keeps: bool = True
     """Whether devices keep adapters that no row uses; RROD's do not."""
     on_turn: bool = False
@@ -88,8 +86,8 @@ class SimHost:
 
     def __init__(self, setting: AdapterSetting, clock: Clock) -> None:
         self._clock = clock
-        self.memory = Ledger(round(setting.memory_bytes), rule_of(setting.eviction))
-        self.disk = Ledger(round(setting.disk_bytes), rule_of(setting.eviction))
+        self.memory = Ledger(round(setting.memory_bytes))
+        self.disk = Ledger(round(setting.disk_bytes))
         self._links = {source: setting.link(source) for source in (None, Tier.DISK)}
         self._coming: dict[str, float] = {}
         """When each adapter that is on its way is in memory."""
@@ -106,19 +104,19 @@ class SimHost:
         """Have an adapter in memory; when it is there."""
         if (coming := self._coming.get(lora.digest)) is not None:
             return coming
-        if self.memory.use(lora.digest, now):
+        if self.memory.use(lora.digest):
             return now
-        source = Tier.DISK if self.disk.use(lora.digest, now) else None
+        source = Tier.DISK if self.disk.use(lora.digest) else None
         link = self._links[source]
         took_s, ends = link.takes_s(lora.size_bytes), link.load(lora.size_bytes, now)
         self._coming[lora.digest] = ends
 
-        def arrived(then: float) -> None:
+        def arrived(_then: float) -> None:
             del self._coming[lora.digest]
             self.arrivals += 1
             if source is None:
-                self.disk.add(lora.digest, lora.size_bytes, reload_ms=took_s * 1e3, now=then)
-            self.memory.add(lora.digest, lora.size_bytes, reload_ms=took_s * 1e3, now=then)
+                self.disk.add(lora.digest, lora.size_bytes)
+            self.memory.add(lora.digest, lora.size_bytes)
             told(AdapterLoad(source=source, size_bytes=lora.size_bytes, load_ms=took_s * 1e3))
 
         self._clock.at(ends, arrived)
@@ -152,7 +150,7 @@ class SimLoras:
     ) -> None:
         self._setting, self._clock, self._told = setting, clock, told
         self.host = host or SimHost(setting, clock)
-        self.device = Ledger(round(setting.device_bytes), rule_of(setting.eviction))
+        self.device = Ledger(round(setting.device_bytes))
         self._link = setting.link(Tier.MEMORY)
         self._coming: dict[str, float] = {}
         """When each adapter that is on its way is on the device."""
@@ -168,7 +166,7 @@ class SimLoras:
         ready = now
         for lora in loras:
             self.hits[self._where(lora.digest)] += 1
-            self.device.use(lora.digest, now)
+            self.device.use(lora.digest)
             ready = max(ready, self._bring(lora, Reason.DEMAND, now))
         return ready
 
@@ -229,7 +227,7 @@ class SimLoras:
         took_s, ends = self._link.takes_s(lora.size_bytes), self._link.load(lora.size_bytes, in_memory)
         self._coming[lora.digest] = ends
         self.device.pin(lora.digest)  # room is made when the load begins, and kept for it
-        self.device.add(lora.digest, lora.size_bytes, reload_ms=took_s * 1e3, now=now)
+        self.device.add(lora.digest, lora.size_bytes)
         self.loaded.append((now, why))
 
         def arrived(_now: float) -> None:

@@ -40,7 +40,6 @@ def tiers_of(
             budgets,
             loads=config.lora_loads,
             told=told,
-            eviction=config.lora_eviction,
         )
         stack.enter_context(tiers)
         stack.callback(fetch.close)  # first, or the threads would wait for this loop while it waits for them

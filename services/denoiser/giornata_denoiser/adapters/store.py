@@ -22,8 +22,6 @@ from torch import Tensor, nn
 
 from giornata.residency.ledger import Ledger
 from giornata.residency.loaded import LoadedTier
-from giornata.residency.rules import RuleName, rule_of
-from giornata.scheduling.adapters import Arrivals
 from giornata.wire.workers import AdapterCounters, AdapterLoad, Tier
 from giornata_denoiser.adapters.files import LoraFile, open_lora
 from giornata_denoiser.rows.adapters import RowLora
@@ -80,7 +78,6 @@ class LoraTiers(Generic[S]):
         folder: its files are taken over, oldest use first.
         loads: how many loads run at a time.
         told: is called, in any thread, with each hop of a LoRA that has ended.
-        eviction: what each tier lets go of first.
     """
 
     def __init__(
@@ -93,30 +90,19 @@ class LoraTiers(Generic[S]):
         *,
         loads: int = 2,
         told: Callable[[AdapterLoad], None] = lambda _: None,
-        eviction: RuleName = RuleName.GDSF,
     ) -> None:
-        self._told, self._arrivals = told, Arrivals()
+        self._told = told
         self._fetch, self._make, self._layers, self._folder = fetch, make, layers, folder
         some = next(parameter for layer in layers.values() for parameter in layer.parameters())
         self._device, self._dtype = some.device, some.dtype
         self._stream: Any = None
         if self._device.type == "cuda":
             self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]  # torch's is not typed
-        self._files: LoadedTier[LoraFile] = LoadedTier(
-            budgets.memory,
-            lambda file: file.size_bytes,
-            rule_of(eviction),
-            reload_ms=lambda size_bytes: self._arrivals.memory_ms(size_bytes, Tier.DISK),
-        )
-        self._sets: LoadedTier[S] = LoadedTier(
-            budgets.device,
-            lambda made: made.size_bytes,
-            rule_of(eviction),
-            reload_ms=lambda size_bytes: self._arrivals.ms(size_bytes, Tier.MEMORY),
-        )
+        self._files: LoadedTier[LoraFile] = LoadedTier(budgets.memory, lambda file: file.size_bytes)
+        self._sets: LoadedTier[S] = LoadedTier(budgets.device, lambda made: made.size_bytes)
         self._lock = threading.Lock()
         self._memory_bytes, self._waited_s = budgets.memory, 0.0
-        self._disk = Ledger(budgets.disk, rule_of(eviction))
+        self._disk = Ledger(budgets.disk)
         self._members: dict[str, tuple[RowLora, ...]] = {}
         """The LoRAs of every set that was asked for."""
         self._counters: Counter[str] = Counter()
@@ -220,10 +206,7 @@ class LoraTiers(Generic[S]):
 
     def _tell(self, source: Tier | None, size_bytes: int, begun: float) -> None:
         load_ms = (time.perf_counter() - begun) * 1e3
-        load = AdapterLoad(source=source, size_bytes=size_bytes, load_ms=load_ms)
-        with self._lock:
-            self._arrivals.observe(load)
-        self._told(load)
+        self._told(AdapterLoad(source=source, size_bytes=size_bytes, load_ms=load_ms))
 
     def _moved(self, file: LoraFile) -> dict[str, Tensor]:
         """The factors on the device, from pinned pages where that is another one."""
@@ -285,7 +268,7 @@ class LoraTiers(Generic[S]):
         """Have the file in the folder; whether it had to be fetched. One thread asks for a file at a time."""
         path = self._path(lora.digest)
         with self._lock:
-            if self._disk.use(lora.digest, time.monotonic()):
+            if self._disk.use(lora.digest):
                 return False
         part = path.with_suffix(PART)
         try:
@@ -318,8 +301,7 @@ class LoraTiers(Generic[S]):
 
     def _enter(self, digest: str, size_bytes: int) -> tuple[str, ...]:
         """Enter a file of the folder; those that have to go for it."""
-        reload_ms = self._arrivals.memory_ms(size_bytes, None)
-        return self._disk.add(digest, size_bytes, reload_ms=reload_ms, now=time.monotonic())
+        return self._disk.add(digest, size_bytes)
 
     def _forget(self, digest: str) -> None:
         with self._lock:

@@ -7,7 +7,6 @@ from typing import Any
 import click
 
 from giornata.residency.plans.naming import PlacementName
-from giornata.residency.rules import RuleName
 from giornata.scheduling.line import LineName
 from giornata.scheduling.policies import LOAD_WEIGHT, PolicyName
 from giornata_tools.cli import extras, workload
@@ -129,12 +128,6 @@ def _sizes(text: str) -> tuple[float, float] | None:
     type=click.FloatRange(0, 1),
     default=0.0,
     help="Share of the steps that may be made before LoRAs are there; 0: exact.",
-)
-@click.option(
-    "--lora-eviction",
-    type=click.Choice([str(name) for name in RuleName]),
-    default=RuleName.GDSF.value,
-    help="What goes first where LoRAs need room; ROCK and its baselines have lru.",
 )
 @click.option(
     "--placement",

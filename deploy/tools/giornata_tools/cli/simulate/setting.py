@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from giornata.residency.rules import RuleName
 from giornata_tools.cli.workload import read_trace
 from giornata_tools.loadgen import facts
 from giornata_tools.loadgen.adapters import AdapterSizes, AdapterWorkload
@@ -74,7 +73,6 @@ def scenario_of(given: Mapping[str, Any]) -> Scenario:
             given["link_gb_per_s"] * 1e9,
             store_latency_s=given["store_latency_s"],
             link_latency_s=given["link_latency_s"],
-            eviction=RuleName(given["lora_eviction"]),
             workers_a_host=given["workers_a_host"],
         ),
         reuse=given["reuse"],
