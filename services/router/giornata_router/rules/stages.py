@@ -6,9 +6,11 @@ as work. An instance gets what it can begin now: its own queue knows no tenants.
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from functools import reduce
 from typing import Final, Literal, NamedTuple
 
 from giornata.fleet import Fleet
@@ -45,6 +47,10 @@ class StageCost(NamedTuple):
     def total_ms(self) -> float:
         """The work that fairness counts."""
         return self.images_ms + self.model_ms
+
+    def plus(self, other: StageCost, part: float = 1.0) -> StageCost:
+        """This and a part of another."""
+        return StageCost(self.images_ms + part * other.images_ms, self.model_ms + part * other.model_ms)
 
 
 UNKNOWN: Final[dict[Verb, StageCost]] = {
@@ -85,8 +91,8 @@ class StageCosts:
 
     def of_edit(self, digest: str) -> StageCost:
         """What all stages of an edit with one picture cost on average."""
-        stages = [self.of(verb, digest, None) for verb in ("inspect", "encode", "finish")]
-        return StageCost(sum(one.images_ms for one in stages), sum(one.model_ms for one in stages))
+        verbs: tuple[Verb, ...] = ("inspect", "encode", "finish")
+        return reduce(StageCost.plus, (self.of(verb, digest, None) for verb in verbs))
 
 
 class Stage(NamedTuple):
@@ -142,9 +148,6 @@ class StagePlacement:
         self._queue = FairLine(by_deadline=by_deadline, ageing_s=ageing_s, by_ends=True)
         self._stages: dict[Key, Stage] = {}
         """Those that wait and those that were placed."""
-        self._waiting = defaultdict[tuple[str, Priority, str], list[float]](lambda: [0.0, 0.0, 0.0])
-        """Work that waits, and in how many stages, by model, priority and tenant."""
-        self._claims: dict[Key, Claim] = {}
         self._placed: dict[Key, str] = {}
         self._loads = defaultdict[str, _InstanceLoad](_InstanceLoad)
         self._refused: set[str] = set()
@@ -170,8 +173,7 @@ class StagePlacement:
         demand = Demand(stage.model, stage.digest, (work,))
         claim = replace(claim, takes_s=stage.cost.total_ms / 1e3)
         key = self._queue.join(job_id, demand, claim, since_s).key
-        self._stages[key], self._claims[key] = stage, claim
-        self._count(key, 1)
+        self._stages[key] = stage
         return key
 
     def leave(self, key: Key, now: float) -> None:
@@ -179,10 +181,9 @@ class StagePlacement:
         instance = self._placed.pop(key, None)
         if instance is None:
             self._queue.leave(key)
-            self._count(key, -1)
         else:
             self._loads[instance].end(key, now)
-        del self._stages[key], self._claims[key]
+        del self._stages[key]
 
     def place(self, now: float) -> tuple[list[tuple[Key, str]], float | None]:
         """Give instances with room the stages whose turn it is; and when to ask again though nothing happens."""
@@ -204,7 +205,6 @@ class StagePlacement:
                     full.add(kind)
                 continue
             self._queue.serve(entry.key, entry.rows, now)
-            self._count(entry.key, -1)
             self._placed[entry.key] = best
             self._loads[best].begin(entry.key, stage.cost, now)
             placed.append((entry.key, best))
@@ -221,20 +221,18 @@ class StagePlacement:
         serving = [state for state in self._ready() if any(card.digest == digest for card in state.models)]
         if not serving:
             return 0.0
-        edit = self.costs.of_edit(digest)
-        images, model = jobs * edit.images_ms, jobs * edit.model_ms
-        for state in serving:
-            images += sum(cost.images_ms for cost in self._loads[state.instance].stages.values())
-            model += max((cost.model_ms for cost in self._loads[state.instance].stages.values()), default=0.0)
-        own = job and self._waiting.get((digest, job.priority, job.tenant))
-        share_ms = (sum(own[:2]) if own else 0.0) + edit.total_ms
-        for (of_model, priority, tenant), (images_ms, model_ms, _) in self._waiting.items():
-            if of_model != digest or (job and priority is Priority.BATCH is not job.priority):
-                continue
-            all_ms = images_ms + model_ms
-            part = 1.0 if job is None or tenant == job.tenant else min(1.0, share_ms / all_ms)
-            images, model = images + part * images_ms, model + part * model_ms
-        return max(images / sum(map(processes_of, serving)), model / len(serving))
+        edit, waiting = self.costs.of_edit(digest), defaultdict[str, StageCost](StageCost)
+        before = StageCost(jobs * edit.images_ms, jobs * edit.model_ms)
+        for load in (self._loads[state.instance] for state in serving):
+            before = reduce(StageCost.plus, load.stages.values(), before)
+        for entry in self._queue:
+            later = job and entry.claim.priority is Priority.BATCH is not job.priority
+            if entry.demand.model_digest == digest and not later:
+                waiting[entry.claim.tenant] = waiting[entry.claim.tenant].plus(self._stages[entry.key].cost)
+        share_ms = edit.total_ms + (waiting[job.tenant].total_ms if job else math.inf)
+        for cost in waiting.values():
+            before = before.plus(cost, min(1.0, share_ms / max(1.0, cost.total_ms)))
+        return max(before.images_ms / sum(map(processes_of, serving)), before.model_ms / len(serving))
 
     def _ready(self) -> list[ServiceState]:
         """Live instances that may be asked, by name."""
@@ -253,15 +251,6 @@ class StagePlacement:
             if (load := self._loads[state.instance]).has_room(cost, processes := processes_of(state), now)
         )
         return min(ways, default=(0.0, 0, None))[2]
-
-    def _count(self, key: Key, sign: int) -> None:
-        stage, claim = self._stages[key], self._claims[key]
-        group = stage.digest, claim.priority, claim.tenant
-        work = self._waiting[group]
-        for index, amount in enumerate((*stage.cost, 1)):
-            work[index] += sign * amount
-        if not work[2]:
-            del self._waiting[group]  # no rounding adds up
 
 
 def processes_of(state: ServiceState) -> int:
