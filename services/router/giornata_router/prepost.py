@@ -27,7 +27,7 @@ from giornata.seeing.spans import span
 from giornata.seeing.told import Kind
 from giornata.wire import subjects
 from giornata.wire.cells import in_cell
-from giornata.wire.errors import DeadlineExceeded, GiornataError, Overloaded
+from giornata.wire.errors import DeadlineExceeded, GiornataError
 from giornata.wire.jobs import BlobRef, Encoding, Inspection, Job
 from giornata.wire.messages import (
     EncodeRequest,
@@ -207,9 +207,6 @@ class PrepostClient:
                     limit = deadline.at_most(stage.limit_s * 2.0 ** min(len(failed), 16))
                     try:
                         answer = await self._ask_at(instance, stage, limit)
-                    except Overloaded:
-                        self._placement.refuse(instance)
-                        raise
                     except GiornataError as error:
                         failed.append(instance)
                         if _worth_another_try(error):

@@ -7,7 +7,7 @@ as work. An instance gets what it can begin now: its own queue knows no tenants.
 from __future__ import annotations
 
 import math
-from collections import OrderedDict, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import reduce
@@ -29,8 +29,6 @@ AHEAD_MS: Final = 250.0
 """Work for each server that may lie before a stage at an instance: it hides the way, and delays others no more."""
 ENCODINGS: Final = 2
 """Encodings that an instance has at a time: one computes, and one is on its way."""
-REMEMBERED: Final = 4096
-"""Tenants and stages of which costs are remembered; the one that was used longest ago is forgotten first."""
 OLD_PROCESSES: Final = 2
 """Image processes of an instance whose version does not tell them: the default."""
 
@@ -54,10 +52,10 @@ class StageCost(NamedTuple):
 
 
 UNKNOWN: Final[dict[Verb, StageCost]] = {
-    "inspect": StageCost(images_ms=500.0),
-    "encode": StageCost(model_ms=500.0),
-    "finish": StageCost(500.0, 500.0),
-    "template": StageCost(500.0, 500.0),
+    "inspect": StageCost(images_ms=300.0),
+    "encode": StageCost(model_ms=300.0),
+    "finish": StageCost(300.0, 300.0),
+    "template": StageCost(300.0, 300.0),
 }
 """Costs before the first answer; they tell what a stage uses, too."""
 
@@ -66,18 +64,15 @@ class StageCosts:
     """What stages cost, learnt from answers. A tenant's pictures are of its own size, which no one knows beforehand."""
 
     def __init__(self) -> None:
-        self._seen: OrderedDict[tuple[Verb, str, str | None], tuple[UnitTime, UnitTime]] = OrderedDict()
+        self._seen: dict[tuple[Verb, str, str | None], tuple[UnitTime, UnitTime]] = {}
         """By verb, model and tenant; those of None are of all tenants, each stage counted once."""
 
     def observe(self, verb: Verb, digest: str, tenant: str, amount: float, cost: StageCost) -> None:
         """Take in what a stage of a tenant has cost; `amount` is its size, in the unit of its verb."""
         for owner, size in ((tenant, amount), ("", amount), (None, 1.0)):
             times = self._seen.setdefault((verb, digest, owner), (UnitTime(), UnitTime()))
-            self._seen.move_to_end((verb, digest, owner))
             for time, ms in zip(times, cost, strict=True):
                 time.observe(size, ms)
-        while len(self._seen) > REMEMBERED:
-            self._seen.popitem(last=False)
 
     def of(self, verb: Verb, digest: str, tenant: str | None, amount: float = 1.0) -> StageCost:
         """What a stage probably costs; that of a tenant without any, what those of all tenants do."""
@@ -90,9 +85,9 @@ class StageCosts:
         )
 
     def of_edit(self, digest: str) -> StageCost:
-        """What all stages of an edit with one picture cost on average."""
-        verbs: tuple[Verb, ...] = ("inspect", "encode", "finish")
-        return reduce(StageCost.plus, (self.of(verb, digest, None) for verb in verbs))
+        """What all stages of an edit with one picture cost on average, as far as it is known."""
+        known = (verb for verb in UNKNOWN if (verb, digest, None) in self._seen)
+        return reduce(StageCost.plus, (self.of(verb, digest, None) for verb in known), StageCost())
 
 
 class Stage(NamedTuple):
@@ -150,7 +145,6 @@ class StagePlacement:
         """Those that wait and those that were placed."""
         self._placed: dict[Key, str] = {}
         self._loads = defaultdict[str, _InstanceLoad](_InstanceLoad)
-        self._refused: set[str] = set()
         self.costs = StageCosts()
 
     def __contains__(self, job_id: object) -> bool:
@@ -158,14 +152,9 @@ class StagePlacement:
         return job_id in self._queue
 
     def observe(self, state: ServiceState) -> None:
-        """Take in telemetry of an instance, which may be asked again."""
+        """Take in telemetry of an instance, which is known from now on."""
         if state.service is ServiceName.PREPOST:
-            self._refused.discard(state.instance)
-            self._loads[state.instance]  # it is known from now on
-
-    def refuse(self, instance: str) -> None:
-        """Ask `instance`, which did not take a stage, nothing before its next telemetry."""
-        self._refused.add(instance)
+            self._loads[state.instance] = self._loads[state.instance]
 
     def join(self, job_id: str, stage: Stage, claim: Claim, since_s: float) -> Key:
         """Let a stage wait for its turn; its job has waited since `since_s`."""
@@ -239,8 +228,7 @@ class StagePlacement:
         known = ((name, self._fleet.get(name)) for name in sorted(self._loads))
         for name in [name for name, state in known if state is None and not self._loads[name].stages]:
             del self._loads[name]
-            self._refused.discard(name)
-        states = (self._fleet.get(name) for name in sorted(self._loads.keys() - self._refused))
+        states = (self._fleet.get(name) for name in sorted(self._loads))
         return [state for state in states if state and state.ready and not state.draining]
 
     def _best(self, states: Iterable[ServiceState], cost: StageCost, now: float) -> str | None:
