@@ -81,7 +81,7 @@ def told(statuses: Sequence[dict[str, Any]]) -> dict[str, Any]:
     errors = Counter(
         str((one.get("error") or {}).get("code")) for one in statuses if one["state"] != "completed"
     )
-    return {"jobs": len(statuses), "lost": sum(errors.values()), "errors": dict(errors)}
+    return {"jobs": len(statuses), "lost": sum(errors.values()), "errors": ", ".join(errors) or "none"}
 
 
 async def stopped(live: LiveStack, victims: Sequence[str], seconds: float, jobs: int) -> dict[str, Any]:
@@ -170,10 +170,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
                     if scene_name in scenes:
                         found = asyncio.run(stopped(live, victims, seconds, options.jobs))
                         lines.append({"scene": f"{len(victims)} of 2 stopped for {seconds:g} s", **found})
+                        print(lines[-1], flush=True)
         if "heavy" in scenes:
             env = {**keys, "GIORNATA_IMAGE_TIMEOUT_S": f"{options.timeout:g}"}
             with live_stack(model, {}, env) as live:
                 lines.append({"scene": "heavy pictures", **asyncio.run(heavy(live, options.heavy))})
+                print(lines[-1], flush=True)
     names_of = dict.fromkeys(name for line in lines for name in line)
     write("prepost_faults", [dict.fromkeys(names_of, "") | line for line in lines], workload=vars(options))
 
