@@ -105,6 +105,8 @@ class FakePrepost:
         """Answers wait for it."""
         self.asked: list[str] = []
         """Every question that came, whether it was answered or not."""
+        self.remaining_ms: list[int] = []
+        """The time that each of them had."""
         self.addressed = True
         """Whether it is asked by its own name; not by versions before."""
         self.lost: set[str] = set()
@@ -151,6 +153,7 @@ class FakePrepost:
             name = question(request)
             verb = name.split()[0]
             self.asked.append(name)
+            self.remaining_ms.append(request.remaining_ms)
             self.news.tell()
             await self.going.wait()
             if verb in self.lost:

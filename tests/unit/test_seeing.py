@@ -15,6 +15,7 @@ from giornata.seeing import spans
 from giornata.seeing.otlp import add_ids
 from giornata.seeing.spans import NO_SPAN, NO_STEPS, STEPS
 from giornata.seeing.told import Kind, Told, attribute
+from giornata.wire import subjects
 from giornata.wire.errors import InternalError, MaskEmpty
 from tests.fakes.spans import telling
 
@@ -172,3 +173,13 @@ def test_a_line_of_the_log_names_the_trace_around_it(told: InMemorySpanExporter)
     [one] = told.get_finished_spans()
     assert line["trace_id"] == f"{context(one).trace_id:032x}"
     assert line["span_id"] == f"{context(one).span_id:016x}"
+
+
+def test_a_subjects_kind_has_no_ids() -> None:
+    kinds = {
+        subjects.EDIT: "edit",
+        subjects.prepost("inspect", "tiny"): "prepost inspect",
+        subjects.prepost_at("p1", "inspect"): "prepost inspect",
+        subjects.worker("w1", "run"): "worker run",
+    }
+    assert {subject: subjects.kind_of(subject) for subject in kinds} == kinds

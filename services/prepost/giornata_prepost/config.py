@@ -14,10 +14,13 @@ class PrepostConfig(ModelConfig):
         2, ge=1, le=64, description="Processes for decoding, masks, pasting and encoding."
     )
     image_timeout_s: float = Field(
-        10.0, gt=0, le=600, description="Time that one picture may take in such a process."
+        10.0, gt=0, le=600, description="Processor time that one picture may take in such a process."
     )
     lora_timeout_s: float = Field(
-        120.0, gt=0, le=3600, description="Time that reading one LoRA may take in a process of its own."
+        120.0,
+        gt=0,
+        le=3600,
+        description="Processor time that reading one LoRA may take in a process of its own.",
     )
     lora_file_bytes: int = Field(2 << 30, ge=1 << 10, description="Largest file of a LoRA.")
     lora_text_bytes: int = Field(

@@ -11,6 +11,7 @@ import asyncio
 import errno
 import multiprocessing
 import os
+import signal
 import time
 import traceback
 from abc import ABC, abstractmethod
@@ -33,6 +34,8 @@ Arguments = TypeVarTuple("Arguments")
 
 _log = structlog.get_logger(__name__)
 
+STANDSTILL: Final = 10
+"""A process is ended, too, after so many times its limit by the clock: it stands still, which is no file's fault."""
 FORGOTTEN_S: Final = 1.0
 """How often a pool with work is asked whether it broke: pebble then forgets the tasks that it has not handed out."""
 
@@ -72,7 +75,7 @@ class WorkPool(ABC):
     ) -> tuple[Result, float]:
         """`function(*args)` in one of the processes, and the milliseconds it took there. Cancelling ends its process.
 
-        `limit_s` is the time for the work itself; waiting for a free process is not counted.
+        `limit_s` is processor time for the work itself, so that neither a queue nor a busy machine ends it.
 
         Raises:
             GiornataError: raised by the function, with every field intact. Or it took longer than `limit_s` and its
@@ -84,12 +87,17 @@ class WorkPool(ABC):
             try:
                 return await self._submit(function, args, limit_s)
             except (BrokenProcessPool, ProcessExpired) as error:
+                if _was_late(error):
+                    raise
                 # An idle process that is killed from outside ends a whole pebble pool, a busy one its task.
                 _log.warning("work_again", function=function.__name__, error=str(error))
                 return await self._submit(function, args, limit_s)
         except TimeoutError as error:
-            raise self.late(limit_s) from error
+            _log.error("process_stood_still", function=function.__name__)
+            raise InternalError("A process for files stood still.") from error
         except ProcessExpired as error:
+            if _was_late(error):
+                raise self.late(limit_s) from error
             _log.error("process_died", function=function.__name__, exit_code=error.exitcode)
             raise self.deadly() from error
         except BrokenProcessPool as error:
@@ -107,7 +115,7 @@ class WorkPool(ABC):
             await _end(broken)
         pool = self._pool
         future: Future[tuple[Result, float]] = pool.schedule(
-            _guarded, args=(function, *args), timeout=limit_s
+            _guarded, args=(limit_s, function, *args), timeout=STANDSTILL * limit_s
         )
         self._running.add(future)
         answer = asyncio.wrap_future(future)
@@ -193,8 +201,15 @@ async def _end(pool: ProcessPool) -> None:
     await asyncio.to_thread(pool.join)
 
 
-def _guarded(function: Callable[[*Arguments], Result], *args: *Arguments) -> tuple[Result, float]:
-    """The task's edge in the process: every exception becomes one that pickles."""
+def _was_late(error: Exception) -> bool:
+    return isinstance(error, ProcessExpired) and error.exitcode == -signal.SIGPROF
+
+
+def _guarded(
+    limit_s: float, function: Callable[[*Arguments], Result], *args: *Arguments
+) -> tuple[Result, float]:
+    """The task's edge in the process: every exception becomes one that pickles, and too much work ends the process."""
+    signal.setitimer(signal.ITIMER_PROF, limit_s)
     try:
         return _timed(function, *args)
     except GiornataError:
@@ -203,6 +218,8 @@ def _guarded(function: Callable[[*Arguments], Result], *args: *Arguments) -> tup
         if isinstance(error, OSError) and error.errno in {errno.ENOSPC, errno.EDQUOT}:
             raise StorageFull(received=os.strerror(error.errno), retry_after_s=10) from None
         raise WorkFailed(traceback.format_exc()) from None
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
 
 
 def _timed(function: Callable[[*Arguments], Result], *args: *Arguments) -> tuple[Result, float]:

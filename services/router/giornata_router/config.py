@@ -103,7 +103,7 @@ class RouterConfig(CellConfig):
         "worker, and is lost only where that one dies: silence alone ends no job.",
     )
     inspect_s: float = Field(
-        15.0, gt=0, description="Time that an instance has for one inspection; then another one is asked."
+        120.0, gt=0, description="Time that an instance has for one inspection; then another one is asked."
     )
     encode_s: float = Field(120.0, gt=0, description="Time that an instance has for one encoding.")
     finish_s: float = Field(

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Final, TypeVar
 
+import nats.errors
 import structlog
 
 from giornata.bus.bus import Bus
 from giornata.deadlines import Deadline
 from giornata.records import Change, Records, Revised
-from giornata.wire import subjects
+from giornata.wire import codec, subjects
 from giornata.wire.jobs import Inspection, Job
 from giornata.wire.messages import (
     CancelRows,
@@ -88,7 +89,13 @@ class Workers:
         """Tell it again. Whether its connection is gone: it has died; another silent one may be frozen or cut off."""
         message = CancelRows(job_id=job_id, attempt=assignment.attempt, epoch=self._leadership.check())
         subject = subjects.worker(assignment.worker, "cancel")
-        return not await self._bus.is_heard(subject, message, GONE_S)
+        try:
+            await self._bus.client.request(subject, codec.encode(message), timeout=GONE_S)
+        except nats.errors.NoRespondersError:
+            return True
+        except nats.errors.Error:
+            pass
+        return False
 
     async def prefetch(self, worker: str, job: Job, inspection: Inspection) -> None:
         """Tell `worker` to load a job's template into memory, and its LoRAs onto the device where there is room."""

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Final, Generic, NamedTuple, TypeVar
+from typing import Generic, TypeVar
 
 import structlog
 from pydantic import BaseModel
@@ -27,7 +27,7 @@ from giornata.seeing.spans import span
 from giornata.seeing.told import Kind
 from giornata.wire import subjects
 from giornata.wire.cells import in_cell
-from giornata.wire.errors import DeadlineExceeded, GiornataError, Overloaded
+from giornata.wire.errors import DeadlineExceeded, GiornataError
 from giornata.wire.jobs import BlobRef, Encoding, Inspection, Job
 from giornata.wire.messages import (
     EncodeRequest,
@@ -46,9 +46,6 @@ from giornata_router.rules.stages import Stage, StageCost, StagePlacement, Verb
 
 R = TypeVar("R", bound=BaseModel)
 
-ANY_INSTANCE: Final = ""
-"""Any instance of the model may answer."""
-
 log = structlog.get_logger(__name__)
 
 
@@ -66,14 +63,8 @@ class _StageQuestion(Generic[R]):
     """Its size, in the unit of its verb."""
 
 
-class _OpenQuestion(NamedTuple):
-    name: str
-    instance: str
-    """That was asked, or :data:`ANY_INSTANCE`."""
-
-
 class Questions:
-    """The open questions to prepost. What their instances do not say to have is lost, with its instance or its message.
+    """The open questions to prepost. What no living instance says to have is lost, with its instance or its message.
 
     `connected` says whether telemetry could be heard now. `listened_s` is the clock in which silence is counted, and
     that :meth:`observe` and :meth:`look` are told (:class:`giornata.fleet.ListeningClock`).
@@ -88,20 +79,20 @@ class Questions:
         self._fleet, self._connected, self._listened_s = fleet, connected, listened_s
         self._heard = Heard[asyncio.Timeout]()
         """When a question was asked, or an instance last said to have it."""
-        self._open: dict[asyncio.Timeout, _OpenQuestion] = {}
+        self._names: dict[asyncio.Timeout, str] = {}
 
     @asynccontextmanager
-    async def asked(self, name: str, instance: str = ANY_INSTANCE) -> AsyncIterator[None]:
-        """Ask `instance`, or any one of the model, and wait for the answer inside.
+    async def asked(self, name: str) -> AsyncIterator[None]:
+        """Ask and wait for the answer inside.
 
         Raises:
-            DeadlineExceeded: the instance does not have the question, so that no answer will come.
+            DeadlineExceeded: no instance has the question, so that no answer will come.
         """
         scope = asyncio.timeout(None)
         try:
             async with scope:
                 self._heard.hear(scope, self._listened_s())
-                self._open[scope] = _OpenQuestion(name, instance)
+                self._names[scope] = name
                 yield
         except TimeoutError as error:
             if not scope.expired():
@@ -109,12 +100,12 @@ class Questions:
             raise DeadlineExceeded("The question, or its answer, was lost.", received=name) from error
         finally:
             self._heard.forget(scope)
-            self._open.pop(scope, None)
+            self._names.pop(scope, None)
 
     def observe(self, state: ServiceState, now: float) -> None:
         """Take in telemetry: the questions that an instance has."""
-        for scope, (name, instance) in self._open.items():
-            if instance in {ANY_INSTANCE, state.instance} and name in (state.answering or ()):
+        for scope, name in self._names.items():
+            if name in (state.answering or ()):
                 self._heard.hear(scope, now)
 
     def look(self, now: float) -> None:
@@ -216,9 +207,6 @@ class PrepostClient:
                     limit = deadline.at_most(stage.limit_s * 2.0 ** min(len(failed), 16))
                     try:
                         answer = await self._ask_at(instance, stage, limit)
-                    except Overloaded:
-                        self._placement.refuse(instance)
-                        raise
                     except GiornataError as error:
                         failed.append(instance)
                         if _worth_another_try(error):
@@ -235,11 +223,10 @@ class PrepostClient:
 
     async def _ask_at(self, instance: str, stage: _StageQuestion[R], limit: Deadline) -> R:
         request, state = stage.make(remaining_ms=limit.remaining_ms()), self._fleet.get(instance)
-        subject, asked = subjects.prepost_at(instance, stage.verb), instance
+        subject = subjects.prepost_at(instance, stage.verb)
         if state is not None and state.prepost is None:  # an older version: all of the model share a queue
             subject = in_cell(subjects.prepost(stage.verb, stage.owner.model), self._config.cell)
-            asked = ANY_INSTANCE
-        async with self._questions.asked(question(request), asked):
+        async with self._questions.asked(question(request)):
             return await self._bus.call(subject, request, stage.reply, limit)
 
     @asynccontextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping
+from typing import Final
 
 import nats.errors
 import structlog
@@ -27,6 +28,9 @@ from giornata_router.lease import LeaseEndedError
 from giornata_router.live_record import EndedError, LiveRecord
 from giornata_router.rules import leftovers, transitions
 from giornata_router.tools import Tools
+
+MOST_PAUSE_S: Final = 30.0
+"""Before what was lost again and again is made once more."""
 
 log = structlog.get_logger(__name__)
 
@@ -152,7 +156,8 @@ class Walk:
         """Send rows back; inspect the pictures again where that made what was lost, or as `inspected` says."""
         remade = self._live.record.remade
         log.warning("intermediate_lost", job=self._job.job_id, rows=lost, inspected=inspected, remade=remade)
-        await asyncio.sleep(transitions.remake_pause_s(remade))
+        if remade:  # a store that loses everything is not worked for at full speed
+            await asyncio.sleep(min(MOST_PAUSE_S, 0.1 * 2.0 ** min(remade, 10)))
         inspected = inspected or Intermediate.ALPHA in lost.values()
         inspection = await self._inspect() if inspected else None
         await self._live.change(lambda r: transitions.made_again(r, lost, inspection, self._sheet.times()))

@@ -81,19 +81,6 @@ class Bus:
         headers = None if message_id is None else {Header.MSG_ID.value: message_id}
         await self.client.publish(subject, codec.encode(message), headers=headers)
 
-    async def is_heard(self, subject: str, message: BaseModel, limit_s: float) -> bool:
-        """Send a message, and tell within `limit_s` whether anything listens there, be it frozen or cut off.
-
-        The server says at once where nothing does. Without a connection, somebody might.
-        """
-        try:
-            await self.client.request(subject, codec.encode(message), timeout=limit_s)
-        except nats.errors.NoRespondersError:
-            return False
-        except nats.errors.Error:
-            return True
-        return True
-
     async def call(
         self,
         subject: str,

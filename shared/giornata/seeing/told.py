@@ -28,7 +28,7 @@ class Told(TypedDict, total=False):
     """Image tokens that a step computed, of all rows of the batch."""
     mask_ratio: float
     worker: str
-    """A denoiser's instance."""
+    """A denoiser's instance, or a prepost's that is asked."""
     predicted_ms: float
     """From the decision to the job's last step, as the router expects."""
     outcome: str

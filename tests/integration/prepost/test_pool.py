@@ -59,6 +59,16 @@ def hang(seconds: float, stubborn: bool) -> None:
     time.sleep(seconds)
 
 
+def compute() -> None:
+    while True:
+        pass
+
+
+def nap(seconds: float) -> float:
+    time.sleep(seconds)
+    return seconds
+
+
 def die(log: Path, deaths: int) -> int:
     """Crash the first `deaths` times; return how often it was tried."""
     with log.open("a") as file:
@@ -136,10 +146,23 @@ async def test_any_other_error_is_an_internal_one(pool: ImagePool) -> None:
 async def test_a_task_that_takes_too_long_loses_its_process(pool: ImagePool) -> None:
     before = await result_of(pool, process_id, limit_s=HUNG_S)
     with pytest.raises(ImageTimeout) as caught:
-        await result_of(pool, hang, 600.0, True, limit_s=0.2)
+        await result_of(pool, compute, limit_s=0.2)
     assert caught.value.received == "more than 0.2 s"
     assert not psutil.pid_exists(before)
     assert await result_of(pool, process_id, limit_s=HUNG_S) != before
+
+
+async def test_standing_still_is_no_fault_of_the_picture(pool: ImagePool) -> None:
+    """As where the whole machine is stopped: the work's own time has not gone by."""
+    before = await result_of(pool, process_id, limit_s=HUNG_S)
+    with pytest.raises(InternalError, match="stood still"):
+        await result_of(pool, hang, 600.0, True, limit_s=0.2)
+    assert not psutil.pid_exists(before)
+    assert await result_of(pool, process_id, limit_s=HUNG_S) != before
+
+
+async def test_a_slow_machine_takes_no_time_from_a_picture(pool: ImagePool) -> None:
+    assert await result_of(pool, nap, 2.0, limit_s=1.5) == 2.0
 
 
 async def test_a_cancelled_task_loses_its_process(pool: ImagePool) -> None:

@@ -109,11 +109,13 @@ async def test_an_instance_has_no_more_than_it_can_begin_and_a_cancelled_job_giv
         waiting, last = make_job(), make_job()
         for job in (waiting, last):
             await bench.submit(job)
+        await asyncio.sleep(1.5)
         for job in (waiting, first):
             await cancel(bench, job)
             assert (await bench.ended(job)).state is JobState.CANCELLED
         await small.news.until(lambda: len(small.asked) == 2)
         assert small.asked[1] == f"inspect {last.job_id}", "what waited for room was not asked"
+        assert small.remaining_ms[1] > 119_000, "its time begins where it is computed"
         small.hold.set()
         await all_completed(bench, [last])
 

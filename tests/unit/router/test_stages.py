@@ -128,16 +128,14 @@ def test_batch_jobs_come_after_interactive_ones() -> None:
     assert names(made.place(1.0)[0])[0] == "person"
 
 
-def test_silent_draining_and_refusing_instances_are_asked_nothing() -> None:
+def test_silent_and_draining_instances_are_asked_nothing() -> None:
     fleet = Fleet()
     made = StagePlacement(fleet)
     observe(made, fleet, prepost("p1"))
     observe(made, fleet, prepost("p2", draining=True))
-    made.refuse("p1")
-    key = join(made, "j", stage())
-    assert made.place(0.0)[0] == []
-    observe(made, fleet, prepost("p1"))
     fleet.expire(SILENCE_S + 1)
+    observe(made, fleet, prepost("p2", draining=True), 3.0)
+    key = join(made, "j", stage())
     assert made.place(4.0)[0] == [], "none is left, and the stage waits"
     observe(made, fleet, prepost("p3"), 100.0)
     assert made.place(100.0)[0] == [(key, "p3")]

@@ -6,9 +6,11 @@ as work. An instance gets what it can begin now: its own queue knows no tenants.
 
 from __future__ import annotations
 
-from collections import OrderedDict, defaultdict
+import math
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from functools import reduce
 from typing import Final, Literal, NamedTuple
 
 from giornata.fleet import Fleet
@@ -27,8 +29,6 @@ AHEAD_MS: Final = 250.0
 """Work for each server that may lie before a stage at an instance: it hides the way, and delays others no more."""
 ENCODINGS: Final = 2
 """Encodings that an instance has at a time: one computes, and one is on its way."""
-REMEMBERED: Final = 4096
-"""Tenants and stages of which costs are remembered; the one that was used longest ago is forgotten first."""
 OLD_PROCESSES: Final = 2
 """Image processes of an instance whose version does not tell them: the default."""
 
@@ -46,12 +46,16 @@ class StageCost(NamedTuple):
         """The work that fairness counts."""
         return self.images_ms + self.model_ms
 
+    def plus(self, other: StageCost, part: float = 1.0) -> StageCost:
+        """This and a part of another."""
+        return StageCost(self.images_ms + part * other.images_ms, self.model_ms + part * other.model_ms)
+
 
 UNKNOWN: Final[dict[Verb, StageCost]] = {
-    "inspect": StageCost(images_ms=500.0),
-    "encode": StageCost(model_ms=500.0),
-    "finish": StageCost(500.0, 500.0),
-    "template": StageCost(500.0, 500.0),
+    "inspect": StageCost(images_ms=300.0),
+    "encode": StageCost(model_ms=300.0),
+    "finish": StageCost(300.0, 300.0),
+    "template": StageCost(300.0, 300.0),
 }
 """Costs before the first answer; they tell what a stage uses, too."""
 
@@ -60,18 +64,15 @@ class StageCosts:
     """What stages cost, learnt from answers. A tenant's pictures are of its own size, which no one knows beforehand."""
 
     def __init__(self) -> None:
-        self._seen: OrderedDict[tuple[Verb, str, str | None], tuple[UnitTime, UnitTime]] = OrderedDict()
+        self._seen: dict[tuple[Verb, str, str | None], tuple[UnitTime, UnitTime]] = {}
         """By verb, model and tenant; those of None are of all tenants, each stage counted once."""
 
     def observe(self, verb: Verb, digest: str, tenant: str, amount: float, cost: StageCost) -> None:
         """Take in what a stage of a tenant has cost; `amount` is its size, in the unit of its verb."""
         for owner, size in ((tenant, amount), ("", amount), (None, 1.0)):
             times = self._seen.setdefault((verb, digest, owner), (UnitTime(), UnitTime()))
-            self._seen.move_to_end((verb, digest, owner))
             for time, ms in zip(times, cost, strict=True):
                 time.observe(size, ms)
-        while len(self._seen) > REMEMBERED:
-            self._seen.popitem(last=False)
 
     def of(self, verb: Verb, digest: str, tenant: str | None, amount: float = 1.0) -> StageCost:
         """What a stage probably costs; that of a tenant without any, what those of all tenants do."""
@@ -84,9 +85,9 @@ class StageCosts:
         )
 
     def of_edit(self, digest: str) -> StageCost:
-        """What all stages of an edit with one picture cost on average."""
-        stages = [self.of(verb, digest, None) for verb in ("inspect", "encode", "finish")]
-        return StageCost(sum(one.images_ms for one in stages), sum(one.model_ms for one in stages))
+        """What all stages of an edit with one picture cost on average, as far as it is known."""
+        known = (verb for verb in UNKNOWN if (verb, digest, None) in self._seen)
+        return reduce(StageCost.plus, (self.of(verb, digest, None) for verb in known), StageCost())
 
 
 class Stage(NamedTuple):
@@ -142,12 +143,8 @@ class StagePlacement:
         self._queue = FairLine(by_deadline=by_deadline, ageing_s=ageing_s, by_ends=True)
         self._stages: dict[Key, Stage] = {}
         """Those that wait and those that were placed."""
-        self._waiting = defaultdict[tuple[str, Priority, str], list[float]](lambda: [0.0, 0.0, 0.0])
-        """Work that waits, and in how many stages, by model, priority and tenant."""
-        self._claims: dict[Key, Claim] = {}
         self._placed: dict[Key, str] = {}
         self._loads = defaultdict[str, _InstanceLoad](_InstanceLoad)
-        self._refused: set[str] = set()
         self.costs = StageCosts()
 
     def __contains__(self, job_id: object) -> bool:
@@ -155,14 +152,9 @@ class StagePlacement:
         return job_id in self._queue
 
     def observe(self, state: ServiceState) -> None:
-        """Take in telemetry of an instance, which may be asked again."""
+        """Take in telemetry of an instance, which is known from now on."""
         if state.service is ServiceName.PREPOST:
-            self._refused.discard(state.instance)
-            self._loads[state.instance]  # it is known from now on
-
-    def refuse(self, instance: str) -> None:
-        """Ask `instance`, which did not take a stage, nothing before its next telemetry."""
-        self._refused.add(instance)
+            self._loads[state.instance] = self._loads[state.instance]
 
     def join(self, job_id: str, stage: Stage, claim: Claim, since_s: float) -> Key:
         """Let a stage wait for its turn; its job has waited since `since_s`."""
@@ -170,8 +162,7 @@ class StagePlacement:
         demand = Demand(stage.model, stage.digest, (work,))
         claim = replace(claim, takes_s=stage.cost.total_ms / 1e3)
         key = self._queue.join(job_id, demand, claim, since_s).key
-        self._stages[key], self._claims[key] = stage, claim
-        self._count(key, 1)
+        self._stages[key] = stage
         return key
 
     def leave(self, key: Key, now: float) -> None:
@@ -179,10 +170,9 @@ class StagePlacement:
         instance = self._placed.pop(key, None)
         if instance is None:
             self._queue.leave(key)
-            self._count(key, -1)
         else:
             self._loads[instance].end(key, now)
-        del self._stages[key], self._claims[key]
+        del self._stages[key]
 
     def place(self, now: float) -> tuple[list[tuple[Key, str]], float | None]:
         """Give instances with room the stages whose turn it is; and when to ask again though nothing happens."""
@@ -204,7 +194,6 @@ class StagePlacement:
                     full.add(kind)
                 continue
             self._queue.serve(entry.key, entry.rows, now)
-            self._count(entry.key, -1)
             self._placed[entry.key] = best
             self._loads[best].begin(entry.key, stage.cost, now)
             placed.append((entry.key, best))
@@ -221,28 +210,25 @@ class StagePlacement:
         serving = [state for state in self._ready() if any(card.digest == digest for card in state.models)]
         if not serving:
             return 0.0
-        edit = self.costs.of_edit(digest)
-        images, model = jobs * edit.images_ms, jobs * edit.model_ms
-        for state in serving:
-            images += sum(cost.images_ms for cost in self._loads[state.instance].stages.values())
-            model += max((cost.model_ms for cost in self._loads[state.instance].stages.values()), default=0.0)
-        own = job and self._waiting.get((digest, job.priority, job.tenant))
-        share_ms = (sum(own[:2]) if own else 0.0) + edit.total_ms
-        for (of_model, priority, tenant), (images_ms, model_ms, _) in self._waiting.items():
-            if of_model != digest or (job and priority is Priority.BATCH is not job.priority):
-                continue
-            all_ms = images_ms + model_ms
-            part = 1.0 if job is None or tenant == job.tenant else min(1.0, share_ms / all_ms)
-            images, model = images + part * images_ms, model + part * model_ms
-        return max(images / sum(map(processes_of, serving)), model / len(serving))
+        edit, waiting = self.costs.of_edit(digest), defaultdict[str, StageCost](StageCost)
+        before = StageCost(jobs * edit.images_ms, jobs * edit.model_ms)
+        for load in (self._loads[state.instance] for state in serving):
+            before = reduce(StageCost.plus, load.stages.values(), before)
+        for entry in self._queue:
+            later = job and entry.claim.priority is Priority.BATCH is not job.priority
+            if entry.demand.model_digest == digest and not later:
+                waiting[entry.claim.tenant] = waiting[entry.claim.tenant].plus(self._stages[entry.key].cost)
+        share_ms = edit.total_ms + (waiting[job.tenant].total_ms if job else math.inf)
+        for cost in waiting.values():
+            before = before.plus(cost, min(1.0, share_ms / max(1.0, cost.total_ms)))
+        return max(before.images_ms / sum(map(processes_of, serving)), before.model_ms / len(serving))
 
     def _ready(self) -> list[ServiceState]:
         """Live instances that may be asked, by name."""
         known = ((name, self._fleet.get(name)) for name in sorted(self._loads))
         for name in [name for name, state in known if state is None and not self._loads[name].stages]:
             del self._loads[name]
-            self._refused.discard(name)
-        states = (self._fleet.get(name) for name in sorted(self._loads.keys() - self._refused))
+        states = (self._fleet.get(name) for name in sorted(self._loads))
         return [state for state in states if state and state.ready and not state.draining]
 
     def _best(self, states: Iterable[ServiceState], cost: StageCost, now: float) -> str | None:
@@ -253,15 +239,6 @@ class StagePlacement:
             if (load := self._loads[state.instance]).has_room(cost, processes := processes_of(state), now)
         )
         return min(ways, default=(0.0, 0, None))[2]
-
-    def _count(self, key: Key, sign: int) -> None:
-        stage, claim = self._stages[key], self._claims[key]
-        group = stage.digest, claim.priority, claim.tenant
-        work = self._waiting[group]
-        for index, amount in enumerate((*stage.cost, 1)):
-            work[index] += sign * amount
-        if not work[2]:
-            del self._waiting[group]  # no rounding adds up
 
 
 def processes_of(state: ServiceState) -> int:

@@ -23,7 +23,6 @@ from giornata.wire.resolution import guided_by
 from giornata.wire.templates import picture_id
 from giornata.wire.values import ComputeTimes, Intermediate, StageTimes
 
-MOST_PAUSE_S: Final = 30.0
 MOST_CAUSES: Final = 20
 """Lost attempts that a record tells of, the last ones."""
 _NAMES: Final = frozenset(map(str, Intermediate))
@@ -110,14 +109,6 @@ def lost_intermediates(rows: Iterable[RowRecord]) -> dict[int, Intermediate]:
         for row in rows
         if row.error is not None and row.error.code == IntermediateLost.code and row.error.field in _NAMES
     }
-
-
-def remake_pause_s(remade: int) -> float:
-    """How long a job waits before it goes back for what was lost, having done so `remade` times: at first not at all.
-
-    A store that loses everything is not worked for at full speed; the job's budget ends it.
-    """
-    return min(MOST_PAUSE_S, 0.1 * 2.0 ** min(remade, 10)) if remade else 0.0
 
 
 def made_again(
