@@ -34,7 +34,7 @@ class TooCostlyError(BaseException):
 
 def check_time(target: Callable[[bytes], None], data: bytes) -> None:
     """Run `target` on `data`; TooCostlyError where that takes too long each time."""
-    took_s = []
+    took_s: list[float] = []
     while len(took_s) < TRIES:
         began_s = time.process_time()
         target(data)
