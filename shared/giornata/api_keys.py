@@ -7,6 +7,7 @@ A key is random and long, so that its SHA-256 hash gives nothing away and needs 
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Mapping
 from datetime import datetime
 from typing import Annotated, Any, Final, Literal
@@ -14,6 +15,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import (
     BaseModel,
     ConfigDict,
+    FailFast,
     Field,
     PlainSerializer,
     StringConstraints,
@@ -90,15 +92,15 @@ class KeysFile(_Part):
     """All keys and all limits of a deployment."""
 
     version: Literal[1] = 1
-    keys: tuple[ApiKey, ...] = ()
+    keys: Annotated[tuple[ApiKey, ...], FailFast()] = ()
     tenants: dict[Tenant, TenantLimits] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _once_each(self) -> KeysFile:
-        known = [key.sha256 for key in self.keys]
-        twice = sorted({key[:ID_CHARACTERS] for key in known if known.count(key) > 1})
-        if twice:
-            raise ValueError(f"the key {twice[0]} is there twice")
+        counts = Counter(key.sha256 for key in self.keys)
+        if len(counts) < len(self.keys):
+            twice = min(key for key, count in counts.items() if count > 1)
+            raise ValueError(f"the key {twice[:ID_CHARACTERS]} is there twice")
         if len(self.passwords) < sum(key.nats is not None for key in self.keys):
             raise ValueError("an application is there twice")
         return self

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import struct
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -27,6 +30,9 @@ TRACE: Final = (
     "timestamp,mask_ratio,steps,template,n,seed,shape,adapters\n0,0.1,4,1,1,7,box,a b\n1.5,,,,,,,-\n"
 )
 
+SIZE: Final = 2 << 20
+HEADER: Final = 4 << 20
+EMPTY: Final = b'"t%d.lora_A.weight":{"dtype":"F32","shape":[0],"data_offsets":[0,0]}'
 IMAGE: Final = PART.format('image"; filename="a.png', "x") + "--b--\r\n"
 A1111: Final = (
     {"prompt": "a <lora:rims:0.5> hat", "negative_prompt": "blue", "seed": -1, "steps": 20, "cfg_scale": 7,
@@ -88,6 +94,120 @@ def seeds() -> dict[str, list[bytes]]:
         "trace": [b"\0" + TRACE.encode(), b'\1{"timestamp": 0, "adapters": ["a"]}\n{"timestamp": 2, "steps": 3}\n'],
         "keys": [api_keys.render(keys_of({"gio_a": "alice", "gio_b": "bob"})).encode(), b'{"version": 1}'],
     }  # fmt: skip
+
+
+def _json() -> dict[str, bytes]:
+    names = _names()
+    return {
+        "lists": b'{"prompt":[' + b"[]," * (SIZE // 3) + b"[]]}",
+        "depth": b'{"prompt":' + b"[" * (SIZE // 2) + b"]" * (SIZE // 2) + b"}",
+        "unknown names": names,
+        "names within": b'{"prompt":"x","loras":[' + names + b"]}",
+        "a few names within": b'{"prompt":"x","loras":[' + b",".join([names[:2800] + b'"u":0}'] * 8) + b"]}",
+        "escapes": b'{"prompt":"' + b"\\u0041" * (SIZE // 6) + b'"}',
+        "a number": b'{"prompt":"x","seed":' + b"1" * SIZE + b"}",
+        "a fraction": b'{"prompt":"x","guidance_scale":0.' + b"1" * SIZE + b"}",
+        "a word": b'{"prompt":"' + b"x" * SIZE + b'"}',
+        "a name": b'{"' + b"x" * SIZE + b'":0}',
+        "a picture": b'{"prompt":"x","reference":["' + _base64() + b'"]}',
+        "a damaged picture": b'{"prompt":"x","reference":["' + _base64()[:-9] + b'=AAAAAAAA"]}',
+    }
+
+
+def _a1111() -> dict[str, bytes]:
+    unit = {"model": "outline", "image": _base64().decode()}
+    return _json() | {
+        "many pictures": b'{"prompt":"x","init_images":[' + b'"eA==",' * (SIZE // 7) + b'"eA=="]}',
+        "scripts": b'{"prompt":"x","alwayson_scripts":' + _names() + b"}",
+        "settings": b'{"prompt":"x","override_settings":' + _names() + b"}",
+        "a unit": json.dumps({"prompt": "x", "alwayson_scripts": {"controlnet": {"args": [unit]}}}).encode(),
+        "brackets": json.dumps({"prompt": ("(:" + " " * 500 + "[:1" + "<a") * 8}).encode(),
+    }
+
+
+def _form() -> dict[str, bytes]:
+    many = PART.format("n", "1").replace("\r\n\r\n", "\r\n" + "X: y\r\n" * 120 + "\r\n")
+    return {
+        "a preamble": b"\r\n" * (SIZE // 2) + IMAGE.encode(),
+        "a line": b"x" * SIZE + IMAGE.encode(),
+        "headers": many.encode() * 47 + b"--b--",
+        "parts": PART.format("x", "y").encode() * (SIZE // 60) + b"--b--",
+        "a field": PART.format("prompt", "x" * SIZE).encode() + b"--b--",
+        "an epilogue": IMAGE.encode() + b"\r\n" * (SIZE // 2),
+    }
+
+
+def _envelope() -> dict[str, bytes]:
+    fields = {"schema": 1, "parameters": {"prompt": "x"}, "job_id": "x", "image": b"x"}
+    head = msgpack.packb(fields | {"x": None})[:-1]
+    return {
+        "lists": head + b"\xdd" + SIZE.to_bytes(4, "big") + b"\x90" * SIZE,
+        "claims": head + b"\xdd\x00\x06\x66\x66" * (SIZE // 5),
+        "trees": head + b"\xdc\x00\xff" + (b"\xdc\x00\xff" + b"\xc0" * 255) * (SIZE // 258),
+        "names": msgpack.packb({f"u{number}": 0 for number in range(SIZE // 12)}),
+        "a word": msgpack.packb(fields | {"parameters": {"prompt": "x" * SIZE}}),
+        "a picture": msgpack.packb(fields | {"image": b"x" * (6 << 20)}),
+    }
+
+
+def _png() -> dict[str, bytes]:
+    good = saved(TINY, "PNG")
+    return {"chunks": good[:33] + chunk(b"teXt", b"") * (SIZE // 12) + good[33:]}
+
+
+def _jpeg() -> dict[str, bytes]:
+    good = saved(RGB[:16, :16], "JPEG", progressive=True)
+    scan = good[good.rindex(b"\xff\xda") : -2]
+    return {
+        "segments": good[:2] + b"\xff\xe1\x00\x02" * (SIZE // 4) + good[2:],
+        "padding": good[:2] + b"\xff" * SIZE + good[2:],
+        "stuffing": good[:2] + b"\xff\x00" * (SIZE // 2) + good[2:],
+        "scans": good[:-2] + scan * (SIZE // len(scan)) + good[-2:],
+    }
+
+
+def _safetensors() -> dict[str, bytes]:
+    count = HEADER // 64
+    headers = {
+        "lists": b'{"a":[' + b"[]," * (HEADER // 3) + b"[]]}",
+        "names": b"{" + b",".join(b'"%d":0' % number for number in range(count)) + b"}",
+        "notes": b'{"__metadata__":{' + b",".join(b'"%d":""' % number for number in range(4 * count)) + b"}}",
+        "tensors": b"{" + b",".join(EMPTY % number for number in range(count)) + b"}",
+        "a shape": b'{"a":{"dtype":"F32","shape":['
+        + b"1," * (HEADER // 2 - 50)
+        + b'1],"data_offsets":[0,0]}}',
+    }
+    return {name: struct.pack("<Q", len(text)) + text for name, text in headers.items()}
+
+
+GIANTS: Final[dict[str, Callable[[], dict[str, bytes]]]] = {
+    "json": _json,
+    "a1111": _a1111,
+    "form": _form,
+    "mask": _form,
+    "webhook": lambda: {
+        "a host": b"https://" + b"a." * (SIZE // 2),
+        "odd": "https://{}/".format("ß\uff0e" * 990).encode(),
+    },
+    "envelope": _envelope,
+    "png": _png,
+    "jpeg": _jpeg,
+    "webp": lambda: {
+        "chunks": b"RIFF\xff\xff\x7f\0WEBPVP8X\x0a\0\0\0" + bytes(10) + b"JUNK\0\0\0\0" * (SIZE // 8)
+    },
+    "safetensors": _safetensors,
+    "trace": dict,
+    "keys": lambda: {"lists": b'{"keys":[' + b"[]," * (SIZE // 24) + b"[]]}"},
+}
+"""Inputs of mebibytes that once took seconds or gigabytes, or would: by target, each by its name. None is kept."""
+
+
+def _names() -> bytes:
+    return b"{" + b",".join(b'"u%07d":0' % number for number in range(SIZE // 12)) + b"}"
+
+
+def _base64() -> bytes:
+    return base64.b64encode(b"x" * (SIZE // 4 * 3))
 
 
 if __name__ == "__main__":

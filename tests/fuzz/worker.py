@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
+from collections.abc import Callable
 
 import atheris
 
@@ -11,7 +13,28 @@ with atheris.instrument_imports(
 ):
     from tests.fuzz.targets import TARGETS
 
+from tests.fuzz.cost import check_memory, check_time
+from tests.fuzz.seeds import seeds
+
+ONE_IN = 4
+"""One input in so many has its memory measured, too, which takes three times as long."""
+
+
+def tried(name: str) -> Callable[[bytes], None]:
+    """A target that fails on what takes too long or too much memory, too."""
+    target, numbers = TARGETS[name], itertools.count()
+    for data in seeds()[name]:
+        target(data)  # imports what it needs
+
+    def run(data: bytes) -> None:
+        check_time(target, data)
+        if next(numbers) % ONE_IN == 0:
+            check_memory(target, data)
+
+    return run
+
+
 if __name__ == "__main__":
     program, target, *flags = sys.argv
-    atheris.Setup([program, *flags], TARGETS[target])
+    atheris.Setup([program, *flags], tried(target))
     atheris.Fuzz()

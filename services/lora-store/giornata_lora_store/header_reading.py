@@ -13,6 +13,10 @@ from safetensors import SafetensorError, safe_open
 from giornata.wire.errors import LoraTooLarge, LoraUnreadable
 from giornata_lora_store.rules.headers import Tensor
 
+TENSOR_QUOTES: Final = 10
+"""Quotes of a tensor in a header: two each of its name, its three fields and its dtype."""
+OTHER_QUOTES: Final = 1 << 14
+"""Quotes of a trainer's notes, which have about a hundred names; those within texts are escaped."""
 LENGTH: Final = struct.Struct("<Q")
 ACCEPTED: Final = "a whole file of safetensors"
 
@@ -29,8 +33,11 @@ def read_header(path: Path, limit_bytes: int, most_tensors: int) -> dict[str, Te
         LoraTooLarge: its header is larger than `limit_bytes`, or has more than `most_tensors`.
     """
     text = _header_text(path, limit_bytes)
-    if (tensors := text.count(b'"data_offsets"')) > most_tensors:
-        raise LoraTooLarge(received=f"{tensors} tensors", accepted=f"at most {most_tensors}")
+    quotes = text.count(b'"') - text.count(b'\\"')
+    if quotes > (most := TENSOR_QUOTES * most_tensors + OTHER_QUOTES):
+        raise LoraTooLarge(
+            "The header has too many names.", received=f"{quotes} quotes", accepted=f"at most {most}"
+        )
     try:
         with safe_open(path, framework="numpy") as file:
             _check_names(text)

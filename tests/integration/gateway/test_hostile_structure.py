@@ -23,7 +23,7 @@ LISTS: Final = b'{"prompt":[' + b"[]," * (MIB // 8) + b"[]]}"
 NAMES: Final = b"{" + b",".join(b'"n%d":0' % number for number in range(2000)) + b"}"
 JSON: Final[dict[str, tuple[bytes, int, str]]] = {
     "lists": (LISTS, 413, "payload_too_large"),
-    "depth": (b'{"prompt":' + b"[" * 10_000 + b"]" * 10_000 + b"}", 413, "payload_too_large"),
+    "depth": (b'{"prompt":' + b"[" * 8000 + b"]" * 8000 + b"}", 400, "bad_request"),
     "a deep list": (b'{"prompt":' + b"[" * 100 + b"]" * 100 + b"}", 400, "bad_request"),
     "unknown names": (NAMES, 400, "bad_request"),
     "escapes": (b'{"prompt":"' + b"\\u0041" * (MIB // 8) + b'"}', 413, "payload_too_large"),

@@ -23,6 +23,7 @@ from giornata.wire.errors import (
 from giornata.wire.jobs import BlobRef
 from giornata.wire.messages import Accepted, CancelMessage, EditMessage, EditReply
 from giornata.wire.requests import EditParameters
+from giornata.wire.structure import NAMES, TEXT_BYTES
 from tests.fakes.key_files import write_keys
 from tests.integration.gateway_fakes import Stage, open_stage
 from tests.patience import HUNG_MS, HUNG_S
@@ -119,13 +120,18 @@ async def test_parameters_are_refused_field_by_field(stage: Stage, nats_url: str
         fields["parameters"] |= {"stile": "y"}
         reply = await connected.client.request(subjects.EDIT, _packed(fields), timeout=HUNG_S)
         assert codec.unpack(reply.data)["code"] == "unknown_field"
-        many = {f"{i}" * 60: "y" for i in range(10_000)}
-        no_text = {b"\xff%d" % i: "y" for i in range(10_000)}
-        for parameters in (many, no_text, {"x" * 300_000: "y"}, {b"\xff": 1}, [1], None, "x"):
+        many = {f"{i}" * 60: "y" for i in range(NAMES)}
+        no_text = {b"\xff%d" % i: "y" for i in range(NAMES)}
+        for parameters in (many, no_text, {"x" * TEXT_BYTES: "y"}, {b"\xff": 1}, [1], None, "x"):
             reply = await connected.client.request(
                 subjects.EDIT, _packed(fields | {"parameters": parameters}), timeout=3
             )
             assert codec.unpack(reply.data)["field"] == "parameters"
+        for beyond in (many | {"one": "more"}, {"x" * (TEXT_BYTES + 1): "y"}):
+            reply = await connected.client.request(
+                subjects.EDIT, _packed(fields | {"parameters": beyond}), timeout=HUNG_S
+            )
+            assert codec.unpack(reply.data)["code"] == "malformed_message"
         accepted = await connected.call(
             subjects.EDIT_CANCEL,
             CancelMessage(job_id=await _done(stage)),

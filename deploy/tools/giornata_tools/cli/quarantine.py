@@ -14,6 +14,7 @@ from rich.table import Table
 
 from giornata import runtime
 from giornata.bus import bus
+from giornata.logs import visible
 from giornata.records import Quarantine
 from giornata.wire.cells import MAIN
 from giornata.wire.errors import GiornataError
@@ -74,11 +75,11 @@ async def show_job(kept: Quarantine, job_id: str, *, as_json: bool) -> None:
         return
     click.echo(f"{record.job.job_id}, tenant {record.job.tenant}, model {record.job.model}")
     for cause in record.causes:
-        click.echo(f"  {cause}")
+        click.echo(f"  {visible(str(cause))}")
     if record.error is not None:
-        click.echo(f"  {record.error.code}: {record.error.message}")
+        click.echo(visible(f"  {record.error.code}: {record.error.message}"))
     asked = record.job.parameters.model_dump(mode="json", exclude_defaults=True)
-    click.echo(json.dumps(asked, indent=2, ensure_ascii=False))
+    click.echo(visible(json.dumps(asked, indent=2, ensure_ascii=False), "\n"))
 
 
 @_command("release")

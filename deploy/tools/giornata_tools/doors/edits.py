@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
+from giornata.logs import visible
 from giornata.wire.errors import ErrorBody, Unauthorized, from_body
 
 KEY_OPTION: Final = "--api-key KEY, or GIORNATA_API_KEY in the environment; `giornata keys create` makes keys"
@@ -120,7 +121,7 @@ def sentence(body: ErrorBody) -> str:
     if body.code == Unauthorized.code:
         body = body.model_copy(update={"accepted": KEY_OPTION})
     again = "" if body.retry_after_s is None else f" Try again in {body.retry_after_s:g} s."
-    return f"{from_body(body)}{again} [{body.code}]"
+    return visible(f"{from_body(body)}{again} [{body.code}]", "\n")
 
 
 @dataclass

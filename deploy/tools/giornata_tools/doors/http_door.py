@@ -13,6 +13,7 @@ from typing import Any, Final
 import aiohttp
 from pydantic import TypeAdapter, ValidationError
 
+from giornata.logs import visible
 from giornata.wire.adapters import named_control_images
 from giornata.wire.errors import ErrorBody
 from giornata.wire.references import REFERENCE
@@ -45,6 +46,20 @@ CANCEL_S: Final = 10.0
 _OBJECT: Final[TypeAdapter[dict[str, Any]]] = TypeAdapter(dict[str, Any])
 
 
+def _object(data: str | bytes) -> dict[str, Any]:
+    """The JSON object in an answer; a terminal obeys none of its texts."""
+    told = _OBJECT.validate_json(data)
+    return {name: _visible(value) for name, value in told.items()}
+
+
+def _visible(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _visible(inner) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [_visible(inner) for inner in value]
+    return visible(value, "\n") if isinstance(value, str) else value
+
+
 class HttpClient:
     """A gateway. Make it with :func:`open_http`."""
 
@@ -69,7 +84,7 @@ class HttpClient:
         """
         with _told_as_refused(self._url):
             async with self._session.get(self._url + path) as answer:
-                return answer.status, _OBJECT.validate_json(await answer.read())
+                return answer.status, _object(await answer.read())
 
     async def read(self, path: str) -> dict[str, Any]:
         """JSON object of ``GET path``.
@@ -80,7 +95,7 @@ class HttpClient:
         with _told_as_refused(self._url):
             async with self._session.get(self._url + path) as answer:
                 await _check(answer)
-                return _OBJECT.validate_json(await answer.read())
+                return _object(await answer.read())
 
     async def send_picture(self, path: str, image: bytes, fields: Mapping[str, str]) -> dict[str, Any]:
         """JSON object of ``POST path`` with a form of `fields` and an image; raises as :meth:`read`."""
@@ -91,7 +106,7 @@ class HttpClient:
         with _told_as_refused(self._url):
             async with self._session.post(self._url + path, data=form) as answer:
                 await _check(answer)
-                return _OBJECT.validate_json(await answer.read())
+                return _object(await answer.read())
 
     async def send_file(self, path: str, file: Path, fields: Mapping[str, str]) -> dict[str, Any]:
         """JSON object of ``POST path`` with a form of `fields` and the `file`, which is read as it is sent.
@@ -106,21 +121,21 @@ class HttpClient:
             form.add_field("file", data, filename=file.name)
             async with self._session.post(self._url + path, data=form) as answer:
                 await _check(answer)
-                return _OBJECT.validate_json(await answer.read())
+                return _object(await answer.read())
 
     async def delete(self, path: str) -> dict[str, Any]:
         """JSON object of ``DELETE path``; raises as :meth:`read`."""
         with _told_as_refused(self._url):
             async with self._session.delete(self._url + path) as answer:
                 await _check(answer)
-                return _OBJECT.validate_json(await answer.read())
+                return _object(await answer.read())
 
     async def put(self, path: str) -> dict[str, Any]:
         """JSON object of ``PUT path`` without a body; raises as :meth:`read`."""
         with _told_as_refused(self._url):
             async with self._session.put(self._url + path) as answer:
                 await _check(answer)
-                return _OBJECT.validate_json(await answer.read())
+                return _object(await answer.read())
 
     async def follow(self, path: str) -> AsyncIterator[dict[str, Any]]:
         """Data of the events of ``GET path``, until the gateway ends the stream.
@@ -133,7 +148,7 @@ class HttpClient:
             async with self._session.get(self._url + path, headers=headers) as answer:
                 await _check(answer)
                 async for event in events(answer.content):
-                    yield _OBJECT.validate_json(event.data)
+                    yield _object(event.data)
 
     def _posted(self, order: EditCall) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
         images = f"{self._url}/v1/images"
@@ -164,7 +179,7 @@ class HttpClient:
                     case FailedEvent(index=None) as failed:
                         raise Refused(failed.body())
                     case FailedEvent(index=index) as failed:
-                        failures.append(Failure(failed.error.message, failed.error.code, index))
+                        failures.append(Failure(visible(failed.error.message), failed.error.code, index))
         if not pictures or self._job_id is None:
             raise Refused(ErrorBody(code="failed", message="The gateway ended the stream without a picture."))
         return EditOutcome(self._job_id, size, tuple(pictures), tuple(failures))

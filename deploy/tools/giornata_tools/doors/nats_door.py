@@ -8,6 +8,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any, Final
 
 from giornata import client, runtime
+from giornata.logs import visible
 from giornata.wire.errors import GiornataError
 from giornata.wire.events import DoneEvent, PreviewEvent, StateEvent, StepEvent
 from giornata_tools.doors.edits import (
@@ -50,7 +51,7 @@ class NatsClient:
             job_id=result.job_id,
             size=f"{result.width}x{result.height}",
             pictures=tuple(PaintedPicture(p.index, p.seed, p.data) for p in result.pictures),
-            failures=tuple(Failure(sentence) for sentence in result.errors),
+            failures=tuple(Failure(visible(sentence)) for sentence in result.errors),
         )
 
     async def _submitted(self, order: EditCall) -> client.Edit:

@@ -44,7 +44,7 @@ PNG_LEVEL: Final = 3
 MAX_ICC_BYTES: Final = 4 << 20
 MAX_SIDE: Final = {OutputFormat.PNG: 2**31 - 1, OutputFormat.JPEG: 65_500, OutputFormat.WEBP: 16_383}
 ACCEPTED: Final = "PNG, JPEG, WebP"
-MAX_READS: Final = 1 << 17
+MAX_READS: Final = 1 << 15
 """Most pieces in which Pillow reads a file: it takes a chunk or a segment at a time, and a file may be nothing else."""
 MAX_SCANS: Final = 64
 """Most scans of a progressive JPEG, which usually has ten: the decoder goes over the whole picture for each."""
