@@ -34,6 +34,38 @@ def fleet_view(reports: Sequence[InstanceReport] | None) -> FleetView:
     )
 
 
+def tenant_view(reports: Sequence[InstanceReport] | None, own_rows: int) -> FleetView:
+    """What is ready and how long a picture would wait, without names, hosts and the load of others.
+
+    `own_rows` are the tenant's pictures in progress at this gateway.
+    """
+    whole, ready = fleet_view(reports), [one for one in fleet_view(reports).instances if one.ready]
+    instances = [
+        InstanceView(
+            service=one.service,
+            instance=f"{one.service}-{number}",
+            host="",
+            version="",
+            ready=True,
+            draining=one.draining,
+            active=one.active,
+            models=one.models,
+            running_rows=0,
+            waiting_rows=0,
+        )
+        for number, one in enumerate(ready)
+    ]
+    return FleetView(
+        instances=instances,
+        router_active=whole.router_active,
+        workers=whole.workers,
+        running_rows=own_rows,
+        waiting_rows=0,
+        free_rows=None,
+        predicted_wait_s=whole.predicted_wait_s,
+    )
+
+
 def stores_of(states: Iterable[ServiceState]) -> tuple[StoreRoom, ...] | None:
     """How full the streams are, as the active routers tell: what cells share is told by each."""
     told = (state.stores for state in states if state.active)
