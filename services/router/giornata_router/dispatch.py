@@ -223,13 +223,8 @@ class Dispatch:
         for attempt in decision.preemptions:
             self._resolve(attempt, NoReport.PREEMPTED)
         wake_at = decision.wake_at
-        if (
-            len(self.line)
-            and len(
-                {claim.tenant for claim in (*self._claims.values(), *(entry.claim for entry in self.line))}
-            )
-            > 1
-        ):
+        tenants = {entry.claim.tenant for entry in self.line}
+        if tenants and len(tenants.union(claim.tenant for claim in self._claims.values())) > 1:
             if now >= self._shares_s:
                 self._shares_s = now + SHARES_S
                 gives_way = giving_way(self.line, self.placement, self._claims, now)

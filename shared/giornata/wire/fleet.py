@@ -143,7 +143,7 @@ class FleetView(Wire):
     """Ready denoisers."""
     running_rows: int
     waiting_rows: int
-    free_rows: int | None
+    free_rows: int | None = None
     """Null for who is told of its own load alone."""
     queued_jobs: int | None = None
     """Jobs that are prepared and that no worker has taken yet; null while no router is active."""

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any, Final
 
 from giornata.wire.fleet import ControlView, FleetView, InstanceReport, InstanceView, WorkerView
 from giornata.wire.queues import StoreRoom
 from giornata.wire.workers import ServiceState, TemplateCounters
+
+TOLD: Final = {"service", "ready", "draining", "active", "models"}
+"""What a tenant is told of an instance."""
 
 
 def fleet_view(reports: Sequence[InstanceReport] | None) -> FleetView:
@@ -39,31 +43,14 @@ def tenant_view(reports: Sequence[InstanceReport] | None, own_rows: int) -> Flee
 
     `own_rows` are the tenant's pictures in progress at this gateway.
     """
-    whole, ready = fleet_view(reports), [one for one in fleet_view(reports).instances if one.ready]
-    instances = [
-        InstanceView(
-            service=one.service,
-            instance=f"{one.service}-{number}",
-            host="",
-            version="",
-            ready=True,
-            draining=one.draining,
-            active=one.active,
-            models=one.models,
-            running_rows=0,
-            waiting_rows=0,
-        )
-        for number, one in enumerate(ready)
+    whole = fleet_view(reports)
+    bare: dict[str, Any] = {"host": "", "version": "", "running_rows": 0, "waiting_rows": 0}
+    told = [
+        InstanceView(instance=f"{one.service}-{number}", **bare, **one.model_dump(include=TOLD))
+        for number, one in enumerate(one for one in whole.instances if one.ready)
     ]
-    return FleetView(
-        instances=instances,
-        router_active=whole.router_active,
-        workers=whole.workers,
-        running_rows=own_rows,
-        waiting_rows=0,
-        free_rows=None,
-        predicted_wait_s=whole.predicted_wait_s,
-    )
+    known = whole.model_dump(include={"router_active", "workers", "predicted_wait_s"})
+    return FleetView(instances=told, running_rows=own_rows, waiting_rows=0, **known)
 
 
 def stores_of(states: Iterable[ServiceState]) -> tuple[StoreRoom, ...] | None:
