@@ -223,8 +223,7 @@ class Dispatch:
         for attempt in decision.preemptions:
             self._resolve(attempt, NoReport.PREEMPTED)
         wake_at = decision.wake_at
-        tenants = {entry.claim.tenant for entry in self.line}
-        if tenants and len(tenants.union(claim.tenant for claim in self._claims.values())) > 1:
+        if len(self.line):
             if now >= self._shares_s:
                 self._shares_s = now + SHARES_S
                 gives_way = giving_way(self.line, self.placement, self._claims, now)

@@ -29,6 +29,8 @@ def giving_way(
     first: dict[str, QueuedRows] = {}
     for entry in line.order(now):
         first.setdefault(entry.claim.tenant, entry)
+    if len(first.keys() | {claim.tenant for claim in claims.values()}) < 2:
+        return None
     for tenant, entry in first.items():
         asked = entry.demand.piece()
         booked = {b.key: b for job, _ in claims for b in placement.assigned(job) if b.key in claims}
