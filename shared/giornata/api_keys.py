@@ -52,6 +52,8 @@ class TenantLimits(_Part):
     """Pictures asked for in a minute; 0: no limit."""
     weight: float | None = Field(None, gt=0, le=MAX_WEIGHT)
     """Share of the tenant where tenants compete; default 1."""
+    operator: bool | None = None
+    """Whether it is told of hosts, instances and the load of others; default no."""
 
 
 class NatsUser(_Part):

@@ -79,8 +79,8 @@ class SharedPool:
     def fits(self, holding: Holding, amount: int, now: float) -> bool:
         """Whether `amount` more is free for a holding; any amount is where nothing is held."""
         free, own = self.capacity - self.used, self._level(holding, amount)
-        if not self.used or amount > free:
-            return not self.used
+        if not (self.used and amount) or amount > free:
+            return not (self.used and amount)
         others = [one for name, one in self._tenants.items() if name != holding.tenant]
         if self._alone() or any(one.held / one.weight >= own for one in others):
             return True

@@ -67,6 +67,7 @@ class FakeDenoiser:
         self._step_s = step_s
         self._capacity = capacity
         self._running: dict[tuple[str, int], tuple[RunRequest, int]] = {}
+        self._computing: dict[tuple[str, int], asyncio.Task[None]] = {}
         self._silent = asyncio.Event()
         self.gone = asyncio.Event()
         """Set as a silent worker's connection ends; clear until then for one that is frozen."""
@@ -86,6 +87,10 @@ class FakeDenoiser:
             await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def _cancel(self, message: CancelRows) -> None:
+        key = message.job_id, message.attempt
+        if message.hand_back and key in self._running:
+            self._computing[key].cancel()
+            self._tasks.add(asyncio.create_task(self._hand_back(*self._running.pop(key)), name="rows"))
         self.cancelled.append(message.job_id)
         self.news.tell()
 
@@ -117,8 +122,11 @@ class FakeDenoiser:
             if task.get_name() == "rows":
                 task.cancel()
         for request, step in list(self._running.values()):
-            state = RowState(step=step, latents=REF)
-            await self._report_rows(request, lambda row, state=state: {"resume": state}, handed_back=True)
+            await self._hand_back(request, step)
+
+    async def _hand_back(self, request: RunRequest, step: int) -> None:
+        state = RowState(step=step, latents=REF)
+        await self._report_rows(request, lambda row: {"resume": state}, handed_back=True)
 
     async def _live(self) -> None:
         run = Endpoint(subjects.worker(self.instance, "run"), RunRequest, self._take)
@@ -141,6 +149,7 @@ class FakeDenoiser:
             self.requests.append(request)
             self.news.tell()
             task = asyncio.create_task(self._compute(request), name="rows")
+            self._computing[request.job.job_id, request.attempt] = task
             self._tasks.add(task)
         return RunReply(answer=self.answer)
 

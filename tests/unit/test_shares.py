@@ -90,6 +90,12 @@ def test_firm_holdings_leave_a_quarter_to_whoever_comes() -> None:
     assert alone.take(Holding("alice"), 1, 0.0)
 
 
+def test_nothing_always_fits() -> None:
+    pool = SharedPool(CAPACITY, several)
+    hold(pool, "alice", [CAPACITY])
+    assert pool.take(loose("alice"), 0, 0.0)
+
+
 def test_a_pool_that_renews_takes_the_oldest_of_who_has_most_and_never_refuses() -> None:
     pool = SharedPool(4, renews=True)
     (other,) = hold(pool, "bob", [1])

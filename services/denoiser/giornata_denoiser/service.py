@@ -269,7 +269,8 @@ class Denoiser:
     def _drop(self, message: CancelRows) -> None:
         """Subject ``giornata.worker.<worker>.cancel``."""
         if self._obeys(message):
-            self._carrier.drop((message.job_id, message.attempt))
+            end = self._carrier.hand_back if message.hand_back else self._carrier.drop
+            end((message.job_id, message.attempt))
 
     def _prefetch(self, message: PrefetchTemplate) -> None:
         """Subject ``giornata.worker.<worker>.prefetch``."""

@@ -120,6 +120,11 @@ class GatewayConfig(ServiceConfig):
         le=100_000,
         description="Registered templates of one tenant; one more gets 409 until one is deleted or expires.",
     )
+    max_template_bytes: int = Field(
+        512 << 20,
+        ge=0,
+        description="Bytes of all tenants' templates in the blob store; they share it, and more gets 409.",
+    )
     max_loras: int = Field(
         1000, ge=0, le=100_000, description="LoRAs of one tenant, uploads among them; one more gets 409."
     )

@@ -83,12 +83,16 @@ class Computing:
         """Find workers for `rows`, and write the assignments down before the rows are sent."""
         transitions.check_failures(rows, self._live.record.causes, self._tools.config.max_failures)
         job, demand = self._job, self._demand(rows)
-        claim = Claim(job.priority, job.tenant, job.weight, self._denoised_by_s(demand))
         indices = [row.index for row in rows]
         self._live.doing = "waiting for a worker with room"
         with spans.span("place", parent=self._within, rows=len(rows)) as span:
             async with self._dispatch.in_line(
-                job.job_id, indices, demand, claim, numbers=self._numbers, fetching=self._fetching
+                job.job_id,
+                indices,
+                demand,
+                self._claim(demand),
+                numbers=self._numbers,
+                fetching=self._fetching,
             ) as pending:
                 await self._placed(pending, span)
 
@@ -148,11 +152,16 @@ class Computing:
         ) as span:
             async with self._dispatch.expecting(job_id, attempt) as report:
                 if adopted:
-                    self._dispatch.adopt(job_id, assignment, self._demand(rows))
+                    self._dispatch.adopt(
+                        job_id, assignment, demand := self._demand(rows), self._claim(demand)
+                    )
                 record = await self._offered(assignment, rows, adopted=adopted)
                 how = "not_taken"
                 if record is None:
-                    outcome = await report
+                    ended = report
+                    while (outcome := await ended) is NoReport.PREEMPTED:
+                        ended = self._dispatch.expect_again((job_id, attempt))
+                        await self._tools.workers.drop(job_id, assignment, hand_back=True)
                     record, how = await self._settled(assignment, outcome), _outcome(outcome)
             left = _pending(record, assignment.rows)
             span.note(outcome=how)
@@ -205,9 +214,6 @@ class Computing:
         record = await self._live.reread()
         if outcome is NoReport.RECHECK or assignment not in record.assignments:
             return record
-        if outcome is NoReport.PREEMPTED:
-            await self._tools.workers.drop(self._job.job_id, assignment)
-            return await self._live.change(lambda record: transitions.taken_back(record, assignment))
         why = str(outcome.value if isinstance(outcome, NoReport) else outcome)
         log.warning("attempt_lost", job=self._job.job_id, **assignment._asdict(), why=why)
         return await self._lost(assignment, why)
@@ -228,6 +234,10 @@ class Computing:
     def _demand(self, rows: Sequence[RowRecord]) -> Demand:
         record, limit = self._live.record, self._tools.config.max_failures
         return transitions.demand(record, self._inspection, rows, self._encoding, max_failures=limit)
+
+    def _claim(self, demand: Demand) -> Claim:
+        job = self._job
+        return Claim(job.priority, job.tenant, job.weight, self._denoised_by_s(demand))
 
     def _denoised_by_s(self, demand: Demand) -> float | None:
         """When the rows have to be computed for the job to end as its client wishes, by the monotonic clock."""

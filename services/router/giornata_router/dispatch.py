@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from enum import Enum
+from typing import Final
 
 from giornata.scheduling.demand import Demand
 from giornata.scheduling.line import Claim, Key, Line
 from giornata.scheduling.occupancy import Attempt
 from giornata.scheduling.placement import Placement
 from giornata.scheduling.scheduler import Scheduler, likely
+from giornata.scheduling.yielding import giving_way
 from giornata.wire.events import DenoisedEvent
 from giornata.wire.progress import Assignment
 from giornata.wire.workers import ServiceState
+
+SHARES_S: Final = 0.25
+"""Least time between two looks at whether rows have to give way to another tenant's."""
 
 
 class NoReport(Enum):
@@ -35,7 +41,8 @@ Outcome = DenoisedEvent | NoReport
 class PendingRows:
     """Rows of one job in the line, and what was decided about them that the job has not taken yet."""
 
-    def __init__(self, rows: Sequence[int], numbers: Iterator[int]) -> None:
+    def __init__(self, rows: Sequence[int], numbers: Iterator[int], claim: Claim) -> None:
+        self.claim = claim
         self.left = list(rows)
         """Rows that have no worker."""
         self.placed: list[Assignment] = []
@@ -86,6 +93,10 @@ class Dispatch:
         self._scheduler, self._connected, self._listened_s = scheduler, connected, listened_s
         self._pending: dict[Key, PendingRows] = {}
         self._reports: dict[Attempt, asyncio.Future[Outcome]] = {}
+        self._claims: dict[Attempt, Claim] = {}
+        """Those of the attempts at workers."""
+        self._shares_s = 0.0
+        """When it is looked next whether rows have to give way."""
         self._wake: asyncio.TimerHandle | None = None
         placement.listen(listened_s())
 
@@ -132,7 +143,7 @@ class Dispatch:
         """
         claim = replace(claim, takes_s=self.placement.least_ms(demand.piece()) / 1e3)
         key = self.line.join(job_id, demand, claim, time.monotonic(), rows=rows, fetching=fetching).key
-        pending = self._pending[key] = PendingRows(rows, numbers)
+        pending = self._pending[key] = PendingRows(rows, numbers, claim)
         self._decide()
         try:
             yield pending
@@ -142,13 +153,15 @@ class Dispatch:
             for assignment in pending.placed:
                 self.release(job_id, assignment.attempt)
 
-    def adopt(self, job_id: str, assignment: Assignment, demand: Demand) -> None:
+    def adopt(self, job_id: str, assignment: Assignment, demand: Demand, claim: Claim) -> None:
         """Count rows as on the worker that has them already, since another router or an earlier walk gave them."""
+        self._claims[job_id, assignment.attempt] = claim
         self.placement.assign(job_id, assignment.attempt, assignment.worker, demand, self._listened_s())
 
     def release(self, job_id: str, attempt: int) -> None:
         """The rows of an attempt are on no worker any more; rows that wait may have the room."""
         self.placement.release(job_id, attempt)
+        self._claims.pop((job_id, attempt), None)
         self._decide()
 
     @asynccontextmanager
@@ -161,6 +174,11 @@ class Dispatch:
         finally:
             del self._reports[job_id, attempt]
             self.release(job_id, attempt)
+
+    def expect_again(self, attempt: Attempt) -> asyncio.Future[Outcome]:
+        """A future of what becomes next of an attempt that is expected."""
+        future = self._reports[attempt] = asyncio.get_running_loop().create_future()
+        return future
 
     def look(self, now: float) -> None:
         """Forget workers that fell silent or whose step does not end, and tell the jobs that wait on them.
@@ -193,7 +211,9 @@ class Dispatch:
         self.placement.heed(self.line.models)
         decision = self._scheduler.decide(self.line, self.placement, now)
         for key, worker, rows, passes in decision.placements:
-            given = self._pending[key].give(worker, rows)
+            pending = self._pending[key]
+            given = pending.give(worker, rows)
+            self._claims[key[0], given.attempt] = pending.claim
             demand = self.line.serve(key, rows, now, passes)
             self.placement.assign(key[0], given.attempt, worker, demand, self._listened_s())
         for key, worker, demand in decision.loads:
@@ -202,6 +222,13 @@ class Dispatch:
             self.placement.fetch(worker, demand, self._listened_s())
         for attempt in decision.preemptions:
             self._resolve(attempt, NoReport.PREEMPTED)
-        if decision.wake_at is not None:
-            loop = asyncio.get_running_loop()
-            self._wake = loop.call_later(decision.wake_at - now, self._decide)
+        wake_at = decision.wake_at
+        if len(self.line):
+            if now >= self._shares_s:
+                self._shares_s = now + SHARES_S
+                gives_way = giving_way(self.line, self.placement, self._claims, now)
+                if gives_way is not None:
+                    self._resolve(gives_way, NoReport.PREEMPTED)
+            wake_at = min(self._shares_s, wake_at or math.inf)
+        if wake_at is not None:
+            self._wake = asyncio.get_running_loop().call_later(wake_at - now, self._decide)

@@ -80,9 +80,12 @@ class Workers:
         """Ask `worker` to record a template; raises as :meth:`run`."""
         return await self._ask(subjects.worker(worker, "record"), request, limit)
 
-    async def drop(self, job_id: str, assignment: Assignment) -> None:
-        """Tell the worker of an attempt to drop its rows."""
-        message = CancelRows(job_id=job_id, attempt=assignment.attempt, epoch=self._leadership.check())
+    async def drop(self, job_id: str, assignment: Assignment, *, hand_back: bool = False) -> None:
+        """Tell the worker of an attempt to drop its rows, or to hand them back with what it has computed of them."""
+        epoch = self._leadership.check()
+        message = CancelRows(
+            job_id=job_id, attempt=assignment.attempt, epoch=epoch, hand_back=hand_back or None
+        )
         await self._bus.publish(subjects.worker(assignment.worker, "cancel"), message)
 
     async def is_gone(self, job_id: str, assignment: Assignment) -> bool:

@@ -105,7 +105,8 @@ class Queue:
         if job.job_id not in self._held:
             queued = QueuedJob.of(job, time.monotonic())
             self._places.check(queued)
-            self._tools.forecasting.admit(queued, self._waiting.ahead(queued))
+            if not self._window.within_share(queued):  # else others make room for it
+                self._tools.forecasting.admit(queued, self._waiting.ahead(queued))
             self._tools.room.take()
             own = self._hold(queued)
             own.creation = asyncio.get_running_loop().create_future()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from giornata.scheduling.waiting import QueuedJob, Turn
+from giornata.wire.jobs import Priority
 
 
 class Window:
@@ -11,14 +12,15 @@ class Window:
     Twice what ready workers hold at once: while a worker computes its rows, as many others are inspected, encoded or
     decoded. With few workers or none, `prepared_rows` are prepared ahead of them all the same.
 
-    A batch job that yields is carried only while there is room beside all others; interactive ones do not wait for it.
+    Tenants share it. A batch job that yields is carried only while there is room beside all others; interactive ones do
+    not wait for it.
     """
 
     def __init__(self, prepared_rows: int) -> None:
         self._prepared_rows = prepared_rows
         self._capacity_rows = 0
-        self._jobs: dict[str, tuple[int, bool]] = {}
-        """Rows of each job, and whether it yields."""
+        self._jobs: dict[str, tuple[QueuedJob, bool]] = {}
+        """Each job, and whether it yields."""
         self._used = {False: 0, True: 0}
 
     @property
@@ -33,14 +35,27 @@ class Window:
     def has_room(self, turn: Turn) -> bool:
         """Whether the job may be carried now."""
         used = self._used[False] + (self._used[True] if turn.yields else 0)
-        return used < self.rows
+        return used < self.rows or self.within_share(turn.job)
 
     def begin(self, turn: Turn) -> None:
         """The job is carried from now on."""
-        self._jobs[turn.job.job_id] = turn.job.rows, turn.yields
+        self._jobs[turn.job.job_id] = turn.job, turn.yields
         self._used[turn.yields] += turn.job.rows
 
     def end(self, job: QueuedJob) -> None:
         """The job is not carried any more, if it was."""
-        rows, yields = self._jobs.pop(job.job_id, (0, False))
-        self._used[yields] -= rows
+        if job.job_id in self._jobs:
+            begun, yields = self._jobs.pop(job.job_id)
+            self._used[yields] -= begun.rows
+
+    def within_share(self, job: QueuedJob) -> bool:
+        """Whether a tenant beside others has less than its share of the carried rows: its jobs exceed a full window.
+
+        A batch job's do not where interactive ones fill it.
+        """
+        if job.priority is Priority.BATCH and self._used[False] >= self.rows:
+            return False
+        jobs = [job, *(carried for carried, _ in self._jobs.values())]
+        weights = {one.tenant: one.weight for one in jobs}
+        own = sum(one.rows for one in jobs if one.tenant == job.tenant)
+        return len(weights) > 1 and own <= self.rows * job.weight / sum(weights.values())

@@ -136,13 +136,15 @@ class FleetView(Wire):
     """Answer of ``GET /v1/fleet``, and the data of its stream's events, which leave out what is null: unknown."""
 
     instances: list[InstanceView]
+    """For who is told of its own load alone, the ready ones with nothing but their service, a number and models."""
     router_active: bool = True
     """False where no router tells: then nothing is known of the fleet."""
     workers: int
     """Ready denoisers."""
     running_rows: int
     waiting_rows: int
-    free_rows: int
+    free_rows: int | None = None
+    """Null for who is told of its own load alone."""
     queued_jobs: int | None = None
     """Jobs that are prepared and that no worker has taken yet; null while no router is active."""
     queued_rows: int | None = None

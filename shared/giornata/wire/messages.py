@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from giornata.wire.jobs import BlobRef, Encoding, Inspection, Job, Priority
 from giornata.wire.loras import NormaliseLora, StoredFile
@@ -130,6 +130,8 @@ class CancelRows(Wire):
     job_id: str
     attempt: int
     epoch: Epoch | None = None
+    hand_back: Literal[True] | None = None
+    """No other worker has them yet: they are reported as they are now, and go on later."""
 
 
 class TemplateRequest(Wire):

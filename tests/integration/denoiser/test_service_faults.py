@@ -155,6 +155,24 @@ async def test_a_drained_row_goes_on_elsewhere_as_if_nothing_had_happened(bench:
     assert [(await bench.step()).attempt for _ in range(expected)] == [2] * expected
 
 
+async def test_a_row_that_gives_way_is_handed_back_as_it_is_and_the_worker_goes_on(bench: Bench) -> None:
+    async with bench.worker(permits=2) as worker:
+        request = await bench.job(worker)
+        await bench.run(worker, request)
+        assert [(await bench.step()).step for _ in range(2)] == [1, 2]
+        message = CancelRows(job_id=request.job.job_id, attempt=1, hand_back=True)
+        await bench.bus.publish(subjects.worker(worker.instance, "cancel"), message)
+        assert (await bench.report()).handed_back
+        (row,) = (await bench.records.get(request.job.job_id)).rows
+        assert row.worker is None
+        assert row.resume is not None
+        assert row.resume.step == 2
+        worker.network.permits.release(1000)
+        await bench.records.change(request.job.job_id, lambda r: taken(r, 2, worker.instance))
+        await bench.run(worker, request.model_copy(update={"attempt": 2, "rows": (row,)}))
+        assert not (await bench.report()).handed_back
+
+
 async def test_time_that_is_over_ends_the_assignment(bench: Bench) -> None:
     async with bench.worker(permits=1) as worker:
         request = await bench.job(worker)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
+from giornata.api_keys import TenantLimits
 from giornata_gateway import gateway
 from tests.fakes.key_files import write_keys
 from tests.integration.gateway.test_connections import one_answer
@@ -37,6 +39,12 @@ async def job(stage: Stage, headers: dict[str, str]) -> str:
     async with stage.http.get(f"/v1/jobs/{job_id}/events", headers=headers) as response:
         await response.read()
     return job_id
+
+
+async def fleet(stage: Stage, headers: dict[str, str]) -> dict[str, Any]:
+    async with stage.http.get("/v1/fleet", headers=headers) as response:
+        view: dict[str, Any] = await response.json()
+        return view
 
 
 async def told(stage: Stage) -> str:
@@ -115,3 +123,25 @@ async def test_streams_of_one_tenant_keep_no_other_out(
                 error = (await third.json())["error"]
                 assert (third.status, error["code"]) == (429, "too_many_streams")
                 assert "event streams" in error["message"]
+
+
+async def test_a_tenant_is_told_of_models_and_its_own_load_and_an_operator_of_everything(
+    nats_url: str, redis_url: str, tmp_path: Path
+) -> None:
+    limits = {"alice": TenantLimits(operator=True)}
+    keys = write_keys(tmp_path, {"sk-alice-123": "alice", "sk-robert-12": "bob"}, limits)
+    async with open_stage(nats_url, redis_url, tmp_path, api_keys_file=keys) as stage:
+        stage.router.hold = asyncio.Event()
+        running = asyncio.create_task(edit(stage, ALICE))
+        await stage.router.held.wait()
+        whole, own = [await fleet(stage, headers) for headers in (ALICE, BOB)]
+        secret = {one[name] for one in whole["instances"] for name in ("host", "instance")}
+        assert not any(word in json.dumps(own) for word in secret)
+        models = [one["models"] for one in whole["instances"] if one["ready"]]
+        assert [one["models"] for one in own["instances"]] == models
+        assert all(one["instance"].startswith(one["service"]) for one in own["instances"])
+        hidden = ("running_rows", "queued_jobs", "free_rows", "stores", "templates")
+        assert [own[name] for name in hidden] == [0, None, None, None, None]
+        assert own["workers"] == whole["workers"]
+        stage.router.hold.set()
+        assert (await running)[0] == 200

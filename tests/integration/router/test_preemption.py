@@ -31,7 +31,7 @@ class Preempting:
         return self.serves.decide(line, placement, now)._replace(preemptions=found)
 
 
-async def test_preempted_rows_are_dropped_by_their_worker_and_placed_again(
+async def test_preempted_rows_are_handed_back_by_their_worker_and_placed_again(
     bench: Bench, private_nats: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scheduler = Preempting()
@@ -51,3 +51,28 @@ async def test_preempted_rows_are_dropped_by_their_worker_and_placed_again(
     assert [request.job.job_id for request in worker.requests].count(first.job_id) == 2
     record = await bench.records.get(first.job_id)
     assert (record.attempt, len(record.causes), record.causes) == (2, 0, ())
+
+
+async def test_rows_of_one_tenant_give_way_to_another_s_and_go_on_from_their_step(
+    bench: Bench, private_nats: NatsServer
+) -> None:
+    """Alice's long edits fill the worker and its queue; bob's comes at once and is the only one that may end."""
+    worker = FakeDenoiser(bench.bus, bench.records, "d1", capacity=2)
+    worker.going.clear()
+    async with running_router(private_nats.url, "r"), worker.run():
+        alices = [make_job(reuse=Reuse.OFF, tenant="alice") for _ in range(6)]
+        for job in alices:
+            await bench.submit(job)
+        await worker.news.until(lambda: len(worker._running) == 2)
+        bobs = make_job(reuse=Reuse.OFF, tenant="bob")
+        await bench.submit(bobs)
+        await worker.news.until(lambda: any(one.job.tenant == "bob" for one in worker.requests))
+        backs = set(worker.cancelled)
+        assert backs
+        assert backs <= {job.job_id for job in alices}
+        worker.going.set()
+        ended = [await bench.ended(job) for job in (bobs, *alices)]
+    assert [event.state for event in ended] == [JobState.COMPLETED] * 7
+    for back in backs:
+        assert (await bench.records.get(back)).causes == ()
+        assert any(one.job.job_id == back and one.rows[0].resume for one in worker.requests)

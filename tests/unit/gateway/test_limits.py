@@ -209,6 +209,17 @@ async def test_a_young_answer_is_not_cut_off_and_the_next_tenant_passes_those_th
     assert told == ["bob", "alice", "alice"]
 
 
+async def test_an_answer_whose_request_ends_while_it_waits_keeps_nobody_out() -> None:
+    held = Memory(pool(100))
+    async with held.room(ALICE, 60):
+        leaves = asyncio.ensure_future(held.room(ALICE, 50).__aenter__())
+        stays = asyncio.ensure_future(held.room(ALICE, 90).__aenter__())
+        await asyncio.sleep(0)
+        leaves.cancel()
+    await stays
+    assert held.pool.used == 90
+
+
 async def test_one_above_the_limit_is_held_alone() -> None:
     held = Memory(pool(100))
     async with held.room(ALICE, 500):

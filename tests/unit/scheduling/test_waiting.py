@@ -193,6 +193,19 @@ def test_the_window_holds_what_the_fleet_computes_and_as_much_again(
     assert carried >= max(2 * workers * capacity, workers * capacity + prepared)
 
 
+def test_a_tenant_within_its_share_exceeds_a_window_that_another_fills() -> None:
+    window = Window(4)
+    for number in range(4):
+        window.begin(Turn(job(f"a{number}", "alice"), yields=False))
+    assert not window.has_room(Turn(job("a5", "alice"), yields=False))
+    assert not window.has_room(Turn(job("b", "bob", priority=BATCH), yields=True))
+    for number in range(2):
+        turn = Turn(job(f"b{number}", "bob"), yields=False)
+        assert window.has_room(turn)
+        window.begin(turn)
+    assert not window.has_room(Turn(job("b3", "bob"), yields=False))
+
+
 def test_batch_jobs_in_the_window_hold_up_no_interactive_one_and_aged_ones_are_not_held_up() -> None:
     window, waiting = Window(2), Waiting()
     jobs = [job(f"batch{i}", priority=BATCH) for i in range(3)]

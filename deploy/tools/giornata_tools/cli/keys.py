@@ -49,7 +49,8 @@ def limit_options(command: Command) -> Command:
         ("--in-progress", click.IntRange(0), "Pictures that the tenant may have in progress; 0: no limit."),
     ):
         command = click.option(name, type=kind, metavar="N", help=text)(command)
-    return command
+    text = "Whether `giornata status` tells it of hosts, instances and the load of others; default no."
+    return click.option("--operator/--no-operator", default=None, help=text)(command)
 
 
 tenant_option = click.option(
@@ -131,7 +132,7 @@ def limit(path: Path, tenant: str, **limits: Any) -> None:
     """Change what a tenant may do; what is not named stays as it is."""
     changes = TenantLimits(**limits)
     if changes == TenantLimits():
-        raise click.UsageError("Name a limit: --in-progress, --per-minute or --weight.")
+        raise click.UsageError("Name a limit: --in-progress, --per-minute, --weight or --operator.")
     with _mistakes():
         change_keys(path, lambda file: api_keys.with_limits(file, tenant, changes))
     click.echo(f"Limits of tenant {tenant} are in {path}.", err=True)

@@ -121,7 +121,7 @@ def sums(fleet: FleetView) -> str:
     rows = "" if fleet.queued_rows is None else f" ({fleet.queued_rows} pictures)"
     told = (
         f"pictures: {fleet.running_rows} running, {fleet.waiting_rows} waiting at workers; "
-        f"free places: {fleet.free_rows}\n"
+        f"free places: {UNKNOWN if fleet.free_rows is None else fleet.free_rows}\n"
         f"queued jobs: {jobs}{rows}; steps/s: {_number(fleet.steps_per_s)}; "
         f"predicted wait: {_number(fleet.predicted_wait_s)} s"
     )

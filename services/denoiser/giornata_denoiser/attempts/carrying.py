@@ -114,6 +114,13 @@ class Carrier:
             carrying.task.cancel()
             self._forget(carrying.attempt)
 
+    def hand_back(self, key: AttemptKey) -> None:
+        """Report the rows of an attempt as of their last step; those that are not in the engine yet go on."""
+        carrying, rows = self._carried.get(key), self._engine.cancel(*key)
+        if carrying is not None and rows:
+            carrying.attempt.rows |= {row.key.index: row for row in rows}
+            carrying.released.set()
+
     def drop_job(self, job_id: str) -> None:
         """Forget every attempt at a job that is cancelled."""
         for attempt in self._of_job(job_id):

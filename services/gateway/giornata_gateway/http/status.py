@@ -13,10 +13,11 @@ from pydantic import BaseModel
 
 from giornata.bus.bus import Bus
 from giornata.wire.errors import GiornataError, ServiceUnavailable
+from giornata.wire.fleet import FleetView
 from giornata_gateway.http.body import EVENT_STREAM, frame, looking_on, write
-from giornata_gateway.http.errors import GATEWAY, json_answer
+from giornata_gateway.http.errors import GATEWAY, TENANT, json_answer
 from giornata_gateway.views.catalog import HealthView, model_list, ready_view
-from giornata_gateway.views.fleet import fleet_view
+from giornata_gateway.views.fleet import fleet_view, tenant_view
 
 CHECK_S: Final = 2.0
 """A dependency that takes longer to answer counts as gone."""
@@ -62,18 +63,26 @@ async def models(request: web.Request) -> web.Response:
 
 
 async def fleet(request: web.Request) -> web.StreamResponse:
-    """Every live instance and their sums; again and again where the Accept header asks for an event stream."""
+    """Every live instance and their sums, or what a tenant may know; again and again where an event stream is asked."""
     gateway = request.app[GATEWAY]
     accepted = request.headers.get("Accept", "").split(",", maxsplit=1)[0].partition(";")[0]
     if accepted.strip().lower() != "text/event-stream":
-        return json_answer(fleet_view(await gateway.reports()))
+        return json_answer(await _fleet(request))
     response = web.StreamResponse(headers=EVENT_STREAM)
     async with looking_on(request, response):
         await response.prepare(request)
         while not gateway.departure.begun.is_set():
-            await write(request, response, frame(FLEET_EVENT, fleet_view(await gateway.reports())))
+            await write(request, response, frame(FLEET_EVENT, await _fleet(request)))
             await asyncio.sleep(PERIOD_S)  # the rate of the stream, not a poll
     return response
+
+
+async def _fleet(request: web.Request) -> FleetView:
+    gateway, tenant = request.app[GATEWAY], request[TENANT]
+    reports = await gateway.reports()
+    return (
+        fleet_view(reports) if tenant.operator else tenant_view(reports, gateway.quotas.in_progress(tenant))
+    )
 
 
 async def openapi(request: web.Request) -> web.Response:

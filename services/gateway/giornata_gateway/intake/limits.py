@@ -205,7 +205,9 @@ class Memory:
             self._again.cancel()
             self._again = None
         while (first := self._next()) is not None:
-            self._waiting.pop(first)[1].set_result(None)
+            _, turn = self._waiting.pop(first)
+            if not turn.done():  # else its request ends, and gives back what it has got
+                turn.set_result(None)
         if self._waiting and self.pool.grace_s:
             self._again = asyncio.get_running_loop().call_later(self.pool.grace_s, self._serve)
 

@@ -116,6 +116,10 @@ class Quotas:
         """An edit is done, or a job has ended; what is not counted any more is no mistake."""
         self._in_progress.leave(name)
 
+    def in_progress(self, tenant: Tenant) -> int:
+        """Pictures that a tenant has in progress."""
+        return self._in_progress.of(tenant.name, self._clock())
+
     def headers(self, tenant: Tenant) -> dict[str, str]:
         """The RateLimit headers (draft-ietf-httpapi-ratelimit-headers-10); none where the tenant has no limit."""
         if not tenant.per_minute:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import dataclass, replace
+from collections import Counter
+from dataclasses import dataclass, field, replace
 
 import structlog
 
@@ -12,6 +13,7 @@ from giornata import retries
 from giornata.blobs import BlobStore, refer
 from giornata.bus.bus import Bus
 from giornata.deadlines import Deadline
+from giornata.shares import Holding, SharedPool
 from giornata.tenant_records import TemplateRecords
 from giornata.wire import subjects, templates
 from giornata.wire.cells import in_cell
@@ -40,6 +42,8 @@ class Registration:
     fleet: FleetListener
     tasks: asyncio.TaskGroup
     """Owns what outlives a request: forgetting a template whose registration failed."""
+    deleted: list[tuple[float, TemplateRecord]] = field(default_factory=list)
+    """Templates that were deleted here, and until when their pictures stay."""
 
     async def register(
         self, tenant: str, image: bytes, form: TemplateForm, deadline: Deadline
@@ -59,7 +63,7 @@ class Registration:
             created_s=now_s,
             expires_s=now_s + self.config.template_ttl_s,
         )
-        await self._check_room(tenant, name)
+        await self._check_room(tenant, name, len(image))
         known = not await self.records.create(record)  # before the picture that it leads to
         if known:
             await self.records.change(
@@ -106,6 +110,7 @@ class Registration:
         record = await self.get(tenant, template_id)
         await self.records.delete(record)
         await self.blobs.renew(record.image, self._edit_s)
+        self.deleted.append((time.monotonic() + self._edit_s, record))
         if record.template_key is not None:
             message = RemoveTemplate(tenant=tenant, template_key=record.template_key)
             await self.bus.publish(subjects.TEMPLATE_REMOVED, message)
@@ -143,17 +148,37 @@ class Registration:
         """A picture outlives its record by an edit that has begun."""
         return self.config.template_ttl_s + self._edit_s
 
-    async def _check_room(self, tenant: str, template_id: str) -> None:
+    async def _check_room(self, tenant: str, template_id: str, size_bytes: int) -> None:
         """Raise TemplateLimit where the tenant has no room for another template; it may send a known one again.
 
         Registrations at the same time may exceed the limit by their number.
         """
         names, most = {record.template_id for record in await self.of(tenant)}, self.config.max_templates
-        if template_id not in names and len(names) >= most:
+        if template_id in names:
+            return
+        if len(names) >= most:
             raise TemplateLimit(
                 received=f"{len(names) + 1} templates",
                 accepted=f"at most {most}; delete one, or wait until one expires",
             )
+        held = Counter[str]()
+        for record in (*(await self.records.bucket.everything()).values(), *self._leaving()):
+            held[record.tenant] += record.image.size_bytes
+        pool = SharedPool(self.config.max_template_bytes, lambda: self.config.api_keys_file is None)
+        for name, amount in held.most_common()[::-1]:
+            pool.take(Holding(name), amount, 0.0)
+        if not pool.fits(Holding(tenant), size_bytes, 0.0):
+            raise TemplateLimit(
+                "There is no room for another template of this tenant.",
+                received=f"{size_bytes} bytes beside {held[tenant]} of this tenant's and {held.total()} of all",
+                accepted=f"{pool.capacity} bytes, shared by all tenants; a deleted one counts for {self._edit_s} s",
+            )
+
+    def _leaving(self) -> list[TemplateRecord]:
+        """Templates that were deleted here, with pictures that edits which have begun may still read."""
+        now_s = time.monotonic()
+        self.deleted[:] = [(until_s, record) for until_s, record in self.deleted if until_s > now_s]
+        return [record for _, record in self.deleted]
 
     async def _forget(self, record: TemplateRecord) -> None:
         try:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any, Final
 
 from giornata.wire.fleet import ControlView, FleetView, InstanceReport, InstanceView, WorkerView
 from giornata.wire.queues import StoreRoom
 from giornata.wire.workers import ServiceState, TemplateCounters
+
+TOLD: Final = {"service", "ready", "draining", "active", "models"}
+"""What a tenant is told of an instance."""
 
 
 def fleet_view(reports: Sequence[InstanceReport] | None) -> FleetView:
@@ -32,6 +36,21 @@ def fleet_view(reports: Sequence[InstanceReport] | None) -> FleetView:
         templates=_templates(reports or ()),
         stores=stores_of(states),
     )
+
+
+def tenant_view(reports: Sequence[InstanceReport] | None, own_rows: int) -> FleetView:
+    """What is ready and how long a picture would wait, without names, hosts and the load of others.
+
+    `own_rows` are the tenant's pictures in progress at this gateway.
+    """
+    whole = fleet_view(reports)
+    bare: dict[str, Any] = {"host": "", "version": "", "running_rows": 0, "waiting_rows": 0}
+    told = [
+        InstanceView(instance=f"{one.service}-{number}", **bare, **one.model_dump(include=TOLD))
+        for number, one in enumerate(one for one in whole.instances if one.ready)
+    ]
+    known = whole.model_dump(include={"router_active", "workers", "predicted_wait_s"})
+    return FleetView(instances=told, running_rows=own_rows, waiting_rows=0, **known)
 
 
 def stores_of(states: Iterable[ServiceState]) -> tuple[StoreRoom, ...] | None:

@@ -27,6 +27,8 @@ class Tenant:
     """Pictures asked for in a minute; 0: no limit."""
     weight: float = 1.0
     """Share beside other tenants."""
+    operator: bool = False
+    """Whether it is told of hosts, instances and the load of others."""
     inbox: str = subjects.INBOX
     """Prefix of the subjects to which answers over NATS may go: the asking application's."""
 
@@ -40,7 +42,7 @@ def tenant_of(key: str | None, file: KeysFile | None, defaults: Tenant) -> Tenan
         defaults: the tenant of a gateway without keys, and the limits of a tenant without limits of its own.
     """
     if file is None:
-        return defaults
+        return replace(defaults, operator=True)
     if key is None:
         raise Unauthorized(
             "An API key is needed.", accepted="the header Authorization: Bearer KEY, or api_key over NATS"

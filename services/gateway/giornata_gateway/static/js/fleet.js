@@ -49,7 +49,7 @@ export class FleetPanel {
     this.expectedWaitS = wait;
     const rows = (count) => `${count} ${count === 1 ? "picture" : "pictures"}`;
     write("fleet-running", rows(fleet.running_rows));
-    write("fleet-free", rows(fleet.free_rows));
+    write("fleet-free", fleet.free_rows === undefined ? "unknown" : rows(fleet.free_rows));
     write("fleet-queued", fleet.queued_jobs === undefined ? "unknown" : String(fleet.queued_jobs));
     write("fleet-steps", fleet.steps_per_s === undefined ? "unknown" : fleet.steps_per_s.toFixed(1));
     write("fleet-wait", wait === null ? "unknown" : wait < 0.05 ? "none" : `about ${seconds(wait)}`);
