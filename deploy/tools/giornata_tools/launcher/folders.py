@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from giornata.config import ENV_PREFIX
+from giornata.scratch import scratch_folder
 from giornata_tools.launcher.process import LaunchError
 from giornata_tools.launcher.warden import Warden
 
@@ -71,6 +72,6 @@ def handover_folder(base: Mapping[str, str], warden: Warden) -> Iterator[Path | 
     if base.get(f"{ENV_PREFIX}HANDOVER_FOLDER") or not os.access(MEMORY, os.W_OK | os.X_OK):
         yield None
         return
-    with tempfile.TemporaryDirectory(prefix="giornata-", dir=MEMORY, ignore_cleanup_errors=True) as folder:
-        warden.clear(folder)
-        yield Path(folder)
+    with scratch_folder(MEMORY) as folder:
+        warden.clear(str(folder))
+        yield folder
