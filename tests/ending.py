@@ -19,7 +19,7 @@ from typing import Final
 MARK: Final = "GIO_TEST_RUN"
 
 
-def end_with_run() -> Callable[[], object]:
+def end_with_run() -> Callable[[], None]:
     """Have SIGTERM end this run as Ctrl-C does, and start its watchdog; returns what ends that. Workers share one."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     if MARK in os.environ:
