@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from giornata.config import ENV_PREFIX
+from giornata.locks import lock_if_free
 from giornata.scratch import scratch_folder
 from giornata_tools.launcher.process import LaunchError
 from giornata_tools.launcher.warden import Warden
@@ -28,14 +28,12 @@ def locked(state: Path) -> Iterator[None]:
         LaunchError: another stack holds it.
     """
     state.mkdir(parents=True, exist_ok=True)
-    with (state / "lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+    with lock_if_free(state / "lock") as lock:
+        if lock is None:
             raise LaunchError(
                 f"Another stack runs with the state in {state}; stop it first, or start this one with a folder and a "
                 "port of its own: giornata up --state FOLDER --port 0."
-            ) from None
+            )
         yield
 
 
