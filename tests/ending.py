@@ -32,7 +32,7 @@ def end_with_run() -> Callable[[], None]:
 
     def end() -> None:
         del os.environ[MARK]
-        watchdog.communicate()
+        watchdog.communicate(b".")  # a process that was forked may have this end of the pipe, too
 
     return end
 
@@ -40,18 +40,19 @@ def end_with_run() -> Callable[[], None]:
 def end_marked(mark: str) -> None:
     """Kill every process with this mark, and those that they start meanwhile."""
     wanted = f"{MARK}={mark}".encode()
-    found = True
-    while found:
+    for _ in range(100):
         found = False
         for place in Path("/proc").glob("[0-9]*"):
             with suppress(OSError):  # it has ended, or is another user's
                 if wanted in (place / "environ").read_bytes().split(b"\0"):
                     os.kill(int(place.name), signal.SIGKILL)
                     found = True
+        if not found:
+            break
 
 
 if __name__ == "__main__":
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    sys.stdin.read()
+    sys.stdin.read(1)
     end_marked(sys.argv[1])
