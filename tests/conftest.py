@@ -14,6 +14,7 @@ from hypothesis import settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadGroupScheduling
 
+from tests.ending import end_with_run
 from tests.order import ByGroup, longest_first
 
 os.environ |= {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
@@ -57,6 +58,10 @@ def _logs_of_one_test(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 LONG_TIMEOUT_S = 1_200
 """Limit of a test marked `long`: on slow, shared processors training takes ten times what it takes alone."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.add_cleanup(end_with_run())
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups

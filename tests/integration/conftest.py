@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -82,6 +83,16 @@ class NatsServer:
             raise RuntimeError("nats-server ended before it was ready")
         self._reader = threading.Thread(target=self._process.stderr.read, daemon=True)
         self._reader.start()
+
+    @contextlib.contextmanager
+    def frozen(self) -> Iterator[None]:
+        """Let it stand still while inside, with its connections open."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self._process.send_signal(signal.SIGCONT)
 
     def kill(self) -> None:
         """End it at once, as a crash would."""

@@ -133,4 +133,6 @@ def test_no_process_ends_for_want_of_a_log_line() -> None:
         ready(process)
         process.terminate()
         out, _ = process.communicate(timeout=HUNG_S)
-    assert (out, process.returncode) == ("2002 2001\n", 0), "the line `stopping` came last"
+    lost, told = map(int, out.split())
+    assert process.returncode == 0
+    assert lost >= told >= 2001, "telemetry tells of them, too"

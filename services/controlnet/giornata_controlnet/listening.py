@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import secrets
 import socket
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Final
 from giornata.control.link.asking import StepAsked
 from giornata.control.link.listener import Listener
 from giornata.machine import host_name
+from giornata.scratch import scratch_folder
 from giornata.wire.controlnets import DataPath, OpenControl
 from giornata.wire.errors import ControlNetUnavailable, Failed
 from giornata_controlnet.config import ControlNetConfig
@@ -33,7 +33,7 @@ def listening(
     with ExitStack() as stack:
         folder = config.control_socket
         if folder is None:
-            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="giornata-control-")))
+            folder = stack.enter_context(scratch_folder())
         try:
             folder.mkdir(parents=True, exist_ok=True)
             _sweep(folder)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import Final
+from typing import Final, NamedTuple
 
 import nats.errors
-from nats.js.errors import APIError
+import structlog
 
 from giornata.blobs import BlobStore
 from giornata.bus.bus import Bus
@@ -28,8 +28,8 @@ TRIAL_S: Final = 1.5
 TRIAL_TTL_S: Final = 1
 TRIAL: Final = bytes(4096)
 """As much as a file system's block: less may still fit into the last one of a file on a full disk."""
-_DELETED: Final = {"KV-Operation": "DEL"}
-"""Headers of a message that readers of a bucket take for no record."""
+
+log = structlog.get_logger(__name__)
 
 
 class Storage:
@@ -64,16 +64,19 @@ class Storage:
     async def full_for(self, cell: str, *, afresh: bool = False) -> GiornataError | None:
         """Why JetStream takes no job of `cell`; None where it does, or is away."""
         full = await self.full(afresh=afresh)
-        return next((full[stream] for stream in _streams(cell) if stream in full), None)
+        return next((full[stream] for stream in _trials(cell) if stream in full), None)
 
     async def _try(self) -> None:
-        cells = tuple(self._cells())
-        names = [BLOBS, *(stream for cell in cells for stream in _streams(cell))]
-        trials = [self._blob(), *(self._message(stream, cell) for cell in cells for stream in _streams(cell))]
-        outcomes = zip(names, await asyncio.gather(*trials), strict=True)
-        self._full = {name: error for name, error in outcomes if error is not None}
+        trials = {stream: trial for cell in self._cells() for stream, trial in _trials(cell).items()}
+        try:
+            errors = await asyncio.gather(self._blob(), *(self._message(*one) for one in trials.items()))
+        except Exception:  # the task's edge: what was known stays
+            log.exception("stores_not_tried")
+            return
+        outcomes = dict(zip((BLOBS, *trials), errors, strict=True))
+        self._full = {name: error for name, error in outcomes.items() if error is not None}
         self._tried_s = time.monotonic()
-        self._told({name: name in self._full for name in names})
+        self._told({name: error is not None for name, error in outcomes.items()})
 
     async def _blob(self) -> GiornataError | None:
         try:
@@ -85,48 +88,46 @@ class Storage:
             pass
         return None
 
-    async def _message(self, stream: str, cell: str) -> GiornataError | None:
+    async def _message(self, stream: str, trial: _Trial) -> GiornataError | None:
         """Why `stream` takes no message; None also where it has a limit that is reached, or JetStream is away."""
-        if not self._bus.client.is_connected:
-            return None
+        client, reason = self._bus.client, "it does not answer writes, but other questions"
         try:
-            try:
-                await self._publish(stream, cell)
-            except nats.errors.TimeoutError:
-                # A server that stands still answers nothing; one that cannot write answers what it need not write.
-                records = stores.bucket_stream(stores.own_name(stores.RECORDS, cell))
-                await self._bus.client.jetstream(timeout=TRIAL_S).stream_info(records)
-            else:
+            if not client.is_connected or await self._is_stored(trial):
                 return None
-            await self._publish(stream, cell)
-        except nats.errors.TimeoutError:
-            if self._bus.client.is_connected:
-                return StorageFull(
-                    "JetStream does not store what is written. The disk of the NATS server is probably full.",
-                    received=stream,
-                    retry_after_s=10,
-                )
+            # A server that stands still answers nothing; one that cannot write answers what it need not write.
+            await client.jetstream(timeout=TRIAL_S).stream_info(trial.records)
+            if await self._is_stored(trial) or not client.is_connected:
+                return None
         except nats.errors.Error as error:
-            if is_full(error):
-                return StorageFull(received=f"{stream}: {_description(error)}", retry_after_s=10)
-        return None
+            if not is_full(error):
+                return None
+            reason = str(error)
+        message = "JetStream does not store what is written. The disk of the NATS server is probably full."
+        return StorageFull(message, received=f"{stream}: {reason}", retry_after_s=10)
 
-    async def _publish(self, stream: str, cell: str) -> None:
-        jobs = stream == stores.own_name(stores.JOBS, cell)
-        subject = (
-            in_cell(subjects.TRIAL_JOB, cell)
-            if jobs
-            else f"$KV.{stores.own_name(stores.RECORDS, cell)}.writable"
-        )
-        headers = None if jobs else _DELETED
+    async def _is_stored(self, trial: _Trial) -> bool:
         publish = self._bus.jetstream.publish
-        await publish(subject, TRIAL, timeout=TRIAL_S, headers=headers, msg_ttl=TRIAL_TTL_S)
+        try:
+            await publish(trial.subject, TRIAL, timeout=TRIAL_S, headers=trial.headers, msg_ttl=TRIAL_TTL_S)
+        except nats.errors.TimeoutError:
+            return False
+        return True
 
 
-def _streams(cell: str) -> tuple[str, str]:
-    """The streams of `cell` into which an accepted job is written."""
-    return stores.own_name(stores.JOBS, cell), stores.bucket_stream(stores.own_name(stores.RECORDS, cell))
+class _Trial(NamedTuple):
+    """A message that is stored for a moment."""
+
+    subject: str
+    headers: dict[str, str] | None
+    records: str
+    """The stream of the cell's records, of which a gateway may ask."""
 
 
-def _description(error: Exception) -> str:
-    return (error.description if isinstance(error, APIError) else None) or type(error).__name__
+def _trials(cell: str) -> dict[str, _Trial]:
+    """By the streams of `cell` into which an accepted job is written. Readers take a record's trial for a deletion."""
+    bucket = stores.own_name(stores.RECORDS, cell)
+    records = stores.bucket_stream(bucket)
+    return {
+        stores.own_name(stores.JOBS, cell): _Trial(in_cell(subjects.TRIAL_JOB, cell), None, records),
+        records: _Trial(f"$KV.{bucket}.writable", {"KV-Operation": "DEL"}, records),
+    }

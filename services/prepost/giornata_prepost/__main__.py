@@ -11,6 +11,7 @@ if __name__ == "__main__":
     from giornata.blobs import open_blobs
     from giornata.bus.bus import connect_as
     from giornata.device_claims import gpus_of
+    from giornata.scratch import keep_process_sockets, scratch_folder
     from giornata.wire.workers import ServiceName
     from giornata_prepost.checkpoint import open_model
     from giornata_prepost.config import PrepostConfig
@@ -20,14 +21,16 @@ if __name__ == "__main__":
 
     async def serve(config: PrepostConfig, stop: asyncio.Event) -> None:
         """Open NATS, blobs, image processes and model; serve until `stop`; drain."""
-        async with (
-            gpus_of(ServiceName.PREPOST, config) as gpus,
-            connect_as(ServiceName.PREPOST, config) as bus,
-            open_blobs(config.blobs_url, config.handover_folder, config.handover_mb) as blobs,
-            ImagePool(config.image_processes) as pool,
-        ):
-            model = await asyncio.to_thread(open_model, config)
-            segmenter = await asyncio.to_thread(open_segmenter, config)
-            await Prepost(config, blobs, pool, model, gpus=gpus, segmenter=segmenter).run(bus, stop)
+        with scratch_folder() as folder:
+            keep_process_sockets(folder)
+            async with (
+                gpus_of(ServiceName.PREPOST, config) as gpus,
+                connect_as(ServiceName.PREPOST, config) as bus,
+                open_blobs(config.blobs_url, config.handover_folder, config.handover_mb) as blobs,
+                ImagePool(config.image_processes) as pool,
+            ):
+                model = await asyncio.to_thread(open_model, config)
+                segmenter = await asyncio.to_thread(open_segmenter, config)
+                await Prepost(config, blobs, pool, model, gpus=gpus, segmenter=segmenter).run(bus, stop)
 
     sys.exit(runtime.start(ServiceName.PREPOST, PrepostConfig, serve))

@@ -7,7 +7,6 @@ decoding at a time.
 from __future__ import annotations
 
 import asyncio
-import tempfile
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
@@ -22,6 +21,7 @@ from giornata.blobs import BlobStore, intermediate
 from giornata.bus.answering import Endpoint
 from giornata.bus.bus import Bus
 from giornata.bus.telemetry import state_of, telemetry
+from giornata.scratch import scratch_folder
 from giornata.seeing.spans import span
 from giornata.wire import subjects
 from giornata.wire.cells import in_cell
@@ -112,12 +112,12 @@ class Prepost:
         """
         async with AsyncExitStack() as stack:
             stack.callback(self._thread.close)
-            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="giornata-lora-text-"))
+            folder = stack.enter_context(scratch_folder())
             loras = await stack.enter_async_context(LoraPool())
             await self._thread.timed(Precedence.BEGIN, rehearse, self._model)
             if self._finding is not None:
                 await self._thread.timed(Precedence.BEGIN, rehearse_segmenter, self._finding.segmenter)
-            endpoints = self._endpoints(bus, loras, Path(folder))
+            endpoints = self._endpoints(bus, loras, folder)
             await stack.enter_async_context(bus.serve("prepost", *endpoints, instance=self._config.instance))
             await stack.enter_async_context(telemetry(bus, self._config.telemetry_hz, self._state))
             log.info("ready", model=self._model.card.name, digest=self._model.card.digest[:12])

@@ -8,6 +8,7 @@ change afterwards.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import stat
@@ -59,6 +60,8 @@ class Folder:
         except OSError as error:
             raise _unfit(path, error.strerror or "no folder") from error
         try:
+            with suppress(OSError):  # some file systems have no locks
+                fcntl.flock(descriptor, fcntl.LOCK_SH)  # it is in use: see giornata.scratch
             found = os.fstat(descriptor)
             if found.st_uid != os.geteuid() or found.st_mode & 0o077:
                 raise _unfit(path, "it has to be this user's alone (mode 0700)")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -11,6 +10,8 @@ from pathlib import Path
 from typing import Final
 
 from giornata.config import ENV_PREFIX
+from giornata.locks import lock_if_free
+from giornata.scratch import scratch_folder
 from giornata_tools.launcher.process import LaunchError
 from giornata_tools.launcher.warden import Warden
 
@@ -27,14 +28,12 @@ def locked(state: Path) -> Iterator[None]:
         LaunchError: another stack holds it.
     """
     state.mkdir(parents=True, exist_ok=True)
-    with (state / "lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+    with lock_if_free(state / "lock") as lock:
+        if lock is None:
             raise LaunchError(
                 f"Another stack runs with the state in {state}; stop it first, or start this one with a folder and a "
                 "port of its own: giornata up --state FOLDER --port 0."
-            ) from None
+            )
         yield
 
 
@@ -71,6 +70,6 @@ def handover_folder(base: Mapping[str, str], warden: Warden) -> Iterator[Path | 
     if base.get(f"{ENV_PREFIX}HANDOVER_FOLDER") or not os.access(MEMORY, os.W_OK | os.X_OK):
         yield None
         return
-    with tempfile.TemporaryDirectory(prefix="giornata-", dir=MEMORY, ignore_cleanup_errors=True) as folder:
-        warden.clear(folder)
-        yield Path(folder)
+    with scratch_folder(MEMORY) as folder:
+        warden.clear(str(folder))
+        yield folder

@@ -10,12 +10,12 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Final
 
 from giornata.config import ENV_PREFIX, new_instance
 from giornata.fleet import Fleet
 from giornata.nats_users import password_file
+from giornata.scratch import scratch_folder
 from giornata.wire.cells import MAIN
 from giornata.wire.errors import ServiceUnavailable
 from giornata.wire.permissions import User
@@ -310,13 +310,11 @@ async def running(plan: StackPlan, say: Callable[[str], None] = print) -> AsyncI
         tasks = await undo.enter_async_context(asyncio.TaskGroup())
         stack = Stack(plan, tasks, warden, say)
         empty(plan.logs)
-        sockets = undo.enter_context(
-            TemporaryDirectory(prefix="giornata-", dir=socket_folder(), ignore_cleanup_errors=True)
-        )
+        sockets = undo.enter_context(scratch_folder(socket_folder()))
         stack.handover = undo.enter_context(handover_folder(os.environ, warden))
         undo.callback(stack.end_now)
         undo.push_async_callback(lambda: stack._stop(stack.servers, SERVER_LIMIT_S))  # noqa: SLF001 - this function is the class's constructor
-        await stack._open_servers(Path(sockets) / "valkey.sock")  # noqa: SLF001 - as above
+        await stack._open_servers(sockets / "valkey.sock")  # noqa: SLF001 - as above
         try:
             password = stack.nats_password_file(User.OBSERVER)
             await undo.enter_async_context(stack.watch.listening(stack.nats_url, password))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager
@@ -18,6 +17,7 @@ from PIL import Image
 
 from giornata import client
 from giornata.fleet import Fleet
+from giornata.scratch import scratch_folder
 from giornata.wire.errors import GiornataError, NotPermitted, ServiceUnavailable
 from giornata.wire.jobs import Priority
 from giornata.wire.models import ModelCard
@@ -83,8 +83,8 @@ async def started(logs: Path, torch_threads: int, say: Say) -> AsyncIterator[Sys
         LaunchError: something did not start, or did not end in order.
     """
     chosen = await model.choose(os.environ, None, MODELS, say)
-    with tempfile.TemporaryDirectory(prefix="giornata-", dir=socket_folder()) as state:
-        plan = planned((chosen,), Path(state), logs, torch_threads, {"GIORNATA_API_KEYS_FILE": ""})
+    with scratch_folder(socket_folder()) as state:
+        plan = planned((chosen,), state, logs, torch_threads, {"GIORNATA_API_KEYS_FILE": ""})
         say("Starting NATS, Valkey and six services.")
         async with running(plan, say) as stack:
             await stack.bring_up()

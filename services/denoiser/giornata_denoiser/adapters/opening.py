@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import tempfile
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager
-from pathlib import Path
 
 from giornata.bus.bus import Bus
 from giornata.packed.low_rank import LowRank, low_rank
+from giornata.scratch import scratch_folder
 from giornata.wire.workers import AdapterLoad
 from giornata_denoiser.adapters.fetching import Fetching
 from giornata_denoiser.adapters.store import Budgets, LoraTiers
@@ -29,7 +28,7 @@ def tiers_of(
     with ExitStack() as stack:
         folder = config.lora_cache_folder
         if folder is None:
-            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="giornata-loras-")))
+            folder = stack.enter_context(scratch_folder())
         budgets = Budgets(config.lora_disk_mb << 20, config.lora_memory_mb << 20, config.lora_device_mb << 20)
         fetch = Fetching(bus, config.lora_file_bytes, config.lora_folder, config.lora_host_folder)
         tiers: LoraTiers[LowRank] = LoraTiers(

@@ -35,8 +35,6 @@ class AdapterConfig(BaseModel):
     lora_alpha: Alpha | None = None
     alpha_pattern: Annotated[dict[ModulePattern, Alpha], Field(max_length=4096)] | None = None
     use_rslora: StrictBool | None = False
-    use_dora: StrictBool | None = False
-    lora_bias: StrictBool | None = False
 
     def alpha(self, module: str, rank: int) -> float:
         """What the configuration says of a module; without a word, the rank, as diffusers and PEFT have it."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import structlog
 from giornata.bus.bus import Bus
 from giornata.checkpoints import checkpoint_folder
 from giornata.lora_transfer import fetch, sending
+from giornata.scratch import scratch_folder
 from giornata.wire.errors import MalformedMessage
 from giornata.wire.loras import PIECE_BYTES, Canonical, LoraRecord, NormaliseLora, StoredFile
 from giornata.wire.models import ModelCard
@@ -37,8 +37,8 @@ class Normaliser:
         if lora.source is None or lora.model != self.card.name:
             raise MalformedMessage(received=lora.model, accepted=f"a whole LoRA for {self.card.name}")
         async with self._turn:
-            with tempfile.TemporaryDirectory(prefix="giornata-lora-") as folder:
-                return await self._made(lora, lora.source, Path(folder))
+            with scratch_folder() as folder:
+                return await self._made(lora, lora.source, folder)
 
     async def _made(self, lora: LoraRecord, source: StoredFile, folder: Path) -> Canonical:
         read, written = folder / "source", folder / "canonical"

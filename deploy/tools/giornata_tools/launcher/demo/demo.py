@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Final, NamedTuple
 from rich.console import Console
 
 from giornata.families import Family
+from giornata.scratch import scratch_folder
 from giornata.wire.fleet import FleetView, InstanceView
 from giornata.wire.workers import ServiceName
 from giornata_prepost.images.pictures import Pixels
@@ -125,8 +125,8 @@ async def _through_the_system(
     Raises:
         LaunchError: something did not start, did not edit, or did not end in order.
     """
-    with tempfile.TemporaryDirectory(prefix="giornata-", dir=socket_folder()) as state:
-        asked = plan(options, chosen, Path(state))
+    with scratch_folder(socket_folder()) as state:
+        asked = plan(options, chosen, state)
         console.print("Starting NATS, Valkey and six services.")
         async with running(asked, console.print) as stack:
             await stack.bring_up()
