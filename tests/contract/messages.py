@@ -114,6 +114,7 @@ PARAMETERS = EditParameters(
     mask_prompt="the hat",
     mask_threshold=0.25,
     max_regions=3,
+    mask_blur=4.0,
     padding_mask_crop=8,
     partial_images=2,
     reuse=Reuse.STRICT,

@@ -242,11 +242,12 @@ class EditParameters(MaskFromWords, GenerationParameters):
     )
     mask_mode: MaskMode = Field(MaskMode.AUTO, description="Which pixels of the mask mean edit.")
     grow_mask: int = Field(0, ge=0, le=512, description="Pixels of the image by which the mask is dilated.")
-    mask_blur: float = Field(
-        4.0,
+    mask_blur: float | None = Field(
+        None,
         ge=0,
         le=256,
-        description="Feather of the paste, in pixels of the image, outward from the grown mask.",
+        description="Feather of the paste, in pixels of the image, outward from the grown mask; 0 is a hard edge. By "
+        "default the last pixels inside of the mask are mixed, and none outside of it changes.",
     )
     padding_mask_crop: int | None = Field(
         None,

@@ -76,3 +76,11 @@ def test_numbers_have_the_limits_of_their_field(name: str) -> None:
     else:
         assert least == told[annotated_types.Ge].ge
     assert most == told[annotated_types.Le].le
+
+
+def test_no_door_has_a_feather_that_nobody_asked_for() -> None:
+    """Outside of the mask every pixel is the original's by default, at the studio and in ComfyUI too."""
+    assert EditParameters(prompt="x").mask_blur is None
+    assert "value" not in CONTROLS["mask_blur"]
+    node = (Path(__file__).parents[3] / "deploy" / "comfyui" / "nodes.py").read_text("utf-8")
+    assert '"mask_blur": _number("FLOAT", -1.0, -1.0,' in node, "the gateway's own"

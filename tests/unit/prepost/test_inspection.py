@@ -15,7 +15,7 @@ from safetensors.numpy import load
 from giornata.families import Family
 from giornata.wire.errors import MaskEmpty, SizeMismatch, TooManyPixels
 from giornata.wire.models import ModelCard
-from giornata.wire.requests import EditParameters
+from giornata.wire.requests import EditParameters, MaskMode
 from giornata_prepost.images.geometry import Box
 from giornata_prepost.images.pictures import Pixels, flatten
 from giornata_prepost.images.stages import Inspected, PixelLimits, finish, inspect, read_edit
@@ -270,9 +270,38 @@ def test_whatever_is_cropped_the_rest_of_the_picture_stays_exact(
     assert found.compute_tokens >= 1
 
 
+@settings(deadline=None, max_examples=60)
+@given(
+    marks=st.lists(
+        st.tuples(st.integers(0, 155), st.integers(0, 235), st.integers(1, 60), st.integers(1, 90)),
+        min_size=1,
+        max_size=4,
+    ),
+    padding=st.none() | st.integers(0, 300),
+    channels=st.sampled_from([3, 4]),
+    family=st.sampled_from(Family),
+)
+def test_by_default_every_pixel_outside_the_users_mask_stays_exact(
+    marks: list[tuple[int, int, int, int]], padding: int | None, channels: int, family: Family
+) -> None:
+    """Invariant 9: whatever the model paints, at the output's own size."""
+    original = np.random.default_rng(len(marks)).integers(0, 256, (160, 240, channels), np.uint8)
+    mask = np.zeros((160, 240), np.uint8)
+    for top, left, height, width in marks:
+        mask[top : top + height, left : left + width] = 255
+    fields = EditParameters(prompt="a hat", padding_mask_crop=padding, mask_mode=MaskMode.WHITE)
+    found = inspect(file(original), file(mask), fields, small(family=family), LIMITS)
+    painted = np.full((found.model_height, found.model_width, 3), (10, 200, 30), np.uint8)
+    output = np.asarray(
+        Image.open(BytesIO(finished(file(original), file(mask), fields, painted, found.crop)))
+    )
+    np.testing.assert_array_equal(output[mask == 0], original[mask == 0])
+    assert (output[mask > 0][:, :3] != original[mask > 0][:, :3]).any()
+
+
 @pytest.mark.parametrize("size", ["480x320", "120x80", "241x160"])
-@pytest.mark.parametrize("blur", [0.0, 3.0])
-def test_a_crop_is_pasted_at_another_output_size_too(size: str, blur: float) -> None:
+@pytest.mark.parametrize("blur", [0.0, 3.0, None])
+def test_a_crop_is_pasted_at_another_output_size_too(size: str, blur: float | None) -> None:
     mask = box(top=60, left=100, bottom=84, right=132)
     fields = asked(padding_mask_crop=0, mask_blur=blur, size=size)
     found = inspect(file(SCENE), mask, fields, small(), LIMITS)

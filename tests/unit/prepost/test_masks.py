@@ -16,6 +16,7 @@ from giornata.wire.errors import GiornataError, MaskEmpty, MaskRejected, MaskSiz
 from giornata.wire.requests import MaskMode
 from giornata_prepost.images.geometry import Size
 from giornata_prepost.images.masks import (
+    EDGE_PX,
     MIN_ALPHA,
     REACH_PER_SIGMA,
     Region,
@@ -173,6 +174,35 @@ def test_effective_alpha_keeps_its_promises(region: Region, grow: int, blur: flo
         assert (alpha[distance > grow + REACH_PER_SIGMA * blur + 1e-3] == 0).all()
     else:
         assert not alpha.any()
+
+
+@settings(deadline=None)
+@given(region=REGIONS, grow=st.integers(0, 6))
+def test_by_default_no_pixel_outside_is_touched_and_each_part_inside_is_painted(
+    region: Region, grow: int
+) -> None:
+    alpha = effective_alpha(region, grow, None)
+    grown = effective_alpha(region, grow, 0.0) > 0
+    np.testing.assert_array_equal(alpha > 0, grown)
+    assert alpha.dtype == np.float32
+    assert (alpha <= 1).all()
+    depth = ndimage.distance_transform_edt(grown) if not grown.all() else np.full(grown.shape, math.inf)
+    assert (alpha[depth >= 2 * EDGE_PX] == 1).all()
+    parts, count = ndimage.label(grown, np.ones((3, 3)))
+    for part in range(1, count + 1):
+        assert alpha[parts == part].max() == 1, "even a strip of one pixel has its middle painted in full"
+
+
+def test_the_default_edge_rises_evenly_and_less_where_the_mask_is_narrow() -> None:
+    region = np.zeros((40, 60), np.bool_)
+    region[10:30, 5:] = True
+    alpha = effective_alpha(region, 0, None)
+    np.testing.assert_allclose(alpha[20, 3:11], [0, 0, 0.25, 0.5, 0.75, 1, 1, 1])
+    assert alpha[20, 59] == 1, "the picture's border is no edge"
+    for width, expected in ((1, [1]), (2, [1, 1]), (3, [1, 1, 1]), (5, [0.5, 1, 1, 1, 0.5])):
+        strip = np.zeros((40, 60), np.bool_)
+        strip[10 : 10 + width] = True
+        np.testing.assert_allclose(effective_alpha(strip, 0, None)[10 : 10 + width, 30], expected, rtol=1e-6)
 
 
 def test_large_radii_reach_the_whole_picture() -> None:

@@ -37,7 +37,7 @@ Gates, each over the whole set:
   (c) "remove it": mean gradient across the mask's border 0.8 to 1.2 times that of the truth
   and no pixel outside of a mask changed
 
-Things are added with a hard edge, since the checker looks for them inside of the mask, and removed with the feather
+Things are added with a hard edge, since the checker looks for them inside of the mask, and removed with the edge
 that requests have by default; --mask-blur 0 shows the model's own seams. The exit status is 0 where every gate holds.
 
 \b

@@ -24,14 +24,15 @@ SEAM_RATIO: Final = (0.8, 1.2)
 class MaskBlur(BaseModel):
     """Feather of the paste in pixels, by what an edit is to do.
 
-    The feather goes outward, and the model paints below it: a thing to be added may then reach beyond the mask, where
+    A feather goes outward, and the model paints below it: a thing to be added may then reach beyond the mask, where
     the checker does not look. So things are added with a hard edge, unless told otherwise, and removed as users get it.
+    None is the soft edge inside of the mask that requests have by default.
     """
 
-    add: float = 0.0
-    remove: float = EditParameters.model_fields["mask_blur"].default
+    add: float | None = 0.0
+    remove: float | None = EditParameters.model_fields["mask_blur"].default
 
-    def of(self, task: Task) -> float:
+    def of(self, task: Task) -> float | None:
         """The feather of an edit of that kind."""
         return self.remove if task is Task.REMOVE else self.add
 

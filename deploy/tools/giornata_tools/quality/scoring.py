@@ -58,7 +58,7 @@ def score(case: Case, edit: Pixels) -> Scored:
     return Removal(case, edit, psnr_db(edit, truth, mask), ssim(edit, truth, mask), seam(edit, truth, mask))
 
 
-def strayed_px(case: Case, edit: Pixels, mask_blur: float) -> int:
-    """Pixels outside the mask and its feather that are not as they were; there may be none."""
+def strayed_px(case: Case, edit: Pixels, mask_blur: float | None) -> int:
+    """Pixels outside the mask, and a feather that was asked for, that are not as they were; there may be none."""
     allowed = effective_alpha(case.scene.mask, 0, mask_blur) > 0
     return int(((edit != case.scene.before).any(2) & ~allowed).sum())

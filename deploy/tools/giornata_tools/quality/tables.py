@@ -71,7 +71,8 @@ def described(report: QualityReport) -> str:
     run = report.run
     guidance = "" if run.guidance_scale is None else f", guidance {run.guidance_scale:g}"
     some = f"{run.cases} edits" if run.cases == run.of_cases else f"{run.cases} of {run.of_cases} edits"
-    blur = f"{run.mask_blur.add:g} to add and {run.mask_blur.remove:g} to remove"
+    add, remove = ("inside" if px is None else f"{px:g}" for px in (run.mask_blur.add, run.mask_blur.remove))
+    blur = f"{add} to add and {remove} to remove"
     return (
         f"{run.model} ({run.model_digest[:12]}): {some}, {run.steps} steps{guidance}, mask blur {blur}, "
         f"reuse {run.reuse}; "

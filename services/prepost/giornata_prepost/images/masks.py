@@ -1,6 +1,6 @@
 """From a mask to the pixels that are edited, how strongly, and the tokens that this touches.
 
-The order: mask → edited region (binary, at the image's size) → grown → feathered outward = *effective alpha*
+The order: mask → edited region (binary, at the image's size) → grown → feathered = *effective alpha*
 → every model pixel touched by it = the model's mask → every token touched by that = the compute set.
 """
 
@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 from safetensors.numpy import load, save
-from scipy.ndimage import distance_transform_edt, maximum_filter
+from scipy.ndimage import distance_transform_cdt, distance_transform_edt, maximum_filter
 
 from giornata.wire.errors import MaskEmpty, MaskRejected, MaskSizeMismatch
 from giornata.wire.requests import MaskMode
@@ -31,6 +31,8 @@ HALO_PX: Final = 16
 """Pixels a side of the cells that a halo counts: most models' tokens."""
 MIN_ALPHA: Final = 1 / 512
 """Below this the feather cannot change an 8-bit value; it is cut to 0, so that its support is bounded."""
+EDGE_PX: Final = 3
+"""Pixels of a mask's edge that are mixed where no feather is asked for."""
 REACH_PER_SIGMA: Final = sqrt(2 * log(1 / MIN_ALPHA))
 """Distance in sigmas (3.53) at which the feather falls to :data:`MIN_ALPHA`."""
 
@@ -72,12 +74,16 @@ def edited_region(image: Pixels, mask: Pixels | None, mode: MaskMode) -> Region:
     return region
 
 
-def effective_alpha(region: Region, grow_px: int, blur_px: float) -> Alpha:
+def effective_alpha(region: Region, grow_px: int, blur_px: float | None) -> Alpha:
     """1 on the region grown by a disc of radius `grow_px`, then a Gaussian (sigma `blur_px`) of the distance to it.
 
     The feather goes outward only. Blurring the mask itself would leave half of the old picture at the very
     edge that the caller painted over; this profile leaves 1 with a slope of 0 and so shows no seam.
+
+    None as `blur_px` changes nothing outside of the grown region: its last pixels are mixed, see :func:`soft_edge`.
     """
+    if blur_px is None:
+        return soft_edge(effective_alpha(region, grow_px, 0.0) > 0)
     reach = grow_px + REACH_PER_SIGMA * blur_px
     if reach < 1 or not region.any():
         return region.astype(np.float32)
@@ -90,6 +96,25 @@ def effective_alpha(region: Region, grow_px: int, blur_px: float) -> Alpha:
         alpha[window] = np.where(profile < MIN_ALPHA, 0, profile)
     else:
         alpha[window] = beyond <= 0
+    return alpha
+
+
+def soft_edge(region: Region) -> Alpha:
+    """0 outside of a region, and rising to 1 over its own last pixels: :data:`EDGE_PX`, fewer where it is narrow.
+
+    Each pixel belongs to the largest square that lies in the region and holds it. Of a square's width at most a quarter
+    is mixed on either side, so that narrow parts are painted, too. The picture's border is no edge.
+    """
+    alpha = region.astype(np.float32)
+    if region.all() or not region.any():
+        return alpha
+    window = bounds(region, 1).window
+    depth = distance_transform_cdt(region[window], "chessboard")
+    mixed = np.zeros(depth.shape, np.uint8)
+    for px in range(1, EDGE_PX + 1):
+        side = 4 * px + 1  # of squares whose middles lie 2 px + 1 deep
+        mixed[maximum_filter((depth > 2 * px).view(np.uint8), side, mode="constant") > 0] = px
+    alpha[window] = np.minimum(depth / (mixed + np.float32(1)), 1)
     return alpha
 
 

@@ -60,21 +60,21 @@ def test_what_is_left_out_is_the_models_own() -> None:
 @pytest.mark.parametrize(
     ("fields", "strength", "crop", "mode", "blur", "size"),
     [
-        ({}, 1.0, 0, MaskMode.WHITE, 4.0, "auto"),
-        ({"inpainting_fill": 1}, 0.75, 0, MaskMode.WHITE, 4.0, "auto"),
-        ({"inpainting_fill": 1, "denoising_strength": 0.3}, 0.3, 0, MaskMode.WHITE, 4.0, "auto"),
-        ({"inpainting_fill": 2, "denoising_strength": 1}, 1.0, 0, MaskMode.WHITE, 4.0, "auto"),
-        ({"inpainting_fill": 3}, 1.0, 0, MaskMode.WHITE, 4.0, "auto"),
+        ({}, 1.0, 0, MaskMode.WHITE, None, "auto"),
+        ({"inpainting_fill": 1}, 0.75, 0, MaskMode.WHITE, None, "auto"),
+        ({"inpainting_fill": 1, "denoising_strength": 0.3}, 0.3, 0, MaskMode.WHITE, None, "auto"),
+        ({"inpainting_fill": 2, "denoising_strength": 1}, 1.0, 0, MaskMode.WHITE, None, "auto"),
+        ({"inpainting_fill": 3}, 1.0, 0, MaskMode.WHITE, None, "auto"),
         ({"inpaint_full_res_padding": 32, "mask_blur": 0}, 1.0, 32, MaskMode.WHITE, 0.0, "auto"),
         ({"mask_blur_x": 6, "mask_blur_y": 6}, 1.0, 0, MaskMode.WHITE, 6.0, "auto"),
-        ({"inpaint_full_res": False, "inpainting_mask_invert": 1}, 1.0, None, MaskMode.BLACK, 4.0, "auto"),
-        ({"inpaint_full_res": 0, "width": 640, "height": 480}, 1.0, None, MaskMode.WHITE, 4.0, "640x480"),
-        ({"width": 512, "height": 512}, 1.0, 0, MaskMode.WHITE, 4.0, "auto"),
-        ({"width": 1024, "height": 1024}, 1.0, 0, MaskMode.WHITE, 4.0, "auto"),
+        ({"inpaint_full_res": False, "inpainting_mask_invert": 1}, 1.0, None, MaskMode.BLACK, None, "auto"),
+        ({"inpaint_full_res": 0, "width": 640, "height": 480}, 1.0, None, MaskMode.WHITE, None, "640x480"),
+        ({"width": 512, "height": 512}, 1.0, 0, MaskMode.WHITE, None, "auto"),
+        ({"width": 1024, "height": 1024}, 1.0, 0, MaskMode.WHITE, None, "auto"),
     ],
 )
 def test_a_mask_is_painted_as_a1111_would(
-    fields: dict[str, Any], strength: float, crop: int | None, mode: MaskMode, blur: float, size: str
+    fields: dict[str, Any], strength: float, crop: int | None, mode: MaskMode, blur: float | None, size: str
 ) -> None:
     told = edit(mask="bWFzaw==", **fields)
     assert (told.strength, told.padding_mask_crop, told.mask_mode) == (strength, crop, mode)

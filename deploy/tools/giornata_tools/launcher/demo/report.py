@@ -15,7 +15,7 @@ from pydantic import BaseModel
 
 from giornata.wire.fleet import InstanceView
 from giornata.wire.values import StageTimes
-from giornata_prepost.images.masks import Alpha, edited_region, effective_alpha
+from giornata_prepost.images.masks import Alpha, Region, edited_region, effective_alpha
 from giornata_prepost.images.pictures import Pixels
 from giornata_tools.launcher.demo.exhibits import Exhibit
 from giornata_tools.model.adapters.card import AdapterCard, AdapterKind
@@ -90,11 +90,16 @@ class DemoEdit:
         return np.asarray(Image.open(BytesIO(self.picture)).convert("RGB"))
 
     @property
+    def region(self) -> Region:
+        """What the mask marks, grown as the edit asked for by name: nothing else may change."""
+        asked, mask = self.exhibit.parameters, np.asarray(self.exhibit.mask.convert("RGB"))
+        marked = edited_region(self.before, mask, asked.mask_mode)
+        return effective_alpha(marked, asked.grow_mask, 0) > 0
+
+    @property
     def alpha(self) -> Alpha:
         """The effective alpha."""
-        asked = self.exhibit.parameters
-        region = edited_region(self.before, np.asarray(self.exhibit.mask.convert("RGB")), asked.mask_mode)
-        return effective_alpha(region, asked.grow_mask, asked.mask_blur)
+        return effective_alpha(self.region, 0, self.exhibit.parameters.mask_blur)
 
 
 @dataclass(frozen=True)
@@ -132,9 +137,9 @@ class EditReport(BaseModel):
     latency_s: float
     stage_ms: StageTimes
     outside_mask_max_abs_diff: float
-    """Output against input where the effective alpha is 0."""
+    """Output against input outside of the mask, and of what it was to grow by."""
     inside_mask_mean_abs_diff: float
-    """Output against input where it is not."""
+    """Output against input inside."""
     oracle: str | None
     """The diffusers pipeline compared with; None where the comparison was switched off."""
     oracle_max_abs_diff: float | None
@@ -175,7 +180,7 @@ class DemoReport(BaseModel):
 def edit_report(edit: DemoEdit, expected: Pixels | None, oracle: str | None) -> EditReport:
     """Everything measured of one edit; `expected` is the picture by the pipeline that is called `oracle`."""
     asked, figures = edit.exhibit.parameters, edit.figures
-    before, after, alpha = edit.before, edit.after, edit.alpha
+    before, after, region = edit.before, edit.after, edit.region
     return EditReport(
         name=edit.exhibit.name,
         job_id=edit.job_id,
@@ -189,8 +194,8 @@ def edit_report(edit: DemoEdit, expected: Pixels | None, oracle: str | None) -> 
         mask_overlap=edit.mask_overlap,
         latency_s=round(edit.latency_s, 3),
         stage_ms=StageTimes(**{stage: round(ms, 1) for stage, ms in figures.stage_ms}),
-        outside_mask_max_abs_diff=max_abs_diff(before, after, alpha == 0),
-        inside_mask_mean_abs_diff=mean_abs_diff(before, after, alpha > 0),
+        outside_mask_max_abs_diff=max_abs_diff(before, after, ~region),
+        inside_mask_mean_abs_diff=mean_abs_diff(before, after, region),
         oracle=oracle,
         oracle_max_abs_diff=None if expected is None else max_abs_diff(after, expected),
     )
@@ -208,7 +213,7 @@ def adapter_report(edit: AdapterEdit) -> AdapterReport:
         loras_from=figures.pictures[0].loras_from,
         without=edit_report(edit.without, None, None),
         under=edit_report(edit.under, None, None),
-        effect_mean_abs_diff=mean_abs_diff(edit.without.after, edit.under.after, edit.under.alpha > 0),
+        effect_mean_abs_diff=mean_abs_diff(edit.without.after, edit.under.after, edit.under.region),
     )
 
 
