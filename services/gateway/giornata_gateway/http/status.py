@@ -15,6 +15,7 @@ from giornata.bus.bus import Bus
 from giornata.wire.errors import GiornataError, ServiceUnavailable
 from giornata_gateway.http.body import EVENT_STREAM, frame, looking_on, write
 from giornata_gateway.http.errors import GATEWAY, json_answer
+from giornata_gateway.http.requests import base_path
 from giornata_gateway.views.catalog import HealthView, model_list, ready_view
 from giornata_gateway.views.fleet import fleet_view
 
@@ -78,7 +79,7 @@ async def fleet(request: web.Request) -> web.StreamResponse:
 
 async def openapi(request: web.Request) -> web.Response:
     """This API, from the table that serves it and the types that validate it."""
-    return web.json_response(request.app[DOCUMENT])
+    return web.json_response(request.app[DOCUMENT] | {"servers": [{"url": base_path(request) or "/"}]})
 
 
 def _answer(view: BaseModel, *, good: bool) -> web.Response:
