@@ -67,7 +67,7 @@ _ID = re.compile(r"[A-Za-z0-9_-]{1,96}\Z")
 def kind_of(subject: str) -> str:
     """What is asked on a subject, without the ids of instances, models and cells: ``prepost encode``."""
     first, *others = subject.split(".")[1:]
-    if first in {"worker", "controlnet"} or (first, others[0]) == ("prepost", _ADDRESSED):
+    if first in {"worker", "controlnet"} or (first, *others[:1]) == ("prepost", _ADDRESSED):
         others = others[-1:]
     return " ".join((first, *others[:1]))
 
