@@ -76,7 +76,7 @@ def test_missing_programs_are_named_with_what_to_install(
     programs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake(programs, "docker", "2.26.1", "compose ")
-    monkeypatch.setattr(engine.os, "geteuid", lambda: 0)
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
     with pytest.raises(
         NoEngine, match="missing programs: dockerd, debootstrap, iptables, tar; apt-get install"
     ):
