@@ -3,6 +3,8 @@
 PYTHON ?= python3
 ## More flags for `make demo`, `make up`, `make quality`, `make bench`, `make gpu`, `make chaos` or `make fuzz`: make up ARGS="--denoisers 2".
 ARGS ?=
+## Which images `make images` builds: cpu or gpu.
+PROFILE ?= cpu
 ## Where torch comes from: .../whl/cpu or, for NVIDIA GPUs, .../whl/cu130 (the last part names the build); by default from
 ## where the environment has it already.
 ifndef TORCH_INDEX
@@ -23,7 +25,7 @@ PYTEST := $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist lo
 READY := .venv/.ready-$(TORCH_BUILD)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo up quality test test-long compose-test check bench gpu chaos fuzz sbom clean
+.PHONY: help setup demo up quality test test-long compose-test images check bench gpu chaos fuzz sbom clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r target text; do \
@@ -64,7 +66,16 @@ test-long: setup ## run the tests that train a model, judge its pictures, or dis
 	$(PYTEST) -m long
 
 compose-test: setup ## build the images and start the Compose files, in a Docker engine of its own; needs root and Debian's tools
-	$(PYTEST) -m long tests/compose $(ARGS)
+	GIORNATA_REQUIRE_DOCKER=1 $(PYTEST) -m long tests/compose $(ARGS)
+
+# The plugin, or the program docker-compose where there is no plugin. Compose wants a folder of keys, which a build does not read.
+images: ## build the services' images, giornata/SERVICE:VERSION, with the Docker engine here; PROFILE=gpu for GPUs
+	@compose="docker compose"; $$compose version >/dev/null 2>&1 || compose=docker-compose; \
+	$$compose version >/dev/null 2>&1 || { echo "make images needs a Docker engine and docker compose 2.20 or newer" \
+		"(the plugin, or the program docker-compose); see docs/deploy.md" >&2; exit 1; }; \
+	set -- -f deploy/compose.yaml --profile $(PROFILE) --profile profiling; \
+	export GIORNATA_KEYS_FOLDER="$${GIORNATA_KEYS_FOLDER:-keys}"; \
+	$$compose "$$@" build $(ARGS) && $$compose "$$@" config --images | grep '^giornata/' | sort -u
 
 check: setup ## lint, format, types, import rules, the pages, and the schemas of Compose and Kubernetes
 	$(BIN)/ruff check .

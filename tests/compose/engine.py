@@ -17,6 +17,12 @@ from typing import Final
 PROGRAMS: Final = ("docker", "dockerd", "debootstrap", "iptables", "tar")
 COMPOSE: Final = (2, 20)
 """The first version that knows ``depends_on.required``."""
+COMPOSE_COMMANDS: Final = (("docker", "compose"), ("docker-compose",))
+"""The plugin, and the program of its own that some packages bring instead."""
+INSTALL: Final = (
+    "apt-get install -y docker.io iptables debootstrap docker-compose (Debian 13's, on Debian 12 too)"
+)
+"""What brings all of it; Debian 12's own docker-compose is too old."""
 UP: Final = "API listen on"
 STARTS_S: Final = 120.0
 STOPS_S: Final = 60.0
@@ -41,13 +47,30 @@ def run(
     return done.stdout
 
 
-def compose_version() -> tuple[int, ...]:
-    """Version of the plugin of `docker`; empty where there is none."""
+def compose_version(command: tuple[str, ...]) -> tuple[int, ...]:
+    """Version of Compose by this command; empty where there is none."""
     try:
-        told = run("docker", "compose", "version", "--short")
-    except CommandFailed:
+        told = run(*command, "version", "--short")
+    except (CommandFailed, OSError):
         return ()
     return tuple(map(int, re.findall(r"\d+", told)[:2]))
+
+
+def compose_command() -> tuple[str, ...]:
+    """The first command that is a Compose of at least :data:`COMPOSE`.
+
+    Raises:
+        NoEngine: there is none; it says which there are.
+    """
+    found = {command: compose_version(command) for command in COMPOSE_COMMANDS}
+    for command, version in found.items():
+        if version >= COMPOSE:
+            return command
+    told = ", ".join(
+        f"{' '.join(command)} {'.'.join(map(str, version)) or 'missing'}"
+        for command, version in found.items()
+    )
+    raise NoEngine(f"needs Compose {COMPOSE[0]}.{COMPOSE[1]} or newer, found {told}; {INSTALL}")
 
 
 def check_programs() -> None:
@@ -55,16 +78,15 @@ def check_programs() -> None:
     if os.geteuid() != 0:
         raise NoEngine("only root starts a Docker engine")
     if missing := [program for program in PROGRAMS if shutil.which(program) is None]:
-        raise NoEngine(f"missing programs: {', '.join(missing)}")
-    if (found := compose_version()) < COMPOSE:
-        told = ".".join(map(str, found)) or "none"
-        raise NoEngine(f"needs the plugin docker compose {COMPOSE[0]}.{COMPOSE[1]} or newer, found {told}")
+        raise NoEngine(f"missing programs: {', '.join(missing)}; {INSTALL}")
 
 
 class Engine:
     """A running engine. Make it with :func:`running`."""
 
-    def __init__(self, host: str) -> None:
+    def __init__(self, host: str, compose: tuple[str, ...]) -> None:
+        self.compose: Final = compose
+        """The command that is Compose here."""
         self.env = {**os.environ, "DOCKER_HOST": host, "DOCKER_BUILDKIT": "1"}
         """Environment of programs that use it."""
 
@@ -95,6 +117,7 @@ def running(folder: Path) -> Iterator[Engine]:
         NoEngine: it did not come up, with the end of its log.
     """
     check_programs()
+    compose = compose_command()
     host, log = f"unix://{folder}/s", folder / "dockerd.log"
     command = ["dockerd", "--host", host]
     places = {"--data-root": "data", "--exec-root": "exec", "--pidfile": "pid"}
@@ -118,7 +141,7 @@ def running(folder: Path) -> Iterator[Engine]:
     try:
         if not listens.wait(STARTS_S) or daemon.poll() is not None:
             raise NoEngine(f"dockerd did not come up: {log.read_text(encoding='utf-8')[-500:]}")
-        yield Engine(host)
+        yield Engine(host, compose)
     finally:
         daemon.terminate()
         try:

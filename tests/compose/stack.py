@@ -80,7 +80,7 @@ class Stack:
     def compose(self, *arguments: str, profiles: Sequence[str] = ("cpu",), **env: str) -> str:
         """`docker compose` with the files of this stack; more environment by keyword."""
         chosen = [word for profile in profiles for word in ("--profile", profile)]
-        return run("docker", "compose", *self.files, *chosen, *arguments, cwd=ROOT, env=self.env | env)
+        return run(*self.engine.compose, *self.files, *chosen, *arguments, cwd=ROOT, env=self.env | env)
 
     def up(self, **env: str) -> None:
         """Start what is missing, and wait until everything is healthy."""
@@ -117,6 +117,7 @@ class Stack:
         assert block is not None
         commands, n = re.subn(r"service=\w+\n", f"service={service}\n", block[1])
         assert n == 1
+        commands = commands.replace("docker compose", " ".join(self.engine.compose))
         run("bash", "-euo", "pipefail", "-c", commands, cwd=ROOT, env=self.env)
 
     def logs(self) -> str:

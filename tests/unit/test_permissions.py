@@ -263,3 +263,16 @@ def test_a_service_finds_only_its_own_password_below_its_folder(tmp_path: Path) 
     write_users(tmp_path)
     for user in SERVICES:
         assert list((tmp_path / user).iterdir()) == [password_file(tmp_path, user)]
+
+
+@pytest.mark.parametrize(
+    ("subject", "kind"),
+    [
+        (subjects.EDIT, "edit"),
+        (subjects.SUBMIT, "router submit"),
+        (subjects.prepost("encode", "m"), "prepost encode"),
+        (subjects.lora("begin"), "lora begin"),
+    ],
+)
+def test_a_subject_of_any_length_has_a_kind(subject: str, kind: str) -> None:
+    assert subjects.kind_of(subject) == kind

@@ -25,6 +25,11 @@ class GatewayConfig(ServiceConfig):
         pattern=r"^(https?://\S+)?$",
         description="How clients reach this gateway, for links; default: as they asked.",
     )
+    trusted_proxies: Annotated[str, AfterValidator(check_networks)] = Field(
+        "127.0.0.0/8,::1/128",
+        description="Networks of proxies, with commas between them, whose X-Forwarded-Proto, Forwarded and "
+        "X-Forwarded-Prefix count in links; empty: of none.",
+    )
     api_keys_file: Path | None = Field(
         None,
         validate_default=True,

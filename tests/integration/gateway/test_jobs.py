@@ -224,6 +224,30 @@ async def test_links_are_those_of_the_public_address(nats_url: str, redis_url: s
         assert (await stage.record()).job.parameters.user == "ada"
 
 
+@pytest.mark.parametrize("trusted", ["127.0.0.0/8", "192.0.2.0/24"])
+async def test_links_are_those_of_a_trusted_proxy_in_front(
+    nats_url: str, redis_url: str, tmp_path: Path, trusted: str
+) -> None:
+    said = {"Host": "edit.example", "X-Forwarded-Proto": "https", "X-Forwarded-Prefix": "/paint"}
+    counts = trusted == "127.0.0.0/8"
+    base, path = ("https://edit.example/paint", "/paint") if counts else ("http://edit.example", "")
+    async with open_stage(nats_url, redis_url, tmp_path, trusted_proxies=trusted) as stage:
+        async with stage.http.post("/v1/jobs", data=stage.form(), headers=said) as response:
+            view = await response.json()
+            assert response.headers["Location"] == f"{path}/v1/jobs/{view['id']}"
+        await frames_of(stage, view["id"])
+        link = f"{base}/v1/jobs/{view['id']}/image?index=0"
+        async with stage.http.get(f"/v1/jobs/{view['id']}", headers=said) as response:
+            assert (await response.json())["pictures"][0]["url"] == link
+        async with stage.http.get(f"/v1/jobs/{view['id']}/events", headers=said) as response:
+            assert read(await response.text())[-1]["data"]["url"] == link
+        form = stage.form(response_format="url")
+        async with stage.http.post("/v1/images/edits", data=form, headers=said) as response:
+            assert (await response.json())["data"][0]["url"].startswith(f"{base}/v1/jobs/job_")
+        async with stage.http.get("/openapi.json", headers=said) as response:
+            assert (await response.json())["servers"] == [{"url": path or "/"}]
+
+
 async def test_the_end_is_told_even_when_the_stream_has_lost_it(stage: Stage) -> None:
     stage.router.publish_done = False
     job_id = await submit(stage)

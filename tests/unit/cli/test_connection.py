@@ -39,8 +39,8 @@ with published(Path(sys.argv[1]), Connection("http://127.0.0.1:1", "nats://127.0
 @options.user_options(User.OBSERVER, "that tell")
 def logged_in(url: str | None, password_file: Path | None) -> None:
     """Print the login of a command."""
-    login = options.login_of(url, password_file, User.OBSERVER)
-    click.echo(json.dumps([login.url, login.password_file and str(login.password_file), login.blobs_url]))
+    servers, password, blobs = options.login_of(url, password_file, User.OBSERVER)
+    click.echo(json.dumps([servers, password and str(password), blobs]))
 
 
 @click.command()

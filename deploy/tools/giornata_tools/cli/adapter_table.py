@@ -9,7 +9,7 @@ from giornata.wire.fleet import FleetView, InstanceView
 from giornata_tools.tables import table
 
 NONE = "-"
-HOST_COUNTS = (
+HOST_COUNTS = [
     "MB",
     "of",
     "missing",
@@ -21,7 +21,7 @@ HOST_COUNTS = (
     "evicted",
     "failed",
     "plans",
-)
+]
 WORKER_COUNTS = ("MB", "hits", "evicted", "from store", "ahead", "plan", "waited s", "failed")
 
 
@@ -40,14 +40,9 @@ def _hosts(fleet: FleetView) -> RenderableType:
             tier.name,
             _mb(tier.used_bytes),
             _mb(tier.budget_bytes),
-            str(tier.missing),
-            str(tier.hits),
-            str(loads.demand),
-            str(loads.ahead),
-            str(loads.plan),
+            *map(str, (tier.missing, tier.hits, loads.demand, loads.ahead, loads.plan)),
             f"{loads.waited_ms / 1e3:.1f}",
-            str(tier.evicted),
-            str(tier.failed),
+            *map(str, (tier.evicted, tier.failed)),
             f"{tier.plans}" + (f", {tier.plans_ignored} ignored" if tier.plans_ignored else ""),
         )
     return lines if lines.row_count else Text("No LoRA store fills a host tier.")
@@ -65,13 +60,8 @@ def _rows(one: InstanceView) -> list[tuple[str, ...]]:
     """A worker's line of each tier; what belongs to the worker stands in the first."""
     if one.worker is None or (counts := one.worker.adapters) is None:
         return []
-    loads = (
-        str(counts.misses),
-        str(counts.prefetched),
-        str(counts.planned),
-        f"{counts.waited_ms / 1e3:.1f}",
-        str(counts.failed),
-    )
+    asked = map(str, (counts.misses, counts.prefetched, counts.planned))
+    loads = (*asked, f"{counts.waited_ms / 1e3:.1f}", str(counts.failed))
     tiers = (
         ("device", counts.device_bytes, counts.hits_device, counts.evicted_device),
         ("memory", counts.memory_bytes, counts.hits_memory, counts.evicted_memory),

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import click
 from click.core import ParameterSource
@@ -38,14 +38,6 @@ Command = Callable[..., Any]
 Option = Callable[[Command], Command]
 
 server_option: Final = partial(click.option, show_envvar=True, metavar="URL")
-STATE: Final = f"{__name__}.state"
-"""Where a command's context remembers the state folder that was named."""
-
-
-def _remember_state(ctx: click.Context, _: click.Parameter, folder: Path | None) -> None:
-    ctx.meta[STATE] = folder
-
-
 state_option: Final = click.option(
     "--state",
     envvar=STATE_VARIABLE,
@@ -53,7 +45,7 @@ state_option: Final = click.option(
     type=click.Path(file_okay=False, path_type=Path),
     is_eager=True,
     expose_value=False,
-    callback=_remember_state,
+    callback=lambda ctx, _, folder: ctx.meta.update({STATE_VARIABLE: folder}),
     metavar="FOLDER",
     help="Talk to the stack that runs with this --state of `giornata up`.  [default: the checkout's]",
 )
@@ -62,7 +54,7 @@ state_option: Final = click.option(
 def running_stack() -> Connection | None:
     """How to reach the stack that ``giornata up`` runs here; None where it runs none."""
     ctx = click.get_current_context(silent=True)
-    return running((ctx and ctx.meta.get(STATE)) or checkout.STATE)
+    return running((ctx and ctx.meta.get(STATE_VARIABLE)) or checkout.STATE)
 
 
 def url_option(command: Command) -> Command:
@@ -113,10 +105,7 @@ def door_options(command: Command) -> Command:
 
 
 def user_options(user: User, does: str) -> Option:
-    """NATS servers as `url`, and the password of `user` there as `password_file`; `does` completes what servers do.
-
-    See :func:`login_of`.
-    """
+    """NATS servers as `url`, and a `password_file` of `user`, for :func:`login_of`; `does` says what servers do."""
     servers = server_option(
         "--nats",
         "url",
@@ -185,35 +174,26 @@ def _gateway(url: str | None) -> str:
     return url or ((stack := running_stack()) and stack.url) or LOCAL_GATEWAY
 
 
-class NatsLogin(NamedTuple):
-    """NATS servers, and what a user of theirs needs."""
-
-    url: str
-    password_file: Path | None
-    blobs_url: str | None
-    """The stack's own blob store, where the servers are a running stack's."""
-
-
 def connection_failure(error: GiornataError, url: str) -> str:
     """Why servers at `url` do not let a command in, and what to do."""
     from giornata.bus.connection import NO_SERVER  # with the library, which not every command needs
 
     if str(error) != NO_SERVER:
         return str(error)
-    place = without_password(url)
-    return f"No NATS server answers at {place}. Start a stack with `giornata up`, or name one by --state or --nats."
+    start = "Start a stack with `giornata up`, or name one by --state or --nats."
+    return f"No NATS server answers at {without_password(url)}. {start}"
 
 
-def login_of(url: str | None, password_file: Path | None, user: User) -> NatsLogin:
-    """The servers that an option names, else those of the running stack with its password of `user`.
+def login_of(url: str | None, password_file: Path | None, user: User) -> tuple[str, Path | None, str | None]:
+    """Servers, the file of `user`'s password there, and blob store: the option's, else the running stack's.
 
     Raises:
         click.UsageError: one is no address.
     """
     if url is None and (stack := running_stack()):
-        return NatsLogin(stack.nats_url, password_file or stack.password_file(user), stack.blobs_url)
+        return stack.nats_url, password_file or stack.password_file(user), stack.blobs_url
     with usage_errors():
-        return NatsLogin(nats_urls(url or LOCAL_NATS), password_file, None)
+        return nats_urls(url or LOCAL_NATS), password_file, None
 
 
 @contextmanager

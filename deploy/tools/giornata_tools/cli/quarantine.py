@@ -37,8 +37,8 @@ def quarantine() -> None:
 def _asking(
     act: Act, url: str | None, password_file: Path | None, cell: str, **given: Any
 ) -> Callable[[], Awaitable[int]]:
-    login = login_of(url, password_file, User.OPERATOR)
-    return lambda: _connected(login.url, login.password_file, cell, partial(act, **given))
+    servers, password, _ = login_of(url, password_file, User.OPERATOR)
+    return lambda: _connected(servers, password, cell, partial(act, **given))
 
 
 _cell_option: Final = click.option(

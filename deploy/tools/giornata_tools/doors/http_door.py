@@ -92,48 +92,35 @@ class HttpClient:
         Raises:
             Refused: the gateway refuses, or does not answer.
         """
-        with _told_as_refused(self._url):
-            async with self._session.get(self._url + path) as answer:
-                await _check(answer)
-                return _object(await answer.read())
+        return await self._asked("GET", path)
 
     async def send_picture(self, path: str, image: bytes, fields: Mapping[str, str]) -> dict[str, Any]:
         """JSON object of ``POST path`` with a form of `fields` and an image; raises as :meth:`read`."""
-        form = aiohttp.FormData()
+        form = aiohttp.FormData(fields)
         form.add_field("image", image, filename="image", content_type="application/octet-stream")
-        for name, value in fields.items():
-            form.add_field(name, value)
-        with _told_as_refused(self._url):
-            async with self._session.post(self._url + path, data=form) as answer:
-                await _check(answer)
-                return _object(await answer.read())
+        return await self._asked("POST", path, form)
 
     async def send_file(self, path: str, file: Path, fields: Mapping[str, str]) -> dict[str, Any]:
         """JSON object of ``POST path`` with a form of `fields` and the `file`, which is read as it is sent.
 
-        Raises:
-            Refused: the gateway refuses, or does not answer.
+        It raises as :meth:`read`.
         """
-        form = aiohttp.FormData(default_to_multipart=True)
-        for name, value in fields.items():
-            form.add_field(name, value)
-        with _told_as_refused(self._url), file.open("rb") as data:
+        form = aiohttp.FormData(fields, default_to_multipart=True)
+        with file.open("rb") as data:
             form.add_field("file", data, filename=file.name)
-            async with self._session.post(self._url + path, data=form) as answer:
-                await _check(answer)
-                return _object(await answer.read())
+            return await self._asked("POST", path, form)
 
     async def delete(self, path: str) -> dict[str, Any]:
         """JSON object of ``DELETE path``; raises as :meth:`read`."""
-        with _told_as_refused(self._url):
-            async with self._session.delete(self._url + path) as answer:
-                await _check(answer)
-                return _object(await answer.read())
+        return await self._asked("DELETE", path)
 
     async def put(self, path: str) -> dict[str, Any]:
         """JSON object of ``PUT path`` without a body; raises as :meth:`read`."""
+        return await self._asked("PUT", path)
+
+    async def _asked(self, method: str, path: str, form: aiohttp.FormData | None = None) -> dict[str, Any]:
         with _told_as_refused(self._url):
-            async with self._session.put(self._url + path) as answer:
+            async with self._session.request(method, self._url + path, data=form) as answer:
                 await _check(answer)
                 return _object(await answer.read())
 

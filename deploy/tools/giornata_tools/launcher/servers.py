@@ -121,11 +121,13 @@ def nats_config(server: NatsServer) -> str:
 def check_port(host: str, port: int) -> None:
     """LaunchError where the gateway cannot listen there."""
     if error := port_error(host, port):
-        taken = error.errno == errno.EADDRINUSE
-        why = "is taken by another program" if taken else f"cannot be listened on ({error.strerror})"
+        why = (
+            "taken by another program"
+            if error.errno == errno.EADDRINUSE
+            else f"no place to listen: {error.strerror}"
+        )
         raise LaunchError(
-            f"Port {port} of {host} {why}. Name another by --port or GIORNATA_PORT, or take any free one: "
-            "giornata up --port 0."
+            f"Port {port} of {host} is {why}. Name another by --port, or any free one: --port 0."
         )
 
 

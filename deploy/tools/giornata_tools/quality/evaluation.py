@@ -23,6 +23,7 @@ from giornata_tools.quality.page import page
 from giornata_tools.quality.report import Closeness, Frechet, MaskBlur, QualityReport, QualityRun
 from giornata_tools.quality.scoring import Addition, Removal, Scored, score, strayed_px
 from giornata_tools.quality.system import EditSetting, System, attached, edit_all, started
+from giornata_tools.tables import show
 
 SEEDS: Final = "each edit's place in the whole set"
 VERSIONS: Final = (
@@ -100,7 +101,7 @@ async def evaluate(options: QualityOptions) -> int:
     numbers_path.write_text(result.model_dump_json(indent=2) + "\n", encoding="utf-8")
     page_path.write_text(page(result, scored), encoding="utf-8")
     for table in tables.rich_tables(result):
-        console.print(table)
+        show(table, "")
     console.print(tables.described(result), highlight=False)
     console.print(f"See {page_path} and {numbers_path}; pictures are in {options.out}.", highlight=False)
     return 0 if result.holds or options.no_gates else 1

@@ -14,7 +14,7 @@ from giornata.wire.jobs import JobState
 from giornata.wire.progress import JobRecord
 from giornata_gateway.http.body import EVENT_STREAM, JSON_COPIES, looking_on, room, send
 from giornata_gateway.http.errors import GATEWAY, JOB_ID, OUTCOME, REPEATED, TENANT, json_answer
-from giornata_gateway.http.requests import base_url, check_query, last_event_id, number_of, receive
+from giornata_gateway.http.requests import base_path, base_url, check_query, last_event_id, number_of, receive
 from giornata_gateway.http.stream import Stream
 from giornata_gateway.intake.rules.forms import (
     EditForm,
@@ -82,7 +82,7 @@ async def create(request: web.Request) -> web.Response:
         request[REPEATED] = admitted.stay.repeated
     request[JOB_ID] = job.job_id
     record = await gateway.ledger.records.get(job.job_id)
-    location = f"{gateway.config.public_url}/v1/jobs/{job.job_id}"
+    location = f"{base_path(request)}/v1/jobs/{job.job_id}"
     return json_answer(await _view(request, record), status=202, headers={"Location": location})
 
 

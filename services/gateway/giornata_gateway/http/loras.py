@@ -10,7 +10,7 @@ from giornata.deadlines import Deadline
 from giornata.wire.loras import PIECE_BYTES
 from giornata_gateway.http.errors import GATEWAY, TENANT, json_answer
 from giornata_gateway.http.lora_uploads import receive_lora
-from giornata_gateway.http.requests import check_query, number_of, page_of
+from giornata_gateway.http.requests import base_path, check_query, number_of, page_of
 from giornata_gateway.http.templates import MAX_WAIT_MS
 from giornata_gateway.http.uploads import BUFFER_BYTES
 from giornata_gateway.views.loras import LoraDeleted, lora_list, lora_view
@@ -28,7 +28,7 @@ async def upload(request: web.Request) -> web.Response:
             grow(HELD_BYTES)
             await gateway.loras.check_room(tenant.name)
             record = await receive_lora(request)
-    location = f"{gateway.config.public_url}/v1/loras/{record.lora_id}"
+    location = f"{base_path(request)}/v1/loras/{record.lora_id}"
     return json_answer(lora_view(record), status=202, headers={"Location": location})
 
 

@@ -72,8 +72,8 @@ CONTROL: Final = "What ControlNets see; `image` of `controlnets` names it by its
 WRITTEN: Final = {"type": "string", "contentEncoding": "base64"}
 
 
-def document(server_url: str, routes: Sequence[Route] = ROUTES) -> Json:
-    """The document of `routes`; `server_url` is how clients reach them, empty for the address that served it."""
+def document(routes: Sequence[Route] = ROUTES) -> Json:
+    """The document of `routes` at the address that served it."""
     words = (files("giornata_gateway.http") / "openapi.md").read_text(encoding="utf-8")
     paths: Json = {}
     for route in routes:
@@ -86,7 +86,7 @@ def document(server_url: str, routes: Sequence[Route] = ROUTES) -> Json:
             "description": words + _codes(),
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
-        "servers": [{"url": server_url or "/"}],
+        "servers": [{"url": "/"}],
         "security": [{}, {"bearer": []}],
         "paths": paths,
         "components": {

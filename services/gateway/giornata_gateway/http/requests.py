@@ -17,6 +17,7 @@ from giornata.wire.jobs import Priority
 from giornata.wire.references import REFERENCE
 from giornata_gateway.gateway import Admitted
 from giornata_gateway.http.errors import GATEWAY, TENANT
+from giornata_gateway.http.proxies import Forwarded, forwarded
 from giornata_gateway.http.uploads import read_json, read_upload
 from giornata_gateway.intake.limits import Grow
 from giornata_gateway.intake.rules.controls import in_order
@@ -114,10 +115,23 @@ def trace_of(request: web.Request) -> str | None:
 def base_url(request: web.Request) -> str:
     """How the client reaches this gateway; empty, so that links are relative, where its Host header is no host."""
     configured = request.app[GATEWAY].config.public_url
+    if configured:
+        return configured
+    scheme, prefix = _forwarded(request)
     try:
-        return configured or str(request.url.origin())
+        origin = request.url.origin()
     except ValueError:
-        return ""
+        return prefix
+    return f"{origin.with_scheme(scheme or origin.scheme)}{prefix}"
+
+
+def base_path(request: web.Request) -> str:
+    """What stands before a path of this gateway in a link that stays at the same host: its address where one is set."""
+    return request.app[GATEWAY].config.public_url or _forwarded(request).prefix
+
+
+def _forwarded(request: web.Request) -> Forwarded:
+    return forwarded(request, request.app[GATEWAY].config.trusted_proxies)
 
 
 def number_of(values: Mapping[str, str], name: str, default: int, most: int, least: int = 0) -> int:

@@ -80,7 +80,7 @@ def _application(gateway: Gateway) -> web.Application:
     app[studio.ASSETS] = studio.load_assets()
     app[IN_PROGRESS] = InProgress()
     routes = (*ROUTES, *(A1111_ROUTES if gateway.config.a1111 else ()))
-    app[status.DOCUMENT] = document(gateway.config.public_url, routes)
+    app[status.DOCUMENT] = document(routes)
     app.add_routes([*(route.served() for route in routes), *studio.PAGES])
     return app
 

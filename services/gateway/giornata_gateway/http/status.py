@@ -16,6 +16,7 @@ from giornata.wire.errors import GiornataError, ServiceUnavailable
 from giornata.wire.fleet import FleetView
 from giornata_gateway.http.body import EVENT_STREAM, frame, looking_on, write
 from giornata_gateway.http.errors import GATEWAY, TENANT, json_answer
+from giornata_gateway.http.requests import base_path
 from giornata_gateway.views.catalog import HealthView, model_list, ready_view
 from giornata_gateway.views.fleet import fleet_view, tenant_view
 
@@ -87,7 +88,7 @@ async def _fleet(request: web.Request) -> FleetView:
 
 async def openapi(request: web.Request) -> web.Response:
     """This API, from the table that serves it and the types that validate it."""
-    return web.json_response(request.app[DOCUMENT])
+    return web.json_response(request.app[DOCUMENT] | {"servers": [{"url": base_path(request) or "/"}]})
 
 
 def _answer(view: BaseModel, *, good: bool) -> web.Response:

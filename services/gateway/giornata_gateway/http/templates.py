@@ -9,7 +9,7 @@ from aiohttp import web
 
 from giornata.deadlines import Deadline
 from giornata_gateway.http.errors import GATEWAY, TENANT, json_answer
-from giornata_gateway.http.requests import check_query, number_of, page_of
+from giornata_gateway.http.requests import base_path, check_query, number_of, page_of
 from giornata_gateway.http.uploads import read_upload
 from giornata_gateway.intake.rules.forms import read_template_form
 from giornata_gateway.views.templates import TemplateDeleted, template_list, template_view
@@ -29,7 +29,7 @@ async def register(request: web.Request) -> web.Response:
         with gateway.stay(tenant, 1, f"registration_{secrets.token_urlsafe(9)}", budget_s):
             deadline = Deadline.after_ms(budget_s * 1000)
             record = await gateway.registration.register(tenant.name, upload.picture, form, deadline)
-    location = f"{gateway.config.public_url}/v1/templates/{record.template_id}"
+    location = f"{base_path(request)}/v1/templates/{record.template_id}"
     return json_answer(template_view(record), status=202, headers={"Location": location})
 
 

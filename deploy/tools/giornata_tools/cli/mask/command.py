@@ -23,7 +23,7 @@ PATH: Final = "/v1/masks"
 
 @click.command()
 @click.argument("image", type=SOURCE, metavar="IN")
-@click.argument("words")
+@click.argument("prompt", metavar="WORDS")
 @click.option(
     "-o",
     "--out",
@@ -50,34 +50,15 @@ PATH: Final = "/v1/masks"
 @api_key_option
 @click.option("--json", "as_json", is_flag=True, help="Print the regions as JSON: score, box, area.")
 @click.pass_context
-def mask(
-    ctx: click.Context,
-    /,
-    *,
-    image: str,
-    words: str,
-    out: str,
-    mask_threshold: float | None,
-    max_regions: int | None,
-    model: str | None,
-    url: str | None,
-    api_key: str | None,
-    as_json: bool,
-) -> None:
+def mask(ctx: click.Context, /, *, image: str, out: str, as_json: bool, **given: Any) -> None:
     """Find what WORDS name in the picture IN, and write the mask OUT.
 
     `giornata edit IN --mask OUT` repaints it; `giornata edit --mask-prompt WORDS` does both at once.
     """
     if as_json and out == STDOUT:
         raise click.UsageError("--json and -o - both write to standard output; give one.")
-    named = {
-        "prompt": words,
-        "mask_threshold": mask_threshold,
-        "max_regions": max_regions,
-        "model": model,
-    }
-    fields = {name: str(value) for name, value in named.items() if value is not None}
-    gateway, picture = gateway_of(url), read(image)
+    gateway, api_key, picture = gateway_of(given.pop("url")), given.pop("api_key"), read(image)
+    fields = {name: str(value) for name, value in given.items() if value is not None}
     ctx.exit(interrupts.run(lambda: run(gateway, api_key, picture, fields, out, as_json=as_json)))
 
 

@@ -40,13 +40,7 @@ from giornata_tools.tables import show
 @click.option("--json", "as_json", is_flag=True, help="Print a line of JSON for each update.")
 @click.pass_context
 def top(
-    ctx: click.Context,
-    url: str | None,
-    password_file: Path | None,
-    interval: float,
-    *,
-    once: bool,
-    as_json: bool,
+    ctx: click.Context, /, url: str | None, password_file: Path | None, interval: float, **how: bool
 ) -> None:
     """Watch the workers: rows, tokens, tiers and the queue, with rates of the last five seconds.
 
@@ -54,7 +48,7 @@ def top(
     running pictures; memory/s, disk/s, first/s and miss/s are edits by where their template was found.
     """
     servers, password, _ = login_of(url, password_file, User.OBSERVER)
-    ctx.exit(interrupts.run(lambda: run(servers, password, interval, once=once, as_json=as_json)))
+    ctx.exit(interrupts.run(lambda: run(servers, password, interval, **how)))
 
 
 async def run(url: str, password_file: Path | None, interval_s: float, *, once: bool, as_json: bool) -> int:
