@@ -21,7 +21,16 @@ WORDS = (
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-m", "sphinx", "--quiet", "--conf-dir", ROOT / "docs", ROOT, folder]
+    command: list[str | Path] = [
+        sys.executable,
+        "-m",
+        "sphinx",
+        "--quiet",
+        "--conf-dir",
+        ROOT / "docs",
+        ROOT,
+        folder,
+    ]
     subprocess.run(command, check=True, timeout=2 * HUNG_S)
     return folder
 
