@@ -23,7 +23,7 @@ PYTEST := $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist lo
 READY := .venv/.ready-$(TORCH_BUILD)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo up quality test test-long compose-test check docs bench gpu chaos fuzz sbom clean
+.PHONY: help setup demo up quality test test-long compose-test check bench gpu chaos fuzz sbom clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r target text; do \
@@ -75,6 +75,7 @@ check: setup ## lint, format, types, import rules, the pages, and the schemas of
 	$(MAKE) --no-print-directory docs
 	$(BIN)/check-jsonschema --builtin-schema vendor.compose-spec deploy/compose.yaml deploy/compose.cluster.yaml
 
+.PHONY: docs
 docs: setup ## build the pages into out/site, whose index.html is their first
 	$(BIN)/sphinx-build --quiet --fresh-env --fail-on-warning --conf-dir docs . out/site
 
