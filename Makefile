@@ -83,8 +83,12 @@ check: setup ## lint, format, types, import rules, the pages, and the schemas of
 	$(BIN)/mypy
 	$(BIN)/python -m pytest --quiet tests/unit/test_import_rules.py tests/unit/test_readme_facts.py \
 		tests/unit/deploy/test_kustomize.py tests/unit/deploy/test_kubernetes.py tests/unit/deploy/test_kubernetes_api.py
-	$(BIN)/sphinx-build --quiet --fresh-env --fail-on-warning --conf-dir docs . out/site
+	$(MAKE) --no-print-directory docs
 	$(BIN)/check-jsonschema --builtin-schema vendor.compose-spec deploy/compose.yaml deploy/compose.cluster.yaml
+
+.PHONY: docs
+docs: setup ## build the pages into out/site, whose index.html is their first
+	$(BIN)/sphinx-build --quiet --fresh-env --fail-on-warning --conf-dir docs . out/site
 
 bench: setup ## measure speed beside its baselines and what serving adds; write out/bench/*.json
 	$(BIN)/python -m tests.bench $(ARGS)

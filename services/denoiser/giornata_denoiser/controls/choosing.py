@@ -14,7 +14,7 @@ from giornata.wire.controlnets import ControlState
 from giornata.wire.workers import ServiceState
 
 HOST_BYTES_MS: Final = 5e6
-"""Bytes a millisecond between processes of one host; measured, see `docs/results.md`."""
+"""Bytes a millisecond between processes of one host; measured, see `docs/results/controlnets.md`."""
 NETWORK_BYTES_MS: Final = 1e6
 """Between hosts, assumed."""
 WORK: Final = 1e9

@@ -1,0 +1,57 @@
+"""The pages as `make docs` builds them: their front, and what their search finds first, in the system's Chromium."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.studio.browsing import launched
+from tests.patience import HUNG_S
+
+ROOT = Path(__file__).parents[2]
+WORDS = (
+    "429", "503", "docker", "install", "gpu memory", "storage full", "cuda", "slow", "black picture", "mask inverted",
+    "port taken", "logs",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("site")
+    command: list[str | Path] = [
+        sys.executable,
+        "-m",
+        "sphinx",
+        "--quiet",
+        "--conf-dir",
+        ROOT / "docs",
+        ROOT,
+        folder,
+    ]
+    subprocess.run(command, check=True, timeout=2 * HUNG_S)
+    return folder
+
+
+async def test_a_search_finds_what_to_do_before_what_was_decided(site: Path) -> None:
+    async with launched() as browser:
+        page = await browser.new_page()
+        page.set_default_timeout(HUNG_S * 1000)
+        for words in WORDS:
+            await page.goto(f"{site.as_uri()}/search.html?q={words}")
+            found = page.locator("#search-results ul.search li a")
+            await found.first.wait_for()
+            first = await found.first.get_attribute("href") or ""
+            assert "docs/troubleshooting.html" in first, words
+            links = await found.evaluate_all("links => links.map(link => link.getAttribute('href'))")
+            assert not any("docs/adr/" in link for link in links), words
+
+
+async def test_the_front_leads_to_the_index(site: Path) -> None:
+    async with launched() as browser:
+        page = await browser.new_page()
+        await page.goto(f"{site.as_uri()}/index.html")
+        await page.wait_for_url("**/docs/index.html", timeout=HUNG_S * 1000)
+        assert await page.get_by_role("link", name="Troubleshooting").count()
