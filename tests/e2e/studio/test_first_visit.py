@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import io
 import re
+from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from PIL import Image
 from playwright.async_api import Browser, Page, expect
 
@@ -39,7 +41,7 @@ from tests.e2e.studio.gateway import (
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-PHONE = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "is_mobile": True}
+PHONE: dict[str, Any] = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "is_mobile": True}
 
 
 def part(form: bytes, name: str) -> bytes:
@@ -49,7 +51,7 @@ def part(form: bytes, name: str) -> bytes:
     return found.split(b"\r\n\r\n", 1)[1].removesuffix(b"\r\n")
 
 
-def sent_mask(form: bytes) -> Pixels:
+def sent_mask(form: bytes) -> NDArray[np.bool_]:
     """The mask that was sent: True where it is to be repainted."""
     return np.asarray(Image.open(io.BytesIO(part(form, "mask"))).convert("L")) > 127
 
