@@ -43,7 +43,8 @@ from giornata_gateway.views.jobs import (
     PictureView,
 )
 from giornata_gateway.views.loras import LoraList, LoraView
-from tests.e2e.pictures import file
+from giornata_gateway.views.masks import MaskAnswer, RegionView
+from tests.e2e.pictures import file, pixels
 from tests.e2e.studio.browsing import Watch
 from tests.fakes.fleet import CARD
 
@@ -180,8 +181,8 @@ class FakeGateway:
     ends: asyncio.Event = field(default_factory=asyncio.Event)
     masks: Mapping[str, MaskCard] = field(default_factory=dict)
     """What makes masks from words, by model."""
-    found: bytes | ErrorDetail = b""
-    """What it finds, as a PNG, or why not, once `accepts` is set."""
+    found: Sequence[bytes] | ErrorDetail = ()
+    """What it finds, a PNG for each thing, or why not, once `accepts` is set."""
     named: list[bytes] = field(default_factory=list)
     """Bodies of the requests for masks."""
     forms: list[bytes] = field(default_factory=list)
@@ -216,11 +217,11 @@ class FakeGateway:
     async def _mask(self, route: Route) -> None:
         self.named.append(route.request.post_data_buffer or b"")
         await self.accepts.wait()
-        if isinstance(self.found, bytes):
-            await route.fulfill(body=self.found, content_type="image/png")
-        else:
+        if isinstance(self.found, ErrorDetail):
             error = ErrorEvent(error=self.found).model_dump_json()
             await route.fulfill(status=422, body=error, content_type="application/json")
+        else:
+            await _json(route, masks_of(self.found))
 
     async def _lora(self, route: Route, path: str) -> None:
         if route.request.method == "POST":
@@ -283,6 +284,28 @@ class FakeGateway:
                 for i in range(self.pictures)
             ],
         )
+
+
+def masks_of(found: Sequence[bytes]) -> MaskAnswer:
+    """The answer that tells these masks."""
+    masks = [pixels(png) for png in found]
+    regions = []
+    for png, mask in zip(found, masks, strict=True):
+        ys, xs = np.nonzero(mask)
+        left, top = int(xs.min()), int(ys.min())
+        box = (left, top, int(xs.max()) + 1 - left, int(ys.max()) + 1 - top)
+        text = base64.b64encode(png).decode()
+        regions.append(RegionView(score=0.9, box=box, area=len(xs), b64_png=text))
+    together = np.maximum.reduce(masks)
+    return MaskAnswer(
+        created=0,
+        model="seer",
+        width=together.shape[1],
+        height=together.shape[0],
+        threshold=0.5,
+        regions=regions,
+        b64_png=base64.b64encode(file(together)).decode(),
+    )
 
 
 async def _json(route: Route, body: BaseModel) -> None:

@@ -74,6 +74,28 @@ export const tests = {
     mask.rectangle({ x: -5, y: 2 }, { x: 2, y: 99 }, 1);
     equal(rows(mask), ["0000", "0000", "1100", "1100"]);
   },
+  "an outline is filled by the centres that lie inside"() {
+    const mask = new Mask(6, 5);
+    equal(mask.polygon([{ x: 1, y: 1 }, { x: 5, y: 1 }, { x: 5, y: 4 }, { x: 1, y: 4 }], 1), { left: 1, top: 1, right: 5, bottom: 4 });
+    equal(rows(mask), ["000000", "011110", "011110", "011110", "000000"]);
+    mask.polygon([{ x: 2.4, y: -3 }, { x: 3.4, y: -3 }, { x: 3.4, y: 9 }, { x: 2.4, y: 9 }], 0);
+    equal(rows(mask), ["000000", "010110", "010110", "010110", "000000"]);
+    equal(mask.polygon([{ x: 7, y: 7 }, { x: 9, y: 7 }, { x: 8, y: 9 }], 1), null);
+    mask.clear();
+    mask.polygon([{ x: -2, y: 0 }, { x: 8, y: 0 }, { x: -2, y: 10 }], 1);
+    equal(rows(mask), ["111111", "111111", "111110", "111100", "111000"]);
+  },
+  "a mask picture marks what is transparent in it, or else what is bright"() {
+    const mask = new Mask(4, 1);
+    mask.read([255, 255, 255, 255, 0, 0, 0, 255, 0, 255, 0, 255, 0, 0, 255, 255]);
+    equal(rows(mask), ["1010"]);
+    mask.read([255, 255, 255, 255, 0, 0, 0, 127, 0, 0, 0, 128, 0, 0, 0, 0]);
+    equal(rows(mask), ["0101"]);
+    mask.merge([255, 255, 255, 255, 0, 0, 0, 255, 255, 255, 255, 255, 0, 0, 0, 255], 1);
+    equal(rows(mask), ["1111"]);
+    mask.merge([255, 255, 255, 255, 0, 0, 0, 255, 255, 255, 255, 255, 0, 0, 0, 255], 0);
+    equal(rows(mask), ["0101"]);
+  },
   "a rectangle takes its corners in any order"() {
     const [one, other] = [new Mask(6, 6), new Mask(6, 6)];
     one.rectangle({ x: 1.2, y: 4.8 }, { x: 3.5, y: 2.1 }, 1);

@@ -153,12 +153,12 @@ async def test_another_picture_is_opened_and_masked_while_an_edit_goes_on(opened
         await page.click("#redo")
         assert await masked_share(page) == share > 0
         gateway.ends.set()
-        await expect(page.locator("#stage-note")).to_have_text("Finished. The edit is under “This visit”.")
+        await expect(page.locator("#stage-note")).to_have_text("Finished. It is under “Earlier edits”.")
         await expect(page.locator("#result")).to_be_hidden()
         assert await color_at(page, 0, 200) == BLUE
         await page.get_by_role("button", name="Edit: a red star").click()
         await finished(page)
-        assert await color_at(page, -100, 200) == GREY
+        assert await color_at(page, -200, 200) == GREY
         assert await color_at(page, 100, 200) == RED
 
 
@@ -185,4 +185,4 @@ async def test_what_is_found_again_after_a_reload_does_not_push_a_picture_away(o
         await page.unroute("**/v1/models")
         await page.reload()
         await finished(page)
-        assert await color_at(page, -100, 200) == GREY
+        assert await color_at(page, -200, 200) == GREY

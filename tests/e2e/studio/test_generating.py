@@ -38,7 +38,7 @@ async def test_a_picture_is_made_from_text_and_can_be_edited(opened: Open) -> No
         )
         assert sizes == ["256x256", "304x208", "208x304", "336x192", "192x336"]
         await page.get_by_role("button", name="Generate", exact=True).click()
-        await expect(page.locator("#prompt-error")).to_have_text("Say what the picture shows.")
+        await expect(page.locator("#prompt-error")).to_have_text("Write a prompt: what the picture shows.")
         await page.fill("#prompt", "a red barn")
         await page.fill("#n", "2")
         await page.fill("#seed", "11")

@@ -36,6 +36,12 @@ from tests.fakes.key_files import write_keys
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 KEY = "sk-studio-test"
+RULES = {
+    "runOnly": {
+        "type": "tag",
+        "values": ["wcag2a", "wcag2aa", "wcag21aa", "wcag22aa", "best-practice", "experimental"],
+    }
+}
 
 
 async def test_what_is_missing_is_said_before_anything_is_sent(visit: Visit) -> None:
@@ -48,7 +54,9 @@ async def test_what_is_missing_is_said_before_anything_is_sent(visit: Visit) -> 
         await expect(page.locator("#edit-error")).to_have_text("Paint over what is to change first.")
         await drag(page, (-30, 0), (30, 0))
         await edit(page, steps=0)
-        await expect(page.locator("#prompt-error")).to_have_text("Say what belongs into the mask.")
+        await expect(page.locator("#prompt-error")).to_have_text(
+            "Write a prompt: what belongs into the mask."
+        )
         await expect(page.locator("#steps-error")).to_have_text("From 1 to 200.")
         await expect(page.locator("#prompt")).to_be_focused()
         await expect(page.locator("#run")).to_be_hidden()
@@ -209,7 +217,7 @@ async def test_no_rule_of_accessibility_is_broken(visit: Visit, scheme: str) -> 
 
 
 async def faultless(page: Page, state: str) -> None:
-    found = (await Axe().run(page)).response["violations"]
+    found = (await Axe().run(page, options=RULES)).response["violations"]
     assert found == [], (
         f"{state}: {json.dumps([(one['id'], [node['html'] for node in one['nodes']]) for one in found])}"
     )

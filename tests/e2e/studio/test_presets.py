@@ -1,4 +1,4 @@
-"""What a picture presets on the studio page: a sample its mask, prompt and crop; a person's own, advice alone."""
+"""What a picture presets on the studio page: a sample its mask, prompt and crop; a person's own large one a crop."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ async def test_a_scene_of_the_strip_needs_nothing_but_the_button(
         assert (await downloaded(page, tmp_path)).shape == (256, 256, 3)
 
 
-async def test_a_crop_is_advised_for_a_picture_much_larger_than_the_models_own_and_set_by_a_sample_alone(
+async def test_a_picture_much_larger_than_the_models_own_is_cropped_and_a_larger_sample(
     visit: Visit,
 ) -> None:
     async with visit() as (page, _):
@@ -43,7 +43,7 @@ async def test_a_crop_is_advised_for_a_picture_much_larger_than_the_models_own_a
         await expect(padding).to_be_disabled()
         await expect(page.locator("#crop-why")).to_be_hidden()
         await open_picture(page, file(scene(200, 385)))
-        await expect(crop).not_to_be_checked()
+        await expect(crop).to_be_checked()
         await expect(padding).to_have_value("32")
         await expect(page.locator("#crop-why")).to_contain_text("Best switched on here")
         await open_sample(page, "Add a star")

@@ -131,7 +131,7 @@ async def test_a_picture_that_failed_says_why_to_the_keyboard_too(opened: Open) 
 
 
 AGED = """(ms) => new Promise((resolve) => {
-    const opening = indexedDB.open("giornata", 1);
+    const opening = indexedDB.open("giornata");
     opening.onsuccess = () => {
         const store = opening.result.transaction("edits", "readwrite").objectStore("edits");
         const cursor = store.openCursor();
@@ -145,7 +145,7 @@ AGED = """(ms) => new Promise((resolve) => {
     };
 })"""
 COUNTED = """() => new Promise((resolve) => {
-    const opening = indexedDB.open("giornata", 1);
+    const opening = indexedDB.open("giornata");
     opening.onsuccess = () => {
         const count = opening.result.transaction("edits").objectStore("edits").count();
         count.onsuccess = () => {

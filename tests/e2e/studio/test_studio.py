@@ -67,7 +67,9 @@ async def test_a_mask_drawn_by_mouse_is_repainted_and_the_rest_is_kept(visit: Vi
 async def test_a_result_is_compared_and_becomes_the_next_input(visit: Visit, tmp_path: Path) -> None:
     async with visit() as (page, _):
         await open_sample(page)
-        await edit(page, steps=2)
+        async with page.expect_response("**/v1/jobs") as accepted:
+            await edit(page, steps=2)
+        assert (await (await accepted.value).json())["priority"] == "interactive"
         await finished(page)
         slider = page.locator("#compare")
         await slider.focus()

@@ -19,7 +19,7 @@ CARD = MaskCard(name="seer", threshold=0.5)
 
 def seeing() -> FakeGateway:
     """A gateway that finds the middle quarter of every picture, whatever the words."""
-    return FakeGateway(masks={"tiny": CARD}, found=file(box(SIDE, SIDE)))
+    return FakeGateway(masks={"tiny": CARD}, found=(file(box(SIDE, SIDE)),))
 
 
 async def test_what_words_name_becomes_the_mask_and_is_edited_like_one_that_was_drawn(opened: Open) -> None:

@@ -4,7 +4,7 @@ import { asks, check, mark } from "./checks.js";
 import { at, element } from "./page.js";
 
 const SHAPES = [[1, 1], [3, 2], [2, 3], [16, 9], [9, 16]]; // of generated pictures
-const REUSE = { auto: "Where it is recorded", strict: "Of equal noise levels only", off: "None" };
+const REUSE = { auto: "Reuse cached template", strict: "Only equal noise levels", off: "No reuse" };
 
 /** Makes the form fit a model of /v1/models and a task. What a person chose stays where the model takes it. */
 export function fitControls(model, task) {
@@ -12,6 +12,7 @@ export function fitControls(model, task) {
   const spare = [...(task === "edit" ? ["size"] : []), ...(model.samplers.length < 2 ? ["sampler"] : [])];
   const fields = model.fields[task].filter((field) => !spare.includes(field)); // an edit keeps its picture's size
   for (const place of at("edit").querySelectorAll("[data-field]:not(#model-field)")) place.hidden = !place.dataset.field.split(" ").some((field) => fields.includes(field));
+  at("pick").hidden = at("words").closest("[hidden]") !== null;
   suggest(at("steps"), defaults.num_inference_steps);
   suggest(at("guidance"), defaults.guidance_scale);
   suggest(at("true-cfg"), defaults.true_cfg_scale);

@@ -4,14 +4,17 @@ import { History } from "./history.js";
 import { Mask, union } from "./mask.js";
 
 export const SIZES = { min: 2, max: 400 };
+const SIDE = 768; // the brush grows with pictures whose longer side is above this
 
 export class Editor extends EventTarget {
-  tool = "brush"; // "rectangle", "hand"
+  tool = "brush"; // "rectangle", "lasso", "pick", "hand"
   action = "paint"; // "erase"
   size = 48; // of the brush: its diameter
   mask = null;
+  frozen = false; // while pictures are made from text, nothing is drawn
 
   #stage;
+  #side = SIDE;
   #history = new History();
   #stroke = null;
 
@@ -28,6 +31,11 @@ export class Editor extends EventTarget {
     return this.#history.canRedo;
   }
 
+  /** The largest brush of the picture. */
+  get largest() {
+    return Math.max(SIZES.max, this.#side / 2);
+  }
+
   get drawing() {
     return this.#stroke !== null;
   }
@@ -38,28 +46,39 @@ export class Editor extends EventTarget {
     this.#history = new History();
     this.mask = new Mask(width, height);
     if (rgba) this.mask.read(rgba);
+    const side = Math.max(SIDE, width, height);
+    const size = (this.size * side) / this.#side;
+    this.#side = side;
+    this.choose({ size });
     this.#changed(this.mask.frame());
   }
 
   choose({ tool = this.tool, action = this.action, size = this.size }) {
-    Object.assign(this, { tool, action, size: Math.min(SIZES.max, Math.max(SIZES.min, Math.round(size))) });
+    if (tool !== this.tool) this.abandon();
+    Object.assign(this, { tool, action, size: Math.min(this.largest, Math.max(SIZES.min, Math.round(size))) });
     this.dispatchEvent(new Event("tool"));
   }
 
-  /** Starts a stroke or a rectangle; `other` erases where the tool would paint, and the reverse. */
+  /** Starts a stroke or an outline, or picks a point; `other` erases where the tool would paint, and the reverse. */
   begin(point, other = false) {
-    if (this.mask === null || this.tool === "hand") return;
+    if (this.mask === null || this.frozen || this.tool === "hand") return;
+    if (this.tool === "pick") {
+      this.dispatchEvent(new CustomEvent("pick", { detail: point }));
+      return;
+    }
     this.abandon();
     const value = (this.action === "paint") !== other ? 1 : 0;
-    this.#stroke = { value, start: point, last: point, box: null, record: this.#history.begin(this.mask) };
+    this.#stroke = { value, start: point, last: point, points: [], box: null, record: this.#history.begin(this.mask) };
     this.extend(point);
   }
 
   extend(point) {
     const stroke = this.#stroke;
     if (stroke === null) return;
-    if (this.tool === "rectangle") {
-      this.#stage.band = [stroke.start, point];
+    if (this.tool !== "brush") {
+      const [{ start }, { x, y }] = [stroke, point];
+      if (this.tool === "lasso") stroke.points.push(point);
+      this.#stage.outline = this.tool === "lasso" ? stroke.points : [start, { x, y: start.y }, point, { x: start.x, y }];
       this.#stage.refresh();
     } else {
       const box = this.mask.stroke(stroke.last, point, this.size / 2, stroke.value);
@@ -73,8 +92,9 @@ export class Editor extends EventTarget {
     const stroke = this.#stroke;
     if (stroke === null) return;
     if (this.tool === "rectangle") stroke.box = this.mask.rectangle(stroke.start, stroke.last, stroke.value);
+    if (this.tool === "lasso") stroke.box = this.mask.polygon(stroke.points, stroke.value);
     this.#stroke = null;
-    this.#stage.band = null;
+    this.#stage.outline = null;
     this.#changed(stroke.record.end(stroke.box));
   }
 
@@ -83,7 +103,7 @@ export class Editor extends EventTarget {
     const stroke = this.#stroke;
     if (stroke === null) return;
     this.#stroke = null;
-    this.#stage.band = null;
+    this.#stage.outline = null;
     this.#changed(stroke.record.cancel(stroke.box));
   }
 
@@ -100,14 +120,25 @@ export class Editor extends EventTarget {
     this.#apply((mask) => mask.read(rgba));
   }
 
+  /** Puts another mask of the same size in its place. */
+  replace(other) {
+    this.#apply((mask) => mask.put(mask.frame(), other.data));
+  }
+
+  /** Adds what another picture's pixels mark to the mask, or takes it away where `point` is masked already. */
+  toggle(rgba, point) {
+    const masked = this.mask.data[Math.floor(point.y) * this.mask.width + Math.floor(point.x)];
+    this.#apply((mask) => mask.merge(rgba, 1 - masked));
+  }
+
   undo() {
     this.abandon();
-    if (this.mask) this.#changed(this.#history.undo(this.mask));
+    if (this.mask && !this.frozen) this.#changed(this.#history.undo(this.mask));
   }
 
   redo() {
     this.abandon();
-    if (this.mask) this.#changed(this.#history.redo(this.mask));
+    if (this.mask && !this.frozen) this.#changed(this.#history.redo(this.mask));
   }
 
   /** The mask as a PNG, white where to repaint. */
@@ -121,7 +152,7 @@ export class Editor extends EventTarget {
 
   #apply(change) {
     this.abandon();
-    if (this.mask) this.#changed(this.#history.apply(this.mask, change));
+    if (this.mask && !this.frozen) this.#changed(this.#history.apply(this.mask, change));
   }
 
   #changed(box) {

@@ -9,6 +9,8 @@ export function listenToKeys(workspace, canvas, stage, editor, commands) {
   const letters = {
     b: () => editor.choose({ tool: "brush" }),
     r: () => editor.choose({ tool: "rectangle" }),
+    l: () => editor.choose({ tool: "lasso" }),
+    s: () => editor.choose({ tool: "pick" }),
     h: () => editor.choose({ tool: "hand" }),
     p: () => editor.choose({ action: "paint" }),
     e: () => editor.choose({ action: "erase" }),
@@ -48,7 +50,9 @@ export function listenToKeys(workspace, canvas, stage, editor, commands) {
 
   canvas.addEventListener("keydown", (event) => {
     if (!stage.base || event.ctrlKey || event.metaKey) return;
-    if (stage.showing === "result" && ARROWS[event.key]) commands.compareBy((ARROWS[event.key][0] || 0) * 0.02);
+    const [dx, dy] = ARROWS[event.key] ?? [0, 0];
+    if (stage.showing === "result" && dy) commands.stepBy(dy);
+    else if (stage.showing === "result" && dx) commands.compareBy(dx * 0.02);
     else if (ARROWS[event.key]) moveCursor(stage, editor, ARROWS[event.key], event.shiftKey ? 10 : 1);
     else if (event.key === " ") {
       if (!event.repeat) press(stage, editor);
@@ -91,12 +95,13 @@ function moveCursor(stage, editor, [dx, dy], times) {
 function press(stage, editor) {
   if (stage.showing !== "mask") return;
   stage.cross = cursor(stage);
-  if (editor.tool === "rectangle" && editor.drawing) {
+  if (["rectangle", "lasso"].includes(editor.tool) && editor.drawing) {
     editor.finish();
-    announce("Rectangle drawn");
+    announce(editor.tool === "lasso" ? "Outline closed" : "Rectangle drawn");
   } else {
     editor.begin(stage.cross);
-    announce(editor.tool === "rectangle" ? "First corner set" : editor.action === "paint" ? "Painting" : "Erasing");
+    const outline = { rectangle: "First corner set", lasso: "Outline begun" }[editor.tool];
+    if (editor.drawing) announce(outline ?? (editor.action === "paint" ? "Painting" : "Erasing"));
   }
   stage.refresh();
 }

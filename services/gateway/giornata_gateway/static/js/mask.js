@@ -57,6 +57,28 @@ export class Mask {
     return box;
   }
 
+  /** A filled outline: every pixel whose centre lies inside, by the even-odd rule. */
+  polygon(points, value) {
+    const [xs, ys] = [points.map(({ x }) => x), points.map(({ y }) => y)];
+    const least = (all) => all.reduce((a, b) => Math.min(a, b)); // spread into Math.min, a long outline is too many arguments
+    const most = (all) => all.reduce((a, b) => Math.max(a, b));
+    const box = this.#clip({ left: Math.floor(least(xs)), top: Math.floor(least(ys)), right: Math.ceil(most(xs)), bottom: Math.ceil(most(ys)) });
+    if (box === null) return null;
+    for (let y = box.top; y < box.bottom; y++) {
+      const crossed = [];
+      points.forEach((a, i) => {
+        const b = points[(i + 1) % points.length];
+        if (a.y <= y + 0.5 !== b.y <= y + 0.5) crossed.push(a.x + ((y + 0.5 - a.y) * (b.x - a.x)) / (b.y - a.y));
+      });
+      crossed.sort((a, b) => a - b);
+      for (let i = 0; i < crossed.length; i += 2) {
+        const [first, end] = [crossed[i], crossed[i + 1]].map((x) => Math.min(box.right, Math.max(box.left, Math.ceil(x - 0.5))));
+        this.data.fill(value, y * this.width + first, y * this.width + end);
+      }
+    }
+    return box;
+  }
+
   invert() {
     for (let i = 0; i < this.data.length; i++) this.data[i] ^= 1;
     return this.frame();
@@ -67,9 +89,16 @@ export class Mask {
     return this.frame();
   }
 
-  /** Takes over another picture's pixels: anything brighter than half is to be repainted. */
+  /** Takes over a mask picture as the service does: its transparent pixels if it has any, otherwise those of a luma of at least half. */
   read(rgba) {
-    for (let i = 0; i < this.data.length; i++) this.data[i] = rgba[4 * i] > 127 ? 1 : 0;
+    const clear = isTransparent(rgba);
+    for (let i = 0; i < this.data.length; i++) this.data[i] = marks(rgba, i, clear) ? 1 : 0;
+    return this.frame();
+  }
+
+  /** Gives every pixel that an opaque mask picture marks a value. */
+  merge(rgba, value) {
+    for (let i = 0; i < this.data.length; i++) if (marks(rgba, i, false)) this.data[i] = value;
     return this.frame();
   }
 
@@ -142,6 +171,17 @@ export class Mask {
     };
     return clipped.left < clipped.right && clipped.top < clipped.bottom ? clipped : null;
   }
+}
+
+/** Whether any of a picture's pixels, 4 bytes each, is not opaque. */
+export function isTransparent(rgba) {
+  for (let at = 3; at < rgba.length; at += 4) if (rgba[at] < 255) return true;
+  return false;
+}
+
+function marks(rgba, i, clear) {
+  const [red, green, blue, alpha] = [rgba[4 * i], rgba[4 * i + 1], rgba[4 * i + 2], rgba[4 * i + 3]];
+  return clear ? alpha < 128 : 299 * red + 587 * green + 114 * blue >= 128000;
 }
 
 /** The smallest rectangle around two, either of which may be null. */

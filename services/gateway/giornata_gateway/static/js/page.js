@@ -25,6 +25,11 @@ export function showError(place, error) {
   }
 }
 
+/** Base64 as a file. */
+export function decoded(text, type) {
+  return new Blob([Uint8Array.from(atob(text), (character) => character.charCodeAt(0))], { type });
+}
+
 export function element(name, properties = {}, ...children) {
   const made = Object.assign(document.createElement(name), properties);
   made.append(...children);

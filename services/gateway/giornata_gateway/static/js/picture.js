@@ -2,7 +2,7 @@
 // `margin` is a crop's, in pixels, that suits the picture; null where nothing is known.
 
 import { ApiError, requestBlob, requestJson } from "./api.js";
-import { MAX_PIXELS } from "./mask.js";
+import { isTransparent, MAX_PIXELS } from "./mask.js";
 import { at, element } from "./page.js";
 
 const TYPES = ["image/png", "image/jpeg", "image/webp"];
@@ -21,14 +21,52 @@ export async function decode(blob, name) {
     throw new ApiError({ code: "picture_unreadable", message: `“${name}” cannot be read as a picture.` });
   }
   const { width, height } = bitmap;
-  if (width * height > MAX_PIXELS) {
+  try {
+    checkSize(name, width, height);
+  } catch (error) {
     bitmap.close();
-    throw new ApiError({
-      code: "picture_too_large",
-      message: `“${name}” has ${width} × ${height} pixels; at most ${MAX_PIXELS / 1e6} million can be edited here.`,
-    });
+    throw error;
   }
   return { blob, bitmap, name, width, height, margin: null };
+}
+
+function checkSize(name, width, height) {
+  if (width * height <= MAX_PIXELS) return;
+  const message = `“${name}” has ${width} × ${height} pixels; at most ${MAX_PIXELS / 1e6} million can be edited here.`;
+  throw new ApiError({ code: "picture_too_large", message });
+}
+
+/** The pixels of a picture of which some are transparent, which the service would repaint; of any other null. */
+export async function transparency({ blob, width, height }) {
+  if (blob.type === "image/jpeg") return null;
+  const rgba = await pixels(blob, width, height);
+  return isTransparent(rgba) ? rgba : null;
+}
+
+/** A picture with so many pixels more at its sides, which go on as its edges are. */
+export async function extended({ bitmap, name, width, height, margin }, { left, top, right, bottom }) {
+  const [wide, high] = [left + width + right, top + height + bottom];
+  checkSize(name, wide, high);
+  const canvas = new OffscreenCanvas(wide, high);
+  const context = canvas.getContext("2d");
+  context.imageSmoothingEnabled = false;
+  context.drawImage(bitmap, left, top);
+  context.drawImage(bitmap, 0, 0, 1, height, 0, top, left, height);
+  context.drawImage(bitmap, width - 1, 0, 1, height, left + width, top, right, height);
+  context.drawImage(canvas, 0, top, wide, 1, 0, 0, wide, top);
+  context.drawImage(canvas, 0, top + height - 1, wide, 1, 0, top + height, wide, bottom);
+  return { ...(await decode(await canvas.convertToBlob({ type: "image/png" }), name)), margin };
+}
+
+/** The pixels of a mask file for a picture, in its size. */
+export async function maskPixels(file, { width, height }) {
+  const mask = await decode(file, file.name);
+  mask.bitmap.close();
+  if (Math.abs(mask.width * height - width * mask.height) > Math.max(width, height)) {
+    const message = `The mask has ${mask.width} × ${mask.height} pixels; the picture has ${width} × ${height}, which is another shape.`;
+    throw new ApiError({ code: "mask_size_mismatch", message });
+  }
+  return pixels(file, width, height);
 }
 
 /** A sample and its mask's pixels (or null), from an entry of samples.json. */

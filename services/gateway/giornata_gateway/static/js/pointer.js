@@ -76,7 +76,7 @@ function intent(event, stage, editor) {
 
 /** The ring of the brush follows any pointer that can hover. */
 function hover(stage, editor, event, point) {
-  const visible = event.pointerType !== "touch" && editor.tool === "brush" && stage.showing === "mask";
+  const visible = event.pointerType !== "touch" && !editor.frozen && editor.tool === "brush" && stage.showing === "mask";
   stage.brush = visible ? { ...stage.toPicture(point), radius: editor.size / 2 } : null;
   stage.refresh();
 }

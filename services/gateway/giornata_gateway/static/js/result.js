@@ -1,21 +1,24 @@
-// Finished pictures: before and after, the strip of one edit's pictures, and the edits of this visit. They are kept as
-// files; only the two pictures on the stage are decoded.
+// Finished pictures: before and after, the strip of one edit's pictures, and earlier edits. They are kept as files, also by
+// the browser; only the two pictures on the stage are decoded.
 
 import { announce, at, element, showError } from "./page.js";
 import { decode } from "./picture.js";
-
-const KEPT = 12; // edits of this visit
+import { keep, KEPT } from "./saved.js";
 
 /** A finished picture, with a small one of its patch for the strips. */
 export async function finishedPicture(edit, blob, seed) {
   const { bitmap } = await decode(blob, "Finished picture");
-  const thumb = await patch(bitmap, edit.bounds);
+  const small = await patch(bitmap, edit.bounds);
   bitmap.close();
-  return { seed, url: URL.createObjectURL(blob), blob, thumb };
+  return withUrls({ seed, blob, small });
+}
+
+function withUrls({ blob, small, ...picture }) {
+  return blob ? { ...picture, blob, small, url: URL.createObjectURL(blob), thumb: URL.createObjectURL(small) } : picture;
 }
 
 /**
- * The edits of this visit. One is {before, prompt, bounds, pictures, shown}: `before` as in picture.js without its bitmap,
+ * Finished edits. One is {id, savedMs, before, prompt, bounds, pictures, shown}: `before` as in picture.js without its bitmap,
  * and without its `blob` where the pictures were made from text; `bounds` of its mask, `pictures` of `finishedPicture`, or {error}. `show()` is called whenever another picture is to be
  * seen; until it returns, the bitmaps of the former one are there.
  */
@@ -43,6 +46,49 @@ export class Results {
     this.#edits = edits.filter((one, place) => place < KEPT || one === this.current);
     edits.filter((one) => !this.#edits.includes(one)).forEach(release);
     this.#visit();
+    return keep(edit);
+  }
+
+  /** Takes edits that the browser has kept. */
+  restore(edits) {
+    const others = edits.filter(({ id }) => !this.find(id));
+    this.#edits.push(...others.map((edit) => ({ ...edit, pictures: edit.pictures.map(withUrls) })));
+    if (this.#edits.length) this.#visit();
+  }
+
+  find(id) {
+    return this.#edits.find((edit) => edit.id === id);
+  }
+
+  /** Forgets all edits; nothing of them may be shown. */
+  clear() {
+    this.#edits.forEach(release);
+    this.bitmaps.forEach((bitmap) => bitmap.close());
+    this.#edits = this.bitmaps = [];
+    this.current = null;
+    at("visit").hidden = true;
+  }
+
+  /** Shows the next picture of the edit that is shown, or with -1 the one before it. */
+  async step(by) {
+    const { pictures, shown } = this.current;
+    const finished = [...pictures.keys()].filter((index) => pictures[index].url);
+    const index = finished.at((finished.indexOf(shown) + by) % finished.length);
+    if (index !== shown && (await this.select(this.current, index))) announce(`Picture ${index + 1}`);
+  }
+
+  /** Keeps the picture that is shown and lets go of the edit's others, or the other way round. */
+  async decide(kept) {
+    const { current: edit, picture } = this;
+    const place = edit.pictures.indexOf(picture);
+    const gone = edit.pictures.filter((one) => (one === picture) !== kept);
+    edit.pictures = edit.pictures.filter((one) => !gone.includes(one));
+    const finished = [...edit.pictures.keys()].filter((index) => edit.pictures[index].url);
+    edit.shown = kept ? 0 : (finished.find((index) => index >= place) ?? finished.at(-1));
+    release({ pictures: gone });
+    await Promise.all([this.select(edit, edit.shown), keep(edit)]);
+    announce(kept ? "The picture is kept, the others are gone" : `Discarded; picture ${edit.shown + 1} of ${edit.pictures.length}`);
+    if (edit.pictures.length < 2) at("download").focus();
   }
 
   /** Shows a picture of an edit once it is decoded; false if another was selected meanwhile, or `wanted()` no longer holds. */
@@ -50,20 +96,21 @@ export class Results {
     const turn = ++this.#turn;
     const painted = edit.pictures[index].blob;
     const bitmaps = await Promise.all([edit.before.blob ?? painted, painted].map((blob) => createImageBitmap(blob)));
-    const former = this.bitmaps;
+    const [former, fresh] = [this.bitmaps, edit !== this.current];
     if (turn !== this.#turn || !wanted()) {
       bitmaps.forEach((bitmap) => bitmap.close());
       return false;
     }
     Object.assign(this, { current: edit, bitmaps });
     edit.shown = index;
-    this.#tell();
+    this.#tell(fresh);
     this.#show();
     former.forEach((bitmap) => bitmap.close());
     return true;
   }
 
-  #tell() {
+  /** Of another edit than before, the line between before and after stands at the mask's edge: all that is new is seen. */
+  #tell(fresh) {
     const { current: edit, picture } = this;
     at("download").href = picture.url;
     at("download").download = `${stem(edit.before.name)}-${picture.seed}.png`;
@@ -73,7 +120,9 @@ export class Results {
     this.#film();
     this.#visit();
     at("compare-label").hidden = !edit.before.blob;
-    this.compareTo(edit.before.blob ? 0.5 : 0);
+    if (fresh) this.compareTo(edit.before.blob ? (edit.bounds?.left ?? 0) / edit.before.width : 0);
+    at("decide").hidden = edit.pictures.length < 2;
+    at("discard").disabled = edit.pictures.filter(({ url }) => url).length < 2;
   }
 
   /** How much of the width shows the original, from 0 to 1. */
@@ -142,7 +191,7 @@ function stem(name) {
   return name.replace(/\.[a-z]+$/i, "").replace(/[^\w.-]+/g, "-") || "edited";
 }
 
-/** A small picture of what was repainted and a little around it, as a URL. */
+/** A small picture of what was repainted and a little around it. */
 async function patch(bitmap, bounds) {
   const [width, height] = [176, 132];
   const box = bounds ?? { left: 0, top: 0, right: bitmap.width, bottom: bitmap.height };
@@ -153,5 +202,5 @@ async function patch(bitmap, bounds) {
   const y = within((box.top + box.bottom) / 2, height / scale, bitmap.height);
   const canvas = new OffscreenCanvas(width, height);
   canvas.getContext("2d").drawImage(bitmap, x, y, width / scale, height / scale, 0, 0, width, height);
-  return URL.createObjectURL(await canvas.convertToBlob({ type: "image/png" }));
+  return canvas.convertToBlob({ type: "image/png" });
 }

@@ -102,19 +102,20 @@ export function clearBlame() {
 }
 
 /**
- * Advises the crop, and says why, where a picture is much larger than the model's own; where it is larger at all, if it
- * names the margin that suits it, as a sample does; only then is the crop switched on. A person's choice stays.
+ * Switches the crop on, and says why, where a picture is much larger than the model's own; where it is larger at all, if it
+ * names the margin that suits it, as a sample does; otherwise the margin grows with it. A person's choice stays.
  */
 export function fitToPicture(picture) {
   opened = picture;
   const model = chosen();
   const limit = model ? model.native_size * (picture.margin === null ? LARGE : 1) : Infinity;
-  const larger = Math.max(picture.width, picture.height) > limit;
+  const side = Math.max(picture.width, picture.height);
+  const larger = side > limit;
   at("crop-why").textContent = larger
-    ? `Best switched on here: ${model.id} is made for pictures of about ${model.native_size} × ${model.native_size} pixels; cropped, it paints the mask's surroundings at that size.`
+    ? `Best switched on here: ${model.id} is made for pictures of about ${model.native_size} × ${model.native_size} pixels; cropped, it paints the mask's surroundings at that size, and is done sooner.`
     : "";
-  suggest(at("padding"), picture.margin ?? at("padding").defaultValue);
-  if (!at("crop").dataset.touched) crop(larger && picture.margin !== null);
+  suggest(at("padding"), picture.margin ?? Math.max(at("padding").defaultValue, larger ? Math.round(side / 16) : 0));
+  if (!at("crop").dataset.touched) crop(larger);
 }
 
 export function setPrompt(text) {

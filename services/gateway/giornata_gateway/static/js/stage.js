@@ -15,7 +15,8 @@ export class Stage {
   compare = 0.5; // how much of the width shows the original
   brush = null; // {x, y, radius} in pixels of the picture
   cross = null; // {x, y}: the cursor of the keyboard
-  band = null; // [corner, corner] of a rectangle that is being drawn
+  outline = null; // corners of a rectangle or a lasso that is being drawn
+  masked = true; // whether the mask is seen while nothing runs
   onview = () => {};
 
   #canvas;
@@ -120,7 +121,7 @@ export class Stage {
     else {
       const running = this.showing === "run";
       if (running && this.preview) this.#drawPreview(context, ratio);
-      else if (!running || !this.whole) this.#drawMask(context, ratio);
+      else if (running ? !this.whole : this.masked) this.#drawMask(context, ratio);
       if (this.showing === "mask") this.#drawMarks(context, ratio);
     }
   }
@@ -215,9 +216,11 @@ export class Stage {
       }
     };
     this.#place(context, ratio);
-    if (this.band) {
-      const [a, b] = this.band;
-      twice(() => context.rect(Math.min(a.x, b.x), Math.min(a.y, b.y), Math.abs(a.x - b.x), Math.abs(a.y - b.y)));
+    if (this.outline) {
+      twice(() => {
+        for (const { x, y } of this.outline) context.lineTo(x, y);
+        context.closePath();
+      });
     }
     if (this.brush) twice(() => context.arc(this.brush.x, this.brush.y, this.brush.radius, 0, 2 * Math.PI));
     if (this.cross) {

@@ -3,13 +3,13 @@
 import { at } from "./page.js";
 
 const WORDS = {
-  edit: { heading: "Edit", prompt: "What belongs into the mask", hint: "a red star", missing: "Say what belongs into the mask." },
-  generate: { heading: "Generate", prompt: "What the picture shows", hint: "a red barn in the snow", missing: "Say what the picture shows." },
+  edit: { heading: "Edit", hint: "a red star", missing: "Write a prompt: what belongs into the mask." },
+  generate: { heading: "Generate", hint: "a red barn in the snow", missing: "Write a prompt: what the picture shows." },
 };
 const buttons = at("task").querySelectorAll("button");
 
 let current = "edit";
-let tell = () => {};
+const listeners = [];
 
 export function task() {
   return current;
@@ -33,19 +33,20 @@ export function offerTasks(models) {
 
 /** `changed()` is called whenever the task becomes another. */
 export function listenToTask(changed) {
-  tell = changed;
-  for (const button of buttons) button.addEventListener("click", () => setTask(button.dataset.task));
+  listeners.push(changed);
 }
+
+for (const button of buttons) button.addEventListener("click", () => setTask(button.dataset.task));
 
 export function setTask(wanted) {
   if (wanted === current) return;
   current = wanted;
-  const { heading, prompt, hint } = WORDS[wanted];
+  const { heading, hint } = WORDS[wanted];
+  document.body.dataset.task = wanted;
   at("panel").setAttribute("aria-label", heading);
   at("picture").hidden = wanted !== "edit";
   for (const button of buttons) button.setAttribute("aria-pressed", String(button.dataset.task === wanted));
   at("edit-heading").textContent = at("go").textContent = heading;
-  at("prompt-label").textContent = prompt;
   at("prompt").placeholder = hint;
-  tell();
+  for (const tell of listeners) tell();
 }

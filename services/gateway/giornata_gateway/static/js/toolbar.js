@@ -1,4 +1,4 @@
-// The tools above the picture. The brush's slider is logarithmic: 2 to 400 pixels.
+// The tools above the picture. The brush's slider is logarithmic: from 2 pixels to the largest of the picture.
 
 import { SIZES } from "./editor.js";
 import { at } from "./page.js";
@@ -7,7 +7,7 @@ export function listenToToolbar(stage, editor, commands) {
   for (const button of document.querySelectorAll("button[data-tool], button[data-action]")) {
     button.addEventListener("click", () => editor.choose({ ...button.dataset }));
   }
-  at("brush-size").addEventListener("input", () => editor.choose({ size: sizeAt(at("brush-size").valueAsNumber / 100) }));
+  at("brush-size").addEventListener("input", () => editor.choose({ size: sizeAt(at("brush-size").valueAsNumber / 100, editor.largest) }));
   at("invert").addEventListener("click", commands.invert);
   at("clear").addEventListener("click", commands.clear);
   at("undo").addEventListener("click", commands.undo);
@@ -24,7 +24,7 @@ export function listenToToolbar(stage, editor, commands) {
       }
     }
     at("stage").dataset.cursor = editor.tool;
-    at("brush-size").value = Math.round(100 * placeOf(editor.size));
+    at("brush-size").value = Math.round(100 * placeOf(editor.size, editor.largest));
     at("brush-size").setAttribute("aria-valuetext", `${editor.size} pixels`);
     at("brush-size-text").textContent = `${editor.size} px`;
     if (stage.brush) stage.brush.radius = editor.size / 2;
@@ -42,10 +42,10 @@ export function listenToToolbar(stage, editor, commands) {
   show();
 }
 
-function sizeAt(place) {
-  return SIZES.min * (SIZES.max / SIZES.min) ** place;
+function sizeAt(place, largest) {
+  return SIZES.min * (largest / SIZES.min) ** place;
 }
 
-function placeOf(size) {
-  return Math.log(size / SIZES.min) / Math.log(SIZES.max / SIZES.min);
+function placeOf(size, largest) {
+  return Math.log(size / SIZES.min) / Math.log(largest / SIZES.min);
 }
