@@ -8,9 +8,6 @@ from urllib.parse import parse_qsl, urlsplit
 
 FORM: Final = "s3://bucket/prefix?endpoint=https://host:port&region=name"
 
-HANDOVER_MB: Final = 256
-"""Room for hand-overs unless configured: an edit of 1024x1024 hands over about 12 MiB."""
-
 
 @dataclass(frozen=True)
 class S3Address:

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 from pydantic import BeforeValidator, Field, ValidationError, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from giornata.blob_addresses import HANDOVER_MB, s3_address
+from giornata.blob_addresses import s3_address
 from giornata.wire.cells import MAIN, CellName
 from giornata.wire.stores import LEAST_STORE_BYTES, STORE_BYTES
 
@@ -54,12 +54,6 @@ class ServiceConfig(BaseSettings):
         description="Blob store: redis://, rediss:// or unix:///path of a Redis-protocol server, or "
         "s3://bucket/prefix?endpoint=…&region=… of an object store.",
     )
-    handover_folder: Path | None = Field(
-        None,
-        description="Folder in memory, such as below /dev/shm, that services of this host share: a stage finds there "
-        "what another one has just made; default none.",
-    )
-    handover_mb: int = Field(HANDOVER_MB, ge=1, description="Most that is kept in that folder, in MiB.")
     instance: str = Field(
         "", description="Name of this instance; default: unique per start.", pattern=r"^[A-Za-z0-9_-]{0,96}$"
     )

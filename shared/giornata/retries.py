@@ -52,11 +52,6 @@ def soon(errors: Errors, limit_s: float) -> AsyncRetrying:
     return _jittered(retry_if_exception_type(errors), 0.05, 0.5, stop_after_delay(limit_s))
 
 
-def arriving(errors: Errors, limit_s: float) -> AsyncRetrying:
-    """For what was sent on its way already, and takes milliseconds."""
-    return _jittered(retry_if_exception_type(errors), 0.01, 0.2, stop_after_delay(limit_s))
-
-
 def patiently(errors: Errors, limit_s: float | None = None) -> AsyncRetrying:
     """For a server that may be away for a while; without `limit_s`, until it is back."""
     stop = stop_never if limit_s is None else stop_after_delay(limit_s)

@@ -112,33 +112,27 @@ def router_decisions() -> Measured:
 
 
 async def hand_overs() -> dict[str, Measured]:
-    """Milliseconds from a denoiser's tensor to prepost's by case: both ways take turns."""
+    """Milliseconds from a denoiser's tensor to prepost's by case."""
     times: dict[str, list[float]] = {}
     generator = torch.Generator().manual_seed(SEED)
     async with AsyncExitStack() as stack:
-        memory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gio-", dir="/dev/shm")))
         _, url = stack.enter_context(embedded())
-        ways = {
-            way: [await stack.enter_async_context(open_blobs(url, folder)) for _ in ("denoiser", "prepost")]
-            for way, folder in (("", memory), ("through the store", None))
-        }
+        denoiser, prepost = [
+            await stack.enter_async_context(open_blobs(url)) for _ in ("denoiser", "prepost")
+        ]
         for dtype, name in ((torch.bfloat16, "bfloat16 (0.5 MiB)"), (torch.float32, "float32 (1 MiB)")):
             latents = torch.randn(4096, 64, generator=generator).to(dtype)
             for i in range(WARM_HAND_OVERS + HAND_OVERS):
-                for way, (denoiser, prepost) in ways.items():
-                    took_ms = await hand_over(latents, denoiser, prepost, f"latents-{i}")
-                    if i >= WARM_HAND_OVERS:
-                        times.setdefault(f"{name}, {way}" if way else name, []).append(took_ms)
+                took_ms = await hand_over(latents, denoiser, prepost, f"latents-{i}")
+                if i >= WARM_HAND_OVERS:
+                    times.setdefault(name, []).append(took_ms)
     return {case: measured(values) for case, values in times.items()}
 
 
 async def hand_over(latents: torch.Tensor, denoiser: BlobStore, prepost: BlobStore, key: str) -> float:
-    """Milliseconds from a denoiser's (tokens, channels) to prepost's, as the services do it.
-
-    The store has the blob when this returns, so that the next one begins in peace; that is not counted.
-    """
+    """Milliseconds from a denoiser's (tokens, channels) to prepost's, as the services do it."""
     began = time.perf_counter()
-    ref = await denoiser.hand_over(key, tensors.pack({"latents": latents}), 60)
+    ref = await denoiser.put(key, tensors.pack({"latents": latents}), 60)
     received = tensors.unpack(await intermediate(prepost, ref, Intermediate.LATENTS))["latents"]
     took_ms = (time.perf_counter() - began) * 1000
     if not torch.equal(received, latents) or not await denoiser.has(ref):

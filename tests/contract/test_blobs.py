@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-import tempfile
 import traceback
 from collections.abc import AsyncIterator, Iterator
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 import redis.asyncio
 from obstore.store import S3Store
 
-from giornata.blobs import BlobStore, HostBlobs, MemoryBlobs, RedisBlobs, S3Blobs, open_blobs
-from giornata.blobs.folder import Folder
+from giornata.blobs import BlobStore, MemoryBlobs, RedisBlobs, S3Blobs, open_blobs
 from giornata.blobs.redis import CONNECTIONS
 from giornata.blobs.s3 import END
 from giornata.blobs.traced import TracedBlobs
@@ -41,25 +39,7 @@ def credentials(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, value)
 
 
-class HandedOver(HostBlobs):
-    """Everything that is put is handed over."""
-
-    async def put(self, key: str, data: bytes, ttl_s: int) -> BlobRef:
-        return await self.hand_over(key, data, ttl_s)
-
-
-@asynccontextmanager
-async def on_a_host(kind: type[HostBlobs], url: str) -> AsyncIterator[BlobStore]:
-    """A store with a folder in memory in front of it."""
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as name, Folder.open(Path(name), 64 << 20) as folder:
-        async with open_blobs(url) as store, kind.open(store, folder) as blobs:
-            yield blobs
-
-
-HOSTS = {"host": HostBlobs, "handed over": HandedOver}
-
-
-@pytest.fixture(params=["memory", "traced", "redis", "s3", *HOSTS])
+@pytest.fixture(params=["memory", "traced", "redis", "s3"])
 async def blobs(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[BlobStore]:
     """Each implementation."""
     if request.param in {"memory", "traced"}:
@@ -72,12 +52,11 @@ async def blobs(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
             yield store
     else:
         with valkey(tmp_path) as url:
-            kind = HOSTS.get(request.param)
-            async with on_a_host(kind, url) if kind else open_blobs(url) as store:
+            async with open_blobs(url) as store:
                 yield store
 
 
-@pytest.fixture(params=["memory", "redis", "s3", "host"])
+@pytest.fixture(params=["memory", "redis", "s3"])
 async def small(
     request: pytest.FixtureRequest, tmp_path: Path, credentials: None
 ) -> AsyncIterator[BlobStore]:
@@ -91,8 +70,7 @@ async def small(
     else:
         config = {"maxmemory": str(CAPACITY_BYTES), "maxmemory-policy": "noeviction"}
         with valkey(tmp_path, config) as url:
-            kind = HOSTS.get(request.param)
-            async with on_a_host(kind, url) if kind else open_blobs(url) as store:
+            async with open_blobs(url) as store:
                 yield store
 
 

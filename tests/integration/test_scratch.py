@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from giornata.blobs.folder import Folder
 from giornata.scratch import PREFIX, scratch_folder
 from tests.patience import HUNG_S
 
@@ -24,17 +23,6 @@ from pathlib import Path
 from giornata.scratch import scratch_folder
 with scratch_folder(sys.argv[1]) as folder:
     (folder / "lora").write_bytes(bytes(1 << 20))
-    print(folder, flush=True)
-    sys.stdin.read()
-"""
-LAUNCHER = """
-import os, signal, sys
-from pathlib import Path
-from giornata_tools.launcher import folders
-from giornata_tools.launcher.warden import Warden
-folders.MEMORY = Path(sys.argv[1])
-with Warden() as warden, folders.handover_folder({}, warden) as folder:
-    os.kill(warden._child.pid, signal.SIGKILL)
     print(folder, flush=True)
     sys.stdin.read()
 """
@@ -103,18 +91,6 @@ def test_many_that_begin_at_once_remove_none_of_each_others(tmp_path: Path) -> N
     with ThreadPoolExecutor(16) as threads:
         assert all(threads.map(use, range(400)))
     assert list(tmp_path.glob(f"{PREFIX}*")) == []
-
-
-def test_a_hand_over_folder_whose_launcher_and_warden_were_killed_goes_when_nobody_uses_it(
-    tmp_path: Path,
-) -> None:
-    with owner(LAUNCHER, str(tmp_path)) as (launcher, folder):
-        with Folder.open(folder, 1 << 20):
-            killed(launcher)
-            with scratch_folder(tmp_path):
-                assert folder.exists(), "a service that lives uses it"
-        with scratch_folder(tmp_path):
-            assert not folder.exists()
 
 
 def test_the_sockets_of_image_processes_go_with_the_next_prepost(tmp_path: Path, server_folder: Path) -> None:

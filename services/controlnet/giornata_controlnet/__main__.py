@@ -22,7 +22,7 @@ async def serve(config: ControlNetConfig, stop: asyncio.Event) -> None:
     async with (
         gpus_of(ServiceName.CONTROLNET, config) as gpus,
         connect_as(ServiceName.CONTROLNET, config) as bus,
-        open_blobs(config.blobs_url, config.handover_folder, config.handover_mb) as blobs,
+        open_blobs(config.blobs_url) as blobs,
     ):
         if config.torch_device().type == "cpu":
             keep_freed()

@@ -28,7 +28,7 @@ async def serve(config: DenoiserConfig, stop: asyncio.Event) -> None:
     async with (
         gpus_of(ServiceName.DENOISER, config) as gpus,
         bus.connect_as(ServiceName.DENOISER, config) as connected,
-        open_blobs(config.blobs_url, config.handover_folder, config.handover_mb) as blobs,
+        open_blobs(config.blobs_url) as blobs,
     ):
         kinds = {name.partition(":")[0] for name in config.device_names} or {config.torch_device().type}
         if kinds == {"cpu"}:

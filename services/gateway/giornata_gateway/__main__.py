@@ -18,9 +18,7 @@ async def run(config: GatewayConfig, stop: asyncio.Event) -> None:
     """Connect, serve until `stop`, drain."""
     async with AsyncExitStack() as stack:
         connected = await stack.enter_async_context(bus.connect_as(ServiceName.GATEWAY, config))
-        blobs = await stack.enter_async_context(
-            open_blobs(config.blobs_url, config.handover_folder, config.handover_mb)
-        )
+        blobs = await stack.enter_async_context(open_blobs(config.blobs_url))
         await streams.ensure_shared(
             connected.jetstream,
             replicas=config.replicas,

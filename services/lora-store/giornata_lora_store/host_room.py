@@ -120,14 +120,14 @@ class HostRoom:
         self._ledger.remove(digest)
         return bool(self._left((digest,)))
 
-    def take_over(self, found: Iterable[tuple[str, int]], now: float) -> list[str]:
+    def take_over(self, found: Iterable[tuple[str, int]]) -> list[str]:
         """Enter files of an earlier process, the oldest use first; returns files that have to go."""
         gone = list[str]()
         for digest, size_bytes in found:
             if size_bytes > self.budget_bytes:
                 gone.append(digest)
                 continue
-            left = self._ledger.add(digest, size_bytes, now=now)
+            left = self._ledger.add(digest, size_bytes)
             self._whole[digest] = size_bytes
             self._change(digest, size_bytes)
             gone += self._gone(left)

@@ -75,7 +75,7 @@ class HostTierDesk:
         self._waited_s = self._copied_s = 0.0
         self._copied_bytes = 0
         self._news = asyncio.Event()
-        self._remove(self._room.take_over(folder.found(), time.monotonic()))
+        self._remove(self._room.take_over(folder.found()))
 
     @property
     def name(self) -> str:

@@ -26,7 +26,7 @@ if __name__ == "__main__":
             async with (
                 gpus_of(ServiceName.PREPOST, config) as gpus,
                 connect_as(ServiceName.PREPOST, config) as bus,
-                open_blobs(config.blobs_url, config.handover_folder, config.handover_mb) as blobs,
+                open_blobs(config.blobs_url) as blobs,
                 ImagePool(config.image_processes) as pool,
             ):
                 model = await asyncio.to_thread(open_model, config)

@@ -30,7 +30,7 @@ def model_size(inspection: Inspection) -> Size:
 
 async def hand_over(blobs: BlobStore, job: Job, name: str, data: bytes) -> BlobRef:
     """Leave a result for the job's next stages."""
-    return await blobs.hand_over(new_key(job.job_id, name), data, job.intermediate_ttl_s)
+    return await blobs.put(new_key(job.job_id, name), data, job.intermediate_ttl_s)
 
 
 def inspection_of(found: Inspected, compute_ms: float, **stored: BlobRef | None) -> Inspection:

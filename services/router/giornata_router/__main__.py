@@ -20,7 +20,7 @@ async def main(config: RouterConfig, stop: asyncio.Event) -> None:
     """Open NATS and blobs, make sure of the streams, route until `stop`."""
     async with (
         bus.connect_as(ServiceName.ROUTER, config) as connected,
-        open_blobs(config.blobs_url, config.handover_folder, config.handover_mb) as blobs,
+        open_blobs(config.blobs_url) as blobs,
     ):
         jetstream = connected.jetstream
         replicas, store_bytes = config.replicas, config.nats_store_bytes

@@ -5,25 +5,16 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from abc import abstractmethod
-from collections.abc import Callable
-from functools import partial
-from typing import Final, Protocol, TypeVar
+from typing import Final, Protocol
 
-from blake3 import blake3
-
-from giornata import retries
 from giornata.wire.errors import InputLost, IntermediateLost
 from giornata.wire.jobs import BlobRef
 from giornata.wire.values import Intermediate
 
 INLINE_BYTES: Final = 5 << 18
-"""Larger data is hashed and copied in a thread; up to this size that takes less than a millisecond, and the hop more.
+"""Larger data is hashed in a thread; up to this size that takes less than a millisecond, and the hop more.
 Latents of 1024x1024 in float32, 1 MiB and a header, are below it."""
-ARRIVAL_S: Final = 2.0
-"""How long a reader elsewhere waits for a blob that was handed over; its way to the store takes milliseconds."""
 UNANSWERED: Final = "The blob store does not answer; is GIORNATA_BLOBS_URL right?"
-
-T = TypeVar("T")
 
 
 class BlobStore(Protocol):
@@ -40,10 +31,6 @@ class BlobStore(Protocol):
         """:meth:`write`, and the claim check."""
         ref, _ = await asyncio.gather(refer(key, data), self.write(key, data, ttl_s))
         return ref
-
-    async def hand_over(self, key: str, data: bytes, ttl_s: int) -> BlobRef:
-        """As :meth:`put`, for what the next stage reads by :func:`intermediate`, maybe before the store has it."""
-        return await self.put(key, data, ttl_s)
 
     @abstractmethod
     async def get(self, ref: BlobRef) -> bytes:
@@ -68,7 +55,7 @@ class BlobStore(Protocol):
 
 async def refer(key: str, data: bytes) -> BlobRef:
     """The claim check of `data` under `key`."""
-    return BlobRef(key=key, size_bytes=len(data), sha256=await _hashed(_sha256, data))
+    return BlobRef(key=key, size_bytes=len(data), sha256=await _sha256(data))
 
 
 async def verify(ref: BlobRef, data: bytes | None) -> bytes:
@@ -84,39 +71,20 @@ async def matches(ref: BlobRef, data: bytes) -> bool:
     """Whether `ref` is the claim check of `data`."""
     if len(data) != ref.size_bytes:
         return False
-    if ref.blake3 is not None:
-        return await _hashed(blake3_of, data) == ref.blake3
-    return await _hashed(_sha256, data) == ref.sha256
+    return await _sha256(data) == ref.sha256
 
 
 async def intermediate(blobs: BlobStore, ref: BlobRef, name: Intermediate) -> bytes:
-    """The bytes that a stage left for this one; IntermediateLost names them if they are gone.
-
-    What was handed over is waited for: on another host, its claim check may be faster than its way to the store.
-    """
-    read = partial(blobs.get, ref)
+    """The bytes that a stage left for this one; IntermediateLost names them if they are gone."""
     try:
-        if ref.blake3 is None:
-            return await read()
-        return await retries.persistently(partial(retries.arriving, InputLost, ARRIVAL_S), read)
+        return await blobs.get(ref)
     except InputLost as error:
         message = f"An intermediate result, the {name}, is no longer in the blob store."
         raise IntermediateLost(message, field=name, received=ref.key) from error
 
 
-async def either(small: bool, work: Callable[[], T]) -> T:  # noqa: FBT001 - read as a condition
-    """The result of `work`, done here where that is `small`, else in a thread."""
-    return work() if small else await asyncio.to_thread(work)
+async def _sha256(data: bytes) -> str:
+    def digest() -> str:
+        return hashlib.sha256(data).hexdigest()
 
-
-def blake3_of(data: bytes) -> str:
-    """BLAKE3 of `data`, hex: as hard to forge as sha-256, and several times as fast."""
-    return blake3(data).hexdigest()
-
-
-def _sha256(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
-
-
-async def _hashed(function: Callable[[bytes], str], data: bytes) -> str:
-    return await either(len(data) <= INLINE_BYTES, partial(function, data))
+    return digest() if len(data) <= INLINE_BYTES else await asyncio.to_thread(digest)

@@ -22,10 +22,6 @@ class TracedBlobs(BlobStore):
         with span("blob write", Kind.ASKS, bytes=len(data)):
             return await self._store.put(key, data, ttl_s)
 
-    async def hand_over(self, key: str, data: bytes, ttl_s: int) -> BlobRef:
-        with span("blob hand-over", Kind.ASKS, bytes=len(data)):
-            return await self._store.hand_over(key, data, ttl_s)
-
     async def get(self, ref: BlobRef) -> bytes:
         with span("blob read", Kind.ASKS, bytes=ref.size_bytes):
             return await self._store.get(ref)

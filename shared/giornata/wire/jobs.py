@@ -27,9 +27,7 @@ class BlobRef(Recorded):
     key: str
     size_bytes: int
     sha256: str
-    """In hex; empty where `blake3` is given."""
-    blake3: str | None = None
-    """In hex, of what a stage hands over through the memory of its host: the store has it a moment later."""
+    """In hex."""
 
 
 class Priority(StrEnum):

@@ -11,7 +11,6 @@ TOGETHER = {
     "step": "steps",
     "blob read": "blob reads",
     "blob write": "blob writes",
-    "blob hand-over": "hand-overs",
 }
 """Spans of a name that have one line below their parent, and the line's name."""
 

@@ -27,10 +27,8 @@ def environment(
     nats_url: str,
     blobs_url: str,
     password_file: Path | None,
-    *,
-    handover: Path | None = None,
 ) -> dict[str, str]:
-    """Add the addresses, the folder for hand-overs and the thread count to `base`.
+    """Add the addresses and the thread count to `base`.
 
     These are no flags, because addresses may hold passwords and everybody can read a command line. `password_file` has
     the service's own for NATS; None where the address holds user and password, or none are asked for.
@@ -41,7 +39,6 @@ def environment(
         "BLOBS_URL": blobs_url,
         "DRAIN_S": f"{plan.drain_s:g}",
         **({"NATS_PASSWORD_FILE": str(password_file)} if password_file else {}),
-        **({"HANDOVER_FOLDER": str(handover)} if handover else {}),
         **({"REPLICAS": str(plan.nats_servers)} if plan.nats_servers > 1 else {}),
     }
     shared = {f"{ENV_PREFIX}NATS_STORE_BYTES": str(STORE_BYTES // len(plan.cells))}

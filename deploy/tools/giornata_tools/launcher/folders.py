@@ -1,19 +1,16 @@
-"""The folders of a stack: its state and logs, and, while it runs, its sockets and what services hand over in memory."""
+"""The folders of a stack: its state and logs, and, while it runs, its sockets."""
 
 from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from giornata.config import ENV_PREFIX
 from giornata.locks import lock_if_free
-from giornata.scratch import scratch_folder
 from giornata_tools.launcher.process import LaunchError
-from giornata_tools.launcher.warden import Warden
 
 MEMORY: Final = Path("/dev/shm")  # noqa: S108 - a fresh folder is made in it
 SOCKET_PATH_BYTES: Final = 100
@@ -59,17 +56,3 @@ def socket_folder() -> str:
     """The folder where unix sockets may lie: the temporary one, or ``/tmp`` where its path is too long."""
     folder = tempfile.gettempdir()
     return folder if len(os.fsencode(folder)) < SOCKET_PATH_BYTES - 40 else "/tmp"  # noqa: S108 - a fresh folder is made in it
-
-
-@contextmanager
-def handover_folder(base: Mapping[str, str], warden: Warden) -> Iterator[Path | None]:
-    """A new folder in memory that the services of a stack share, removed with it, and also where it is killed.
-
-    None where this machine has no such memory, or `base`, the environment, names a folder.
-    """
-    if base.get(f"{ENV_PREFIX}HANDOVER_FOLDER") or not os.access(MEMORY, os.W_OK | os.X_OK):
-        yield None
-        return
-    with scratch_folder(MEMORY) as folder:
-        warden.clear(str(folder))
-        yield folder

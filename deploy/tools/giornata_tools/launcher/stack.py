@@ -21,7 +21,7 @@ from giornata.wire.errors import ServiceUnavailable
 from giornata.wire.permissions import User
 from giornata.wire.workers import ServiceName
 from giornata_tools.launcher.commands import GatewayPorts, environment, model_environment, service_command
-from giornata_tools.launcher.folders import empty, handover_folder, has_room, locked, socket_folder
+from giornata_tools.launcher.folders import empty, has_room, locked, socket_folder
 from giornata_tools.launcher.model import Model
 from giornata_tools.launcher.plan import DRAIN_ORDER, LOADING, StackPlan, restart_delay_s
 from giornata_tools.launcher.process import Command, LaunchError, Process, single_error
@@ -47,8 +47,6 @@ class Stack:
         """Address of NATS, also for applications, which bring no password to embedded servers."""
         self._nats: EmbeddedNats | None = None
         self.blobs_url = plan.blobs_url or ""
-        self.handover: Path | None = None
-        """See :func:`handover_folder`."""
         self.keep_up = False
         """Whether a process that ends unasked is started again, after growing delays."""
         self.obituaries: Final[list[str]] = []
@@ -218,9 +216,7 @@ class Stack:
         flags = self._ports.flags(instance) if service is ServiceName.GATEWAY else ()
         self._services[instance] = service
         password = self.nats_password_file(User(service))
-        env = environment(
-            os.environ, self.plan, self.nats_url, self.blobs_url, password, handover=self.handover
-        )
+        env = environment(os.environ, self.plan, self.nats_url, self.blobs_url, password)
         loaded = model_environment(model or self.plan.models[0]) if service in LOADING else {}
         env |= loaded | {f"{ENV_PREFIX}CELL": cell, **self.plan.env, **self.plan.env_of.get(service, {})}
         return service_command(service, instance, env, *flags)
@@ -311,7 +307,6 @@ async def running(plan: StackPlan, say: Callable[[str], None] = print) -> AsyncI
         stack = Stack(plan, tasks, warden, say)
         empty(plan.logs)
         sockets = undo.enter_context(scratch_folder(socket_folder()))
-        stack.handover = undo.enter_context(handover_folder(os.environ, warden))
         undo.callback(stack.end_now)
         undo.push_async_callback(lambda: stack._stop(stack.servers, SERVER_LIMIT_S))  # noqa: SLF001 - this function is the class's constructor
         await stack._open_servers(sockets / "valkey.sock")  # noqa: SLF001 - as above

@@ -2,8 +2,7 @@
 
 Every child leads a process group of its own, so that Ctrl-C reaches only the launcher, which drains. The
 price is that nothing would end them if the launcher were killed. The warden does: a small process that is
-told of every group over a pipe and, when the pipe closes with the launcher, kills the groups that are left. It then
-removes the folders that it was told of: files in memory would outlive the stack.
+told of every group over a pipe and, when the pipe closes with the launcher, kills the groups that are left.
 Unlike ``PR_SET_PDEATHSIG`` this also ends children of children, runs nothing between fork and exec, and
 works on every POSIX system.
 
@@ -14,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -48,10 +46,6 @@ class Warden:
         """`group` has ended; its number may be given to another process."""
         self._tell(f"-{group}\n")
 
-    def clear(self, folder: str) -> None:
-        """Remove `folder` with the launcher, after every group has ended."""
-        self._tell(f"{folder}\n")
-
     def _tell(self, line: str) -> None:
         if self._child.stdin:
             # Where the warden was killed, the launcher still ends its children.
@@ -59,17 +53,13 @@ class Warden:
                 self._child.stdin.write(line.encode())
 
 
-def remaining(lines: Iterable[str]) -> tuple[set[int], set[str]]:
-    """Groups that were named with ``+`` and not with ``-`` afterwards, and folders, whose lines begin with ``/``."""
+def remaining(lines: Iterable[str]) -> set[int]:
+    """Groups that were named with ``+`` and not with ``-`` afterwards."""
     groups: set[int] = set()
-    folders: set[str] = set()
     for line in lines:
-        if line.startswith("/"):
-            folders.add(line.removesuffix("\n"))
-            continue
         change = groups.add if line.startswith("+") else groups.discard
         change(int(line[1:]))
-    return groups, folders
+    return groups
 
 
 def signal_group(group: int, number: signal.Signals) -> None:
@@ -81,9 +71,5 @@ def signal_group(group: int, number: signal.Signals) -> None:
 if __name__ == "__main__":
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    left, folders = remaining(sys.stdin)
-    for group in left:
+    for group in remaining(sys.stdin):
         signal_group(group, signal.SIGKILL)
-    for folder in folders:
-        for _ in range(100):  # a process that still dies may add a file
-            shutil.rmtree(folder, ignore_errors=True)

@@ -87,8 +87,7 @@ class Outcomes:
         """Keep a row's latents under a key that no other attempt has: for prepost now, or for any denoiser later."""
         data = await asyncio.to_thread(lambda: tensors.pack(row.export().tensors))
         key = f"{job.job_id}/latents-{row.key.index}-{secrets.token_hex(4)}"
-        keep = self._blobs.hand_over if row.done else self._blobs.put
-        return await keep(key, data, job.intermediate_ttl_s)
+        return await self._blobs.put(key, data, job.intermediate_ttl_s)
 
     @retries.patiently(nats.errors.Error).wraps
     async def _change(self, request: RunRequest, changes: Mapping[int, Mapping[str, Any]]) -> JobRecord:

@@ -40,7 +40,7 @@ log = structlog.get_logger(__name__)
 LOOPBACK: Final = "127.0.0.1"
 GROUP_S: Final = 30.0
 """How long members of a group wait for each other; a stalled one is ended long before."""
-LEFT_OUT: Final = ("nats_url", "nats_password_file", "blobs_url", "handover_folder", "devices")
+LEFT_OUT: Final = ("nats_url", "nats_password_file", "blobs_url", "devices")
 """Fields of the service's configuration for which a rank has no use."""
 
 
