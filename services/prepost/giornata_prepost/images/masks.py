@@ -31,7 +31,7 @@ HALO_PX: Final = 16
 """Pixels a side of the cells that a halo counts: most models' tokens."""
 MIN_ALPHA: Final = 1 / 512
 """Below this the feather cannot change an 8-bit value; it is cut to 0, so that its support is bounded."""
-EDGE_PX: Final = 3
+EDGE_PX: Final = 4
 """Pixels of a mask's edge that are mixed where no feather is asked for."""
 REACH_PER_SIGMA: Final = sqrt(2 * log(1 / MIN_ALPHA))
 """Distance in sigmas (3.53) at which the feather falls to :data:`MIN_ALPHA`."""
@@ -114,7 +114,8 @@ def soft_edge(region: Region) -> Alpha:
     for px in range(1, EDGE_PX + 1):
         side = 4 * px + 1  # of squares whose middles lie 2 px + 1 deep
         mixed[maximum_filter((depth > 2 * px).view(np.uint8), side, mode="constant") > 0] = px
-    alpha[window] = np.minimum(depth / (mixed + np.float32(1)), 1)
+    share = np.minimum(depth / (mixed + np.float32(1)), 1)
+    alpha[window] = share * share * (3 - 2 * share)  # flat at both ends, so that neither shows
     return alpha
 
 
