@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Generic, TypeVar
@@ -143,6 +143,16 @@ class PrepostClient:
         """Give up questions that were lost, and ask others in place of instances that are gone."""
         self._questions.look(now)
         self._place()
+
+    @contextmanager
+    def carrying(self, job: Job) -> Iterator[None]:
+        """Inside, a job goes on: stages of it may come."""
+        self._placement.begin_job(job.tenant)
+        try:
+            yield
+        finally:
+            self._placement.end_job(job.tenant)
+            self._place()
 
     async def inspect(self, job: Job, deadline: Deadline, sheet: TimeSheet) -> Inspection:
         """Decode and measure the job's pictures."""

@@ -104,7 +104,8 @@ class Walk:
         try:
             async with scope:
                 self._scope = scope
-                await self._walk()
+                with self._tools.prepost.carrying(self._job):
+                    await self._walk()
         except nats.errors.Error:
             if scope.expired():
                 return self._out_of_time()

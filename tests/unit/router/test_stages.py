@@ -118,6 +118,32 @@ def test_another_tenants_stage_is_the_next_one_however_many_heavy_ones_wait() ->
         made.place(5.0 * (turn + 1) + 0.01)
 
 
+def test_long_work_leaves_a_process_free_while_jobs_of_another_tenant_go_on() -> None:
+    made = placement(prepost("p1", processes=2))
+    made.costs.observe("inspect", CARD.digest, "one", 1.0, LIGHT)
+    for tenant in ("many", "one"):
+        made.begin_job(tenant)
+    heavy = [join(made, f"h{i}", stage(HEAVY), "many") for i in range(3)]
+    assert names(made.place(0.0)[0]) == ["h0"]
+    light = join(made, "edit", stage(LIGHT), "one")
+    assert names(made.place(1.0)[0]) == ["edit"], "it waits for none of them"
+    made.leave(light, 1.1)
+    assert names(made.place(1.1)[0]) == [], "its next stage may come"
+    made.end_job("one")
+    assert names(made.place(1.2)[0]) == ["h1"], "what is idle is used"
+    made.leave(heavy[0], 5.0)
+    assert names(made.place(5.0)[0]) == ["h2"]
+
+
+def test_two_tenants_of_long_work_use_all_processes() -> None:
+    made = placement(prepost("p1", processes=2))
+    for tenant in ("a", "b"):
+        made.costs.observe("inspect", CARD.digest, tenant, 1.0, HEAVY)
+        made.begin_job(tenant)
+        join(made, tenant, stage(HEAVY), tenant)
+    assert names(made.place(0.0)[0]) == ["a", "b"]
+
+
 def test_batch_jobs_come_after_interactive_ones() -> None:
     made = placement(prepost("p1", processes=1))
     first = join(made, "first", stage(HEAVY))

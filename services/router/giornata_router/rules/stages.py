@@ -7,7 +7,7 @@ as work. An instance gets what it can begin now: its own queue knows no tenants.
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import reduce
@@ -27,6 +27,8 @@ Verb = Literal["inspect", "encode", "finish", "template"]
 
 AHEAD_MS: Final = 250.0
 """Work for each server that may lie before a stage at an instance: it hides the way, and delays others no more."""
+LONG_MS: Final = 1000.0
+"""Work in an image process that others notice to wait for: it cannot be interrupted."""
 ENCODINGS: Final = 2
 """Encodings that an instance has at a time: one computes, and one is on its way."""
 OLD_PROCESSES: Final = 2
@@ -119,7 +121,7 @@ class _InstanceLoad:
         self.model_free_s = min(self.model_free_s, now + left_ms / 1e3)
 
     def has_room(self, cost: StageCost, processes: int, now: float) -> bool:
-        """Whether a stage could begin now, or is the one whose way is hidden behind short work."""
+        """Whether a stage could begin now in `processes`, or is the one whose way is hidden behind short work."""
         if cost.images_ms:
             images = [one.images_ms for one in self.stages.values() if one.images_ms]
             short = len(images) == processes and sum(images) <= AHEAD_MS * processes
@@ -145,6 +147,8 @@ class StagePlacement:
         """Those that wait and those that were placed."""
         self._placed: dict[Key, str] = {}
         self._loads = defaultdict[str, _InstanceLoad](_InstanceLoad)
+        self._jobs = Counter[str]()
+        """Jobs in progress by tenant: more of their stages may come."""
         self.costs = StageCosts()
 
     def __contains__(self, job_id: object) -> bool:
@@ -155,6 +159,14 @@ class StagePlacement:
         """Take in telemetry of an instance, which is known from now on."""
         if state.service is ServiceName.PREPOST:
             self._loads[state.instance] = self._loads[state.instance]
+
+    def begin_job(self, tenant: str) -> None:
+        """A job has begun: while it goes on, other tenants' long work leaves a process free for its short stages."""
+        self._jobs[tenant] += 1
+
+    def end_job(self, tenant: str) -> None:
+        """No stage of a job comes any more."""
+        self._jobs -= Counter((tenant,))
 
     def join(self, job_id: str, stage: Stage, claim: Claim, since_s: float) -> Key:
         """Let a stage wait for its turn; its job has waited since `since_s`."""
@@ -180,15 +192,16 @@ class StagePlacement:
         if not len(self._queue):
             return placed, None
         instances = self._ready()
-        full: set[tuple[str, bool, bool]] = set()
+        full: set[tuple[str, bool, bool, int]] = set()
         for entry in self._queue.order(now) if instances else ():
             stage = self._stages[entry.key]
-            kind = stage.digest, bool(stage.cost.images_ms), bool(stage.cost.model_ms)
+            spare = int(self._leaves_room(stage, entry.claim.tenant))
+            kind = stage.digest, bool(stage.cost.images_ms), bool(stage.cost.model_ms), spare
             if kind in full:
                 continue
             serving = [state for state in instances if _serves(state, stage)]
             wanted = [state for state in serving if state.instance not in stage.avoid] or serving
-            best = self._best(wanted, stage.cost, now)
+            best = self._best(wanted, stage.cost, now, spare)
             if best is None:
                 if wanted is serving or len(wanted) == len(serving):
                     full.add(kind)
@@ -231,12 +244,22 @@ class StagePlacement:
         states = (self._fleet.get(name) for name in sorted(self._loads))
         return [state for state in states if state and state.ready and not state.draining]
 
-    def _best(self, states: Iterable[ServiceState], cost: StageCost, now: float) -> str | None:
-        """The instance with room that has least to do."""
+    def _leaves_room(self, stage: Stage, tenant: str) -> bool:
+        """Whether a stage is long, and jobs of another tenant, whose pictures are quick, go on."""
+        return stage.cost.images_ms > LONG_MS and any(
+            self.costs.of("inspect", stage.digest, other).images_ms <= LONG_MS
+            for other in self._jobs
+            if other != tenant
+        )
+
+    def _best(self, states: Iterable[ServiceState], cost: StageCost, now: float, spare: int) -> str | None:
+        """The instance with room that has least to do; `spare` of its processes stay free where it has several."""
         ways = (
             (load.busy_ms(processes, now), len(load.stages), state.instance)
             for state in states
-            if (load := self._loads[state.instance]).has_room(cost, processes := processes_of(state), now)
+            if (load := self._loads[state.instance]).has_room(
+                cost, max(1, (processes := processes_of(state)) - spare), now
+            )
         )
         return min(ways, default=(0.0, 0, None))[2]
 
