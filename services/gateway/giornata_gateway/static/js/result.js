@@ -74,6 +74,7 @@ export class Results {
     const { pictures, shown } = this.current;
     const finished = [...pictures.keys()].filter((index) => pictures[index].url);
     const index = finished.at((finished.indexOf(shown) + by) % finished.length);
+    this.current.shown = index; // at once: the next step goes on from here, though nothing is decoded yet
     if (index !== shown && (await this.select(this.current, index))) announce(`Picture ${index + 1}`);
   }
 
