@@ -102,7 +102,7 @@ async def _object_store(url: str, place: str) -> Finding:
         return fail(f"{place} is no address.", f"Mend GIORNATA_BLOBS_URL: {error}.")
     except GiornataError as error:
         return fail(
-            f"{place}: {error}", "See GIORNATA_BLOBS_URL and the variables AWS_*; docs/deploy.md has a table."
+            f"{place}: {error}", "See GIORNATA_BLOBS_URL and the variables AWS_*; docs/stores.md says more."
         )
 
 
@@ -136,7 +136,7 @@ async def gateway(url: str, *, named: bool) -> Finding:
         if full := told.get("storage_full"):
             return fail(
                 f"The gateway at {place} refuses edits with storage_full: {'; '.join(map(str, full.values()))}",
-                "Make room on the disk of that store; see docs/deploy.md.",
+                "Make room on the disk of that store; see docs/nats-servers.md.",
             )
         missing = ", ".join(str(one) for one in told.get("missing", ())) or "unknown"
         return fail(
@@ -152,6 +152,6 @@ def judge_gateway(place: str, told: Mapping[str, Any]) -> Finding:
         return warn(
             f"The gateway at {place} is ready, but JetStream's room is nearly used up: {full}.",
             "Edits are refused with store_full when job records have none left. Raise GIORNATA_NATS_STORE_BYTES, or "
-            "lower GIORNATA_RESULT_TTL_S; see docs/deploy.md.",
+            "lower GIORNATA_RESULT_TTL_S; see docs/nats-servers.md.",
         )
     return ok(f"{place} is ready and serves {', '.join(str(one) for one in told.get('models', ()))}")
