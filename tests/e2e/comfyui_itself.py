@@ -131,6 +131,7 @@ class ComfyUI:
         name = await self.queue(prompt)
         end = await self.until("execution_success", "execution_error", "execution_interrupted", prompt=name)
         assert end["type"] == "execution_success", end
+        await self.until("kept", prompt=name)
         async with self.http.get(f"/history/{name}") as answer:
             outputs = (await answer.json())[name]["outputs"]
         return [
@@ -146,6 +147,10 @@ class ComfyUI:
             async for message in socket:
                 if message.type is aiohttp.WSMsgType.TEXT:
                     self.told.append(json.loads(message.data))
+                    if self.told[-1]["type"] == "executing" and self.told[-1]["data"]["node"] is None:
+                        self.told.append(
+                            {**self.told[-1], "type": "kept"}
+                        )  # from then on the history has the workflow
                 elif message.type is aiohttp.WSMsgType.BINARY:
                     kind, _ = struct.unpack(">II", message.data[:8])
                     assert kind == 1, "a preview, for pages that take no data beside it"
