@@ -180,10 +180,10 @@ def store_metrics(states: Iterable[ServiceState]) -> Iterator[Metric]:
 
 def share_metrics(pools: Mapping[str, SharedPool]) -> Iterator[Metric]:
     """How full this gateway's shared pools are, and what tenants did not get of them, or had to give back."""
-    used = gauge("pool_used", "What is held of a pool that tenants share.", "pool")
-    limit = gauge("pool_limit", "What such a pool holds at most.", "pool")
+    used = gauge("shared_pool_used", "What is held of a pool that tenants share.", "pool")
+    limit = gauge("shared_pool_limit", "What such a pool holds at most.", "pool")
     outcomes = counter(
-        "pool_outcomes", "Refusals, and holdings taken back for others.", "pool", "tenant", "outcome"
+        "shared_pool_outcomes", "Refusals, and holdings taken back for others.", "pool", "tenant", "outcome"
     )
     for name, pool in pools.items():
         used.add_metric([name], pool.used)

@@ -54,7 +54,7 @@ async def told(stage: Stage) -> str:
 
 async def used(stage: Stage, pool: str) -> float:
     """What is held of a pool."""
-    return float((await told(stage)).partition(f'giornata_pool_used{{pool="{pool}"}} ')[2].split()[0])
+    return float((await told(stage)).partition(f'giornata_shared_pool_used{{pool="{pool}"}} ')[2].split()[0])
 
 
 async def test_bodies_that_stop_keep_no_other_tenant_out(
@@ -75,7 +75,7 @@ async def test_bodies_that_stop_keep_no_other_tenant_out(
         done, _ = await asyncio.wait(answers, timeout=HUNG_S, return_when=asyncio.FIRST_COMPLETED)
         assert [answer.result().split(b" ")[1] for answer in done] == [b"429"]
         assert (
-            'giornata_pool_outcomes_total{outcome="taken_back",pool="uploads",tenant="alice"} 1.0'
+            'giornata_shared_pool_outcomes_total{outcome="taken_back",pool="uploads",tenant="alice"} 1.0'
             in await told(stage)
         )
         for answer in answers:
