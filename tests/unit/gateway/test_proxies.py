@@ -8,15 +8,15 @@ from multidict import CIMultiDict
 from pydantic import ValidationError
 
 from giornata_gateway.config import GatewayConfig
-from giornata_gateway.http.proxies import Forwarded, forwarded
+from giornata_gateway.http.proxies import PublicOrigin, public_origin
 
 LOCAL = GatewayConfig().trusted_proxies
 PROTO, PREFIX = "X-Forwarded-Proto", "X-Forwarded-Prefix"
 
 
-def told(*headers: tuple[str, str], peer: str | None = "127.0.0.1", trusted: str = LOCAL) -> Forwarded:
+def told(*headers: tuple[str, str], peer: str | None = "127.0.0.1", trusted: str = LOCAL) -> PublicOrigin:
     request = make_mocked_request("GET", "/", CIMultiDict(headers))
-    return forwarded(request.clone(remote=peer) if peer else request.clone(remote=""), trusted)
+    return public_origin(request.clone(remote=peer) if peer else request.clone(remote=""), trusted)
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ def told(*headers: tuple[str, str], peer: str | None = "127.0.0.1", trusted: str
     ],
 )
 def test_the_scheme_is_the_nearest_proxys(headers: list[tuple[str, str]], scheme: str | None) -> None:
-    assert told(*headers) == Forwarded(scheme, "")
+    assert told(*headers) == PublicOrigin(scheme, "")
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_a_prefix_is_a_path_of_plain_segments(text: str, prefix: str) -> None:
 )
 def test_only_trusted_networks_count(peer: str, trusted: str, counts: bool) -> None:
     found = told((PROTO, "https"), (PREFIX, "/x"), peer=peer, trusted=trusted)
-    assert found == (Forwarded("https", "/x") if counts else Forwarded())
+    assert found == (PublicOrigin("https", "/x") if counts else PublicOrigin())
 
 
 def test_what_is_no_network_is_a_mistake_of_the_configuration() -> None:

@@ -15,12 +15,12 @@ from aiohttp import web
 from giornata_gateway.webhooks.rules.addresses import networks_in
 
 _PROTO: Final = re.compile(r'(?:^|;)\s*proto="?(https?)"?\s*(?:;|$)', re.IGNORECASE)
-"""Of one element of the header ``Forwarded`` (RFC 7239)."""
+"""The scheme in one element of the header ``Forwarded`` (RFC 7239)."""
 _PREFIX: Final = re.compile(r"(?:/(?!\.{1,2}(?:/|$))[A-Za-z0-9._~-]+)+")
 _networks: Final = lru_cache(networks_in)
 
 
-class Forwarded(NamedTuple):
+class PublicOrigin(NamedTuple):
     """What a trusted proxy says of the request that came to it."""
 
     scheme: str | None = None
@@ -28,18 +28,18 @@ class Forwarded(NamedTuple):
     """Path below which the proxy serves this gateway: it begins with a slash and ends without one, or is empty."""
 
 
-def forwarded(request: web.Request, trusted: str) -> Forwarded:
+def public_origin(request: web.Request, trusted: str) -> PublicOrigin:
     """What the headers say where the address they come from is in one of the networks `trusted`.
 
     Of several values the last counts, which the nearest proxy has written.
     """
     if not _is_trusted(request.remote, trusted):
-        return Forwarded()
+        return PublicOrigin()
     scheme, prefix = _last(request, "X-Forwarded-Proto"), _last(request, "X-Forwarded-Prefix").rstrip("/")
     if not scheme and (found := _PROTO.search(_last(request, "Forwarded"))):
         scheme = found[1]
     known = scheme.lower() in {"http", "https"}
-    return Forwarded(scheme.lower() if known else None, prefix if _PREFIX.fullmatch(prefix) else "")
+    return PublicOrigin(scheme.lower() if known else None, prefix if _PREFIX.fullmatch(prefix) else "")
 
 
 def _is_trusted(peer: str | None, trusted: str) -> bool:

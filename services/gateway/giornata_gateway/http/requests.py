@@ -17,7 +17,7 @@ from giornata.wire.jobs import Priority
 from giornata.wire.references import REFERENCE
 from giornata_gateway.gateway import Admitted
 from giornata_gateway.http.errors import GATEWAY, TENANT
-from giornata_gateway.http.proxies import Forwarded, forwarded
+from giornata_gateway.http.proxies import PublicOrigin, public_origin
 from giornata_gateway.http.uploads import read_json, read_upload
 from giornata_gateway.intake.limits import Grow
 from giornata_gateway.intake.rules.controls import in_order
@@ -130,8 +130,8 @@ def base_path(request: web.Request) -> str:
     return request.app[GATEWAY].config.public_url or _forwarded(request).prefix
 
 
-def _forwarded(request: web.Request) -> Forwarded:
-    return forwarded(request, request.app[GATEWAY].config.trusted_proxies)
+def _forwarded(request: web.Request) -> PublicOrigin:
+    return public_origin(request, request.app[GATEWAY].config.trusted_proxies)
 
 
 def number_of(values: Mapping[str, str], name: str, default: int, most: int, least: int = 0) -> int:
