@@ -25,6 +25,8 @@ from pydantic import (
 
 from giornata.wire.permissions import User, application_user, inbox
 
+DEFAULT_TENANT: Final = "default"
+"""Owner of everything where no API keys are asked for."""
 PREFIX: Final = "gio_"
 """Every key begins with it, so that secret scanners find a key in the wrong place."""
 KEY_BYTES: Final = 32

@@ -11,7 +11,7 @@ most: for what others held in the last seconds and, where its holding is firm, f
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -84,9 +84,16 @@ class SharedPool:
         others = [one for name, one in self._tenants.items() if name != holding.tenant]
         if self._alone() or any(one.held / one.weight >= own for one in others):
             return True
-        asked = sum(max(0, one.wanted - one.held) for one in others if now < one.until_s)
         kept = KEPT * self.capacity
-        return amount <= free - (kept if holding.takeable is firm else min(kept, asked))
+        if holding.takeable is firm:
+            return amount <= free - kept
+        weights = sum(one.weight for one in others if one.held)
+        if weights and own <= self.capacity / (
+            weights + holding.weight
+        ):  # within its share: nothing is kept from it
+            return True
+        asked = sum(max(0, one.wanted - one.held) for one in others if now < one.until_s)
+        return amount <= free - min(kept, asked)
 
     def take(self, holding: Holding, amount: int, now: float) -> bool:
         """Give a holding `amount` more if it fits, at once or in the place of others; if not, room is kept for it."""
@@ -101,12 +108,17 @@ class SharedPool:
             self.outcomes["" if self._renews else one.tenant, "taken_back"] += 1
             self.give_back(one)
             one.revoke()
+        self.count(holding, amount, now)
+        return True
+
+    def count(self, holding: Holding, amount: int, now: float) -> None:
+        """Count `amount` more that a holding has, whether it fits or not."""
+        tenant = self._tenant(holding, now)
         tenant.holdings[holding] = None
         holding.amount += amount
         holding.moved_s = now
         tenant.held += amount
         self.used += amount
-        return True
 
     def give_back(self, holding: Holding) -> None:
         """A holding ends, or is taken back; one that has nothing is no mistake."""
@@ -149,3 +161,11 @@ class SharedPool:
             known = self._tenants[holding.tenant] = _Tenant(holding.weight)
         known.weight = holding.weight
         return known
+
+
+def has_room(held: Mapping[str, int], tenant: str, amount: int, capacity: int, *, alone: bool) -> bool:
+    """Whether a tenant may have `amount` more where tenants have what is `held`, all of it firm and of equal weight."""
+    pool = SharedPool(capacity, lambda: alone)
+    for name, has in held.items():
+        pool.count(Holding(name), has, 0.0)
+    return pool.fits(Holding(tenant), amount, 0.0)

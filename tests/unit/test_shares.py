@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from giornata.shares import KEPT, LINGER_S, Holding, SharedPool
+from giornata.shares import KEPT, LINGER_S, Holding, SharedPool, has_room
 
 CAPACITY = 100
 WEIGHTS = {"alice": 1.0, "bob": 2.0, "carol": 0.5}
@@ -79,6 +79,14 @@ def test_kept_room_is_free_again_after_a_while() -> None:
     assert pool.take(loose("alice"), 20, LINGER_S)
 
 
+def test_nothing_is_kept_from_a_tenant_within_its_share() -> None:
+    pool = SharedPool(CAPACITY, several)
+    hold(pool, "bob", [48])
+    hold(pool, "alice", [6])
+    assert not pool.take(loose("bob"), 47, 0.0)
+    assert pool.take(loose("alice"), 22, 2.0)
+
+
 def test_firm_holdings_leave_a_quarter_to_whoever_comes() -> None:
     pool = SharedPool(CAPACITY, several)
     for _ in range(5):
@@ -88,6 +96,15 @@ def test_firm_holdings_leave_a_quarter_to_whoever_comes() -> None:
     alone = SharedPool(CAPACITY)
     assert alone.take(Holding("alice"), 99, 0.0)
     assert alone.take(Holding("alice"), 1, 0.0)
+
+
+def test_room_among_firm_holdings_counts_all_that_is_held_in_any_order() -> None:
+    for held in ({"bob": 25, "alice": 75}, {"alice": 75, "bob": 25}, {"alice": 90, "bob": 30}):
+        for tenant in ("alice", "bob", "carol"):
+            assert not has_room(held, tenant, 1, CAPACITY, alone=False), (held, tenant)
+    assert not has_room({"alice": 75}, "alice", 1, CAPACITY, alone=False)
+    assert has_room({"alice": 75}, "bob", 25, CAPACITY, alone=False)
+    assert has_room({"alice": 75}, "alice", 25, CAPACITY, alone=True)
 
 
 def test_nothing_always_fits() -> None:

@@ -52,7 +52,7 @@ def adapter_metrics(states: Iterable[ServiceState]) -> Iterator[Metric]:
 def lora_metrics(states: Iterable[ServiceState]) -> Iterator[Metric]:
     """What each LoRA store keeps and does."""
     used = gauge("lora_store_bytes", "Bytes of all files in the store's folder.", "instance")
-    limit = gauge("lora_store_limit_bytes", "Bytes from which on no upload begins.", "instance")
+    limit = gauge("lora_store_limit_bytes", "Most bytes of all files.", "instance")
     waiting = gauge("lora_validating", "LoRAs that wait for prepost, or are with it.", "instance")
     uploads = counter("lora_uploads", "Uploads that began or became a LoRA.", "instance", "stage")
     ended = counter("lora_validations", "Validations that ended.", "instance", "outcome")

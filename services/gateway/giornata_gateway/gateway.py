@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
+from giornata.api_keys import DEFAULT_TENANT
 from giornata.blobs import BlobStore
 from giornata.bus import streams
 from giornata.bus.bus import Bus
@@ -30,7 +31,7 @@ from giornata_gateway.intake.departure import Departure
 from giornata_gateway.intake.key_file import KeyFile
 from giornata_gateway.intake.limits import GRACE_S, Memory, Places, Stay
 from giornata_gateway.intake.quotas import Quotas
-from giornata_gateway.intake.rules.tenants import DEFAULT_TENANT, Tenant, tenant_of
+from giornata_gateway.intake.rules.tenants import Tenant, tenant_of
 from giornata_gateway.jobs.ledger import JobEnds, JobLedger
 from giornata_gateway.jobs.loras import Loras
 from giornata_gateway.jobs.masks import Masks, ShownMask

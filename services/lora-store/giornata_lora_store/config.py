@@ -47,7 +47,7 @@ class LoraStoreConfig(CellConfig):
     )
     lora_file_bytes: int = Field(2 << 30, ge=1 << 10, description="Largest file of a LoRA.")
     lora_folder_bytes: int = Field(
-        100 << 30, ge=1 << 20, description="Bytes of all files from which on no further upload begins."
+        100 << 30, ge=1 << 20, description="Most bytes of all files, which tenants share."
     )
     lora_header_bytes: int = Field(
         4 << 20,

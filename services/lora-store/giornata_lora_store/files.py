@@ -36,7 +36,7 @@ class LoraFiles:
 
     def __init__(self, folder: Path, *, file_bytes: int, total_bytes: int) -> None:
         self._uploads, self._whole = folder / "uploads", folder / WHOLE_FILES
-        self.file_bytes, self._total_bytes = file_bytes, total_bytes
+        self.file_bytes, self.total_bytes = file_bytes, total_bytes
         for part in (self._uploads, self._whole):
             part.mkdir(parents=True, exist_ok=True)
 
@@ -48,8 +48,8 @@ class LoraFiles:
 
     def begin(self, upload_id: str) -> int:
         """Make an upload, and return how much of it there is."""
-        if self.used_bytes() >= self._total_bytes:
-            raise LoraStoreFull(accepted=f"{self._total_bytes} bytes in all files together")
+        if self.used_bytes() >= self.total_bytes:
+            raise LoraStoreFull(accepted=f"{self.total_bytes} bytes in all files together")
         path = self._upload(upload_id)
         path.touch(mode=0o600)
         return path.stat().st_size
@@ -169,7 +169,11 @@ class LoraFiles:
 
     def used_bytes(self) -> int:
         """Bytes of all files."""
-        return sum(size_bytes for folder in (self._uploads, self._whole) for size_bytes in _sizes(folder))
+        return sum(self.sizes().values())
+
+    def sizes(self) -> dict[str, int]:
+        """Bytes of each upload by its id, and of each whole file by its digest."""
+        return {name: size for folder in (self._uploads, self._whole) for name, size in _sizes(folder)}
 
     def _upload(self, upload_id: str) -> Path:
         return self._uploads / _named(upload_id)
@@ -197,10 +201,10 @@ def _named(upload_id: str) -> str:
         raise MalformedMessage(str(error)) from error
 
 
-def _sizes(folder: Path) -> Iterator[int]:
+def _sizes(folder: Path) -> Iterator[tuple[str, int]]:
     for entry in os.scandir(folder):
         with suppress(FileNotFoundError):
-            yield entry.stat().st_size
+            yield entry.name, entry.stat().st_size
 
 
 @contextmanager

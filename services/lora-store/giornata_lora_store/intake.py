@@ -30,6 +30,7 @@ from giornata.wire.loras import (
     UploadPiece,
 )
 from giornata_lora_store.files import LoraFiles
+from giornata_lora_store.folder_shares import FolderShares
 from giornata_lora_store.inspection import Inspection
 from giornata_lora_store.rules.joining import check_share, with_share
 
@@ -49,6 +50,7 @@ class Intake:
     records: LoraRecords
     files: LoraFiles
     inspection: Inspection
+    shares: FolderShares
     validate: Callable[[LoraRecord], None]
     """Is told of every LoRA that is to be validated."""
     uploads: int = 0
@@ -59,6 +61,9 @@ class Intake:
 
     async def begin(self, request: BeginUpload) -> Received:
         """Make an upload."""
+        if request.tenant is not None:
+            await self.shares.measure()
+            await self.shares.check(request.tenant, request.upload_id, 1)
         size_bytes = await asyncio.to_thread(self.files.begin, request.upload_id)
         if request.tenant is not None:
             now_s = int(time.time())
@@ -77,6 +82,8 @@ class Intake:
 
     async def piece(self, request: UploadPiece) -> Received:
         """Keep a piece, then acknowledge it."""
+        if request.tenant is not None:
+            await self.shares.check(request.tenant, request.upload_id, request.offset + len(request.data))
         size_bytes = await asyncio.to_thread(
             self.files.write, request.upload_id, request.offset, request.data
         )
@@ -106,6 +113,7 @@ class Intake:
             style=found.style,
             rank=found.rank,
         )
+        self.shares.note(record)
         kept = await self.begun(record)
         await self._forget_upload(request.tenant, request.upload_id)
         self.finished += 1
@@ -146,6 +154,7 @@ class Intake:
     async def remove(self, request: RemoveLora) -> LoraRecord:
         """Forget a LoRA, or an upload. Its files stay for edits that have begun, and are swept later."""
         record = await self.records.get(request.tenant, request.lora_id)
+        self.shares.note(record)
         await self.records.delete(record)
         if record.state is LoraState.UPLOADING:
             await asyncio.to_thread(self.files.drop, record.lora_id)

@@ -26,7 +26,6 @@ from giornata.wire.loras import (
     FinishUpload,
     KeepUpload,
     LoraCounters,
-    LoraRecord,
     LoraState,
     PinLora,
     ProfiledLora,
@@ -37,6 +36,7 @@ from giornata.wire.loras import (
 from giornata.wire.workers import ServiceName, ServiceState
 from giornata_lora_store.config import LoraStoreConfig
 from giornata_lora_store.files import LoraFiles
+from giornata_lora_store.folder_shares import FolderShares, names
 from giornata_lora_store.hosting import Hosting, follow_pins, hosting
 from giornata_lora_store.inspection import Inspection
 from giornata_lora_store.intake import Intake
@@ -61,7 +61,8 @@ class LoraStore:
         )
         limits = Limits(config.lora_rank, config.lora_tensors)
         inspection = Inspection(limits, config.lora_header_bytes)
-        self._intake = Intake(records, files, inspection, self._validation.add)
+        shares = self._shares = FolderShares(files, records)
+        self._intake = Intake(records, files, inspection, shares, self._validation.add)
         shared = config.lora_shared_folder
         self._shared = None if shared is None else SharedFolder(shared, self._intake)
         self._pins = Pins(records)
@@ -160,6 +161,7 @@ class LoraStore:
             self._writable = False
             return
         self._writable = True
+        await self._shares.measure()
         self._used_bytes = await asyncio.to_thread(self._files.used_bytes)
 
     async def _sweep(self) -> None:
@@ -170,7 +172,7 @@ class LoraStore:
         for record in records:
             if record.state is LoraState.VALIDATING:
                 self._validation.add(record)
-        needed = {digest for record in records for digest in _digests(record)}
+        needed = {name for record in records for name in names(record)}
         removed = await asyncio.to_thread(
             self._files.sweep,
             needed.__contains__,
@@ -200,8 +202,3 @@ class LoraStore:
         return state_of(
             ServiceName.LORA_STORE, self._config, ready=self._writable, loras=counters, host_tier=tier
         )
-
-
-def _digests(record: LoraRecord) -> list[str]:
-    files = [record.source, record.canonical and record.canonical.file]
-    return [file.sha256 for file in files if file]

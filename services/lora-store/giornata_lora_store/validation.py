@@ -1,4 +1,7 @@
-"""LoRAs on their way from a whole source to a canonical file: who works on which, and what becomes of it."""
+"""LoRAs on their way from a whole source to a canonical file: who works on which, and what becomes of it.
+
+Tenants take turns, and each has one LoRA with prepost at a time: another tenant's waits behind one of them at most.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ from giornata.wire.loras import Canonical, LoraRecord, LoraState, NormaliseLora
 from giornata.wire.workers import ServiceState
 
 AT_ONCE: Final = 2
-"""LoRAs that an instance has with prepost at a time."""
+"""LoRAs that an instance has with prepost at a time, each of another tenant."""
 TRIES: Final = 2
 """A LoRA that prepost fails at unexpectedly so often is failed: its file may be made to do so."""
 RENEWED_S: Final = 5.0
@@ -42,11 +45,12 @@ class Validation:
     def __init__(self, bus: Bus, records: LoraRecords, *, instance: str, cell: str, limit_s: float) -> None:
         self._bus, self._records, self._instance = bus, records, instance
         self._cell, self._limit_s = cell, limit_s
-        self._pending: set[tuple[str, str]] = set()
-        """Tenants and ids."""
-        self._waiting: set[tuple[str, str]] = set()
-        self._queue: asyncio.Queue[tuple[str, str]] = asyncio.Queue()
-        """Those of them whose turn comes, in order."""
+        self._pending: dict[tuple[str, str], None] = {}
+        """Tenants and ids, in order."""
+        self._waiting: dict[str, dict[str, None]] = {}
+        """Ids of those that are to be tried, by tenant; the first of a tenant may be with prepost."""
+        self._turns: asyncio.Queue[str] = asyncio.Queue()
+        """Tenants with LoRAs that wait and none with prepost: each is here once, so they take turns."""
         self._preposts = Fleet()
         self._arrivals = 0
         """How often a prepost has become ready."""
@@ -88,27 +92,33 @@ class Validation:
             self._enqueue(key)
 
     def _enqueue(self, key: tuple[str, str]) -> None:
-        self._pending.add(key)
-        if key not in self._waiting:
-            self._waiting.add(key)
-            self._queue.put_nowait(key)
+        tenant, lora_id = key
+        self._pending[key] = None
+        if tenant not in self._waiting:
+            self._waiting[tenant] = {}
+            self._turns.put_nowait(tenant)
+        self._waiting[tenant].setdefault(lora_id)
 
     async def _work(self) -> None:
         while True:
             heed_cancel()
-            key, arrivals = await self._queue.get(), self._arrivals
+            tenant, arrivals = await self._turns.get(), self._arrivals
+            own = self._waiting[tenant]
+            key = tenant, next(iter(own))
             try:
                 if await self._settled(*key):
-                    self._pending.discard(key)
+                    self._pending.pop(key, None)
                     self._unexpected.pop(key, None)
             except Exception as error:  # noqa: BLE001 - the task's edge: logged, and tried again
                 log.warning("lora_validation_again", lora=key[1], error=repr(error))
             finally:
-                self._waiting.discard(key)
-                if (
-                    key in self._pending and arrivals != self._arrivals
-                ):  # a prepost came while another was asked
-                    self._enqueue(key)
+                del own[key[1]]
+                if key in self._pending and arrivals != self._arrivals:
+                    self._enqueue(key)  # a prepost came while another was asked
+                if own:
+                    self._turns.put_nowait(tenant)
+                else:
+                    del self._waiting[tenant]
 
     async def _settled(self, tenant: str, lora_id: str) -> bool:
         """Validate one LoRA, unless another instance does. Whether nothing is left to do for it."""

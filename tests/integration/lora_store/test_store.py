@@ -8,13 +8,14 @@ import os
 import pickle
 import secrets
 import struct
-from contextlib import aclosing
+from contextlib import AsyncExitStack, aclosing
 from pathlib import Path
 from typing import TypeVar
 
 import pytest
 from pydantic import BaseModel
 
+from giornata.api_keys import DEFAULT_TENANT
 from giornata.deadlines import Deadline
 from giornata.lora_transfer import pieces, sending
 from giornata.wire import subjects
@@ -22,8 +23,10 @@ from giornata.wire.errors import (
     GiornataError,
     InternalError,
     InvalidField,
+    LoraLimit,
     LoraMismatch,
     LoraNotFound,
+    LoraStoreFull,
     LoraTooLarge,
     LoraUnreadable,
     MalformedMessage,
@@ -132,6 +135,55 @@ async def test_a_sender_waits_for_a_store_that_is_restarted(bench: Store) -> Non
     async with bench.instance():
         async with asyncio.timeout(HUNG_S):
             assert (await bench.settled(await finishing)).state is LoraState.READY
+
+
+async def test_a_tenant_leaves_room_in_the_folder_also_by_growing_uploads_and_deleted_loras(
+    bench: Store,
+) -> None:
+    alice, bob, data = tenant(), tenant(), bytes(PIECE_BYTES)
+    async with bench.instance(lora_folder_bytes=8 << 20, lora_scan_s=86400.0), AsyncExitStack() as stack:
+        small = await bench.send(lora(4), alice)
+        await bench.settled(small)
+        one, two = [await stack.enter_async_context(sending(bench.bus, alice)) for _ in range(2)]
+        for upload in (one, two, one, two, one):  # with the LoRA it is just below three quarters
+            await upload.write(data)
+        with pytest.raises(LoraLimit) as refused:
+            await two.write(data)
+        assert "of this tenant's" in str(refused.value.received)
+        assert str(8 << 20) in str(refused.value.accepted)
+        gone = RemoveLora(lora_id=small.lora_id, tenant=alice, remaining_ms=HUNG_MS)
+        await call(bench, "remove", gone, LoraRecord)
+        with pytest.raises(LoraLimit):  # edits that have begun may still need its file
+            await two.whole()
+        other = await stack.enter_async_context(sending(bench.bus, bob))
+        for _ in range(2):
+            await other.write(data)
+        with pytest.raises(LoraStoreFull):
+            await other.write(data)
+        await one.drop()
+        assert (await other.whole()).size_bytes == 3 << 20
+
+
+async def test_files_of_deleted_loras_count_for_who_had_them_until_they_are_swept(bench: Store) -> None:
+    alice, bob = tenant(), tenant()
+
+    async def send_and_remove() -> None:
+        for seed in range(20):
+            sent = await bench.send(lora(seed, rank=512), alice)
+            gone = RemoveLora(lora_id=sent.lora_id, tenant=alice, remaining_ms=HUNG_MS)
+            await call(bench, "remove", gone, LoraRecord)
+
+    async with bench.instance(lora_folder_bytes=1 << 20, lora_scan_s=86400.0):
+        with pytest.raises(LoraLimit):
+            await send_and_remove()
+        assert (await bench.send(lora(20, rank=512), bob)).tenant == bob
+
+
+async def test_without_keys_one_tenant_may_fill_the_folder(bench: Store) -> None:
+    async with bench.instance(lora_folder_bytes=4 << 20), sending(bench.bus, DEFAULT_TENANT) as upload:
+        await upload.write(bytes(4 << 20))
+        with pytest.raises(LoraStoreFull):
+            await upload.write(bytes(PIECE_BYTES))
 
 
 async def test_pieces_follow_each_other_and_are_what_was_announced(bench: Store) -> None:

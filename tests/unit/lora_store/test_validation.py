@@ -1,4 +1,4 @@
-"""When LoRAs are validated that no prepost has answered for: as soon as one is there, and not a pause later."""
+"""When LoRAs are validated: tenants take turns, and a prepost that comes is asked at once, not a pause later."""
 
 from __future__ import annotations
 
@@ -106,3 +106,54 @@ async def test_a_prepost_that_is_ready_as_before_is_no_reason_to_ask_again() -> 
         validation.hear(told(ready=True, instance="prepost-2"))
         await prepost.settled.wait()
         assert prepost.asked.qsize() == 1
+
+
+class SlowPrepost:
+    """A bus and records at once: every LoRA is with prepost until the test lets it end."""
+
+    def __init__(self, *records: LoraRecord) -> None:
+        self.records = {record.lora_id: record for record in records}
+        self.asked: asyncio.Queue[str] = asyncio.Queue()
+        self.ends = {record.lora_id: asyncio.Event() for record in records}
+
+    async def call(self, _: str, request: NormaliseLora, *__: Any) -> Canonical:
+        self.asked.put_nowait(request.lora.lora_id)
+        await self.ends[request.lora.lora_id].wait()
+        return Canonical(file=FILE, model_digest="d", rank=4, modules=1)
+
+    async def change(
+        self, _: str, lora_id: str, change: Callable[[LoraRecord], LoraRecord | None]
+    ) -> LoraRecord:
+        record = self.records[lora_id] = change(self.records[lora_id]) or self.records[lora_id]
+        return record
+
+    async def end(self, lora_id: str) -> str:
+        """Let one end; the one that is asked for then."""
+        self.ends[lora_id].set()
+        return await self.asked.get()
+
+
+async def test_a_tenant_waits_behind_one_lora_of_another_at_most_and_all_take_turns() -> None:
+    ids = ["alice-1", "alice-2", "alice-3", "bob-1", "bob-2", "carol-1"]
+    records = [
+        RECORD.model_copy(update={"lora_id": lora_id, "tenant": lora_id.partition("-")[0]}) for lora_id in ids
+    ]
+    prepost: Any = SlowPrepost(*records)
+    validation = Validation(prepost, prepost, instance="lora-store-1", cell="main", limit_s=60)
+    for record in records[:3]:
+        validation.add(record)
+    running = asyncio.create_task(validation.run(NEVER_S))
+    try:
+        async with asyncio.timeout(HUNG_S):
+            assert await prepost.asked.get() == "alice-1"
+            for record in records[3:]:
+                validation.add(record)
+            assert await prepost.asked.get() == "bob-1"
+            assert await prepost.end("alice-1") == "carol-1"
+            assert await prepost.end("bob-1") == "alice-2"
+            assert await prepost.end("alice-2") == "bob-2"
+            assert await prepost.end("bob-2") == "alice-3"
+    finally:
+        running.cancel()
+        await asyncio.wait([running])
+    assert not prepost.asked.qsize()

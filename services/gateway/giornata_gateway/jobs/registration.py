@@ -13,7 +13,7 @@ from giornata import retries
 from giornata.blobs import BlobStore, refer
 from giornata.bus.bus import Bus
 from giornata.deadlines import Deadline
-from giornata.shares import Holding, SharedPool
+from giornata.shares import has_room
 from giornata.tenant_records import TemplateRecords
 from giornata.wire import subjects, templates
 from giornata.wire.cells import in_cell
@@ -164,14 +164,12 @@ class Registration:
         held = Counter[str]()
         for record in (*(await self.records.bucket.everything()).values(), *self._leaving()):
             held[record.tenant] += record.image.size_bytes
-        pool = SharedPool(self.config.max_template_bytes, lambda: self.config.api_keys_file is None)
-        for name, amount in held.most_common()[::-1]:
-            pool.take(Holding(name), amount, 0.0)
-        if not pool.fits(Holding(tenant), size_bytes, 0.0):
+        capacity = self.config.max_template_bytes
+        if not has_room(held, tenant, size_bytes, capacity, alone=self.config.api_keys_file is None):
             raise TemplateLimit(
                 "There is no room for another template of this tenant.",
                 received=f"{size_bytes} bytes beside {held[tenant]} of this tenant's and {held.total()} of all",
-                accepted=f"{pool.capacity} bytes, shared by all tenants; a deleted one counts for {self._edit_s} s",
+                accepted=f"{capacity} bytes, shared by all tenants; a deleted one counts for {self._edit_s} s",
             )
 
     def _leaving(self) -> list[TemplateRecord]:

@@ -6,14 +6,10 @@ import base64
 import hmac
 import ipaddress
 from dataclasses import dataclass, replace
-from typing import Final
 
 from giornata.api_keys import KeysFile, TenantLimits, hash_of
 from giornata.wire import subjects
 from giornata.wire.errors import CrossSite, Unauthorized
-
-DEFAULT_TENANT: Final = "default"
-"""Owner of every job where no API keys are asked for."""
 
 
 @dataclass(frozen=True)
