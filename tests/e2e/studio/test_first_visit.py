@@ -311,8 +311,9 @@ async def test_a_mask_file_becomes_the_mask(opened: Open) -> None:
         await open_picture(page, plain(GREY))
         await load_mask(page, half)
         await expect(page.locator("#stage-note")).to_contain_text("50 %")
-        await load_mask(page, np.dstack([half, half, half, 255 - half // 2]))
-        await expect(page.locator("#stage-note")).to_contain_text("50 %")
+        quarter = np.where(np.arange(64) >= 48, half, 0).astype(np.uint8)
+        await load_mask(page, np.dstack([half, half, half, 255 - quarter]))  # what is transparent counts
+        await expect(page.locator("#stage-note")).to_contain_text("25 %")
         await load_mask(page, half[:, :40])
         await expect(page.locator("#picture-error code")).to_have_text("mask_size_mismatch")
         await page.click("#undo")

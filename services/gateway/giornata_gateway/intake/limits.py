@@ -132,7 +132,8 @@ class Grow:
 
     def __call__(self, size_bytes: int) -> None:
         """Hold so many further bytes."""
-        if not self._pool.take(self.holding, size_bytes, monotonic()):
+        too_large = self.holding.amount + size_bytes > self._pool.capacity
+        if too_large or not self._pool.take(self.holding, size_bytes, monotonic()):
             raise self._refusal()
 
     @asynccontextmanager
