@@ -91,7 +91,8 @@ async def test_a_template_is_what_its_edits_are_without_their_mask(
     own = tensors.unpack(await blobs.get(made.conditioning))
     edits = tensors.unpack(await blobs.get(encoding.rows[0]))
     computed = inspection.computed_by(job.parameters)
-    region = computed and region_of(computed)
+    assert computed is not None
+    region = region_of(computed)
     assert region is not None
     template, edit = own["image_latents"], edits["image_latents"]
     torch.testing.assert_close(template[region.outside], edit[region.outside])
