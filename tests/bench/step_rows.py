@@ -17,7 +17,7 @@ from giornata.packed.tracing import UNTRACED
 from giornata_denoiser.profiling.measuring import _peak_bytes
 from tests.bench.compute.batches import MASK, Batches, Step, StepKind
 from tests.bench.compute.models import described
-from tests.bench.reporting.options import clock_of, rows_of, shared, wait_for
+from tests.bench.reporting.options import clock_of, family_option, rows_of, shared, wait_for
 from tests.bench.reporting.report import write
 from tests.flags import Several, option, parsed
 
@@ -35,6 +35,7 @@ def options_of(arguments: Sequence[str] | None = None) -> SimpleNamespace:
         __doc__,
         [
             *shared(tokens=256, text=32, repeats=3),
+            family_option(),
             option("--rows", type=Several(int), default=[1, 2, 4, 8], help="of a step"),
         ],
         arguments,

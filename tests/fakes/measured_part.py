@@ -15,12 +15,15 @@ def main(how: str, *given: str) -> None:
     print(f"began to {how}", flush=True)
     if how in {"done", "half"}:
         path = Path(os.environ["GIORNATA_BENCH_OUT"]) / "measured_part.json"
-        path.write_text(json.dumps({"rows": [{"what": how, "ms": 1.5}], "workload": {"given": given}}))
+        path.write_text(
+            json.dumps({"rows": [{"what": how, "ms": 1.5}], "workload": {"given": given, "pid": os.getpid()}})
+        )
     if how in {"half", "raise"}:
         raise RuntimeError(f"it was to {how}")
     if how == "hang":
         child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-        print(child.pid, flush=True)
+        for path in given:
+            Path(path).write_text(str(child.pid))
         time.sleep(600)
 
 

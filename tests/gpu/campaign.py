@@ -1,9 +1,10 @@
-"""Carrying out the campaign: one part after the other, each in a process of its own, with a record each."""
+"""Carrying out the campaign: one part after the other in a process that they share, with a record each."""
 
 from __future__ import annotations
 
 import json
 import os
+import select
 import shutil
 import signal
 import subprocess
@@ -15,7 +16,7 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from tests.gpu import needs
 from tests.gpu.parts import Part
@@ -88,28 +89,29 @@ def carried_out(
 ) -> Iterable[Record]:
     """The record of every part as it ends; no part begins after so many `seconds`, and none lasts beyond."""
     began = clock()
-    for part in parts:
-        left_s = float("inf") if seconds is None else seconds - (clock() - began)
-        if left_s <= 0:
-            return
-        record = run(part, folder.path, min(part.limit_s, left_s))
-        folder.keep(record)
-        yield record
+    with SharedProcess() as process:
+        for part in parts:
+            left_s = float("inf") if seconds is None else seconds - (clock() - began)
+            if left_s <= 0:
+                return
+            record = run(part, process, folder.path, min(part.limit_s, left_s))
+            folder.keep(record)
+            yield record
 
 
-def run(part: Part, out: Path, limit_s: float) -> Record:
+def run(part: Part, process: SharedProcess, out: Path, limit_s: float) -> Record:
     """Run a part to its end, or to the limit; whatever happens to it is in the record.
 
     Its report and its output are in the record; other files that it leaves are moved to `out`, under its name.
     """
-    command = [sys.executable, "-m", part.module, *part.arguments]
+    command = ["python", "-m", part.module, *part.arguments]
     began = time.monotonic()
     if lacking := needs.missing(part.name):
         return _record(part, Status.MISSING, began, limit_s, command, None, f"missing: {', '.join(lacking)}")
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         log = folder / "log"
-        ended = _ended(command, folder, log, limit_s)
+        ended = process.ended(part, folder, log, limit_s)
         report = _report(folder / f"{part.report}.json")
         for extra in folder.glob("*.gz"):
             out.mkdir(parents=True, exist_ok=True)
@@ -138,53 +140,88 @@ def _record(
         status,
         round(time.monotonic() - began_s, 1),
         limit_s,
-        " ".join(["python", *command[1:]]),
+        " ".join(command),
         datetime.now(UTC).isoformat(timespec="seconds"),
         report,
         output,
     )
 
 
-def _ended(command: Sequence[str], folder: Path, log: Path, limit_s: float) -> int | None:
-    """The exit status; None if it had to be ended, with all that it has started."""
-    paths = [*needs.FOLDERS, *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment = {
-        "OMP_WAIT_POLICY": "PASSIVE",  # threads that wait keep no core busy
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(paths),
-        "PYTHONUNBUFFERED": "1",
-        "GIORNATA_BENCH_OUT": str(folder),
-        "COLUMNS": "160",
-        "TQDM_DISABLE": "1",
-    }
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            command,
+class SharedProcess:
+    """Runs parts in one process, as long as none fails: what a failure left on the device is nobody's to judge."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[str] | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
+    def ended(self, part: Part, folder: Path, log: Path, limit_s: float) -> int | None:
+        """The exit status of a part; None if it had to be ended, with all that it has started."""
+        log.touch()
+        if part.alone:
+            self.end()
+        process = self._process or self._started()
+        order = {
+            "module": part.module,
+            "arguments": part.arguments,
+            "log": str(log),
+            "out": str(folder),
+        }
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(json.dumps(order) + "\n")
+        process.stdin.flush()
+        # No limit is longer than an hour, and `select` takes no infinity.
+        ready, _, _ = select.select([process.stdout], [], [], min(limit_s, 3600.0))
+        answer = process.stdout.readline() if ready else ""
+        status = int(answer) if answer else None
+        if ready and status is None:  # it died
+            process.wait()
+            status = process.returncode or 1
+        if status != 0 or part.alone:
+            self.end()
+        return status
+
+    def _started(self) -> subprocess.Popen[str]:
+        paths = [*needs.FOLDERS, *filter(None, [os.environ.get("PYTHONPATH")])]
+        environment = {
+            "OMP_WAIT_POLICY": "PASSIVE",  # threads that wait keep no core busy
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(paths),
+            "PYTHONUNBUFFERED": "1",
+            "COLUMNS": "160",
+            "TQDM_DISABLE": "1",
+        }
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.gpu.shared_process"],
             cwd=needs.ROOT,
             env=environment,
-            stdout=output,
-            stderr=subprocess.STDOUT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
             start_new_session=True,
         )
-        try:
-            return process.wait(limit_s)
-        except subprocess.TimeoutExpired:
-            return None
-        finally:
-            _end(process)
+        return self._process
 
-
-def _end(process: subprocess.Popen[Any]) -> None:
-    """SIGTERM to its group, and SIGKILL to what is left."""
-    for how in (signal.SIGTERM, signal.SIGKILL):
-        try:
-            os.killpg(process.pid, how)
-            process.wait(GRACE_S)
-        except ProcessLookupError:
-            break
-        except subprocess.TimeoutExpired:
-            continue
-    process.wait()
+    def end(self) -> None:
+        """SIGTERM to its group, and SIGKILL to what is left."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        for how in (signal.SIGTERM, signal.SIGKILL):
+            try:
+                os.killpg(process.pid, how)
+                process.wait(GRACE_S)
+            except ProcessLookupError:
+                break
+            except subprocess.TimeoutExpired:
+                continue
+        with process:  # closes its pipes
+            pass
 
 
 def _report(path: Path) -> object:

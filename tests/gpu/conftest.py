@@ -10,6 +10,12 @@ import torch
 NEEDS_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 
+@pytest.fixture(autouse=True)
+def exact_convolutions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In float32, not in TensorFloat-32, whose rounding is 1e-3."""
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+
+
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=NEEDS_CUDA)])
 def device(request: pytest.FixtureRequest) -> torch.device:
     """Indexed, as tensors tell it."""

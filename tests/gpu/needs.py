@@ -30,10 +30,16 @@ ENGINE: Final = {
     "transformers": "transformers",
 }
 """Module → distribution, of every part."""
+TESTS: Final = ENGINE | {
+    "hypothesis": "hypothesis",
+    "msgpack": "msgpack",
+    "pytest": "pytest",
+    "xdist": "pytest-xdist",
+}
 NEEDS: Final[Mapping[str, Mapping[str, str]]] = MappingProxyType(
     {
-        "tests": ENGINE
-        | {"hypothesis": "hypothesis", "msgpack": "msgpack", "pytest": "pytest", "xdist": "pytest-xdist"},
+        "tests": TESTS,
+        "tests_of_processes": TESTS,
         "pictures": ENGINE | {"PIL": "pillow", "skimage": "scikit-image"},
     }
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,8 +19,9 @@ FILES: Final = (
     "tests/unit/denoiser/engine/test_packing.py",
     "tests/unit/denoiser/attempts/test_previews.py",
     "tests/contract/control_link/test_samples.py",
-    "tests/contract/control_link/test_losses.py",
 )
+KERNELS: Final = ("tests/unit/packed/test_elementwise.py", "tests/unit/packed/test_pages.py")
+"""Of Triton's kernels, which need a device or its interpreter."""
 REASON_LINES: Final = 12
 
 
@@ -30,6 +32,11 @@ class Outcomes:
         self._seconds: dict[str, float] = defaultdict(float)
         self._counts: dict[str, Counter[str]] = defaultdict(Counter)
         self._why: dict[str, list[str]] = defaultdict(list)
+
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        """Nothing runs on the CPU alone where there is a GPU."""
+        if torch.cuda.is_available():
+            items[:] = [item for item in items if _device(item) != "cpu"]
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Its call, or whatever kept it from one."""
@@ -59,15 +66,22 @@ class Outcomes:
         ]
 
 
-def main() -> int:
-    """Run, print, write ``suite.json``; the exit status is pytest's."""
+def main(arguments: Sequence[str]) -> int:
+    """Run the files that are named, by default all but `parts.PROCESSES`; print, write ``suite.json``."""
     outcomes = Outcomes()
     flags = ["--config-file", "tests/gpu/campaign.ini", "--rootdir", ".", "-p", "no:cacheprovider"]
-    status = pytest.main([*flags, *FILES], plugins=[outcomes])
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+    has_gpu = torch.cuda.is_available()
+    files = tuple(arguments) or ((*FILES, *KERNELS) if has_gpu else FILES)
+    status = pytest.main([*flags, *files], plugins=[outcomes])
+    device = torch.cuda.get_device_name() if has_gpu else "cpu"
     if lines := outcomes.lines():
-        write("suite", lines, workload={"files": FILES, "device": device})
+        write("suite", lines, workload={"files": files, "device": device})
     return int(status)
+
+
+def _device(item: pytest.Item) -> object:
+    spec = getattr(item, "callspec", None)
+    return None if spec is None else spec.params.get("device")
 
 
 def _end(text: str) -> str:
@@ -77,4 +91,4 @@ def _end(text: str) -> str:
 if __name__ == "__main__":
     if Path.cwd() != ROOT:
         sys.exit(f"run it in {ROOT}")
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

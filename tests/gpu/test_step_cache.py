@@ -20,6 +20,8 @@ from tests.fakes.tiny_flux import Spec
 from tests.gpu.engines import FLOAT32, GRID, edit, family, finished, latents, template
 
 CPU = torch.device("cpu")
+ALLOCATED = 512
+"""The least that torch's allocator takes for a tensor."""
 RULES: list[Rule | None] = [FirstBlockRule(1e9), None, taylor(3, 1, 2)]
 """The first never decides by a rounded change: a device that adds in another order may decide otherwise."""
 
@@ -30,7 +32,8 @@ def rows_of(where: torch.device, *, takes: bool) -> tuple[list[Row], dict[str, T
     taken = template(of, frozenset({Form.KV}), steps=3, bits=0) if takes else None
     plain = [edit(of, taken, spec) if takes else tiny_flux.row(of, spec) for spec in specs]
     rows = [replace(row, step_cache=rule) for row, rule in zip(plain, RULES, strict=True)]
-    return rows, latents(finished(of, rows))
+    # Exact corrections: in 8 bits a level may round the other way, which is 0.002.
+    return rows, latents(finished(of, rows, correction_bits=0))
 
 
 @pytest.mark.parametrize("takes", [False, True])
@@ -50,9 +53,10 @@ def test_quantised_weights_lie_on_the_device_and_take_half(
     model = tiny_flux.transformer().to(dtype)
     paths = chosen(model, 1)
     before = sum(model.get_submodule(path).weight.nbytes for path in paths)
+    everything = sum(tensor.nbytes + ALLOCATED for tensor in model.parameters())  # all of it goes there
     held = torch.cuda.memory_allocated(cuda)
     quantize(model, how, cuda, least=1)
-    assert torch.cuda.memory_allocated(cuda) - held < before / dtype.itemsize * 1.5
+    assert torch.cuda.memory_allocated(cuda) - held < everything - before * (1 - 1.5 / dtype.itemsize)
     of = tiny_flux.family(FluxInpaint(model.to(cuda)))
     rows = [tiny_flux.row(of, Spec(f"r{n}", grid=(3, 4 + n), steps=3, seed=n)) for n in range(2)]
     together = latents(finished(of, rows))

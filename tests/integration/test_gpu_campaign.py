@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import subprocess
 import sys
+import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +18,7 @@ from click.testing import CliRunner
 
 from tests.gpu import campaign, needs
 from tests.gpu.__main__ import NO_GPU, main
-from tests.gpu.campaign import Folder, Record, Status
+from tests.gpu.campaign import Folder, Record, SharedProcess, Status
 from tests.gpu.parts import SIZES, TINY, Part, parts
 from tests.gpu.table import page, table
 
@@ -33,7 +36,7 @@ def test_what_a_part_wrote_and_printed_is_in_its_record(tmp_path: Path) -> None:
     [done] = campaign.carried_out([part("done", "x")], folder, None)
     assert done.status is Status.DONE
     assert done.report["rows"] == [{"what": "done", "ms": 1.5}]
-    assert done.report["workload"] == {"given": ["x"]}
+    assert done.report["workload"]["given"] == ["x"]
     assert "began to done" in done.output
     assert folder.records() == {"done": done}
 
@@ -52,23 +55,44 @@ def test_a_part_that_hangs_has_failed_or_is_to_be_run_again(
     tmp_path: Path, limit_s: float, status: Status
 ) -> None:
     """At its own limit it has failed; when the campaign's time is up, it is to be run again."""
-    found = campaign.run(part("hang", limit_s=limit_s), tmp_path, 0.1)
+    with SharedProcess() as process:
+        found = campaign.run(part("hang", limit_s=limit_s), process, tmp_path, 0.1)
     assert found.status is status
     assert "ended after 0 s" in found.output
 
 
-def test_what_a_part_has_started_ends_with_it() -> None:
-    command = [sys.executable, "-m", "tests.fakes.measured_part", "hang"]
-    with subprocess.Popen(
-        command, cwd=needs.ROOT, stdout=subprocess.PIPE, text=True, start_new_session=True
-    ) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "began to hang\n"
-        child = psutil.Process(int(process.stdout.readline()))
-        campaign._end(process)
-        assert process.returncode is not None
-        psutil.wait_procs([child], timeout=20)
-        assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
+def test_what_a_part_has_started_ends_with_it(tmp_path: Path) -> None:
+    told = tmp_path / "told"
+    os.mkfifo(told)
+    found: list[psutil.Process] = []
+
+    def read() -> None:
+        found.append(psutil.Process(int(told.read_text())))
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    with SharedProcess() as process:
+        hanging = threading.Thread(
+            target=process.ended, args=(part("hang", str(told)), tmp_path, tmp_path / "log", 120.0)
+        )
+        hanging.start()
+        reader.join()
+        process.end()
+        hanging.join()
+    psutil.wait_procs(found, timeout=20)
+    assert not found[0].is_running() or found[0].status() == psutil.STATUS_ZOMBIE
+
+
+def test_parts_share_a_process_until_one_fails_or_wants_it_alone(tmp_path: Path) -> None:
+    parts_of = [part("done"), part("done"), part("raise"), part("done"), replace(part("done"), alone=True)]
+    with SharedProcess() as process:
+        pids = []
+        for each in [*parts_of, part("done")]:
+            process.ended(each, tmp_path, tmp_path / "log", 120.0)
+            pids.append(json.loads((tmp_path / "measured_part.json").read_text())["workload"]["pid"])
+    first, second, failed, third, alone, last = pids
+    assert first == second == failed, "the one that failed wrote nothing: the file is the one before it"
+    assert len({first, third, alone, last}) == 4
 
 
 def test_no_part_begins_when_the_time_is_up(tmp_path: Path) -> None:

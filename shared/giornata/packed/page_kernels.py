@@ -19,19 +19,24 @@ from giornata.packed.pages import Levels, Own, Placed
 FIELDS: Final = 11
 """Fields of a table's row: first row to write, rows, index; then data, scale, low and bits of what is stored,
 and of what is added to it. A row is of the key, the next one of the value of a sequence."""
+ADDRESSES: Final = (3, 4, 5, 7, 8, 9)
+"""Those of them that are addresses of values."""
+ALIGNMENT: Final = 16
 NOTHING: Final = -1
 """The bits of what is not added."""
 
 
 @triton.jit
-def _values(data, scale, low, bits, row, channel, inside, CHANNELS: tl.constexpr, like):
+def _values(
+    data, scale, low, bits, row, channel, inside, like, CHANNELS: tl.constexpr, ALIGNED: tl.constexpr
+):
     """The channels of one stored row in float32; `like` is a pointer of the dtype of what is not quantised."""
     found = tl.zeros_like(channel).to(tl.float32)
     if bits == 0:
-        exact = data.to(like.dtype, bitcast=True)
+        exact = tl.multiple_of(data.to(like.dtype, bitcast=True), ALIGNED)
         found = tl.load(exact + row * CHANNELS + channel, mask=inside, other=0.0).to(tl.float32)
     if bits > 0:
-        bytes_of = data.to(tl.pointer_type(tl.uint8), bitcast=True)
+        bytes_of = tl.multiple_of(data.to(tl.pointer_type(tl.uint8), bitcast=True), ALIGNED)
         half = CHANNELS // 2
         if bits == 8:
             level = tl.load(bytes_of + row * CHANNELS + channel, mask=inside, other=0).to(tl.float32)
@@ -41,8 +46,8 @@ def _values(data, scale, low, bits, row, channel, inside, CHANNELS: tl.constexpr
                 bytes_of + row * half + tl.where(second, channel - half, channel), mask=inside, other=0
             )
             level = tl.where(second, packed >> 4, packed & 15).to(tl.float32)
-        factor = scale.to(tl.pointer_type(tl.float32), bitcast=True)
-        least = low.to(tl.pointer_type(tl.float32), bitcast=True)
+        factor = tl.multiple_of(scale.to(tl.pointer_type(tl.float32), bitcast=True), ALIGNED)
+        least = tl.multiple_of(low.to(tl.pointer_type(tl.float32), bitcast=True), ALIGNED)
         found = tl.load(least + channel, mask=inside, other=0.0) + level * tl.load(
             factor + channel, mask=inside, other=0.0
         )
@@ -58,18 +63,20 @@ def _copy(rows, places, out, token, stride, CHANNELS: tl.constexpr, BLOCK: tl.co
 
 
 @triton.jit
-def _write(entry, part, key, value, token, CHANNELS: tl.constexpr, BLOCK: tl.constexpr):
+def _write(
+    entry, part, key, value, token, CHANNELS: tl.constexpr, BLOCK: tl.constexpr, ALIGNED: tl.constexpr
+):
     if token < tl.load(entry + 1):
         channel = tl.arange(0, BLOCK)
         inside = channel < CHANNELS
         index = tl.load(entry + 2).to(tl.pointer_type(tl.int64), bitcast=True)
         found = _values(
             tl.load(entry + 3), tl.load(entry + 4), tl.load(entry + 5), tl.load(entry + 6),
-            tl.load(index + token), channel, inside, CHANNELS, key,
+            tl.load(index + token), channel, inside, key, CHANNELS, ALIGNED,
         )  # fmt: skip
         found += _values(
             tl.load(entry + 7), tl.load(entry + 8), tl.load(entry + 9), tl.load(entry + 10),
-            token, channel, inside, CHANNELS, key,
+            token, channel, inside, key, CHANNELS, ALIGNED,
         )  # fmt: skip
         place = (tl.load(entry) + token) * CHANNELS + channel
         if part % 2 == 0:
@@ -93,12 +100,13 @@ def _gather(
     FIELDS: tl.constexpr,
     CHANNELS: tl.constexpr,
     BLOCK: tl.constexpr,
+    ALIGNED: tl.constexpr,
 ):
     """Parts are the `stored` rows of the table, then the `own` tokens' keys, then their values."""
     token = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)
     if part < stored:
-        _write(table + part * FIELDS, part, key, value, token, CHANNELS, BLOCK)
+        _write(table + part * FIELDS, part, key, value, token, CHANNELS, BLOCK, ALIGNED)
     elif token < own:
         if part == stored:
             _copy(own_key, places, key, token, key_stride, CHANNELS, BLOCK)
@@ -118,8 +126,15 @@ def gather(placed: Sequence[Placed], own: Own, key: Tensor, value: Tensor) -> No
     _gather[(max(tokens, *(len(pages) for pages, _ in placed)), len(rows) + 2)](
         table, own.key, own.value, own.places, key, value,
         len(rows), tokens, own.key.stride(0), own.value.stride(0),
-        FIELDS=FIELDS, CHANNELS=channels, BLOCK=block, num_warps=min(32, max(1, block // 512)),
+        FIELDS=FIELDS, CHANNELS=channels, BLOCK=block, ALIGNED=_alignment(rows),
+        num_warps=min(32, max(1, block // 512)),
     )  # fmt: skip
+
+
+def _alignment(rows: Sequence[tuple[int, ...]]) -> int:
+    """Bytes that all addresses of stored values are multiples of: where it is 16, threads read 16 bytes at once."""
+    addresses = (row[field] for row in rows for field in ADDRESSES)
+    return ALIGNMENT if all(address % ALIGNMENT == 0 for address in addresses) else 1
 
 
 def _fields(levels: Levels | None) -> tuple[int, int, int, int]:

@@ -29,7 +29,6 @@ from giornata_denoiser.rows.row import Row
 from giornata_denoiser.rows.stored import Stored
 from giornata_denoiser.rows.template import Entry, Kept
 from tests.bench.compute.engines import DEVICE_BYTES
-from tests.bench.compute.models import transformer_of
 from tests.bench.compute.rows import Rows
 from tests.bench.systems.workload import Edit
 
@@ -160,7 +159,10 @@ class Batches:
     def _made_entry(self) -> Entry:
         """All blocks keep keys and values; each has tensors of its own name over one memory on the host."""
         bits, width = self._rows.setting.bits, self._family.specs[0].parts["key"]
-        tokens = self._rows.tokens
+        where = self._row(0, 1).region
+        if where is None:
+            raise ValueError("the mask leaves nothing to be reused; ask for a larger picture")
+        tokens = len(where.computed) + len(where.outside)  # those beside the picture's too
         kept = _quantised(tokens, width, bits, self._family)
         blocks = tuple(Kept(replace(kept), replace(kept)) for _ in range(self._family.depth))
         return Entry(0.5, blocks)
@@ -178,7 +180,7 @@ class Batches:
 
     @property
     def _on_meta(self) -> bool:
-        return bool(transformer_of(self._family).device.type == "meta")
+        return self._family.device.type == "meta"
 
 
 def _quantised(tokens: int, channels: int, bits: int, family: ModelFamily) -> Stored:

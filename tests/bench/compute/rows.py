@@ -94,7 +94,8 @@ class Rows:
         recording = RecordingSpec(frozenset({setting.form}), setting.bits)
         with engines.engine_with(self.family) as engine:
             (done,) = engines.drained(engine, [replace(row, records=recording)])
-        return Recording(f"template{index}", row.grid, done.entries)
+        recorded = Recording(f"template{index}", row.grid, done.entries)
+        return recorded.pinned() if self.family.device.type == "cuda" else recorded  # as a denoiser keeps it
 
     def _text(self, index: int) -> dict[str, Tensor]:
         generator = torch.Generator().manual_seed(index)

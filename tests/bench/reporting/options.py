@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from functools import lru_cache
 from math import isqrt
 from types import SimpleNamespace
 
@@ -58,7 +59,10 @@ def family_option() -> click.Option:
     """For benchmarks of any family."""
     names = [FLUX, *families.FAMILIES]
     return option(
-        "--family", type=click.Choice(names), default=FLUX, help="others than Flux are mid-size; see --model"
+        "--family",
+        type=click.Choice(names),
+        default=FLUX,
+        help="others than Flux are mid-size, or published with --model real",
     )
 
 
@@ -76,8 +80,14 @@ def opened(options: SimpleNamespace) -> ModelFamily:
     dtype = fastest(device) if options.dtype == AUTO else getattr(torch, options.dtype)
     name = vars(options).get("family", FLUX)
     if name != FLUX:
-        return families.family(name, dtype=dtype, device=device)
-    return flux(SHAPES[options.model], dtype, device)
+        return families.family(name, published=options.model == "real", dtype=dtype, device=device)
+    return _flux(options.model, dtype, device)
+
+
+@lru_cache(maxsize=1)
+def _flux(model: str, dtype: torch.dtype, device: torch.device) -> ModelFamily:
+    """Kept, since programs may run one after the other in one process, and 12 B weights take their time."""
+    return flux(SHAPES[model], dtype, device)
 
 
 def rows_of(options: SimpleNamespace) -> Rows:

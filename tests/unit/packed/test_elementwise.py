@@ -158,7 +158,7 @@ shapes = [
     (kernels._gelu_beside, {"X_CHANNELS": 3072, "CHANNELS": 15360, "BLOCK": 1024}),
     (kernels._rotate, {"HAS_QUERY": True, "HAS_VALUE": True, "MOVES": True, "HEADS": 24, "WIDTH": 128,
                        "HEAD_BLOCK": 32, "WIDTH_BLOCK": 128}),
-    (page_kernels._gather, {"FIELDS": 11, "CHANNELS": 3072, "BLOCK": 4096}),
+    (page_kernels._gather, {"FIELDS": 11, "CHANNELS": 3072, "BLOCK": 4096, "ALIGNED": 16}),
 ]
 for kernel, constants in shapes:
     names = [each.name for each in kernel.params]

@@ -8,7 +8,7 @@ import torch.nn.functional as F  # noqa: N812 - the field's name
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from giornata.packed.attention import Beside, Outside, choose, grouped
+from giornata.packed.attention import Beside, Outside, choose, grouped, varlen
 from giornata.packed.packing import Segments, layout
 from giornata.packed.pages import gather
 from giornata.packed.region import Sequences, region
@@ -171,6 +171,14 @@ def test_grouped_attention_equals_each_sequence_alone(sequences: list[tuple[int,
 
 def test_the_cpu_attends_in_groups() -> None:
     assert choose(torch.device("cpu"), torch.bfloat16, gather).func is grouped
+
+
+def test_sequences_of_one_length_are_a_batch() -> None:
+    """torch's kernel for batches is faster than the one for any lengths, which a CPU does not have at all."""
+    own = Segments((6, 6), torch.device("cpu"))
+    query, key, value = torch.randn(3, 12, 2, 8).unbind()
+    wanted = grouped(query, key, value, own, {})
+    torch.testing.assert_close(varlen(query, key, value, own, {}), wanted, atol=0, rtol=0)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

@@ -1,0 +1,159 @@
+"""What a device can do at most, which other figures are held against, and how near to it keys and values are gathered.
+
+``python -m tests.bench.device_peaks`` times a matrix product, copies, attention, and the kernel that dequantises what a
+step of masked rows takes. Bytes are those that must be read and written once. `hinted` is the kernel as it is,
+`unhinted` the same without what it knows of addresses.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from functools import partial
+from types import SimpleNamespace
+from typing import Any, Final
+from unittest.mock import patch
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from giornata.packed import elementwise
+from giornata.packed.attention import choose, grouped
+from giornata.packed.packing import Segments
+from giornata.packed.pages import Levels, Own, Pages, Placed
+from tests.bench.reporting.options import clock_of, wait_for
+from tests.bench.reporting.report import write
+from tests.flags import option, parsed
+
+HEADS, WIDTH = 24, 128
+"""FLUX.1-dev's."""
+ROWS, TEXT, PICTURE, COMPUTED = 8, 512, 4096, 700
+"""Rows of a step, tokens of a prompt, of a picture of 1024², and those that a mask of 0.11 computes."""
+SMALL: Final = 16
+"""Everything is so many times smaller on a CPU."""
+
+
+def options_of(arguments: Sequence[str] | None = None) -> SimpleNamespace:
+    """Flags."""
+    flags = [
+        option("--device", default="cuda"),
+        option("--repeats", type=int, default=20),
+        option("--processor-time", is_flag=True, help="what this process computed, not the clock"),
+    ]
+    return parsed(__doc__, flags, arguments)
+
+
+@torch.inference_mode()
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure, print, write ``out/bench/device_peaks.json``."""
+    options = options_of(arguments)
+    device = torch.device(options.device)
+    lines = [_line(name, unit, amount, run, device, options) for name, unit, amount, run in _works(device)]
+    write("device_peaks", lines, workload=vars(options))
+
+
+Work = tuple[str, str, float, Callable[[], object]]
+"""Name, unit, how many units a call does, and the call."""
+
+
+def _works(device: torch.device) -> list[Work]:
+    on_gpu = device.type == "cuda"
+    side = 8192 if on_gpu else 8192 // SMALL
+    dtype = torch.bfloat16
+    left, right = (torch.randn(side, side, device=device, dtype=dtype) for _ in range(2))
+    block = torch.randn((1 << 30) // (1 if on_gpu else SMALL * SMALL), device=device, dtype=dtype)
+    other, host = torch.empty_like(block), torch.empty(block.shape, dtype=dtype, pin_memory=on_gpu)
+    works: list[Work] = [
+        (f"matrix product {side}³", "TFLOP/s", 2 * side**3 / 1e12, lambda: left @ right),
+        ("copy on the device", "GB/s", 2 * block.nbytes / 1e9, lambda: other.copy_(block)),
+        ("copy from pinned memory", "GB/s", block.nbytes / 1e9, lambda: other.copy_(host, non_blocking=True)),
+        ("copy to pinned memory", "GB/s", block.nbytes / 1e9, lambda: host.copy_(other, non_blocking=True)),
+    ]
+    return works + _attention(device, dtype) + _gathers(device, dtype)
+
+
+def _attention(device: torch.device, dtype: torch.dtype) -> list[Work]:
+    """Of rows in full, each over itself alone."""
+    tokens = (TEXT + PICTURE) // (1 if device.type == "cuda" else SMALL)
+    own = Segments((tokens,) * ROWS, device)
+    parts = [torch.randn(ROWS * tokens, HEADS, WIDTH, device=device, dtype=dtype) for _ in range(3)]
+    attend = choose(device, dtype, elementwise.choose(device, dtype).gather)
+    operations = 4 * ROWS * tokens**2 * HEADS * WIDTH / 1e12
+    name = f"attention, {ROWS} rows of {tokens}"
+
+    def by_cudnn() -> None:
+        with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+            grouped(*parts, own, {})
+
+    works: list[Work] = [
+        (f"{name}, as chosen", "TFLOP/s", operations, lambda: attend(*parts, own, {})),
+        (f"{name}, as one batch", "TFLOP/s", operations, lambda: grouped(*parts, own, {})),
+    ]
+    if device.type == "cuda":
+        works.append((f"{name}, as one batch by cuDNN", "TFLOP/s", operations, by_cudnn))
+    return works
+
+
+def _gathers(device: torch.device, dtype: torch.dtype) -> list[Work]:
+    """Of masked rows that take the same template, with corrections in 8 bits."""
+    gather = elementwise.choose(device, dtype).gather
+    picture, computed, text = (
+        n // (1 if device.type == "cuda" else SMALL) for n in (PICTURE, COMPUTED, TEXT)
+    )
+    own_tokens, outside = text + computed, picture - computed
+    channels = HEADS * WIDTH
+
+    def levels(tokens: int) -> Levels:
+        data = torch.randint(0, 256, (tokens, channels), device=device, dtype=torch.uint8)
+        return Levels(data, *torch.rand(2, channels, device=device).unbind())
+
+    kept = [levels(picture) for _ in range(2)]
+    placed = [
+        Placed(
+            Pages(torch.randperm(picture, device=device)[:outside], *kept, levels(outside), levels(outside)),
+            row * (own_tokens + outside) + own_tokens,
+        )
+        for row in range(ROWS)
+    ]
+    length = own_tokens + outside
+    places = torch.cat([row * length + torch.arange(own_tokens, device=device) for row in range(ROWS)])
+    own = Own(
+        *(torch.randn(ROWS * own_tokens, HEADS, WIDTH, device=device, dtype=dtype) for _ in range(2)), places
+    )
+    key, value = (torch.empty(ROWS * length, HEADS, WIDTH, device=device, dtype=dtype) for _ in range(2))
+    read = ROWS * outside * channels * 2 * 2 + own.key.nbytes * 2  # keys and values, levels and corrections
+    amount = (read + key.nbytes + value.nbytes) / 1e9
+    run = partial(gather, placed, own, key, value)
+
+    def unhinted() -> None:
+        with patch("giornata.packed.page_kernels.ALIGNMENT", 1):
+            run()
+
+    works: list[Work] = [("gather, hinted", "GB/s", amount, run)]
+    if device.type == "cuda" and gather.__module__.endswith("page_kernels"):
+        works.append(("gather, unhinted", "GB/s", amount, unhinted))
+    return works
+
+
+def _line(
+    name: str, unit: str, amount: float, run: Callable[[], object], device: torch.device, options: Any
+) -> dict[str, Any]:
+    clock, times = clock_of(options), []
+    for turn in range(options.repeats + 3):
+        wait_for(device)
+        began = clock()
+        run()
+        wait_for(device)
+        if turn >= 3:
+            times.append(clock() - began)
+    return {
+        "what": name,
+        "unit": unit,
+        "median": round(amount / statistics.median(times), 1),
+        "spread": f"{amount / max(times):.0f}-{amount / min(times):.0f}",
+        "ms": round(statistics.median(times) * 1e3, 3),
+    }
+
+
+if __name__ == "__main__":
+    main()
