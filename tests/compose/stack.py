@@ -1,4 +1,4 @@
-"""The system of the Compose files, driven by the commands that ``docs/deploy.md`` and ``docs/upgrade.md`` give."""
+"""The system of the Compose files, driven by the commands that ``docs/deploy.md`` and ``docs/replace.md`` give."""
 
 from __future__ import annotations
 
@@ -111,8 +111,8 @@ class Stack:
         return described
 
     def replace(self, service: str) -> None:
-        """Replace all instances by the block of commands of the page Upgrade."""
-        page = (ROOT / "docs" / "upgrade.md").read_text(encoding="utf-8")
+        """Replace all instances by the block of commands of the page that says how."""
+        page = (ROOT / "docs" / "replace.md").read_text(encoding="utf-8")
         block = re.search(r"```sh\n(compose=\"docker compose .*?)```", page, re.DOTALL)
         assert block is not None
         commands, n = re.subn(r"service=\w+\n", f"service={service}\n", block[1])

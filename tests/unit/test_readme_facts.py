@@ -32,6 +32,8 @@ PAGES = {
 FOLDERS = ("deploy", "docs", "services", "shared", "tests")
 SOURCES = {".py", ".sh", ".toml", ".yaml", ".yml"}
 README_BYTES = 8 << 10
+PAGE_WORDS = 600
+"""Words of prose of a page, which answers one question. Tables, code and comments don't count."""
 DOOR = "docs/api-nats.md"
 SCALES: dict[str, int] = {Family.QWEN_IMAGE_21: 16}
 """Pixels a side of a latent pixel; most autoencoders that are served halve a picture three times."""
@@ -84,8 +86,35 @@ def first_column(text: str) -> set[str]:
     return {name for cell in cells for name in re.findall(r"`(\w+)`", cell)}
 
 
+def prose(text: str) -> list[str]:
+    """Return the words of a page without its code blocks, comments and tables."""
+    text = re.sub(r"(?ms)^ *(```+).*?^ *\1 *$|<!--.*?-->", "", text)
+    return [word for line in text.splitlines() if not line.lstrip().startswith("|") for word in line.split()]
+
+
 def test_the_readme_is_short() -> None:
     assert len(PAGES["README.md"].encode()) <= README_BYTES
+
+
+def test_a_page_answers_its_question_in_few_words() -> None:
+    words = {
+        page: len(prose(text))
+        for page, text in PAGES.items()
+        if page.startswith("docs/") and not page.startswith("docs/adr/")
+    }
+    assert {page: count for page, count in words.items() if count > PAGE_WORDS} == {}
+
+
+def test_no_blank_line_cuts_a_table() -> None:
+    """Rows without a head above them are shown as text."""
+    tables = [(page, rows) for page, rows in named(r"(?:^\|.*\n)+")]
+    assert len(tables) > 100
+    assert [table for table in tables if not re.match(r".*\n\|[-|: ]+\|\n", table[1])] == []
+
+
+def test_prose_is_what_stands_outside_of_code_tables_and_comments() -> None:
+    page = "# A page\n\n<!-- index: a, b -->\n- a *list*\n\n  ```sh\n  a command\n  ```\n\n| a | table |\n|---|---|\n"
+    assert prose(page) == ["#", "A", "page", "-", "a", "*list*"]
 
 
 def test_files_that_are_named_exist(files: list[str]) -> None:
