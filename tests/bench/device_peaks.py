@@ -76,18 +76,18 @@ def _attention(device: torch.device, dtype: torch.dtype) -> list[Work]:
     """Of rows in full, each over itself alone."""
     tokens = (TEXT + PICTURE) // (1 if device.type == "cuda" else SMALL)
     own = Segments((tokens,) * ROWS, device)
-    parts = [torch.randn(ROWS * tokens, HEADS, WIDTH, device=device, dtype=dtype) for _ in range(3)]
+    query, key, value = torch.randn(3, ROWS * tokens, HEADS, WIDTH, device=device, dtype=dtype).unbind()
     attend = choose(device, dtype, elementwise.choose(device, dtype).gather)
     operations = 4 * ROWS * tokens**2 * HEADS * WIDTH / 1e12
     name = f"attention, {ROWS} rows of {tokens}"
 
     def by_cudnn() -> None:
         with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
-            grouped(*parts, own, {})
+            grouped(query, key, value, own, {})
 
     works: list[Work] = [
-        (f"{name}, as chosen", "TFLOP/s", operations, lambda: attend(*parts, own, {})),
-        (f"{name}, as one batch", "TFLOP/s", operations, lambda: grouped(*parts, own, {})),
+        (f"{name}, as chosen", "TFLOP/s", operations, lambda: attend(query, key, value, own, {})),
+        (f"{name}, as one batch", "TFLOP/s", operations, lambda: grouped(query, key, value, own, {})),
     ]
     if device.type == "cuda":
         works.append((f"{name}, as one batch by cuDNN", "TFLOP/s", operations, by_cudnn))
@@ -107,19 +107,17 @@ def _gathers(device: torch.device, dtype: torch.dtype) -> list[Work]:
         data = torch.randint(0, 256, (tokens, channels), device=device, dtype=torch.uint8)
         return Levels(data, *torch.rand(2, channels, device=device).unbind())
 
-    kept = [levels(picture) for _ in range(2)]
-    placed = [
-        Placed(
-            Pages(torch.randperm(picture, device=device)[:outside], *kept, levels(outside), levels(outside)),
-            row * (own_tokens + outside) + own_tokens,
-        )
-        for row in range(ROWS)
-    ]
+    kept_key, kept_value = levels(picture), levels(picture)
+
+    def pages() -> Pages:
+        index = torch.randperm(picture, device=device)[:outside]
+        return Pages(index, kept_key, kept_value, levels(outside), levels(outside))
+
+    placed = [Placed(pages(), row * (own_tokens + outside) + own_tokens) for row in range(ROWS)]
     length = own_tokens + outside
     places = torch.cat([row * length + torch.arange(own_tokens, device=device) for row in range(ROWS)])
-    own = Own(
-        *(torch.randn(ROWS * own_tokens, HEADS, WIDTH, device=device, dtype=dtype) for _ in range(2)), places
-    )
+    own_key, own_value = torch.randn(2, ROWS * own_tokens, HEADS, WIDTH, device=device, dtype=dtype).unbind()
+    own = Own(own_key, own_value, places)
     key, value = (torch.empty(ROWS * length, HEADS, WIDTH, device=device, dtype=dtype) for _ in range(2))
     read = ROWS * outside * channels * 2 * 2 + own.key.nbytes * 2  # keys and values, levels and corrections
     amount = (read + key.nbytes + value.nbytes) / 1e9

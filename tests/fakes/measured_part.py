@@ -22,8 +22,8 @@ def main(how: str, *given: str) -> None:
         raise RuntimeError(f"it was to {how}")
     if how == "hang":
         child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-        for path in given:
-            Path(path).write_text(str(child.pid))
+        for told in given:
+            Path(told).write_text(str(child.pid))
         time.sleep(600)
 
 

@@ -12,6 +12,7 @@ import runpy
 import sys
 import traceback
 from pathlib import Path
+from typing import Any
 
 
 def main() -> None:
@@ -23,7 +24,8 @@ def main() -> None:
                 os.dup2(log.fileno(), 1)
                 os.dup2(log.fileno(), 2)
             os.environ["GIORNATA_BENCH_OUT"] = order["out"]
-            if (report := sys.modules.get("tests.bench.reporting.report")) is not None:
+            report: Any = sys.modules.get("tests.bench.reporting.report")
+            if report is not None:
                 report.OUT = Path(order["out"])
             status = _status(order["module"], order["arguments"])
             sys.stdout.flush()
