@@ -151,7 +151,7 @@ class PrepostClient:
         try:
             yield
         finally:
-            self._placement.end_job(job.tenant)
+            self._placement.end_job(job.tenant, time.monotonic())
             self._place()
 
     async def inspect(self, job: Job, deadline: Deadline, sheet: TimeSheet) -> Inspection:

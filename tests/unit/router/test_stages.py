@@ -13,7 +13,15 @@ from giornata.scheduling.waiting import QueuedJob
 from giornata.wire.jobs import Priority
 from giornata.wire.models import ModelCard
 from giornata.wire.workers import PrepostState, ServiceName, ServiceState
-from giornata_router.rules.stages import AHEAD_MS, Stage, StageCost, StageCosts, StagePlacement, Verb
+from giornata_router.rules.stages import (
+    AHEAD_MS,
+    RECENT_S,
+    Stage,
+    StageCost,
+    StageCosts,
+    StagePlacement,
+    Verb,
+)
 from tests.fakes.fleet import CARD
 
 OTHER = CARD.model_copy(update={"digest": "e" * 64})
@@ -129,10 +137,11 @@ def test_long_work_leaves_a_process_free_while_jobs_of_another_tenant_go_on() ->
     assert names(made.place(1.0)[0]) == ["edit"], "it waits for none of them"
     made.leave(light, 1.1)
     assert names(made.place(1.1)[0]) == [], "its next stage may come"
-    made.end_job("one")
-    assert names(made.place(1.2)[0]) == ["h1"], "what is idle is used"
-    made.leave(heavy[0], 5.0)
-    assert names(made.place(5.0)[0]) == ["h2"]
+    made.end_job("one", 1.2)
+    assert made.place(1.2) == ([], 1.2 + RECENT_S), "its next job may come"
+    assert names(made.place(1.2 + RECENT_S)[0]) == ["h1"], "what is idle is used"
+    made.leave(heavy[0], 40.0)
+    assert names(made.place(40.0)[0]) == ["h2"]
 
 
 def test_two_tenants_of_long_work_use_all_processes() -> None:

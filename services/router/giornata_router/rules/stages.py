@@ -29,6 +29,8 @@ AHEAD_MS: Final = 250.0
 """Work for each server that may lie before a stage at an instance: it hides the way, and delays others no more."""
 LONG_MS: Final = 1000.0
 """Work in an image process that others notice to wait for: it cannot be interrupted."""
+RECENT_S: Final = 30.0
+"""After its last job a tenant may come again: so long a process stays free for its short work."""
 ENCODINGS: Final = 2
 """Encodings that an instance has at a time: one computes, and one is on its way."""
 OLD_PROCESSES: Final = 2
@@ -149,6 +151,8 @@ class StagePlacement:
         self._loads = defaultdict[str, _InstanceLoad](_InstanceLoad)
         self._jobs = Counter[str]()
         """Jobs in progress by tenant: more of their stages may come."""
+        self._recent: dict[str, float] = {}
+        """Tenants whose jobs have all ended, and until when they count as if one went on."""
         self.costs = StageCosts()
 
     def __contains__(self, job_id: object) -> bool:
@@ -164,9 +168,10 @@ class StagePlacement:
         """A job has begun: while it goes on, other tenants' long work leaves a process free for its short stages."""
         self._jobs[tenant] += 1
 
-    def end_job(self, tenant: str) -> None:
-        """No stage of a job comes any more."""
+    def end_job(self, tenant: str, now: float) -> None:
+        """No stage of a job comes any more; another job may, soon."""
         self._jobs -= Counter((tenant,))
+        self._recent[tenant] = now + RECENT_S
 
     def join(self, job_id: str, stage: Stage, claim: Claim, since_s: float) -> Key:
         """Let a stage wait for its turn; its job has waited since `since_s`."""
@@ -189,6 +194,7 @@ class StagePlacement:
     def place(self, now: float) -> tuple[list[tuple[Key, str]], float | None]:
         """Give instances with room the stages whose turn it is; and when to ask again though nothing happens."""
         placed: list[tuple[Key, str]] = []
+        self._recent = {tenant: until for tenant, until in self._recent.items() if until > now}
         if not len(self._queue):
             return placed, None
         instances = self._ready()
@@ -211,7 +217,8 @@ class StagePlacement:
             self._loads[best].begin(entry.key, stage.cost, now)
             placed.append((entry.key, best))
         frees = (self._loads[state.instance].model_free_s - AHEAD_MS / 1e3 for state in instances)
-        wake_at = min((at for at in frees if at > now), default=None) if len(self._queue) else None
+        times = (at for at in (*frees, *self._recent.values()) if at > now)
+        wake_at = min(times, default=None) if len(self._queue) else None
         return placed, wake_at
 
     def wait_ms(self, digest: str, job: QueuedJob | None = None, jobs: int = 0) -> float:
@@ -245,10 +252,10 @@ class StagePlacement:
         return [state for state in states if state and state.ready and not state.draining]
 
     def _leaves_room(self, stage: Stage, tenant: str) -> bool:
-        """Whether a stage is long, and jobs of another tenant, whose pictures are quick, go on."""
+        """Whether a stage is long, and jobs of another tenant, whose pictures are quick, go on or may come soon."""
         return stage.cost.images_ms > LONG_MS and any(
             self.costs.of("inspect", stage.digest, other).images_ms <= LONG_MS
-            for other in self._jobs
+            for other in self._jobs.keys() | self._recent.keys()
             if other != tenant
         )
 
