@@ -21,7 +21,7 @@ from giornata.bus.answering import Endpoint
 from giornata.bus.bus import connect_as
 from giornata.bus.telemetry import state_of, telemetry
 from giornata.config import CellConfig, ServiceConfig, load
-from giornata.logs import configure_logs as configure_logs  # noqa: PLC0414 - it is imported from here
+from giornata.logs import configure_logs
 from giornata.seeing import spans, switching
 from giornata.signals import on_signals
 from giornata.wire.errors import GiornataError
