@@ -86,9 +86,9 @@ class StageCosts:
             *(used and max(1.0, time.ms(amount)) for used, time in zip(uses, times, strict=True))
         )
 
-    def of_edit(self, digest: str) -> StageCost:
-        """What all stages of an edit with one picture cost on average, as far as it is known."""
-        known = (verb for verb in UNKNOWN if (verb, digest, None) in self._seen)
+    def known(self, digest: str, *verbs: Verb) -> StageCost:
+        """What these stages of one picture cost together, on average over all tenants; 0 of each without an answer."""
+        known = (verb for verb in verbs if (verb, digest, None) in self._seen)
         return reduce(StageCost.plus, (self.of(verb, digest, None) for verb in known), StageCost())
 
 
@@ -223,7 +223,7 @@ class StagePlacement:
         serving = [state for state in self._ready() if any(card.digest == digest for card in state.models)]
         if not serving:
             return 0.0
-        edit, waiting = self.costs.of_edit(digest), defaultdict[str, StageCost](StageCost)
+        edit, waiting = self.costs.known(digest, *UNKNOWN), defaultdict[str, StageCost](StageCost)
         before = StageCost(jobs * edit.images_ms, jobs * edit.model_ms)
         for load in (self._loads[state.instance] for state in serving):
             before = reduce(StageCost.plus, load.stages.values(), before)
