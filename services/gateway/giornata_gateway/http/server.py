@@ -80,6 +80,7 @@ def _application(gateway: Gateway) -> web.Application:
     app[studio.ASSETS] = studio.load_assets()
     app[AWAITED_JOBS] = AwaitedJobs()
     routes = (*ROUTES, *(A1111_ROUTES if gateway.config.a1111 else ()))
+    app[status.FRAMES] = status.FleetFrames()
     app[status.DOCUMENT] = document(routes)
     app.add_routes([*(route.served() for route in routes), *studio.PAGES])
     return app
