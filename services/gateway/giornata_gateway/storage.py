@@ -26,6 +26,8 @@ SHOWN_S: Final = 30.0
 TRIAL_S: Final = 1.5
 """Limit of one write. A server that cannot store a message does not answer it at all."""
 TRIAL_TTL_S: Final = 1
+TRIAL_KEY: Final = "writable"
+"""All gateways write one blob, again and again: an object store, which forgets nothing by itself, keeps one object."""
 TRIAL: Final = bytes(4096)
 """As much as a file system's block: less may still fit into the last one of a file on a full disk."""
 
@@ -40,13 +42,11 @@ class Storage:
         bus: Bus,
         blobs: BlobStore,
         *,
-        instance: str,
         cells: Callable[[], Iterable[str]],
         told: Callable[[Mapping[str, bool]], None],
         tasks: asyncio.TaskGroup,
     ) -> None:
         self._bus, self._blobs, self._cells, self._told, self._tasks = bus, blobs, cells, told, tasks
-        self._key = f"writable/{instance}"
         self._full: dict[str, GiornataError] = {}
         self._tried_s: float | None = None
         self._trying: asyncio.Task[None] | None = None
@@ -81,8 +81,7 @@ class Storage:
     async def _blob(self) -> GiornataError | None:
         try:
             async with asyncio.timeout(TRIAL_S):
-                ref = await self._blobs.put(self._key, TRIAL, TRIAL_TTL_S)
-                await self._blobs.delete(ref)  # an object store forgets nothing by itself
+                await self._blobs.write(TRIAL_KEY, TRIAL, TRIAL_TTL_S)
         except (BlobStoreFull, StorageFull) as error:
             return error
         except (GiornataError, TimeoutError):  # it does not answer: `/healthz` says so
