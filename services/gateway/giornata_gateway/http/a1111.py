@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from typing import Final
 
 from aiohttp import web
 
 from giornata.deadlines import Deadline
 from giornata.wire.errors import GiornataError, InvalidField, ModelNotFound
+from giornata.wire.events import StepEvent
 from giornata.wire.jobs import Priority
 from giornata.wire.messages import Forecast
 from giornata.wire.models import ModelCard
@@ -31,16 +33,47 @@ from giornata_gateway.intake.rules.a1111.models import model_of
 from giornata_gateway.intake.rules.a1111.parameters import parameters_of, rename_field
 from giornata_gateway.intake.rules.a1111.units import SCRIPTS, controls_of
 from giornata_gateway.intake.rules.written import picture
-from giornata_gateway.jobs.awaited_jobs import AwaitedJobs
 from giornata_gateway.jobs.preparation import EditOrder
+from giornata_gateway.jobs.submission import AwaitedJob
 from giornata_gateway.views import a1111 as views
 from giornata_gateway.views.answers import error_of
 from giornata_gateway.views.catalog import choose_card
 
-AWAITED_JOBS: Final = web.AppKey("a1111_awaited_jobs", AwaitedJobs)
-"""What requests of this API wait for."""
 PICTURES: Final = frozenset({"mask", "init_images", SCRIPTS})
 """Fields that hold pictures."""
+
+
+class AwaitedJobs:
+    """Jobs of each tenant while requests at this gateway wait for them, and how far each picture is."""
+
+    def __init__(self) -> None:
+        self._steps: defaultdict[str, dict[str, dict[int, int]]] = defaultdict(dict)
+
+    @contextmanager
+    def held(self, awaited: AwaitedJob) -> Iterator[None]:
+        """Count the job as its tenant's while inside; its steps are known where the request listens to them."""
+        job, steps = awaited.job, dict[int, int]()
+
+        def hear(event: StepEvent) -> None:
+            steps[event.index] = event.step
+
+        if awaited.steps is not None:
+            awaited.steps.told(hear)
+        own = self._steps[job.tenant]
+        own[job.job_id] = steps
+        try:
+            yield
+        finally:
+            del own[job.job_id]
+            if not own:
+                del self._steps[job.tenant]
+
+    def of(self, tenant: str) -> dict[str, dict[int, int]]:
+        """Steps computed of each picture by its index, by job; the tenant's oldest job comes first."""
+        return dict(self._steps.get(tenant, {}))
+
+
+AWAITED_JOBS: Final = web.AppKey("a1111_awaited_jobs", AwaitedJobs)
 
 
 async def txt2img(request: web.Request) -> web.StreamResponse:
