@@ -1,4 +1,4 @@
-"""Whether the stores take what an edit writes: tried by small writes, and known for some seconds."""
+"""Small writes try whether the stores take what an edit writes; the outcome serves for some seconds."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from giornata.wire.errors import BlobStoreFull, GiornataError, StorageFull
 BLOBS: Final = "blobs"
 """The blob store's name among the streams'."""
 KNOWN_S: Final = 3.0
-"""How long the outcome of a trial serves all requests."""
+"""The outcome of a trial serves all requests for this long."""
 SHOWN_S: Final = 30.0
-"""How long a full store is told of without waiting for the next trial, which has begun."""
+"""A store is called full for this long without waiting for the next trial, which has begun."""
 TRIAL_S: Final = 1.5
 """Limit of one write. A server that cannot store a message does not answer it at all."""
 TRIAL_TTL_S: Final = 1
@@ -94,7 +94,7 @@ class Storage:
         try:
             if not client.is_connected or await self._is_stored(trial):
                 return None
-            # A server that stands still answers nothing; one that cannot write answers what it need not write.
+            # A server that stands still answers nothing; one that cannot write still answers reads.
             await client.jetstream(timeout=TRIAL_S).stream_info(trial.records)
             if await self._is_stored(trial) or not client.is_connected:
                 return None

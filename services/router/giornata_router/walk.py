@@ -30,7 +30,7 @@ from giornata_router.rules import leftovers, transitions
 from giornata_router.tools import Tools
 
 MOST_PAUSE_S: Final = 30.0
-"""Before what was lost again and again is made once more."""
+"""Longest pause before a result is made again that was lost again and again."""
 
 log = structlog.get_logger(__name__)
 
