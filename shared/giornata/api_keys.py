@@ -55,7 +55,7 @@ class TenantLimits(_Part):
     weight: float | None = Field(None, gt=0, le=MAX_WEIGHT)
     """Share of the tenant where tenants compete; default 1."""
     operator: bool | None = None
-    """Whether it is told of hosts, instances and the load of others; default no."""
+    """An operator sees hosts, instances and the load of others; default no."""
 
 
 class NatsUser(_Part):

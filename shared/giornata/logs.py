@@ -1,6 +1,7 @@
 """The log of a process: one line an event, for people or as JSON, without secrets and without a stranger's escapes.
 
-What libraries log by :mod:`logging` takes the same way, so that no line leaves by another.
+What libraries log by :mod:`logging` takes the same way, so that no line leaves by another. The stream may be full,
+broken or closed: no process ends for want of a log line.
 """
 
 from __future__ import annotations
@@ -12,8 +13,6 @@ from collections.abc import MutableMapping
 from typing import Any, Final
 
 import structlog
-
-from giornata.log_sink import LogSinkFactory
 
 LIBRARY_CHARACTERS: Final = 500
 """A library's message is cut to this length: it may repeat what a stranger has sent."""
@@ -68,6 +67,30 @@ def _shown(_logger: object, _method: str, event: MutableMapping[str, Any]) -> Mu
             traceback = name == "exception"
             event[name] = visible(value, "\n").replace("\n", "\n  ") if traceback else visible(value)
     return event
+
+
+class LogSink(structlog.PrintLogger):
+    """Prints lines to a stream; a line that cannot be written is counted in :attr:`lost`, and nothing is raised."""
+
+    lost = 0
+    """Lines that this process could not write."""
+
+    def msg(self, message: str) -> None:
+        """Write one line."""
+        try:
+            super().msg(message)
+        except (OSError, ValueError):  # ValueError: the stream is closed
+            LogSink.lost += 1
+
+    log = debug = info = warn = warning = fatal = failure = err = error = critical = exception = msg
+
+
+class LogSinkFactory(structlog.PrintLoggerFactory):
+    """Makes a :class:`LogSink` for each logger."""
+
+    def __call__(self, *_: Any) -> LogSink:
+        """A logger that prints to the factory's stream."""
+        return LogSink(self._file)
 
 
 class _LibraryLines(logging.Handler):

@@ -9,19 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TypeVar
 
 import structlog
 import uvloop
 
-from giornata.bus.answering import Endpoint
-from giornata.bus.bus import connect_as
-from giornata.bus.telemetry import state_of, telemetry
-from giornata.config import CellConfig, ServiceConfig, load
-from giornata.logs import configure_logs as configure_logs  # noqa: PLC0414 - it is imported from here
+from giornata.config import ServiceConfig, load
+from giornata.logs import configure_logs
 from giornata.seeing import spans, switching
 from giornata.signals import on_signals
 from giornata.wire.errors import GiornataError
@@ -52,21 +48,6 @@ def start(service: ServiceName, kind: type[C], main: Callable[[C, asyncio.Event]
     finally:
         spans.close()
     return 0
-
-
-async def serve_stateless(
-    service: ServiceName, endpoints: Sequence[Endpoint], config: CellConfig, stop: asyncio.Event
-) -> None:
-    """The `main` of a service that keeps nothing: answer on `endpoints` until `stop`, then finish what is there."""
-    state = state_of(service, config)
-    async with AsyncExitStack() as stack:
-        bus = await stack.enter_async_context(connect_as(service, config))
-        await stack.enter_async_context(bus.serve(service, *endpoints, instance=config.instance))
-        await stack.enter_async_context(telemetry(bus, config.telemetry_hz, lambda: state))
-        log.info("ready", subjects=[endpoint.subject for endpoint in endpoints])
-        await stop.wait()
-        log.info("draining")
-    log.info("drained")
 
 
 async def _supervise(main: Callable[[asyncio.Event], Awaitable[None]]) -> None:

@@ -1,11 +1,11 @@
-"""A bounded pool that tenants share by weight: idle room serves anyone, and is taken back for who has less. Pure.
+"""A bounded pool that tenants share by weight: a tenant may use idle room, and gives it back to one with less. Pure.
 
 The level of a tenant is what it holds over its weight. Where a pool is full, room comes from a tenant whose level is
 above what the asking one's would then be: weighted max-min fairness. So a tenant within its share among those that hold
 something waits for at most the pool's grace, and a tenant alone may hold everything.
 
-What cannot be taken back, such as an edit in progress, is *firm*. A quarter of a pool is kept from the tenant that has
-most: for what others held in the last seconds and, where its holding is firm, for whoever comes.
+A holding that cannot be taken back, such as an edit in progress, is *firm*. A quarter of a pool is kept from the tenant
+that has most: for tenants that held room in the last seconds and, where its holding is firm, for new ones.
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ from typing import Final
 KEPT: Final = 0.25
 """At most this part of a pool is kept from the tenant that has most of it."""
 LINGER_S: Final = 10.0
-"""For so long room is kept for what a tenant held."""
+"""Room that a tenant held is kept for it for this long."""
 
 
 def firm() -> bool:
-    """What says of a holding that nothing takes it back before its own end."""
+    """A firm holding is never takeable: nothing takes it back before its own end."""
     return False
 
 
 @dataclass(eq=False)
 class Holding:
-    """What one request or connection of a tenant has of a pool."""
+    """A part of a pool that one request or connection of a tenant has."""
 
     tenant: str
     weight: float = 1.0
     takeable: Callable[[], bool] = firm
-    """Whether it may be taken back now."""
+    """Says whether the pool may take it back now."""
     revoke: Callable[[], object] = firm
-    """Is called where it is taken back."""
+    """The pool calls it when it takes the holding back."""
     amount: int = 0
     moved_s: float = 0.0
-    """When it grew last: of a tenant's holdings the one that rests for longest goes first."""
+    """Time of its last growth: of a tenant's holdings the one that rests for longest goes first."""
 
 
 @dataclass
@@ -73,14 +73,16 @@ class SharedPool:
         self._tenants: dict[str, _Tenant] = {}
 
     def held(self, tenant: str) -> int:
-        """What a tenant has."""
+        """The amount that a tenant has."""
         return self._tenants[tenant].held if tenant in self._tenants else 0
 
     def fits(self, holding: Holding, amount: int, now: float) -> bool:
         """Whether `amount` more is free for a holding; any amount is where nothing is held."""
         free, own = self.capacity - self.used, self._level(holding, amount)
-        if not (self.used and amount) or amount > free:
-            return not (self.used and amount)
+        if not self.used or not amount:
+            return True
+        if amount > free:
+            return False
         others = [one for name, one in self._tenants.items() if name != holding.tenant]
         if self._alone() or any(one.held / one.weight >= own for one in others):
             return True
@@ -88,9 +90,7 @@ class SharedPool:
         if holding.takeable is firm:
             return amount <= free - kept
         weights = sum(one.weight for one in others if one.held)
-        if weights and own <= self.capacity / (
-            weights + holding.weight
-        ):  # within its share: nothing is kept from it
+        if weights and own <= self.capacity / (weights + holding.weight):  # it is within its share
             return True
         asked = sum(max(0, one.wanted - one.held) for one in others if now < one.until_s)
         return amount <= free - min(kept, asked)
@@ -130,7 +130,7 @@ class SharedPool:
             holding.amount = 0
 
     def _owed(self, holding: Holding, amount: int, now: float) -> list[Holding]:
-        """Which holdings go so that `amount` is free for a tenant that has less; none where they do not suffice."""
+        """The holdings to take back so that `amount` is free for a tenant with less; none where they do not suffice."""
         needed, own = self.used + amount - self.capacity, self._level(holding, amount)
         levels = {name: one.held / one.weight for name, one in self._tenants.items()}
         able = [

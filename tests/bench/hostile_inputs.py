@@ -47,7 +47,7 @@ PAUSE_S: Final = 0.005
 
 
 @dataclass(frozen=True)
-class Behind:
+class AttackedGateway:
     """A running gateway: where it listens, its process, and the NATS server of both."""
 
     port: int
@@ -55,7 +55,7 @@ class Behind:
     nats_url: str
 
 
-Attack = Callable[[Behind], Coroutine[Any, Any, object]]
+Attack = Callable[[AttackedGateway], Coroutine[Any, Any, object]]
 
 
 async def main() -> None:
@@ -63,32 +63,32 @@ async def main() -> None:
     rows, chosen = [], sys.argv[1:]
     if chosen[:1] == [SEND]:
         _, name, port, nats_url = chosen
-        await ATTACKS[name](Behind(int(port), 0, nats_url))
+        await ATTACKS[name](AttackedGateway(int(port), 0, nats_url))
         return
     with embedded() as (nats_url, redis_url):
         for name in ATTACKS:
             if chosen and not any(word in name for word in chosen):
                 continue
-            async with _gateway(nats_url, redis_url) as behind:
-                before_mib = _peak_mib(behind)
-                waits_ms = await _waits(behind, name)
-                quiet_ms = await _waits(behind, None)
+            async with _gateway(nats_url, redis_url) as gateway:
+                before_mib = _peak_mib(gateway)
+                waits_ms = await _waits(gateway, name)
+                quiet_ms = await _waits(gateway, None)
                 rows.append(
                     {
                         "attack": name,
                         "other's longest wait": f"{max(waits_ms):.0f} ms",
                         "without it": f"{max(quiet_ms):.0f} ms",
                         "memory before": f"{before_mib:.0f} MiB",
-                        "peak": f"{_peak_mib(behind):.0f} MiB",
+                        "peak": f"{_peak_mib(gateway):.0f} MiB",
                     }
                 )
                 print(rows[-1], flush=True)
     write("hostile_inputs", rows, workload={"times": TIMES})
 
 
-async def _waits(behind: Behind, name: str | None) -> list[float]:
+async def _waits(gateway: AttackedGateway, name: str | None) -> list[float]:
     """Milliseconds of each question of another client while an attack is sent, from a process of its own, or none."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", behind.port)
+    reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
     waits_ms: list[float] = []
 
     async def ask() -> None:
@@ -106,7 +106,7 @@ async def _waits(behind: Behind, name: str | None) -> list[float]:
         if name is None:
             await asyncio.sleep(0.5)
             continue
-        sent = (SEND, name, str(behind.port), behind.nats_url)
+        sent = (SEND, name, str(gateway.port), gateway.nats_url)
         sending = await asyncio.create_subprocess_exec(sys.executable, "-m", MODULE, *sent)
         await sending.wait()
     await asyncio.sleep(0.2)  # the last of its work
@@ -120,7 +120,7 @@ async def _waits(behind: Behind, name: str | None) -> list[float]:
 def posted(path: str, content_type: str, body: Callable[[], bytes], chunk: int = 0) -> Attack:
     """A request with a body, in chunks of HTTP of so many bytes where it says so; the answer is read."""
 
-    async def attack(behind: Behind) -> None:
+    async def attack(gateway: AttackedGateway) -> None:
         data = body()
         length = "Transfer-Encoding: chunked" if chunk else f"Content-Length: {len(data)}"
         head = (
@@ -130,7 +130,7 @@ def posted(path: str, content_type: str, body: Callable[[], bytes], chunk: int =
         if chunk:
             parts = (data[at : at + chunk] for at in range(0, len(data), chunk))
             data = b"".join(b"%x\r\n%s\r\n" % (len(part), part) for part in parts) + b"0\r\n\r\n"
-        reader, writer = await asyncio.open_connection("127.0.0.1", behind.port, limit=1 << 24)
+        reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port, limit=1 << 24)
         answer = asyncio.create_task(reader.read())
         with suppress(ConnectionError):
             writer.write(head.encode())
@@ -151,8 +151,8 @@ def posted(path: str, content_type: str, body: Callable[[], bytes], chunk: int =
 def asked(data: Callable[[], bytes], headers: Callable[[], dict[str, str]] = dict) -> Attack:
     """A message to `giornata.edit`."""
 
-    async def attack(behind: Behind) -> None:
-        async with bus.connect(behind.nats_url, "attacker") as connected:
+    async def attack(gateway: AttackedGateway) -> None:
+        async with bus.connect(gateway.nats_url, "attacker") as connected:
             with suppress(TimeoutError, Exception):
                 await connected.client.request(subjects.EDIT, data(), timeout=30, headers=headers())
 
@@ -216,7 +216,7 @@ ATTACKS: Final[dict[str, Attack]] = {
 
 
 @asynccontextmanager
-async def _gateway(nats_url: str, redis_url: str) -> AsyncIterator[Behind]:
+async def _gateway(nats_url: str, redis_url: str) -> AsyncIterator[AttackedGateway]:
     with tempfile.TemporaryDirectory(prefix="gio-") as name:
         folder = Path(name)
         options = {
@@ -235,7 +235,7 @@ async def _gateway(nats_url: str, redis_url: str) -> AsyncIterator[Behind]:
         try:
             port = await listening_port(folder / "port")
             await asyncio.sleep(1)  # the NATS door opens once the gateway has listened for routers
-            yield Behind(port, process.pid, nats_url)
+            yield AttackedGateway(port, process.pid, nats_url)
             if process.returncode is not None:
                 raise SystemExit((folder / "log").read_text())
         except OSError as error:
@@ -246,8 +246,8 @@ async def _gateway(nats_url: str, redis_url: str) -> AsyncIterator[Behind]:
             await process.wait()
 
 
-def _peak_mib(behind: Behind) -> float:
-    status = Path(f"/proc/{behind.pid}/status")
+def _peak_mib(gateway: AttackedGateway) -> float:
+    status = Path(f"/proc/{gateway.pid}/status")
     found = re.search(r"VmHWM:\s+(\d+) kB", status.read_text()) if status.exists() else None
     return int(found[1]) / 1024 if found else float("nan")
 

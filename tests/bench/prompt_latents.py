@@ -29,8 +29,8 @@ OTHER: Final = 1000
 """What is added to a donor's seed."""
 
 
-class Trial:
-    """One edit by a donor, and by another seed."""
+class EditFromDonor:
+    """An edit that begins with latents of its donor: the same edit under another seed."""
 
     def __init__(self, model: BenchModel, request: Request) -> None:
         self._model, self._box = model, box_of(request.mask)
@@ -76,12 +76,12 @@ def main() -> None:
     )
     torch.set_num_threads(1)
     model = BenchModel(options.model, steps=options.steps)
-    trials = [Trial(model, request) for request in held_out(options.side, options.limit)]
+    edits = [EditFromDonor(model, request) for request in held_out(options.side, options.limit)]
     table = []
     for share in SHARES:
         step = round(share * options.steps)
         for noise in ("donor's", "own"):
-            found = [trial.scores(step, own_noise=noise == "own") for trial in trials]
+            found = [edit.scores(step, own_noise=noise == "own") for edit in edits]
             donor, full = (round(statistics.mean(each), 3) for each in zip(*found, strict=True))
             saved = f"{options.steps / (options.steps - step):.2f}x"
             row = {
@@ -92,7 +92,7 @@ def main() -> None:
                 "to full": full,
             }
             table.append(row)
-    write("prompt_latents", table, workload={"model": str(options.model), "edits": len(trials)})
+    write("prompt_latents", table, workload={"model": str(options.model), "edits": len(edits)})
 
 
 if __name__ == "__main__":

@@ -73,15 +73,15 @@ async def test_an_edit_is_the_one_of_the_other_api(stack: LiveStack, alice: Any)
         file(np.asarray(SCENE)), file(np.asarray(MASK)), prompt=PROMPT, strength=1, padding_mask_crop=0,
         num_inference_steps=STEPS, seed=7, mask_mode="white", mask_blur=4,
     )  # fmt: skip
-    headers = {"Authorization": f"Bearer {ALICE}"}
+    # an edit takes what its tenant's edits of the picture have left (0024, 0036): the first one of each is alike
+    headers = {"Authorization": f"Bearer {BOB}"}
     async with (
         aiohttp.ClientSession(stack.url, headers=headers) as http,
         http.post("/v1/images/edits", data=form) as own,
     ):
         body = await own.json()
         assert own.status == 200, body
-    # the first edit was a miss, and the second takes from its template: a few levels (0075)
-    assert np.abs(pixels(base64.b64decode(body["data"][0]["b64_json"])).astype(int) - edited).max() <= 8
+    assert np.abs(pixels(base64.b64decode(body["data"][0]["b64_json"])).astype(int) - edited).max() <= 2
 
 
 @pytest.fixture
@@ -138,9 +138,7 @@ async def test_only_its_owner_follows_and_interrupts_an_edit(
         given = {"images": [SCENE], "mask_image": MASK, "prompt": PROMPT, "steps": 200}
         editing = thread.submit(alice.img2img, **given)
         await stack.until(lambda fleet: any(row.step > 2 for row in rows_of(fleet)))
-        async with asyncio.timeout(HUNG_S):  # the job's record follows its rows
-            while not (told := await asyncio.to_thread(watcher.get_progress))["progress"]:
-                pass
+        told = await asyncio.to_thread(watcher.get_progress)
         assert 0 < told["progress"] < 1
         assert 0 < told["state"]["sampling_step"] < 200
         assert (told["state"]["job_count"], told["state"]["sampling_steps"]) == (1, 200)

@@ -113,7 +113,7 @@ def test_no_process_ends_for_want_of_a_log_line() -> None:
     body = """
         from giornata.bus.telemetry import state_of
         from giornata.config import CellConfig
-        from giornata.log_sink import LogSink
+        from giornata.logs import LogSink
         import structlog
         log = structlog.get_logger("test")
         for number in range(2000):  # more than the stream's buffer holds

@@ -25,7 +25,7 @@ class Connection:
     """By user of NATS; empty for servers that the stack has not started itself."""
 
     def password_file(self, user: str) -> Path | None:
-        """Holds the password of `user`; None where the stack knows none."""
+        """The file with the password of `user`; None where the stack knows none."""
         return Path(self.password_files[user]) if user in self.password_files else None
 
 
@@ -49,7 +49,7 @@ def published(state: Path, connection: Connection) -> Iterator[None]:
 
 
 def running(state: Path) -> Connection | None:
-    """The connection of the stack that runs with the folder `state`; None where no stack does."""
+    """The connection of the stack that runs with the folder `state`; None without one."""
     with suppress(OSError, ValueError, TypeError), (state / FILE).open(encoding="utf-8") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)

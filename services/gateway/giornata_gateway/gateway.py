@@ -116,9 +116,7 @@ class Gateway:
         self.masks = Masks(config, bus, blobs, fleet, tasks)
         self.preparation = Preparation(config, blobs, fleet, self.loras.used, self.masks, tasks)
         tried = self.metrics.stores_tried
-        self.storage = Storage(
-            bus, blobs, instance=config.instance, cells=fleet.cells, told=tried, tasks=tasks
-        )
+        self.storage = Storage(bus, blobs, cells=fleet.cells, told=tried, tasks=tasks)
         self.submission = Submission(
             config,
             bus,

@@ -1,4 +1,4 @@
-"""Whether the stores take what an edit writes: tried by small writes, and known for some seconds."""
+"""Small writes try whether the stores take what an edit writes; the outcome serves for some seconds."""
 
 from __future__ import annotations
 
@@ -20,12 +20,14 @@ from giornata.wire.errors import BlobStoreFull, GiornataError, StorageFull
 BLOBS: Final = "blobs"
 """The blob store's name among the streams'."""
 KNOWN_S: Final = 3.0
-"""How long the outcome of a trial serves all requests."""
+"""The outcome of a trial serves all requests for this long."""
 SHOWN_S: Final = 30.0
-"""How long a full store is told of without waiting for the next trial, which has begun."""
+"""A store is called full for this long without waiting for the next trial, which has begun."""
 TRIAL_S: Final = 1.5
 """Limit of one write. A server that cannot store a message does not answer it at all."""
 TRIAL_TTL_S: Final = 1
+TRIAL_KEY: Final = "writable"
+"""All gateways write one blob, again and again: an object store, which forgets nothing by itself, keeps one object."""
 TRIAL: Final = bytes(4096)
 """As much as a file system's block: less may still fit into the last one of a file on a full disk."""
 
@@ -40,13 +42,11 @@ class Storage:
         bus: Bus,
         blobs: BlobStore,
         *,
-        instance: str,
         cells: Callable[[], Iterable[str]],
         told: Callable[[Mapping[str, bool]], None],
         tasks: asyncio.TaskGroup,
     ) -> None:
         self._bus, self._blobs, self._cells, self._told, self._tasks = bus, blobs, cells, told, tasks
-        self._key = f"writable/{instance}"
         self._full: dict[str, GiornataError] = {}
         self._tried_s: float | None = None
         self._trying: asyncio.Task[None] | None = None
@@ -81,8 +81,7 @@ class Storage:
     async def _blob(self) -> GiornataError | None:
         try:
             async with asyncio.timeout(TRIAL_S):
-                ref = await self._blobs.put(self._key, TRIAL, TRIAL_TTL_S)
-                await self._blobs.delete(ref)  # an object store forgets nothing by itself
+                await self._blobs.write(TRIAL_KEY, TRIAL, TRIAL_TTL_S)
         except (BlobStoreFull, StorageFull) as error:
             return error
         except (GiornataError, TimeoutError):  # it does not answer: `/healthz` says so
@@ -95,7 +94,7 @@ class Storage:
         try:
             if not client.is_connected or await self._is_stored(trial):
                 return None
-            # A server that stands still answers nothing; one that cannot write answers what it need not write.
+            # A server that stands still answers nothing; one that cannot write still answers reads.
             await client.jetstream(timeout=TRIAL_S).stream_info(trial.records)
             if await self._is_stored(trial) or not client.is_connected:
                 return None

@@ -35,12 +35,12 @@ class FolderShares:
         """Bytes that came here since the folder was measured."""
 
     def note(self, record: LoraRecord) -> None:
-        """Take note whose the files of a record are: it may be gone when the folder is measured."""
+        """Remember the tenant of a record's files: the record may be gone when the folder is measured."""
         for name in names(record):
             self._owners.setdefault(name, record.tenant)
 
     async def measure(self) -> None:
-        """See what there is, and whose it is."""
+        """Measure the folder's files and count them by tenant."""
         await self._mirror.refresh()
         sizes = await asyncio.to_thread(self._files.sizes)
         for record in sorted(self._mirror.all(), key=lambda one: one.created_s, reverse=True):
@@ -51,7 +51,7 @@ class FolderShares:
             self._held[self._owners.get(name, EVERYONE)] += size_bytes
 
     async def check(self, tenant: str, upload_id: str, size_bytes: int) -> None:
-        """Take note that an upload grows to `size_bytes`.
+        """Count an upload that grows to `size_bytes`.
 
         Raises:
             LoraLimit: the tenant has its share of the folder.

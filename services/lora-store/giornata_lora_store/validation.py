@@ -48,7 +48,7 @@ class Validation:
         self._pending: dict[tuple[str, str], None] = {}
         """Tenants and ids, in order."""
         self._waiting: dict[str, dict[str, None]] = {}
-        """Ids of those that are to be tried, by tenant; the first of a tenant may be with prepost."""
+        """Ids of LoRAs that wait for their check, by tenant; the first of a tenant may be with prepost."""
         self._turns: asyncio.Queue[str] = asyncio.Queue()
         """Tenants with LoRAs that wait and none with prepost: each is here once, so they take turns."""
         self._preposts = Fleet()

@@ -142,7 +142,7 @@ def _picture(prepared: bytes, region: str = "") -> tuple[Pixels, npt.NDArray[np.
 
 
 def _others(computed: CellMap) -> torch.Tensor:
-    """(tokens,) bool: those that an edit does not compute by itself, and has as all edits of its picture have them."""
+    """(tokens,) bool: tokens that an edit does not compute; all edits of its picture have the same."""
     bits = np.unpackbits(np.frombuffer(computed.bits, np.uint8), count=computed.height * computed.width)
     return torch.from_numpy(bits == 0)
 

@@ -11,12 +11,12 @@ from giornata.seeing.spans import span
 from giornata.wire.errors import InputLost
 from giornata.wire.jobs import BlobRef, Inspection, Job
 from giornata.wire.models import ModelCard, Task
-from giornata_prepost.handing import hand_over, inspection_of, model_size
 from giornata_prepost.images import generation
 from giornata_prepost.images.controls import View, control_images
 from giornata_prepost.images.each_region import inspect_regions
 from giornata_prepost.images.references import prepare
 from giornata_prepost.images.stages import Controls, Inspected, PixelLimits, inspect
+from giornata_prepost.intermediates import inspection_of, model_size, store_intermediate
 from giornata_prepost.work import ImagePool
 
 
@@ -40,7 +40,7 @@ class Inspecting:
         async with self.held:
             found, compute_ms = await self.measured(job)
         stored = {
-            name: None if data is None else await hand_over(self.blobs, job, name, data)
+            name: None if data is None else await store_intermediate(self.blobs, job, name, data)
             for name, data in (
                 ("prepared", found.prepared),
                 ("alpha", found.alpha),
@@ -93,7 +93,7 @@ class Inspecting:
         self, found: Inspection, job: Job, name: str, data: bytes | None, compute_ms: float
     ) -> Inspection:
         """The inspection with one result more."""
-        stored = None if data is None else await hand_over(self.blobs, job, name, data)
+        stored = None if data is None else await store_intermediate(self.blobs, job, name, data)
         return found.model_copy(update={name: stored, "compute_ms": found.compute_ms + compute_ms})
 
     async def _files(self, refs: tuple[BlobRef, ...]) -> list[bytes]:

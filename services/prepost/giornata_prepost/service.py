@@ -48,13 +48,13 @@ from giornata_prepost import encoding
 from giornata_prepost.config import PrepostConfig
 from giornata_prepost.empty_text import EmptyText
 from giornata_prepost.families.protocol import ImageModel, rehearse
-from giornata_prepost.handing import hand_over, inspection_of, latents_of, model_size, new_key
 from giornata_prepost.images import generation
 from giornata_prepost.images.each_region import finish_regions
 from giornata_prepost.images.geometry import Box, Size
 from giornata_prepost.images.pictures import Pixels
 from giornata_prepost.images.stages import PixelLimits, finish, inspect_template
 from giornata_prepost.inspecting import Inspecting
+from giornata_prepost.intermediates import inspection_of, latents_of, model_size, new_key, store_intermediate
 from giornata_prepost.loras.normaliser import Normaliser
 from giornata_prepost.loras.text_parts import TextParts
 from giornata_prepost.loras.work import LoraPool
@@ -180,20 +180,23 @@ class Prepost:
                 Precedence.BEGIN, encoding.encoded, self._model, job, inputs, size
             )
             encoding_span.note(compute_ms=compute_ms)
+        store = partial(store_intermediate, self._blobs, job)
         shared = None
         if made.references is not None:
-            shared = await hand_over(self._blobs, job, "reference-latents", made.references)
+            shared = await store("reference-latents", made.references)
         clean = sum(height * width for height, width in inspection.reference_grids)
         if job.task is not Task.GENERATE:
             clean += inspection.tokens
         return Encoding(
-            text=await hand_over(self._blobs, job, "text", await asyncio.to_thread(tensors.pack, made.text)),
+            text=await store("text", await asyncio.to_thread(tensors.pack, made.text)),
             text_tokens=self._model.text_tokens(made.text),
             padding_tokens=tensors.padding_tokens(made.text.get(tensors.PROMPT_MASK)),
             prefix_tokens=self._model.prefix_tokens(made.text, clean),
-            rows=await self._hand_over_each(job, "row", made.rows),
+            rows=tuple([await store(f"row-{index}", data) for index, data in enumerate(made.rows)]),
             references=shared,
-            controls=await self._hand_over_each(job, "controls", made.controls),
+            controls=tuple(
+                [await store(f"controls-{index}", data) for index, data in enumerate(made.controls)]
+            ),
             empty_text=await self._empty_text.keep(size, encoding.seen_by(self._model, prepared))
             if job.parameters.reuse is not Reuse.OFF
             else None,
@@ -283,12 +286,6 @@ class Prepost:
             return await intermediate(self._blobs, inspection.alpha, Intermediate.ALPHA)
         found, _ = await self._inspecting.measured(job)
         return found.alpha
-
-    async def _hand_over_each(self, job: Job, name: str, blobs: Sequence[bytes]) -> tuple[BlobRef, ...]:
-        """Leave results of one kind for the job's next stages."""
-        return tuple(
-            [await hand_over(self._blobs, job, f"{name}-{index}", data) for index, data in enumerate(blobs)]
-        )
 
     async def _store(self, owner: str, name: str, data: bytes, ttl_s: int) -> BlobRef:
         """Keep a result of a job or template."""

@@ -22,7 +22,7 @@ from giornata.wire.progress import Assignment
 from giornata.wire.workers import ServiceState
 
 SHARES_S: Final = 0.25
-"""Least time between two looks at whether rows have to give way to another tenant's."""
+"""Least time between two checks for rows that have to give way to another tenant's."""
 
 
 class NoReport(Enum):
@@ -96,7 +96,7 @@ class Dispatch:
         self._claims: dict[Attempt, Claim] = {}
         """Those of the attempts at workers."""
         self._shares_s = 0.0
-        """When it is looked next whether rows have to give way."""
+        """Time of the next check for rows that have to give way."""
         self._wake: asyncio.TimerHandle | None = None
         placement.listen(listened_s())
 
@@ -176,7 +176,7 @@ class Dispatch:
             self.release(job_id, attempt)
 
     def expect_again(self, attempt: Attempt) -> asyncio.Future[Outcome]:
-        """A future of what becomes next of an attempt that is expected."""
+        """A future of the next outcome of an expected attempt."""
         future = self._reports[attempt] = asyncio.get_running_loop().create_future()
         return future
 

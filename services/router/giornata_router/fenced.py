@@ -89,7 +89,7 @@ class Workers:
         await self._bus.publish(subjects.worker(assignment.worker, "cancel"), message)
 
     async def is_gone(self, job_id: str, assignment: Assignment) -> bool:
-        """Tell it again. Whether its connection is gone: it has died; another silent one may be frozen or cut off."""
+        """Tell it again; return whether its connection is gone. It has died then; a frozen one keeps its connection."""
         message = CancelRows(job_id=job_id, attempt=assignment.attempt, epoch=self._leadership.check())
         subject = subjects.worker(assignment.worker, "cancel")
         try:

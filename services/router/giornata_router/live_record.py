@@ -47,8 +47,6 @@ class TimeSheet:
         self._stage_ms["queue"] += waited_ms
         self._spent_before_ms = record.spent_ms + int(waited_ms)
         self._began_s = time.monotonic()
-        self.asked_ms = 0.0
-        """Time that prepost's instances have had questions of the job that were answered."""
         self._denoised: list[tuple[float, float]] = []
         """When rows were begun and done, by the monotonic clock."""
 

@@ -41,7 +41,6 @@ from giornata.wire.messages import (
 from giornata.wire.templates import TemplateInputs, TemplateRecord
 from giornata.wire.workers import ServiceName, ServiceState
 from giornata_router.config import RouterConfig
-from giornata_router.live_record import TimeSheet
 from giornata_router.rules.stages import Stage, StageCost, StagePlacement, Verb
 
 R = TypeVar("R", bound=BaseModel)
@@ -154,21 +153,19 @@ class PrepostClient:
             self._placement.end_job(job.tenant, time.monotonic())
             self._place()
 
-    async def inspect(self, job: Job, deadline: Deadline, sheet: TimeSheet) -> Inspection:
+    async def inspect(self, job: Job, deadline: Deadline) -> Inspection:
         """Decode and measure the job's pictures."""
         make = partial(InspectRequest, job=job)
         stage = _StageQuestion("inspect", job, make, Inspection, self._config.inspect_s)
-        found = await self._ask(stage, deadline, sheet)
+        found = await self._ask(stage, deadline)
         self._learn(stage, StageCost(images_ms=found.compute_ms))
         return found
 
-    async def encode(
-        self, job: Job, inspection: Inspection, deadline: Deadline, sheet: TimeSheet
-    ) -> Encoding:
+    async def encode(self, job: Job, inspection: Inspection, deadline: Deadline) -> Encoding:
         """Make the conditioning of all rows."""
         make = partial(EncodeRequest, job=job, inspection=inspection)
         stage = _StageQuestion("encode", job, make, Encoding, self._config.encode_s, job.row_count)
-        made = await self._ask(stage, deadline, sheet)
+        made = await self._ask(stage, deadline)
         self._learn(stage, StageCost(model_ms=made.compute_ms))
         return made
 
@@ -178,9 +175,7 @@ class PrepostClient:
         inspection: Inspection,
         index: int,
         latents: tuple[BlobRef, ...],
-        *,
         deadline: Deadline,
-        sheet: TimeSheet,
     ) -> FinishReply:
         """Decode and paste one picture: of its row's latents, or of those of all its regions."""
         make = partial(
@@ -188,7 +183,7 @@ class PrepostClient:
         )
         pixels = max(inspection.width * inspection.height, inspection.output_width * inspection.output_height)
         stage = _StageQuestion("finish", job, make, FinishReply, self._config.finish_s, pixels / 1e6)
-        made = await self._ask(stage, deadline, sheet)
+        made = await self._ask(stage, deadline)
         self._learn(stage, StageCost(made.paste_ms, made.decode_ms))
         return made
 
@@ -196,19 +191,18 @@ class PrepostClient:
         """Decode and encode a template's picture, from which its run begins."""
         make = partial(TemplateRequest, template=template)
         stage = _StageQuestion("template", template, make, TemplateInputs, self._config.encode_s)
-        return await self._ask(stage, deadline, None)
+        return await self._ask(stage, deadline)
 
     def _learn(self, stage: _StageQuestion[R], cost: StageCost) -> None:
         owner = stage.owner
         self._placement.costs.observe(stage.verb, owner.model_digest, owner.tenant, stage.amount, cost)
 
-    async def _ask(self, stage: _StageQuestion[R], deadline: Deadline, sheet: TimeSheet | None) -> R:
+    async def _ask(self, stage: _StageQuestion[R], deadline: Deadline) -> R:
         """The answer of any instance; one that fails or takes too long is passed over while there is another."""
         tries, failed = list[str](), list[str]()
 
         async def ask_once() -> R:
             async with self._at_instance(stage, deadline, frozenset(failed)) as instance:
-                began_s = time.monotonic()
                 name = f"ask prepost {stage.verb}"
                 with span(name, Kind.ASKS, links=tries[-1:], tries=len(tries) + 1) as asking:
                     tries.append(asking.traceparent or "")
@@ -216,15 +210,12 @@ class PrepostClient:
                     # a stage that needs longer than its limit would never end: each failure doubles it
                     limit = deadline.at_most(stage.limit_s * 2.0 ** min(len(failed), 16))
                     try:
-                        answer = await self._ask_at(instance, stage, limit)
+                        return await self._ask_at(instance, stage, limit)
                     except GiornataError as error:
                         failed.append(instance)
                         if _worth_another_try(error):
                             log.warning("stage_failed", stage=stage.verb, instance=instance, error=str(error))
                         raise
-            if sheet is not None:
-                sheet.asked_ms += (time.monotonic() - began_s) * 1e3
-            return answer
 
         def policy() -> AsyncRetrying:
             return retries.elsewhere(_worth_another_try, lambda _: not deadline.remaining_s())

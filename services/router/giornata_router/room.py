@@ -16,10 +16,13 @@ from giornata.wire import stores
 from giornata.wire.cells import MAIN
 from giornata.wire.errors import StoreFull
 from giornata.wire.queues import StoreRoom
-from giornata_router.rules.room import may_come
 
 READ_S: Final = 1.0
 RETRY_AFTER_S: Final = 30.0
+DOOR: Final = 0.9
+"""Share of the bucket beyond which no job is accepted."""
+GROWTH_BYTES: Final = 16 << 10
+"""Room kept for every unfinished job, whose record grows until it ends: with ten pictures of 4096 tokens to 10 kB."""
 
 log = structlog.get_logger(__name__)
 
@@ -70,3 +73,11 @@ class Room:
             if info.config.max_bytes is not None and info.config.max_bytes > 0
         }
         self._unfinished = found[self._jobs].state.messages
+
+
+def may_come(records: StoreRoom, unfinished: int) -> bool:
+    """Whether one more job fits, so that all of the `unfinished` ones before it can still write their ends.
+
+    A full stream takes no revision that is as large as the one that it replaces, and with replicas none at all.
+    """
+    return records.used_bytes + (unfinished + 1) * GROWTH_BYTES <= DOOR * records.limit_bytes

@@ -47,9 +47,8 @@ from giornata_router.config import RouterConfig
 from giornata_router.dispatch import Dispatch
 from giornata_router.fenced import LeaderRecords, Workers
 from giornata_router.fleet_desk import FleetDesk
-from giornata_router.kinds import keep_fitted
 from giornata_router.lease import RENEW_S, Leadership, Lease, LeaseEndedError
-from giornata_router.lines import line_of
+from giornata_router.lines import keep_fitted, line_of
 from giornata_router.placement_desk import PlacementDesk
 from giornata_router.prepost import PrepostClient, Questions
 from giornata_router.queue import Queue

@@ -30,7 +30,7 @@ from giornata_router.rules import leftovers, transitions
 from giornata_router.tools import Tools
 
 MOST_PAUSE_S: Final = 30.0
-"""Before what was lost again and again is made once more."""
+"""Longest pause before a result is made again that was lost again and again."""
 
 log = structlog.get_logger(__name__)
 
@@ -166,7 +166,7 @@ class Walk:
     async def _inspect(self) -> Inspection:
         self._live.doing = "inspecting its pictures"
         with self._sheet.timing("prepare"):
-            inspection = await self._tools.prepost.inspect(self._job, self._deadline, self._sheet)
+            inspection = await self._tools.prepost.inspect(self._job, self._deadline)
         self._made += leftovers.of_inspection(inspection)
         self._sheet.compute("inspect", inspection.compute_ms)
         return inspection
@@ -174,11 +174,9 @@ class Walk:
     async def _encode(self, inspection: Inspection) -> Encoding:
         self._live.doing = "encoding"
         with self._sheet.timing("prepare"):
-            encoding = await self._tools.prepost.encode(self._job, inspection, self._deadline, self._sheet)
+            encoding = await self._tools.prepost.encode(self._job, inspection, self._deadline)
         self._made += leftovers.of_encoding(encoding)
         self._sheet.compute("encode", encoding.compute_ms)
-        prepare_ms = min(self._sheet.times().stage_ms.prepare, self._sheet.asked_ms)
-        self._tools.forecasting.stages.prepared(self._job.model_digest, inspection.tokens, prepare_ms)
         return encoding
 
     async def _denoise(self, inspection: Inspection) -> Inspection:
@@ -211,17 +209,8 @@ class Walk:
 
     async def _finish(self, inspection: Inspection) -> tuple[RowRecord, ...]:
         self._live.doing = "finishing"
-        job, stages, rows = self._job, self._tools.forecasting.stages, self._live.record.rows
-        stages.begin_finish(job.job_id, job.model_digest, inspection.tokens * len(rows), time.monotonic())
-        completed, asked_ms = False, self._sheet.asked_ms
-        try:
-            with self._sheet.timing("finish"):
-                found = await self._finish_all(rows, inspection)
-            completed = all(row.image or (job.regions and not row.error) for row in found)
-            return found
-        finally:
-            asked_ms = self._sheet.asked_ms - asked_ms
-            stages.end_finish(job.job_id, time.monotonic(), completed=completed, asked_ms=asked_ms)
+        with self._tools.forecasting.finishing(self._job, time.monotonic()), self._sheet.timing("finish"):
+            return await self._finish_all(self._live.record.rows, inspection)
 
     async def _finish_all(self, rows: tuple[RowRecord, ...], inspection: Inspection) -> tuple[RowRecord, ...]:
         if self._job.regions:
@@ -257,9 +246,7 @@ class Walk:
     async def _finished(self, index: int, latents: tuple[BlobRef, ...], inspection: Inspection) -> BlobRef:
         """The finished picture of a row, or of rows that are its regions; made once."""
         if index not in self._pictures:
-            reply = await self._tools.prepost.finish(
-                self._job, inspection, index, latents, deadline=self._deadline, sheet=self._sheet
-            )
+            reply = await self._tools.prepost.finish(self._job, inspection, index, latents, self._deadline)
             self._sheet.compute("decode", reply.decode_ms)
             self._sheet.compute("paste", reply.paste_ms)
             self._made.append(reply.image)

@@ -18,7 +18,7 @@ from giornata import __version__
 from giornata.bus.bus import Bus
 from giornata.bus.connection import barrier
 from giornata.config import CellConfig, ServiceConfig
-from giornata.log_sink import LogSink
+from giornata.logs import LogSink
 from giornata.wire import subjects
 from giornata.wire.cells import in_cell
 from giornata.wire.workers import ServiceName, ServiceState

@@ -1,4 +1,4 @@
-"""How long steps, loads and the other stages take, learnt from telemetry and from the jobs that went by. Pure.
+"""How long steps and loads take, learnt from telemetry. Pure.
 
 Every model and device has one regression (FlashPS, EuroSys '26, section 4.4), and one more for each way in which a pool
 spreads a step over devices: each is begun from the profile of the worker that tells it first, and refitted with
@@ -10,8 +10,6 @@ step in while its kind has few workers, and an even share of the steps where it 
 
 from __future__ import annotations
 
-import math
-from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
@@ -236,50 +234,3 @@ def work_of(sample: StepSample) -> Work:
         sample.segments,
         sample.control,
     )
-
-
-class StageEstimates:
-    """Stages beside denoising, by model and tokens of its pictures; feed it the jobs of one router.
-
-    Times are those at the stages' instances. What waits before them is known apart, and changes faster.
-    """
-
-    def __init__(self) -> None:
-        self._prepare: defaultdict[str, UnitTime] = defaultdict(UnitTime)
-        self._finish: defaultdict[str, UnitTime] = defaultdict(UnitTime)
-        self._finishing: dict[str, tuple[str, int, float]] = {}
-        """Model, tokens and beginning, in seconds, of each job that is being finished."""
-
-    def prepared(self, model_digest: str, tokens: int, ms: float) -> None:
-        """Take in that a job's pictures, of so many tokens each, were inspected and encoded in `ms`."""
-        self._prepare[model_digest].observe(tokens, ms)
-
-    def prepare_ms(self, model_digest: str, tokens: int) -> float:
-        """Time of inspecting and encoding."""
-        return self._prepare[model_digest].ms(tokens)
-
-    def begin_finish(self, job_id: str, model_digest: str, tokens: int, now: float) -> None:
-        """Decoding and pasting of a job's rows, of so many tokens together, begins."""
-        self._finishing[job_id] = model_digest, tokens, now
-
-    def end_finish(self, job_id: str, now: float, *, completed: bool, asked_ms: float = math.inf) -> None:
-        """Decoding and pasting ends; only a `completed` job tells how long it takes.
-
-        Instances had its pictures for `asked_ms` together; it may have waited for room before.
-        """
-        begun = self._finishing.pop(job_id, None)
-        if begun is not None and completed:
-            model_digest, tokens, since_s = begun
-            self._finish[model_digest].observe(tokens, min((now - since_s) * 1e3, asked_ms))
-
-    def finish_ms(self, model_digest: str, tokens: int) -> float:
-        """Time of decoding and pasting."""
-        return self._finish[model_digest].ms(tokens)
-
-    def finishing_ms(self, job_id: str, now: float) -> float | None:
-        """Time left of decoding and pasting a job, at least 0; None where it has not begun."""
-        begun = self._finishing.get(job_id)
-        if begun is None:
-            return None
-        model_digest, tokens, since_s = begun
-        return max(0.0, self.finish_ms(model_digest, tokens) - (now - since_s) * 1e3)

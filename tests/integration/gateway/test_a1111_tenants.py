@@ -14,7 +14,6 @@ from giornata.tenant_records import LoraRecords
 from giornata.wire.jobs import JobState
 from giornata.wire.loras import Canonical, LoraRecord, LoraState, StoredFile
 from giornata.wire.messages import Forecast
-from giornata.wire.workers import RowProgress
 from giornata_gateway.http.a1111_routes import A1111_ROUTES
 from giornata_gateway.http.routes import Route
 from tests.fakes.key_files import write_keys
@@ -73,8 +72,9 @@ async def test_progress_and_interrupt_see_the_tenants_own_jobs_alone(doors: Stag
     async with asyncio.timeout(HUNG_S):
         await doors.router.held.wait()
     job = (await doors.record()).job
+    silent = await get(doors, "progress", **alice)  # the router tells nothing of it
+    assert (silent["progress"], silent["eta_relative"], silent["state"]["sampling_step"]) == (0.25, 0, 1)
     doors.router.forecast = Forecast(position=0, finish_ms=1500)
-    doors.router.progress = (RowProgress(job_id=job.job_id, attempt=1, index=0, step=1, steps=4, tokens=5),)
     own = await get(doors, "progress?skip_current_image=true", **alice)
     assert (own["progress"], own["eta_relative"], own["current_image"]) == (0.25, 1.5, None)
     assert own["state"]["job"] == own["current_task"] == job.job_id

@@ -14,8 +14,7 @@ from giornata.scheduling.line import Claim, LineName
 from giornata.scheduling.policies import PolicyName
 from giornata.wire.jobs import JobState, Priority
 from giornata_router.config import RouterConfig
-from giornata_router.kinds import keep_fitted
-from giornata_router.lines import line_of
+from giornata_router.lines import keep_fitted, line_of
 from tests.integration.conftest import NatsServer
 from tests.integration.router.bench import Bench, denoiser, make_job, running_router
 from tests.patience import HUNG_S

@@ -9,6 +9,7 @@ from giornata.wire.masks import MaskCard
 from giornata.wire.queues import QueueState, StoreRoom
 from giornata.wire.workers import RowProgress, ServiceName, ServiceState, StepSample, WorkerState
 from giornata_gateway.fleet import FleetListener
+from giornata_gateway.http.status import FleetFrames
 from giornata_gateway.metrics import Metrics
 from giornata_gateway.views.catalog import mask_card
 from giornata_gateway.views.fleet import fleet_view
@@ -232,3 +233,16 @@ def test_masks_from_words_are_served_where_a_prepost_tells_so() -> None:
     older = told.model_dump(exclude={"masks"})
     fleet.hear(FleetSummary.model_validate(older))
     assert fleet.mask_cells(CARD.name) == []
+
+
+def test_streams_that_are_told_the_same_share_a_frame() -> None:
+    frames, reports = FleetFrames(), [report(denoiser(worker(3)), StepRates(), 0.0)]
+    operator, tenant = frames.of(reports, None), frames.of(reports, 2)
+    assert b"d1" in operator
+    assert b"d1" not in tenant
+    assert frames.of(reports, None) is operator
+    assert frames.of(reports, 2) is tenant
+    assert b'"running_rows":5' in frames.of(reports, 5)
+    later = frames.of([report(denoiser(worker(3, 4)), StepRates(), 0.0)], None)
+    assert later != operator
+    assert b'"router_active":false' in frames.of(None, None)

@@ -86,6 +86,8 @@ def test_steps_are_those_that_the_router_tells_and_the_slowest_picture_counts() 
     view = job_view(running, "http://x", forecast)
     assert ([picture.step for picture in view.pictures], view.step, view.steps) == ([3, 0, 4], 0, 4)
     assert (view.queue_position, view.predicted_finish_s) == (None, None)
+    unknown = job_view(running, "http://x")
+    assert [unknown.step, *(picture.step for picture in unknown.pictures)] == [None] * 4
     waiting = job_view(record_of(JobState.QUEUED, rows), "http://x", forecast)
     assert (waiting.step, waiting.usage) == (None, None)
 

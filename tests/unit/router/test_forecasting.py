@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from giornata.fleet import Fleet
 from giornata.scheduling.fair_line import FairLine
 from giornata.scheduling.line import Claim, Line
 from giornata.scheduling.placement import Placement
@@ -17,6 +18,7 @@ from giornata.wire.jobs import Priority
 from giornata.wire.queues import CostFit, QueueState
 from giornata.wire.workers import ServiceState, WorkerCosts
 from giornata_router.rules.forecasting import Forecasting
+from giornata_router.rules.stages import StageCost, StagePlacement, Verb
 from tests.contract.messages import JOB
 from tests.fakes.fleet import CARD
 from tests.fakes.networks import plain
@@ -59,11 +61,13 @@ def known(state: ServiceState) -> ServiceState:
     )
 
 
-def forecasting(*states: ServiceState, max_wait_s: float = 1e9) -> tuple[Forecasting, Placement, Line]:
+def forecasting(
+    *states: ServiceState, max_wait_s: float = 1e9, prepost: StagePlacement | None = None
+) -> tuple[Forecasting, Placement, Line]:
     placement, line = Placement(), FairLine()
     for state in states:
         placement.observe(state, 0)
-    made = Forecasting(placement, line, max_wait_s)
+    made = Forecasting(placement, line, max_wait_s, prepost)
     made.learn(DEMAND)
     return made, placement, line
 
@@ -172,11 +176,13 @@ def test_who_waits_is_told_its_place() -> None:
 
 
 def test_encoding_and_decoding_are_foretold_from_what_they_took() -> None:
-    made, placement, line = forecasting(known(worker("d1")))
-    denoise_ms, tokens = STEPS * STEP_MS, DEMAND.shapes[0].image
-    made.stages.prepared(DEMAND.model_digest, tokens, 2000.0)
-    made.stages.begin_finish("before", DEMAND.model_digest, tokens, 0.0)
-    made.stages.end_finish("before", 0.5, completed=True)
+    stages, denoise_ms = StagePlacement(Fleet()), STEPS * STEP_MS
+    made, placement, line = forecasting(known(worker("d1")), prepost=stages)
+    took: dict[Verb, StageCost] = {
+        "inspect": StageCost(images_ms=1500), "encode": StageCost(model_ms=500), "finish": StageCost(300, 200)
+    }  # fmt: skip
+    for verb, cost in took.items():
+        stages.costs.observe(verb, DEMAND.model_digest, "default", 1.0, cost)
     line.join("w", DEMAND, Claim(), 0)
     fresh, waiting = made.of(job("new"), 1, 0), made.of(job("w"), 1, None)
     assert fresh is not None
@@ -189,11 +195,11 @@ def test_encoding_and_decoding_are_foretold_from_what_they_took() -> None:
     assert running is not None
     assert running.finish_ms == pytest.approx(denoise_ms + 500.0)
     placement.release("w", 1)
-    made.stages.begin_finish("w", DEMAND.model_digest, tokens, 10.0)
-    finishing = made.of(job("w"), 10.2, None)
-    assert finishing is not None
-    assert finishing.position == 0
-    assert finishing.finish_ms == pytest.approx(300.0)
+    decoded = JOB.model_copy(update={"job_id": "w", "model_digest": DEMAND.model_digest})
+    with made.finishing(decoded, 10.0):
+        left = [made.of(job("w"), now, None) for now in (10.2, 11.0)]
+    assert [one and (one.position, one.finish_ms) for one in left] == [(0, pytest.approx(300.0)), (0, 0.0)]
+    assert made.of(job("w"), 10.2, None) is None
 
 
 def test_rows_that_wait_are_told_with_what_they_ask_for() -> None:

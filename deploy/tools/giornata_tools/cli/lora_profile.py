@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from giornata import runtime
+from giornata.logs import configure_logs
 from giornata.wire.errors import GiornataError
 from giornata.wire.loras import LoraRecord
 from giornata.wire.permissions import User
@@ -105,7 +105,7 @@ async def _run(
 ) -> int:
     from giornata_tools.joining.session import connected
 
-    runtime.configure_logs("error", "console", "giornata")  # or the library's warnings go to standard output
+    configure_logs("error", "console", "giornata")  # or the library's warnings go to standard output
     try:
         async with connected(login, setting, probes) as session:
             with drawn("waiting", shown=not show.as_json) as show.update:

@@ -12,8 +12,8 @@ import bcrypt
 import click
 from pydantic import ValidationError
 
-from giornata import runtime
 from giornata.api_keys import KeysFileError, NatsUser
+from giornata.logs import configure_logs
 from giornata.nats_reload import reload_servers
 from giornata.nats_users import PASSWORD_BYTES, password_file, update_users
 from giornata.wire.errors import GiornataError, ServiceUnavailable
@@ -93,7 +93,7 @@ def apply_users(folder: Path | None, keys: Path, nats_url: str | None) -> str:
         raise KeysFileError(f"the users of NATS in {folder} cannot be written: {error.strerror}") from error
     if nats_url is None:
         return "NATS servers take it when they reload their configuration."
-    runtime.configure_logs("error", "console", "giornata")  # or the library's warnings go to standard output
+    configure_logs("error", "console", "giornata")  # or the library's warnings go to standard output
     try:
         n = asyncio.run(reload_servers(LOGIN.sub("://", nats_url), password_file(folder, RELOADER)))
     except GiornataError as error:

@@ -12,9 +12,8 @@ import click
 import nats.errors
 from rich.table import Table
 
-from giornata import runtime
 from giornata.bus import bus
-from giornata.logs import visible
+from giornata.logs import configure_logs, visible
 from giornata.records import Quarantine
 from giornata.wire.cells import MAIN
 from giornata.wire.errors import GiornataError
@@ -96,7 +95,7 @@ async def release_job(kept: Quarantine, job_id: str, *, as_json: bool) -> None:
 async def _connected(
     url: str, password_file: Path | None, cell: str, act: Callable[[Quarantine], Awaitable[None]]
 ) -> int:
-    runtime.configure_logs("error", "console", "giornata")  # or the library's warnings go to standard output
+    configure_logs("error", "console", "giornata")  # or the library's warnings go to standard output
     connecting = bus.connect(url, "giornata-cli", user=User.OPERATOR, password_file=password_file)
     try:
         async with connecting as connected:

@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any, Final
 
-from giornata import client, runtime
-from giornata.logs import visible
+from giornata import client
+from giornata.logs import configure_logs, visible
 from giornata.wire.errors import GiornataError
 from giornata.wire.events import DoneEvent, PreviewEvent, StateEvent, StepEvent
 from giornata_tools.doors.edits import (
@@ -75,7 +75,7 @@ async def open_nats(
     Raises:
         Refused: no server answers.
     """
-    runtime.configure_logs("error", "console", "giornata")  # or the library's warnings go to standard output
+    configure_logs("error", "console", "giornata")  # or the library's warnings go to standard output
     async with AsyncExitStack() as stack:
         try:
             connected = await stack.enter_async_context(

@@ -12,7 +12,6 @@ from typing import Final
 from giornata.locks import lock_if_free
 from giornata_tools.launcher.process import LaunchError
 
-MEMORY: Final = Path("/dev/shm")  # noqa: S108 - a fresh folder is made in it
 SOCKET_PATH_BYTES: Final = 100
 """A unix socket's path may have 103 bytes (macOS) or 107 (Linux)."""
 

@@ -201,7 +201,7 @@ class Process:
 
 
 def _opened(log: Path) -> FileIO:
-    """The file of a log; where a full disk takes none, what discards it."""
+    """The file of a log; the null device where a full disk takes no file."""
     try:
         return log.open("ab", buffering=0)
     except OSError:

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 
 import structlog
 
-from giornata import runtime
+from giornata.logs import configure_logs
 from giornata_tools import interrupts
 from giornata_tools.launcher.process import LaunchError
 
@@ -21,7 +21,7 @@ def say(text: str) -> None:
 
 def run(name: str, main: Callable[[], Awaitable[int]]) -> int:
     """Run `main` to the exit status: its own; 1 with a sentence on standard error; 130 after a signal."""
-    runtime.configure_logs("error", "console", name)
+    configure_logs("error", "console", name)
     try:
         # A second signal ends the processes at once, and still removes temporary folders.
         return interrupts.run(main, told="\nStopping; once more to stop at once.\n", end=sys.exit)

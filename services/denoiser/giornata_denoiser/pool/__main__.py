@@ -13,8 +13,8 @@ from typing import Final
 import structlog
 import torch
 
-from giornata import runtime
 from giornata.heap import keep_freed
+from giornata.logs import configure_logs
 from giornata.wire.errors import GiornataError
 from giornata_denoiser.pool.channel import Channel, Ended
 from giornata_denoiser.pool.loading import loaded
@@ -44,7 +44,7 @@ def main(descriptor: int) -> int:
     channel = Channel(socket.socket(fileno=descriptor))
     opening: Opening = pickle.loads(channel.receive().data)  # noqa: S301 - of the process that started this one
     config = opening.config
-    runtime.configure_logs(config.log_level, config.log_format, f"{config.instance}/{opening.me}")
+    configure_logs(config.log_level, config.log_format, f"{config.instance}/{opening.me}")
     try:
         if config.torch_device().type == "cpu":
             keep_freed()

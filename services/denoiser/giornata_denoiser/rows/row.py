@@ -16,7 +16,6 @@ from giornata.scheduling.batch import RowKey
 from giornata.wire.jobs import Priority
 from giornata_denoiser.rows.adapters import NONE, Adapters
 from giornata_denoiser.rows.correction import Correction
-from giornata_denoiser.rows.previews import preview_steps
 from giornata_denoiser.rows.snapshot import Snapshot, exported
 from giornata_denoiser.rows.step_cache import Cached, Rule
 from giornata_denoiser.rows.template import Entry, Form, Recording
@@ -326,3 +325,13 @@ class Row:
         """
         memory = None if self.memory is None else exported(self.memory)
         return Snapshot(self.step, exported(self.latent), memory, self.generator)
+
+
+def preview_steps(steps: int, count: int) -> tuple[int, ...]:
+    """After how many of `steps` a row is shown: `count` times, evenly spread, fewer where there are fewer steps.
+
+    Never after the last step, since the picture itself follows, and never twice after one.
+    """
+    shown = min(count, steps - 1)
+    parts = shown + 1
+    return tuple((2 * i * steps + parts) // (2 * parts) for i in range(1, parts))

@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from typing import Final
 
 from aiohttp import web
 
 from giornata.deadlines import Deadline
 from giornata.wire.errors import GiornataError, InvalidField, ModelNotFound
+from giornata.wire.events import StepEvent
 from giornata.wire.jobs import Priority
+from giornata.wire.messages import Forecast
 from giornata.wire.models import ModelCard
 from giornata.wire.progress import JobRecord
 from giornata_gateway.gateway import Gateway
@@ -30,16 +33,47 @@ from giornata_gateway.intake.rules.a1111.models import model_of
 from giornata_gateway.intake.rules.a1111.parameters import parameters_of, rename_field
 from giornata_gateway.intake.rules.a1111.units import SCRIPTS, controls_of
 from giornata_gateway.intake.rules.written import picture
-from giornata_gateway.jobs.in_progress import InProgress
 from giornata_gateway.jobs.preparation import EditOrder
+from giornata_gateway.jobs.submission import AwaitedJob
 from giornata_gateway.views import a1111 as views
 from giornata_gateway.views.answers import error_of
 from giornata_gateway.views.catalog import choose_card
 
-IN_PROGRESS: Final = web.AppKey("a1111_in_progress", InProgress)
-"""What requests of this API wait for."""
 PICTURES: Final = frozenset({"mask", "init_images", SCRIPTS})
 """Fields that hold pictures."""
+
+
+class AwaitedJobs:
+    """Jobs of each tenant while requests at this gateway wait for them, and how far each picture is."""
+
+    def __init__(self) -> None:
+        self._steps: defaultdict[str, dict[str, dict[int, int]]] = defaultdict(dict)
+
+    @contextmanager
+    def held(self, awaited: AwaitedJob) -> Iterator[None]:
+        """Count the job as its tenant's while inside; its steps are known where the request listens to them."""
+        job, steps = awaited.job, dict[int, int]()
+
+        def hear(event: StepEvent) -> None:
+            steps[event.index] = event.step
+
+        if awaited.steps is not None:
+            awaited.steps.told(hear)
+        own = self._steps[job.tenant]
+        own[job.job_id] = steps
+        try:
+            yield
+        finally:
+            del own[job.job_id]
+            if not own:
+                del self._steps[job.tenant]
+
+    def of(self, tenant: str) -> dict[str, dict[int, int]]:
+        """Steps computed of each picture by its index, by job; the tenant's oldest job comes first."""
+        return dict(self._steps.get(tenant, {}))
+
+
+AWAITED_JOBS: Final = web.AppKey("a1111_awaited_jobs", AwaitedJobs)
 
 
 async def txt2img(request: web.Request) -> web.StreamResponse:
@@ -56,16 +90,19 @@ async def progress(request: web.Request) -> web.Response:
     """How far the oldest of the tenant's jobs is."""
     check_query(request.query, "skip_current_image")
     ledger, tenant = request.app[GATEWAY].ledger, request[TENANT].name
-    waited_for = [job.job_id for job in request.app[IN_PROGRESS].of(tenant)]
-    records = [await ledger.records.get(job_id) for job_id in waited_for]
-    forecast = await ledger.forecast(waited_for[0]) if waited_for else None
+    awaited = request.app[AWAITED_JOBS].of(tenant)
+    records = [await ledger.records.get(job_id) for job_id in awaited]
+    forecast = None
+    for job_id, steps in list(awaited.items())[:1]:
+        told = await ledger.forecast(job_id) or Forecast()
+        forecast = told.model_copy(update={"steps": tuple(steps.items())})
     return json_answer(views.progress(records, forecast, time.time()))
 
 
 async def interrupt(request: web.Request) -> web.Response:
     """Cancel all of the tenant's jobs in progress."""
-    for job in request.app[IN_PROGRESS].of(request[TENANT].name):
-        await request.app[GATEWAY].ledger.cancel(job.job_id)
+    for job_id in request.app[AWAITED_JOBS].of(request[TENANT].name):
+        await request.app[GATEWAY].ledger.cancel(job_id)
     return json_answer(views.Nothing())
 
 
@@ -114,9 +151,9 @@ async def _painted(request: web.Request, kind: type[TextToImage]) -> web.StreamR
             with gateway.uploads.growing(tenant) as grow:
                 form = read(kind, await read_json(request, grow, PICTURES))
                 admitted = await gateway.admit(await order_of(request, form), None, held)
-            async with gateway.awaited(admitted, streamed=False) as awaited:
+            async with gateway.awaited(admitted, streamed=True) as awaited:
                 request[JOB_ID] = awaited.job.job_id
-                with request.app[IN_PROGRESS].held(awaited.job):
+                with request.app[AWAITED_JOBS].held(awaited):
                     record = await gateway.submission.outcome(awaited)
             admitted.carried_out()
         if (error := error_of(record)) is not None:

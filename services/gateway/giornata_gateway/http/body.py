@@ -64,7 +64,7 @@ async def end(request: web.Request, response: web.StreamResponse) -> None:
 
 
 def room(request: web.Request, size_bytes: int) -> AbstractAsyncContextManager[None]:
-    """Room for an answer to a tenant; who reads it slowly is cut off where another tenant needs the room."""
+    """Room for an answer to a tenant. A slow reader is cut off where another tenant needs the room."""
 
     def cut() -> None:
         log.info("answer_cut", path=request.path, tenant=request[TENANT].name)
@@ -76,7 +76,7 @@ def room(request: web.Request, size_bytes: int) -> AbstractAsyncContextManager[N
 
 @asynccontextmanager
 async def looking_on(request: web.Request, response: web.StreamResponse) -> AsyncIterator[None]:
-    """Hold the place of an event stream while inside, which ends early where another tenant needs the place."""
+    """Hold the place of an event stream while inside. The stream ends early where another tenant needs the place."""
     try:
         async with request.app[GATEWAY].watchers.lent(request[TENANT]):
             yield

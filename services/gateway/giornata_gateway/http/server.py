@@ -15,7 +15,7 @@ from giornata.seeing import spans
 from giornata.wire.errors import GiornataError, ServiceUnavailable, Unauthorized
 from giornata_gateway.gateway import Gateway
 from giornata_gateway.http import status, studio
-from giornata_gateway.http.a1111 import IN_PROGRESS
+from giornata_gateway.http.a1111 import AWAITED_JOBS, AwaitedJobs
 from giornata_gateway.http.a1111_routes import A1111_ROUTES
 from giornata_gateway.http.connections import ConnectionLimits, LimitedRunner
 from giornata_gateway.http.errors import GATEWAY, REPEATED, SERVER, TENANT, Handler, errors_as_json
@@ -23,7 +23,6 @@ from giornata_gateway.http.openapi import document
 from giornata_gateway.http.routes import ROUTE, ROUTES
 from giornata_gateway.http.tracing import traced
 from giornata_gateway.intake.rules.idempotency import REPEATED as REPEATED_HEADER
-from giornata_gateway.jobs.in_progress import InProgress
 
 log = structlog.get_logger(__name__)
 
@@ -78,8 +77,9 @@ def _application(gateway: Gateway) -> web.Application:
     app.on_response_prepare.append(_tell)
     app[GATEWAY] = gateway
     app[studio.ASSETS] = studio.load_assets()
-    app[IN_PROGRESS] = InProgress()
+    app[AWAITED_JOBS] = AwaitedJobs()
     routes = (*ROUTES, *(A1111_ROUTES if gateway.config.a1111 else ()))
+    app[status.FRAMES] = status.FleetFrames()
     app[status.DOCUMENT] = document(routes)
     app.add_routes([*(route.served() for route in routes), *studio.PAGES])
     return app

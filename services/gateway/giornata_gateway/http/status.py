@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from typing import Final
 
 import nats.errors
@@ -13,7 +13,7 @@ from pydantic import BaseModel
 
 from giornata.bus.bus import Bus
 from giornata.wire.errors import GiornataError, ServiceUnavailable
-from giornata.wire.fleet import FleetView
+from giornata.wire.fleet import FleetView, InstanceReport
 from giornata_gateway.http.body import EVENT_STREAM, frame, looking_on, write
 from giornata_gateway.http.errors import GATEWAY, TENANT, json_answer
 from giornata_gateway.http.requests import base_path
@@ -63,27 +63,46 @@ async def models(request: web.Request) -> web.Response:
     return json_answer(model_list(fleet.cards(), fleet.controlnets(), fleet.masks()))
 
 
+class FleetFrames:
+    """Events of the fleet's live streams: each is made once for all streams that tell the same."""
+
+    def __init__(self) -> None:
+        self._reports: Sequence[InstanceReport] | None = None
+        self._made: dict[int | None, bytes] = {}
+
+    def of(self, reports: Sequence[InstanceReport] | None, own_rows: int | None) -> bytes:
+        """The event of `reports` as :func:`_view` shows them; it is made again when they are others."""
+        if reports is not self._reports:
+            self._reports, self._made = reports, {}
+        made = self._made.get(own_rows) or frame(FLEET_EVENT, _view(reports, own_rows))
+        return self._made.setdefault(own_rows, made)
+
+
+FRAMES: Final = web.AppKey("fleet_frames", FleetFrames)
+
+
 async def fleet(request: web.Request) -> web.StreamResponse:
     """Every live instance and their sums, or what a tenant may know; again and again where an event stream is asked."""
-    gateway = request.app[GATEWAY]
+    gateway, tenant = request.app[GATEWAY], request[TENANT]
+
+    async def known() -> tuple[list[InstanceReport] | None, int | None]:
+        return await gateway.reports(), None if tenant.operator else gateway.quotas.in_progress(tenant)
+
     accepted = request.headers.get("Accept", "").split(",", maxsplit=1)[0].partition(";")[0]
     if accepted.strip().lower() != "text/event-stream":
-        return json_answer(await _fleet(request))
+        return json_answer(_view(*await known()))
     response = web.StreamResponse(headers=EVENT_STREAM)
     async with looking_on(request, response):
         await response.prepare(request)
         while not gateway.departure.begun.is_set():
-            await write(request, response, frame(FLEET_EVENT, await _fleet(request)))
+            await write(request, response, request.app[FRAMES].of(*await known()))
             await asyncio.sleep(PERIOD_S)  # the rate of the stream, not a poll
     return response
 
 
-async def _fleet(request: web.Request) -> FleetView:
-    gateway, tenant = request.app[GATEWAY], request[TENANT]
-    reports = await gateway.reports()
-    return (
-        fleet_view(reports) if tenant.operator else tenant_view(reports, gateway.quotas.in_progress(tenant))
-    )
+def _view(reports: Sequence[InstanceReport] | None, own_rows: int | None) -> FleetView:
+    """All of `reports` for an operator; a tenant has `own_rows` pictures in progress, and sees less."""
+    return fleet_view(reports) if own_rows is None else tenant_view(reports, own_rows)
 
 
 async def openapi(request: web.Request) -> web.Response:

@@ -45,7 +45,7 @@ class Stay:
 
 @asynccontextmanager
 async def revocable(error: Callable[[], Overloaded]) -> AsyncIterator[Callable[[], None]]:
-    """Yields what ends the work inside, where `error` is raised then."""
+    """Yields a function that ends the work inside; `error` is raised then."""
     limit = asyncio.timeout(None)
     try:
         async with limit:
@@ -54,10 +54,6 @@ async def revocable(error: Callable[[], Overloaded]) -> AsyncIterator[Callable[[
         if limit.expired():
             raise error() from late
         raise
-
-
-def _yes() -> bool:
-    return True
 
 
 class Places:
@@ -88,7 +84,7 @@ class Places:
         self._check_open()
         holding = Holding(tenant.name, tenant.weight)
         if end is not None:
-            holding.takeable, holding.revoke = _yes, end
+            holding.takeable, holding.revoke = lambda: True, end
         if not self.pool.take(holding, places, monotonic()):
             raise self._full(tenant, places)
         stay = Stay()
@@ -101,7 +97,7 @@ class Places:
 
     @asynccontextmanager
     async def lent(self, tenant: Tenant) -> AsyncIterator[None]:
-        """Hold a place while inside, which ends with the refusal where another tenant has less and needs it."""
+        """Hold a place while inside. The refusal ends that where a tenant that has less needs the place."""
         async with revocable(lambda: self._full(tenant, 1)) as end:
             with self.held(tenant, end=end):
                 yield
@@ -138,9 +134,9 @@ class Grow:
 
     @asynccontextmanager
     async def receiving(self) -> AsyncIterator[None]:
-        """While inside, what comes from the client, TooManyRequests ends it where another tenant has less."""
+        """Receive from the client while inside. TooManyRequests ends it where a tenant with less needs the room."""
         async with revocable(self._refusal) as end:
-            self.holding.takeable, self.holding.revoke = _yes, end
+            self.holding.takeable, self.holding.revoke = lambda: True, end
             try:
                 yield
             finally:
@@ -152,7 +148,7 @@ class Grow:
 
 
 class Memory:
-    """Counts bytes against a limit. Of answers that wait, the tenant's is first that holds least, then who came first.
+    """Counts bytes against a limit. The tenant that holds least gets its answer first, then the oldest answer.
 
     An answer older than the pool's grace may be cut off for a tenant that holds less.
     """
@@ -181,7 +177,7 @@ class Memory:
         """
         holding = Holding(tenant.name, tenant.weight)
         if cut is not None:
-            holding.takeable, holding.revoke = _yes, cut
+            holding.takeable, holding.revoke = lambda: True, cut
         turn = asyncio.get_running_loop().create_future()
         self._waiting[holding] = size_bytes, turn
         try:
@@ -201,13 +197,13 @@ class Memory:
             self._serve()
 
     def _serve(self) -> None:
-        """Let in who waits; who lacks room keeps those after it out, so that small ones never starve a large one."""
+        """Let waiting answers in. One without room keeps later ones out: small ones never starve a large one."""
         if self._again is not None:
             self._again.cancel()
             self._again = None
         while (first := self._next()) is not None:
             _, turn = self._waiting.pop(first)
-            if not turn.done():  # else its request ends, and gives back what it has got
+            if not turn.done():  # its request ends otherwise, and gives the room back
                 turn.set_result(None)
         if self._waiting and self.pool.grace_s:
             self._again = asyncio.get_running_loop().call_later(self.pool.grace_s, self._serve)

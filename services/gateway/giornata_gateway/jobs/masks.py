@@ -24,8 +24,7 @@ from giornata.wire.masks import MASK, MaskParameters, MaskReply, MaskRequest, re
 from giornata_gateway.cells import choice
 from giornata_gateway.config import GatewayConfig
 from giornata_gateway.fleet import FleetListener
-from giornata_gateway.jobs.claim_checks import check_stored, stored
-from giornata_gateway.jobs.forgetting import forget
+from giornata_gateway.jobs.request_blobs import check_stored, forget, stored
 from giornata_gateway.views.catalog import choose_card, mask_card
 
 ANSWER_S: Final = 60.0

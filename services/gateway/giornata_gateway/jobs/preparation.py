@@ -25,9 +25,8 @@ from giornata_gateway.intake.rules.controls import check_images, control_use
 from giornata_gateway.intake.rules.forms import missing_image
 from giornata_gateway.intake.rules.idempotency import fingerprint, job_id_of
 from giornata_gateway.intake.rules.tenants import Tenant
-from giornata_gateway.jobs.claim_checks import check_stored, stored
-from giornata_gateway.jobs.forgetting import forget
 from giornata_gateway.jobs.masks import Masks, check_mask
+from giornata_gateway.jobs.request_blobs import check_stored, forget, stored
 from giornata_gateway.views.catalog import choose_card
 
 FindLoras = Callable[[str, EditParameters, ModelCard], Awaitable[tuple[LoraUse, ...]]]

@@ -214,7 +214,7 @@ def _infotext(info: PaintedInfo, seed: int) -> str:
 
 
 def progress(records: Sequence[JobRecord], forecast: Forecast | None, now: float) -> ProgressView:
-    """How far the first of a tenant's jobs is, by the router's `forecast` of it; `now` is the Unix time in seconds."""
+    """How far the first of a tenant's jobs is, by a `forecast` of it; `now` is the Unix time in seconds."""
     if not records:
         return ProgressView()
     record = records[0]

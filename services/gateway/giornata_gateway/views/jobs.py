@@ -109,7 +109,7 @@ class JobView(View):
     """How often a worker was given rows of it: more than once where several workers share its pictures, or after a
     worker was lost."""
     step: int | None = None
-    """Steps that the slowest picture has computed, while the job is running."""
+    """Steps that the slowest picture has computed, while the job is running; null where the router does not tell."""
     steps: int
     """Denoising steps per picture."""
     size: str
@@ -135,7 +135,7 @@ def job_view(record: JobRecord, base_url: str, forecast: Forecast | None = None)
     """The status of a job; the steps of `forecast` are used while it is running."""
     steps = dict(forecast.steps) if forecast else {}
     job = record.job
-    running = record.state is JobState.RUNNING
+    running = record.state is JobState.RUNNING and forecast is not None
     total = job.denoising_steps
     done = {
         row.index: total if row.latents else steps.get(row.index, 0) for row in record.rows if not row.error

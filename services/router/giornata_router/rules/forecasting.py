@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 from giornata.scheduling.backlog import Computed, computed
 from giornata.scheduling.demand import Demand
-from giornata.scheduling.estimates import StageEstimates
 from giornata.scheduling.line import Line
 from giornata.scheduling.placement import Placement
 from giornata.scheduling.scheduler import ROW
 from giornata.scheduling.totals import Total
 from giornata.scheduling.waiting import QueuedJob, Waiting
 from giornata.wire.errors import QueueTooLong
-from giornata.wire.jobs import Priority
+from giornata.wire.jobs import Job, Priority
 from giornata.wire.messages import Forecast
 from giornata.wire.models import ModelCard
 from giornata.wire.queues import QueueState
@@ -43,7 +44,8 @@ class Forecasting:
         self._preparing_by: Counter[Priority] = Counter()
         self._latest: dict[str, Demand] = {}
         """The latest demand of each model, by its digest."""
-        self.stages = StageEstimates()
+        self._finishing: dict[str, float] = {}
+        """When each job that is decoded and pasted should have its pictures, in seconds."""
 
     def learn(self, demand: Demand) -> None:
         """Remember what a job asks for whose pictures were inspected."""
@@ -102,11 +104,10 @@ class Forecasting:
 
         `waiting` tells how many jobs come before one that is not carried yet; None for a carried one.
         """
-        finishing_ms = self.stages.finishing_ms(job.job_id, now)
         stages_ms = self._prepost.wait_ms(job.model_digest, job, waiting or 0)
-        if finishing_ms is not None:
+        if (finished_s := self._finishing.get(job.job_id)) is not None:
             waits_ms = stages_ms if job.job_id in self._prepost else 0.0
-            return Forecast(position=0, finish_ms=finishing_ms + waits_ms)
+            return Forecast(position=0, finish_ms=max(0.0, finished_s - now) * 1e3 + waits_ms)
         if job.job_id in self._line or self._placement.assigned(job.job_id):
             return self._of_prepared(job.job_id, now)
         if waiting is None and job.job_id not in self._preparing:
@@ -116,7 +117,7 @@ class Forecasting:
         found = self._computed(expected, ahead.size, before) if expected is not None else None
         if expected is None or found is None:
             return None
-        prepare_ms = stages_ms + self.stages.prepare_ms(expected.model_digest, expected.shapes[0].image)
+        prepare_ms = stages_ms + self._prepost.costs.known(job.model_digest, "inspect", "encode").total_ms
         # others are computed while it is prepared
         computed_ms = max(found.finish_ms, prepare_ms + found.alone_ms)
         return Forecast(position=ahead.jobs + before, finish_ms=computed_ms + self.finish_ms(expected))
@@ -139,7 +140,19 @@ class Forecasting:
 
     def finish_ms(self, demand: Demand) -> float:
         """Time that decoding and pasting all rows take."""
-        return self.stages.finish_ms(demand.model_digest, demand.tokens)
+        return self._finish_ms(demand.model_digest, demand.rows)
+
+    @contextmanager
+    def finishing(self, job: Job, now: float) -> Iterator[None]:
+        """Inside, all rows of a job are decoded and pasted, from `now` on."""
+        self._finishing[job.job_id] = now + self._finish_ms(job.model_digest, job.row_count) / 1e3
+        try:
+            yield
+        finally:
+            del self._finishing[job.job_id]
+
+    def _finish_ms(self, model_digest: str, rows: int) -> float:
+        return rows * self._prepost.costs.known(model_digest, "finish").total_ms
 
     def waits_ms(self, waiting: int) -> dict[str, float]:
         """How long one more picture would wait behind `waiting` jobs that are not carried yet, by model.

@@ -38,7 +38,7 @@ OLD_PROCESSES: Final = 2
 
 
 class StageCost(NamedTuple):
-    """What a stage probably takes, in milliseconds; 0 of what it does not use."""
+    """The estimated work of a stage, in milliseconds; 0 of a resource that it does not use."""
 
     images_ms: float = 0.0
     """In an image process."""
@@ -47,7 +47,7 @@ class StageCost(NamedTuple):
 
     @property
     def total_ms(self) -> float:
-        """The work that fairness counts."""
+        """Work in all resources, which the fair order counts."""
         return self.images_ms + self.model_ms
 
     def plus(self, other: StageCost, part: float = 1.0) -> StageCost:
@@ -61,25 +61,25 @@ UNKNOWN: Final[dict[Verb, StageCost]] = {
     "finish": StageCost(300.0, 300.0),
     "template": StageCost(300.0, 300.0),
 }
-"""Costs before the first answer; they tell what a stage uses, too."""
+"""Costs before the first answer. They also tell which resources a stage uses."""
 
 
 class StageCosts:
-    """What stages cost, learnt from answers. A tenant's pictures are of its own size, which no one knows beforehand."""
+    """Learns what stages cost from answers. A tenant's pictures have a size of their own, unknown beforehand."""
 
     def __init__(self) -> None:
         self._seen: dict[tuple[Verb, str, str | None], tuple[UnitTime, UnitTime]] = {}
         """By verb, model and tenant; those of None are of all tenants, each stage counted once."""
 
     def observe(self, verb: Verb, digest: str, tenant: str, amount: float, cost: StageCost) -> None:
-        """Take in what a stage of a tenant has cost; `amount` is its size, in the unit of its verb."""
+        """Take in the cost of a tenant's stage; `amount` is its size, in the unit of its verb."""
         for owner, size in ((tenant, amount), ("", amount), (None, 1.0)):
             times = self._seen.setdefault((verb, digest, owner), (UnitTime(), UnitTime()))
             for time, ms in zip(times, cost, strict=True):
                 time.observe(size, ms)
 
     def of(self, verb: Verb, digest: str, tenant: str | None, amount: float = 1.0) -> StageCost:
-        """What a stage probably costs; that of a tenant without any, what those of all tenants do."""
+        """The estimated cost of a stage; of a tenant that is new, the average over all tenants."""
         uses = UNKNOWN[verb]
         times = self._seen.get((verb, digest, tenant)) or self._seen.get((verb, digest, ""))
         if times is None:
@@ -88,9 +88,9 @@ class StageCosts:
             *(used and max(1.0, time.ms(amount)) for used, time in zip(uses, times, strict=True))
         )
 
-    def of_edit(self, digest: str) -> StageCost:
-        """What all stages of an edit with one picture cost on average, as far as it is known."""
-        known = (verb for verb in UNKNOWN if (verb, digest, None) in self._seen)
+    def known(self, digest: str, *verbs: Verb) -> StageCost:
+        """The cost of these stages of one picture, on average over all tenants; 0 of each without an answer."""
+        known = (verb for verb in verbs if (verb, digest, None) in self._seen)
         return reduce(StageCost.plus, (self.of(verb, digest, None) for verb in known), StageCost())
 
 
@@ -111,7 +111,7 @@ class _InstanceLoad:
 
     stages: dict[Key, StageCost] = field(default_factory=dict)
     model_free_s: float = 0.0
-    """When its model's thread is probably done with them."""
+    """Estimated time at which its model's thread is done with them."""
 
     def begin(self, key: Key, cost: StageCost, now: float) -> None:
         self.stages[key] = cost
@@ -123,7 +123,7 @@ class _InstanceLoad:
         self.model_free_s = min(self.model_free_s, now + left_ms / 1e3)
 
     def has_room(self, cost: StageCost, processes: int, now: float) -> bool:
-        """Whether a stage could begin now in `processes`, or is the one whose way is hidden behind short work."""
+        """Whether a stage could begin now in `processes`, or may wait there behind short work, which hides its way."""
         if cost.images_ms:
             images = [one.images_ms for one in self.stages.values() if one.images_ms]
             short = len(images) == processes and sum(images) <= AHEAD_MS * processes
@@ -140,13 +140,13 @@ class _InstanceLoad:
 
 
 class StagePlacement:
-    """Stages that wait, and those that instances have. Feed it the telemetry that `fleet` has taken in."""
+    """Queued and placed stages. Feed it the telemetry that `fleet` has taken in."""
 
     def __init__(self, fleet: Fleet, *, by_deadline: bool = False, ageing_s: float = AGEING_S) -> None:
         self._fleet = fleet
         self._queue = FairLine(by_deadline=by_deadline, ageing_s=ageing_s, by_ends=True)
         self._stages: dict[Key, Stage] = {}
-        """Those that wait and those that were placed."""
+        """Queued and placed stages."""
         self._placed: dict[Key, str] = {}
         self._loads = defaultdict[str, _InstanceLoad](_InstanceLoad)
         self._jobs = Counter[str]()
@@ -156,7 +156,7 @@ class StagePlacement:
         self.costs = StageCosts()
 
     def __contains__(self, job_id: object) -> bool:
-        """Whether stages of a job wait."""
+        """Whether stages of a job are queued."""
         return job_id in self._queue
 
     def observe(self, state: ServiceState) -> None:
@@ -174,7 +174,7 @@ class StagePlacement:
         self._recent[tenant] = now + RECENT_S
 
     def join(self, job_id: str, stage: Stage, claim: Claim, since_s: float) -> Key:
-        """Let a stage wait for its turn; its job has waited since `since_s`."""
+        """Queue a stage; its job has waited since `since_s`."""
         work = replace(ROW, steps=max(1, round(stage.cost.total_ms)))
         demand = Demand(stage.model, stage.digest, (work,))
         claim = replace(claim, takes_s=stage.cost.total_ms / 1e3)
@@ -183,7 +183,7 @@ class StagePlacement:
         return key
 
     def leave(self, key: Key, now: float) -> None:
-        """A stage was answered, or is asked no more, whether it waited or not."""
+        """Forget a stage, queued or placed: it was answered, or is asked no more."""
         instance = self._placed.pop(key, None)
         if instance is None:
             self._queue.leave(key)
@@ -230,7 +230,7 @@ class StagePlacement:
         serving = [state for state in self._ready() if any(card.digest == digest for card in state.models)]
         if not serving:
             return 0.0
-        edit, waiting = self.costs.of_edit(digest), defaultdict[str, StageCost](StageCost)
+        edit, waiting = self.costs.known(digest, *UNKNOWN), defaultdict[str, StageCost](StageCost)
         before = StageCost(jobs * edit.images_ms, jobs * edit.model_ms)
         for load in (self._loads[state.instance] for state in serving):
             before = reduce(StageCost.plus, load.stages.values(), before)

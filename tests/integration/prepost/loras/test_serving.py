@@ -23,7 +23,7 @@ from giornata.wire.loras import LoraRecord, LoraState, StoredFile
 from giornata_prepost.checkpoint import open_model
 from giornata_prepost.config import PrepostConfig
 from giornata_prepost.families.protocol import Tensors
-from giornata_prepost.handing import model_size
+from giornata_prepost.intermediates import model_size
 from giornata_prepost.loras.acting import TextLora, acting
 from giornata_prepost.loras.canonical import TextFactors, read_text_part
 from tests.integration.lora_bench import open_bench

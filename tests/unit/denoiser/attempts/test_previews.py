@@ -22,7 +22,7 @@ from giornata_denoiser.engine.protocol import StepReport
 from giornata_denoiser.families.flux.checkpoints import FluxInpaint
 from giornata_denoiser.families.preview_map import PreviewMap
 from giornata_denoiser.families.protocol import ModelFamily
-from giornata_denoiser.rows.previews import preview_steps
+from giornata_denoiser.rows.row import preview_steps
 from tests.contract.messages import JOB, PARAMETERS
 from tests.fakes import tiny_flux
 from tests.fakes.tiny_flux import Spec

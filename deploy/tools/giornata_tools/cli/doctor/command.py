@@ -16,7 +16,7 @@ import click
 from rich.table import Table
 from rich.text import Text
 
-from giornata import runtime
+from giornata.logs import configure_logs
 from giornata_tools import checkout, interrupts
 from giornata_tools.cli.doctor import accelerator, checkpoint, machine, servers
 from giornata_tools.cli.doctor.finding import Finding, Verdict, fail, worst
@@ -69,7 +69,7 @@ def doctor(
 
 async def run(around: CheckedSystem, *, as_json: bool) -> int:
     """Check everything at once, print, and tell by the exit status."""
-    runtime.configure_logs("critical", "console", "giornata")  # what servers refuse or fail at is a finding
+    configure_logs("critical", "console", "giornata")  # what servers refuse or fail at is a finding
     findings = await examine(around)
     verdict = worst(findings.values())
     if as_json:

@@ -12,8 +12,8 @@ import click
 from rich.console import Console
 from rich.live import Live
 
-from giornata import runtime
 from giornata.bus import bus
+from giornata.logs import configure_logs
 from giornata.wire import subjects
 from giornata.wire.errors import GiornataError
 from giornata.wire.permissions import User
@@ -53,7 +53,7 @@ def top(
 
 async def run(url: str, password_file: Path | None, interval_s: float, *, once: bool, as_json: bool) -> int:
     """Listen and print; the exit status. Ctrl-C is how watching ends, and so no failure."""
-    runtime.configure_logs("error", "console", "giornata")  # or the library's warnings go to standard output
+    configure_logs("error", "console", "giornata")  # or the library's warnings go to standard output
     seen = Seen()
 
     def hear(state: ServiceState) -> None:

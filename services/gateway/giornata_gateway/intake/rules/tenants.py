@@ -24,7 +24,7 @@ class Tenant:
     weight: float = 1.0
     """Share beside other tenants."""
     operator: bool = False
-    """Whether it is told of hosts, instances and the load of others."""
+    """An operator sees hosts, instances and the load of others."""
     inbox: str = subjects.INBOX
     """Prefix of the subjects to which answers over NATS may go: the asking application's."""
 

@@ -1,4 +1,4 @@
-"""What prepost hands on between stages: keys of blobs, an inspection with claim checks, a row's latents."""
+"""Intermediate results of a job in the blob store: their keys, an inspection with claim checks, a row's latents."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def model_size(inspection: Inspection) -> Size:
     return Size(inspection.model_width, inspection.model_height)
 
 
-async def hand_over(blobs: BlobStore, job: Job, name: str, data: bytes) -> BlobRef:
-    """Leave a result for the job's next stages."""
+async def store_intermediate(blobs: BlobStore, job: Job, name: str, data: bytes) -> BlobRef:
+    """Store what the job's next stages read, for as long as an intermediate result is kept."""
     return await blobs.put(new_key(job.job_id, name), data, job.intermediate_ttl_s)
 
 
