@@ -17,7 +17,7 @@ import giornata.client
 from giornata.wire.events import StepEvent
 from giornata.wire.requests import Reuse
 from tests.e2e.live import LiveStack
-from tests.e2e.pictures import box, edit_form, file, pixels, scene
+from tests.e2e.pictures import Pixels, box, edit_form, file, pixels, scene
 from tests.patience import HUNG_S
 
 
@@ -65,6 +65,51 @@ async def test_an_edit_repaints_inside_the_mask_and_keeps_every_pixel_outside(
     assert set(computing) == {"inspect", "encode", "denoise", "decode", "paste"}
     assert all(milliseconds > 0 for milliseconds in computing.values())
     assert sum(computing.values()) <= sum(stages.values())
+
+
+@pytest.mark.parametrize("door", ["rest", "nats", "a1111", "openai"])
+async def test_no_pixel_outside_of_the_users_mask_changes_unless_asked(
+    stack: LiveStack, http: aiohttp.ClientSession, door: str
+) -> None:
+    """Of a mask on no grid, which the model sees grown to whole latents: only a blur that is asked for goes outward."""
+    original, mask = scene(), np.zeros((96, 128), np.uint8)
+    mask[21:54, 37:75] = 255
+    mask[70, 5:90] = 255  # a strip of one pixel
+    for blur in (None, 4):
+        painted = await edited_at(door, stack, http, file(original), file(mask), blur)
+        changed = (painted[..., :3] != original).any(-1)
+        assert changed[mask == 255].mean() > 0.5
+        assert changed[mask == 0].any() == (blur is not None)
+
+
+async def edited_at(
+    door: str, stack: LiveStack, http: aiohttp.ClientSession, image: bytes, mask: bytes, blur: int | None
+) -> Pixels:
+    """The picture of an edit at one of the doors; without a `blur` its request names none."""
+    fields: dict[str, Any] = {"prompt": "a red hat", "seed": 7}
+    asked = {} if blur is None else {"mask_blur": blur}
+    if door == "rest":
+        body = await edited(http, edit_form(image, mask, **fields, **asked))
+        return pixels(base64.b64decode(body["data"][0]["b64_json"]))
+    if door == "nats":
+        async with giornata.client.connect(stack.nats_url) as client:
+            edit = await client.edit(image=image, mask=mask, num_inference_steps=4, **fields, **asked)
+            return pixels((await edit.result()).pictures[0].data or b"")
+    if door == "a1111":
+        inline = {name: base64.b64encode(data).decode() for name, data in (("image", image), ("mask", mask))}
+        body = {"init_images": [inline["image"]], "mask": inline["mask"], "steps": 4, **fields, **asked}
+        async with http.post("/sdapi/v1/img2img", json=body) as answer:
+            assert answer.status == 200, await answer.text()
+            return pixels(base64.b64decode((await answer.json())["images"][0]))
+    async with openai.AsyncOpenAI(api_key="unused", base_url=f"{stack.url}/v1", max_retries=0) as client:
+        made = await client.images.edit(
+            image=("image.png", image, "image/png"),
+            mask=("mask.png", mask, "image/png"),
+            prompt=fields["prompt"],
+            extra_body={"num_inference_steps": 4, "seed": 7, "mask_mode": "white", **asked},
+        )
+    assert made.data
+    return pixels(base64.b64decode(made.data[0].b64_json or ""))
 
 
 async def test_equal_seeds_give_equal_pictures_and_row_i_is_seed_plus_i(http: aiohttp.ClientSession) -> None:

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from torch import Tensor
 
 from giornata.scheduling.batch import Capacity, RowKey
@@ -55,7 +54,7 @@ class Served:
     ) -> Row:
         """The row of an edit's first seed; `image` and `mask` are of the model's size."""
         size = Size(image.shape[1], image.shape[0])
-        modes = None if sampled else torch.tensor([True])
+        modes = not sampled
         (drawn,) = self.images.encode_rows(
             image, mask, [parameters.seed or 0], modes=modes, strength=parameters.strength or 0
         )

@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from giornata import tensors
 from giornata.wire.adapters import control_name
@@ -16,7 +15,6 @@ from giornata.wire.jobs import Job
 from giornata.wire.models import Task
 from giornata.wire.references import REFERENCE
 from giornata.wire.resolution import guided_by
-from giornata.wire.values import CellMap
 from giornata_prepost.families.protocol import (
     Condition,
     ControlEncoding,
@@ -41,8 +39,6 @@ class Inputs(NamedTuple):
     references: bytes | None = None
     controls: bytes | None = None
     text_loras: tuple[TextLora, ...] = ()
-    computed: CellMap | None = None
-    """See :meth:`giornata.wire.jobs.Inspection.computed_by`."""
 
 
 class Encoded(NamedTuple):
@@ -80,7 +76,6 @@ def encoded(model: ImageModel, job: Job, inputs: Inputs, size: Size) -> Encoded:
         rows = model.encode_rows(
             *_picture(inputs.prepared),
             seeds,
-            modes=None if inputs.computed is None else _others(inputs.computed),
             draws=draws,
             strength=parameters.strength,
             first=controls.condition,
@@ -100,7 +95,7 @@ def seen_by(model: ImageModel, prepared: bytes | None) -> Pixels | None:
 def template_row(model: ImageModel, prepared: bytes) -> bytes:
     """safetensors of a template run's row: modes of posteriors. Its noise is not read: all edits share another."""
     image, mask = _picture(prepared)
-    (row,) = model.encode_rows(image, mask, (0,), modes=torch.tensor([True]))
+    (row,) = model.encode_rows(image, mask, (0,), modes=True)
     return tensors.pack(row)
 
 
@@ -139,12 +134,6 @@ def _picture(prepared: bytes, region: str = "") -> tuple[Pixels, npt.NDArray[np.
     """The picture and the mask of an inspection, or of one of its regions: ``_0`` for the first."""
     pixels = tensors.unpack(prepared)
     return pixels[f"image{region}"].numpy(), pixels[f"mask{region}"].numpy()
-
-
-def _others(computed: CellMap) -> torch.Tensor:
-    """(tokens,) bool: tokens that an edit does not compute; all edits of its picture have the same."""
-    bits = np.unpackbits(np.frombuffer(computed.bits, np.uint8), count=computed.height * computed.width)
-    return torch.from_numpy(bits == 0)
 
 
 def _region_rows(

@@ -171,9 +171,7 @@ class Prepost:
             None if ref is None else await intermediate(self._blobs, ref, Intermediate.PREPARED)
             for ref in (inspection.prepared, inspection.references, inspection.controls)
         ]
-        inputs = encoding.Inputs(
-            prepared, references, controls, await texts.of(job.loras), inspection.computed_by(job.parameters)
-        )
+        inputs = encoding.Inputs(prepared, references, controls, await texts.of(job.loras))
         size = model_size(inspection)
         with span("encode") as encoding_span:
             made, compute_ms = await self._thread.timed(

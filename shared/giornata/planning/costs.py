@@ -154,15 +154,16 @@ def renewed_every(steps: int, most: int) -> int:
 
 
 def renewed_later(number: int, steps: int, every: int) -> int:
-    """By how many steps the `number`-th of some rows that begin together renews later than the first of them.
+    """By how many steps the `number`-th of some rows that begin together renews late: the first one latest.
 
-    So they are computed in full in different steps, and in as many. Later is no worse than earlier; decision record
-    0029 has the measurement.
+    So they are computed in full in different steps, and in as many. Later is better than earlier; decision records
+    0029 and 0075 have the measurements.
     """
     if every < 1:
         return 0
     last = (math.ceil(steps / every) - 1) * every
-    return number % (1 + min((every - 1) // 2, steps - 1 - last))
+    latest = min((every - 1) // 2, steps - 1 - last)
+    return latest - number % (1 + latest)
 
 
 def worth_reusing(

@@ -29,7 +29,7 @@ from giornata_denoiser.families.rows import build_row
 from giornata_denoiser.rows.adapters import NONE, Adapters
 from giornata_denoiser.rows.correction import Correction
 from giornata_denoiser.rows.row import RecordingSpec, Row
-from giornata_denoiser.rows.template import Recording, shared_noise, template_noise
+from giornata_denoiser.rows.template import Recording, template_noise
 from giornata_prepost.checkpoint import FAMILIES
 from giornata_prepost.images.geometry import Size
 from giornata_prepost.images.masks import compute_set, effective_alpha, model_mask
@@ -93,7 +93,7 @@ class BenchModel:
         The product records without `adapters`.
         """
         (tensors,) = self.images.encode_rows(
-            request.image, np.zeros(request.mask.shape, np.uint8), [0], modes=torch.tensor([True])
+            request.image, np.zeros(request.mask.shape, np.uint8), [0], modes=True
         )
         tensors = {**tensors, "noise": template_noise(*tensors["noise"].shape)}
         sampler = self.family.schedule.recorder
@@ -102,20 +102,21 @@ class BenchModel:
         return Recording(request.name, row.grid, done.entries)
 
     def edit(self, request: Request, halo: int | None) -> Row:
-        """A row that shares its template's noise outside of its region, which is not set: it computes everything.
+        """A row that computes everything: its region is not set.
 
-        Without a `halo` it shares none, as with `reuse=off`.
+        With a `halo` it has a template's noise outside of its region, as rows that take from one have; without, its
+        own, as with `reuse=off` and of a miss.
         """
         where = None if halo is None else self.region(request, halo)
         (tensors,) = self.images.encode_rows(
             request.image,
             self._mask(request).astype(np.uint8) * np.uint8(255),
             [request.seed],
-            modes=None if where is None else _others(where),
             draws=self.sampler.stochastic,
         )
         if where is not None:
-            tensors = {**tensors, "noise": shared_noise(tensors["noise"], where)}
+            noise = Recording("any", (0, 0), ()).noise_beside(tensors["noise"], where)
+            tensors = {**tensors, "noise": noise}
         text = self._text(request, request.prompt)
         if self._cfg_scale is not None:
             text |= self.images.encode_unguided(None, Size.of(request.mask))
@@ -215,10 +216,3 @@ def held_out(side: int, limit: int) -> list[Request]:
         for slot in cases.spread(slots, limit)
         for case in [cases.draw(slot)]
     ]
-
-
-def _others(where: Region) -> Tensor:
-    """(tokens,) bool: those outside of a region."""
-    others = torch.ones(len(where.computed) + len(where.outside), dtype=torch.bool)
-    others[where.computed] = False
-    return others

@@ -39,7 +39,7 @@ class InpaintModel(BenchModel):
         super().__init__(folder, steps=steps, guidance=guidance)
         network = Unseeing(transformer_of(self.family))
         everything = np.full(like.mask.shape, 255, np.uint8)
-        (tensors,) = self.images.encode_rows(like.image, everything, [0], modes=torch.tensor([True]))
+        (tensors,) = self.images.encode_rows(like.image, everything, [0], modes=True)
         network.blank = tensors["masked_image_latents"]
         self.family = ModelFamily(network.text, self.family.schedule, network)
 

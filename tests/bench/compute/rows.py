@@ -14,7 +14,7 @@ from giornata.tensors import PROMPT_MASK
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.families.rows import build_row, text_shapes
 from giornata_denoiser.rows.row import RecordingSpec, Row
-from giornata_denoiser.rows.template import Recording, shared_noise, template_noise
+from giornata_denoiser.rows.template import Recording, template_noise
 from tests.bench.compute import engines
 from tests.bench.compute.setting import DEFAULT, Setting
 from tests.bench.systems.workload import Edit, square
@@ -67,7 +67,7 @@ class Rows:
         where = region(grown(square(edit, self.side), self.setting.halo))
         if where is None:
             return self._edited(edit, self._noise(edit), picture)
-        noise = shared_noise(self._noise(edit), where)
+        noise = Recording("any", (0, 0), ()).noise_beside(self._noise(edit), where)
         made = self._edited(edit, noise, picture)
         return replace(made, region=beside(where, made.companions), keeps_padding=self.padding_tokens > 0)
 

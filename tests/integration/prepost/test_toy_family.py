@@ -15,7 +15,7 @@ from giornata.wire.requests import EditParameters
 from giornata_prepost import checkpoint
 from giornata_prepost.config import PrepostConfig
 from giornata_prepost.families.flux.images import FillImages
-from giornata_prepost.families.protocol import Condition, Modes, rehearse
+from giornata_prepost.families.protocol import Condition, rehearse
 from giornata_prepost.images.stages import PixelLimits, inspect
 from giornata_tools.model.random.build import build
 from tests.integration.prepost.asking import MASK, SCENE, png
@@ -24,8 +24,8 @@ from tests.integration.prepost.asking import MASK, SCENE, png
 class ToyImages(FillImages):
     """Flux Fill with one more conditioning channel: the mask's share of each token."""
 
-    def _condition(self, picture: torch.Tensor, holes: torch.Tensor, modes: Modes) -> Condition:
-        fill = super()._condition(picture, holes, modes)
+    def _condition(self, picture: torch.Tensor, holes: torch.Tensor, *, modes: bool) -> Condition:
+        fill = super()._condition(picture, holes, modes=modes)
 
         def condition(generator: torch.Generator) -> dict[str, torch.Tensor]:
             made = fill(generator)

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 import numpy as np
-import torch
 
 from giornata.blobs import MemoryBlobs
 from giornata.planning.costs import StepCosts
@@ -106,7 +105,7 @@ async def asked_of(made: Worker, reuse: Reuse = Reuse.STRICT, **fields: Any) -> 
         picture(SIZE),
         marked,
         [7],
-        modes=torch.tensor([True]),
+        modes=True,
         draws=bool(parameters.sampler and parameters.sampler.stochastic),
         strength=parameters.strength or 0,
     )

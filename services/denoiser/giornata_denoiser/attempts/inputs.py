@@ -28,12 +28,12 @@ from giornata_denoiser.attempts.adapting import adapters_of
 from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.engine.weighing import profits, recorded_bytes, run_ms
 from giornata_denoiser.families.protocol import ModelFamily
-from giornata_denoiser.families.rows import build_row, referred
+from giornata_denoiser.families.rows import NOISE, build_row, referred
 from giornata_denoiser.rows.adapters import NONE
 from giornata_denoiser.rows.row import Row
 from giornata_denoiser.rows.snapshot import Snapshot
 from giornata_denoiser.rows.step_cache import rule_of
-from giornata_denoiser.rows.template import shared_noise
+from giornata_denoiser.rows.template import Recording
 from giornata_denoiser.templates.lookup import Reusing
 
 log = structlog.get_logger(__name__)
@@ -127,8 +127,6 @@ def _made(
     multiple, family = checkpoint.card.pixel_multiple, checkpoint.family
     fields, painted = tensors.unpack(conditioning), painted_region(request)
     where = None if reusing is None else painted
-    if where is not None and "noise" in fields:
-        fields["noise"] = shared_noise(fields["noise"], where)
     track = family.schedule.track(
         sampler=parameters.sampler or family.schedule.default_sampler,
         steps=parameters.num_inference_steps,
@@ -163,7 +161,7 @@ def _made(
 
 
 def reused(row: Row, where: Region | None, how: Reusing, family: ModelFamily) -> Row:
-    """`row`, which has the template's noise outside of `where`, without computing there if that gains anything.
+    """`row` without computing outside of `where`, if that gains anything; otherwise that of full computation.
 
     Where there is no recording, or it is not worth its loads, the row takes what its own steps make.
     """
@@ -172,7 +170,7 @@ def reused(row: Row, where: Region | None, how: Reusing, family: ModelFamily) ->
         return row
     where = beside(where, row.companions)
     renewing = _renewing(row, where, how, family)
-    taking = _taking(row, where, how, family)
+    taking = row if how.recording is None else _taking(row, where, how.recording, how, family)
     if how.recording is not None and how.recording.edited is not None:
         times = [run_ms(each, how.costs, family.operations) for each in (taking, renewing)]
         if times[0] >= times[1]:
@@ -191,22 +189,31 @@ def _renewing(row: Row, where: Region, how: Reusing, family: ModelFamily) -> Row
     return leaving if recorded_bytes(leaving, family) <= how.room_bytes else renewing
 
 
-def _taking(row: Row, where: Region, how: Reusing, family: ModelFamily) -> Row:
-    """`row` as it takes from the recording of `how`; `row` itself where it cannot.
+def _taking(row: Row, where: Region, recording: Recording, how: Reusing, family: ModelFamily) -> Row:
+    """`row` as it takes from the `recording` of `how`, whose noise it has outside; `row` itself where it cannot.
 
     Of what an edit has left it takes nothing that this edit repainted, but computes it, too. Where no edit has learned
     the correction of its mask, it takes that of another mask and computes what lies in either of both, if that is less
     than computing its first step in full.
     """
-    recording, known, sequences = how.recording, how.known, len(row.prompts)
-    if recording is not None and recording.edited is not None:
+    known, sequences = how.known, len(row.prompts)
+    if recording.edited is not None:
         either = united(where, recording.edited)
         if either is None:
             return row
         where = either
-    taking = replace(row, region=where, template=recording, tolerance=how.tolerance, skipped=False)
+    noise = recording.noise_beside(row.conditioning[NOISE], where)
+    taking = replace(
+        row,
+        conditioning={**row.conditioning, NOISE: noise},
+        latent=row.latent if row.step else row.track.begun(row.conditioning.get("image_latents"), noise),
+        region=where,
+        template=recording,
+        tolerance=how.tolerance,
+        skipped=False,
+    )
     under = row.adapters.learned_under(row.step)
-    if recording is None or known is None or under is None:
+    if known is None or under is None:
         return taking
     if (found := known.find(recording.id, where, sequences, under)) is not None:
         return replace(taking, corrections=found)

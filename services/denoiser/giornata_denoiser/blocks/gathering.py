@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 from giornata.packed.attention import Outside
+from giornata.planning.specs import together
 from giornata.wire.blocks import PARTS
 from giornata.wire.values import Mode
 from giornata_denoiser.blocks.device import Device
 from giornata_denoiser.families.protocol import ModelFamily
-from giornata_denoiser.rows.correction import Correction
+from giornata_denoiser.rows.correction import Correction, shrinkage
 from giornata_denoiser.rows.stored import Stored
 from giornata_denoiser.rows.template import Entry
 
@@ -54,6 +55,8 @@ class Gathering:
     ) -> None:
         self._entry, self._index, self._own = entry, index, own
         self._family, self._device, self._correction = family, device, correction
+        self.shrinkage = 1.0 if together(family.specs) else shrinkage(entry.level)
+        """By what the correction's differences are multiplied; a UNet's were not seen to shrink."""
 
     def slab(self, block: int, mode: Mode) -> Slab:
         """What a block in `mode` takes.
@@ -73,7 +76,8 @@ class Gathering:
     def _brought(self, block: int, part: str, stored: Stored) -> Brought:
         """A part on the device, and what is added to it."""
         delta = None if self._correction is None else self._correction.of(block, part)
-        return Brought(self._device.bring(stored), None if delta is None else self._device.bring(delta))
+        added = None if delta is None else self._device.bring(delta).scaled(self.shrinkage)
+        return Brought(self._device.bring(stored), added)
 
     def by_head(self, block: int, brought: tuple[Brought, ...], room: int) -> Outside:
         """Key and value, (room + outside, heads, head_dim) each, the first `room` rows free."""

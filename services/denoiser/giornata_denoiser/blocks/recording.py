@@ -108,8 +108,8 @@ class CorrectionRecorder:
         return Correction(self._deltas, self._slabs.group)
 
     def _take(self, block: int, part: str, own: Tensor, template: Tensor) -> None:
-        """Keep own - template; `template` (outside, channels) becomes the own one."""
+        """Keep own - template as at the highest noise level; `template` (outside, channels) becomes the own one."""
         region = self._slabs.shown if part == "hidden" else self._slabs.region
         own = own.index_select(0, region.outside)
-        self._deltas[block, part] = store(own - template, bits_of(part, self._bits))
+        self._deltas[block, part] = store((own - template) / self._slabs.shrinkage, bits_of(part, self._bits))
         template.copy_(own)

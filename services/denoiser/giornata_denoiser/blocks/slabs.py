@@ -77,6 +77,7 @@ class Slabs:
         self._gathering = Gathering(
             entry, self._index, own, family, device=self._device, correction=correction
         )
+        self.shrinkage = self._gathering.shrinkage
         self._waits, self._trace = waits or Waits(lambda: 0.0), trace
         self._slots: dict[Place, Future[tuple[Slab, Arrival]]] = {}
         """Made by whichever thread first asks for a slab or loads it."""

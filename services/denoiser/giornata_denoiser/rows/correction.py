@@ -5,10 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Final
 
 from torch import Tensor
 
 from giornata_denoiser.rows.stored import Stored
+
+LEAST: Final = 0.25
+"""The noise level below which differences shrink no more."""
+
+
+def shrinkage(level: float) -> float:
+    """How large differences are at a noise level, of what they are at 1; decision record 0075 has the measurement."""
+    return max(level, LEAST) ** 0.5
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,7 +31,7 @@ class Correction:
     """
 
     deltas: Mapping[tuple[int, str], Stored]
-    """(outside, channels) each: what is added to a part of a block."""
+    """(outside, channels) each: what is added to a part of a block at the highest noise level."""
     group: str = ""
     """The processes of which this one has learned a part of it, and none the rest; empty where it is whole."""
 

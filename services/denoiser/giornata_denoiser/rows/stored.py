@@ -112,6 +112,12 @@ class Stored:
         scale, low = (None if part is None else change(part) for part in (self.scale, self.low))
         return Stored(change(self.data), scale, low)
 
+    def scaled(self, factor: float) -> Stored:
+        """The same with all values so many times as large."""
+        if self.scale is None or self.low is None:
+            return Stored(self.data * factor)
+        return Stored(self.data, self.scale * factor, self.low * factor)
+
     def gather(self, index: Tensor, out: Tensor) -> None:
         """Write the tokens `index` (n,), int64, into `out` (n, channels); all on this tensor's device."""
         chosen = self.data.index_select(0, index)

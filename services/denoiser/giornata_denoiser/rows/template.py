@@ -132,6 +132,8 @@ class Recording:
     """In the order of the run, level falling."""
     edited: Region | None = None
     """What an edit has repainted: its entries show the picture outside of it alone. None for a template run's."""
+    noise: Tensor | None = None
+    """(tokens, channels): what that edit began with; None for :func:`template_noise`."""
 
     def __post_init__(self) -> None:
         """Read off each entry what plans need: the step that first takes from it is not to wait for that."""
@@ -140,13 +142,21 @@ class Recording:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of all entries."""
-        return sum(entry.size_bytes for entry in self.entries)
+        """Bytes of all entries, and of noise of its own."""
+        noise = 0 if self.noise is None else self.noise.nbytes
+        return noise + sum(entry.size_bytes for entry in self.entries)
 
     @property
     def finite(self) -> bool:
         """Whether every value of it is."""
         return all(part.finite for entry in self.entries for block in entry.blocks for part in block.parts)
+
+    def noise_beside(self, own: Tensor, where: Region) -> Tensor:
+        """A row's noise that takes from it: its `own` (tokens, channels) in its region, the recorded outside."""
+        recorded = template_noise(*own.shape) if self.noise is None else self.noise
+        noise = recorded.to(own.device, own.dtype, copy=True)
+        noise[where.computed] = own[where.computed]
+        return noise
 
     def pinned(self) -> Recording:
         """The same in pinned host memory; see :meth:`giornata_denoiser.rows.stored.Stored.pinned`."""
@@ -177,10 +187,3 @@ def template_noise(tokens: int, channels: int) -> Tensor:
 def template_generator() -> Tensor:
     """The state of a generator, always the same: what noise a template run's sampler adds, if any."""
     return torch.Generator("cpu").manual_seed(0).get_state()
-
-
-def shared_noise(own: Tensor, where: Region) -> Tensor:
-    """A row's noise: its own (tokens, channels) in its region, the template's outside of it, so that entries fit."""
-    noise = template_noise(*own.shape).to(own.device, own.dtype, copy=True)
-    noise[where.computed] = own[where.computed]
-    return noise

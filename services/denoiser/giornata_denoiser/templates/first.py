@@ -78,7 +78,13 @@ class FirstTemplates:
             raise ValueError(f"row {row.key} leaves nothing")
         name = row.records.name
         # Each has a name of its own as a recording, since what edits learn belongs to it and not to a later one.
-        left = Recording(f"{name}-{row.key.job_id}", row.grid, row.entries, edited=row.region)
+        left = Recording(
+            f"{name}-{row.key.job_id}",
+            row.grid,
+            row.entries,
+            edited=row.region,
+            noise=row.conditioning["noise"],
+        )
         if len(left.entries) < row.steps_in_full or not left.finite:
             return
         left = self._host.recording(left)

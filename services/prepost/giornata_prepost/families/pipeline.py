@@ -9,9 +9,6 @@ picture.
 A generation has no picture: its noise follows its control images.
 
 A sampler that draws noise goes on with the same generator: its state after these draws is handed on.
-
-Where an edit may reuse, the draws are made all the same, and the posteriors' modes are taken, which all edits of a
-picture share.
 """
 
 from __future__ import annotations
@@ -33,7 +30,7 @@ from torch.nn.functional import interpolate, pixel_shuffle, pixel_unshuffle
 from giornata.latents import normalisation_of
 from giornata.wire.errors import RowPoisoned
 from giornata.wire.models import ModelCard
-from giornata_prepost.families.protocol import Condition, Modes, Tensors, nothing
+from giornata_prepost.families.protocol import Condition, Tensors, nothing
 from giornata_prepost.images.geometry import Size
 from giornata_prepost.images.pictures import Pixels
 
@@ -102,7 +99,7 @@ class PipelineImages(ABC):
         mask: npt.NDArray[np.uint8],
         seeds: Sequence[int],
         *,
-        modes: Modes = None,
+        modes: bool = False,
         draws: bool = False,
         strength: float = 1.0,
         first: Condition = nothing,
@@ -114,13 +111,13 @@ class PipelineImages(ABC):
         picture = picture.to(torch.float32)
         posterior = self._posterior(picture)
         how = self._picture_mode(strength, whole=bool((holes == 1).all()))
-        condition = self._condition(picture, holes, modes)
+        condition = self._condition(picture, holes, modes=modes)
         for seed in seeds:
             generator = torch.Generator("cpu").manual_seed(seed)
             row = first(generator)
             image_latents = self._latents(posterior, generator, how)
             row["noise"] = self._pack(self._noise(image_latents, generator))
-            row["image_latents"] = self._with_modes(self._pack(image_latents), posterior, modes)
+            row["image_latents"] = self._with_modes(self._pack(image_latents), posterior, modes=modes)
             row |= condition(generator)
             if draws:
                 if self.draws_unread and not bool((row["mask"] == 1).all()):
@@ -168,12 +165,11 @@ class PipelineImages(ABC):
         """The `sample_mode` by which the pipeline takes the picture's latents; `whole`: all of it is repainted."""
         return SAMPLE
 
-    def _with_modes(self, drawn: torch.Tensor, posterior: Any, modes: Modes) -> torch.Tensor:
-        """(tokens, channels) of a posterior, `drawn` as the pipeline does, and its mode in the tokens of `modes`."""
-        if modes is None:
+    def _with_modes(self, drawn: torch.Tensor, posterior: Any, *, modes: bool) -> torch.Tensor:
+        """(tokens, channels) of a posterior: `drawn` as the pipeline does, or with `modes` its mode."""
+        if not modes:
             return drawn
-        mode = self._pack(self._latents(posterior, torch.Generator("cpu"), MODE))  # it draws nothing
-        return torch.where(modes.to(drawn.device)[:, None], mode, drawn)
+        return self._pack(self._latents(posterior, torch.Generator("cpu"), MODE))  # it draws nothing
 
     def _noise(self, image_latents: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
         """Noise of the shape of `image_latents`, drawn as the pipeline lays it out."""
@@ -182,7 +178,7 @@ class PipelineImages(ABC):
         )
         return noise
 
-    def _condition(self, picture: torch.Tensor, holes: torch.Tensor, modes: Modes) -> Condition:  # noqa: ARG002 - some do
+    def _condition(self, picture: torch.Tensor, holes: torch.Tensor, *, modes: bool) -> Condition:  # noqa: ARG002 - some do
         """What the pipeline adds to every row of a job: `mask`, one value a latent pixel, repeated for each channel.
 
         It draws after the noise. `picture` is (1, 3, height, width) float32 in -1..1; `holes` is (1, 1, height, width)

@@ -22,9 +22,6 @@ Tensors: TypeAlias = dict[str, torch.Tensor]
 Condition: TypeAlias = Callable[[torch.Generator], Tensors]
 """Makes tensors of a row; draws from the row's generator."""
 
-Modes: TypeAlias = torch.Tensor | None
-"""(tokens,) bool: where latents are the modes of their posteriors, the same for all seeds; None for nowhere."""
-
 REHEARSED_PIXELS: Final = 256
 """Pixels a side of the picture that a model rehearses with, about."""
 
@@ -76,7 +73,7 @@ class ImageModel(Protocol):
         mask: npt.NDArray[np.uint8],
         seeds: Sequence[int],
         *,
-        modes: Modes = None,
+        modes: bool = False,
         draws: bool = False,
         strength: float = 1.0,
         first: Condition = nothing,
@@ -86,8 +83,8 @@ class ImageModel(Protocol):
         What `first` makes, which draws before all else, is the row's, too.
 
         `image` is (height, width, 3) uint8 at the model's size; `mask` is (height, width) uint8, 255 = edit, 0 = keep.
-        Everything is drawn as the pipeline does at this `strength`; in the tokens of `modes`, the modes of posteriors
-        are taken all the same. Each tensor is (tokens, channels), row-major, channels ordered by latent channel, row
+        Everything is drawn as the pipeline does at this `strength`; with `modes` posteriors' modes, the same for all
+        seeds, are taken instead. Each tensor is (tokens, channels), row-major, channels ordered by latent channel, row
         and column in the token; `noise` and `image_latents` are among them. Where the row's sampler `draws` noise, so
         is `generator`: the state of the row's CPU generator after all of the pipeline's draws, (bytes,) uint8.
         """

@@ -9,7 +9,7 @@ import torch
 
 from giornata_prepost.families.controls import ControlledImages
 from giornata_prepost.families.pipeline import MODE, SAMPLE, GeneratingImages
-from giornata_prepost.families.protocol import Condition, Modes, Tensors
+from giornata_prepost.families.protocol import Condition, Tensors
 
 
 class TiledImages(ControlledImages):
@@ -42,12 +42,12 @@ class MaskedUNet(TiledImages):
     def _picture_mode(self, strength: float, *, whole: bool) -> str:  # noqa: ARG002 - protocol
         return MODE if strength == 1.0 else SAMPLE
 
-    def _condition(self, picture: torch.Tensor, holes: torch.Tensor, modes: Modes) -> Condition:
+    def _condition(self, picture: torch.Tensor, holes: torch.Tensor, *, modes: bool) -> Condition:
         posterior = self._posterior(picture * (holes < 0.5))
         mask = self._pack(self._mask(holes))
 
         def condition(generator: torch.Generator) -> Tensors:
             masked = self._pack(self._latents(posterior, generator, SAMPLE))
-            return {"mask": mask, "masked_image_latents": self._with_modes(masked, posterior, modes)}
+            return {"mask": mask, "masked_image_latents": self._with_modes(masked, posterior, modes=modes)}
 
         return condition

@@ -84,7 +84,8 @@ class Oracle:
         if self.seen is None:
             return kept(self.entry)
         first, everything = self.seen
-        return kept(self.entry) + own(everything)[self.outside].flatten(1) - kept(first)
+        shrunk = (max(self.entry.level, 0.25) / max(first.level, 0.25)) ** 0.5
+        return kept(self.entry) + shrunk * (own(everything)[self.outside].flatten(1) - kept(first))
 
     def keys_values(self, block: int) -> Outside:
         key = self._part(block, "key", lambda seen: seen.heads[block][0])

@@ -103,7 +103,7 @@ async def test_padding_is_kept_where_that_is_configured_and_nothing_else_is_aske
 
 
 async def test_a_row_computes_the_compute_set_that_its_inspection_carries() -> None:
-    """Outside of it the noise is the template's, with a recording at hand or without."""
+    """Outside of it the noise is that of the recording that it takes from, and its own without one."""
     cells = np.zeros((3, 4), bool)
     cells[1, 1:3] = True
     carried = CellMap(height=3, width=4, bits=np.packbits(cells).tobytes())
@@ -115,14 +115,18 @@ async def test_a_row_computes_the_compute_set_that_its_inspection_carries() -> N
         (plain,) = await rows_of(request, CHECKPOINT, at.blobs, None)
         (hit,) = await rows_of(request, CHECKPOINT, at.blobs, Reusing(1.0, made, COSTS))
         (miss,) = await rows_of(request, CHECKPOINT, at.blobs, Reusing(1.0, None, COSTS))
+        own = plain.conditioning["noise"]
+        left = replace(made, noise=torch.full_like(own, 2.0))
+        (after,) = await rows_of(request, CHECKPOINT, at.blobs, Reusing(1.0, left, COSTS))
     assert plain.region is miss.region is None
     assert hit.region is not None
     assert hit.region.computed.tolist() == [5, 6]
     inside = torch.from_numpy(cells.flatten())
-    for row in (hit, miss):
+    for row, outside in ((hit, template_noise(*own.shape)), (after, left.noise), (miss, own)):
         noise = row.conditioning["noise"]
-        assert torch.equal(noise[~inside], template_noise(*noise.shape)[~inside])
-        assert torch.equal(noise[inside], plain.conditioning["noise"][inside])
+        assert outside is not None
+        assert torch.equal(noise[~inside], outside[~inside])
+        assert torch.equal(noise[inside], own[inside])
         assert torch.equal(row.latent, noise), "a row of full strength begins from its noise"
 
 

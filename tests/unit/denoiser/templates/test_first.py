@@ -25,7 +25,8 @@ from tests.unit.denoiser.engine.edits import edit, where
 from tests.unit.denoiser.templates.desk import FAMILY, Desk, desk
 from tests.unit.denoiser.templates.recordings import template
 
-SIZE = 3 * 2 * 16 * 4
+NOISE = edit(FAMILY, None, Spec(grid=(4, 4))).conditioning["noise"]
+SIZE = 3 * 2 * 16 * 4 + NOISE.nbytes
 """Bytes of what a row leaves."""
 
 
@@ -52,6 +53,8 @@ def test_what_an_edit_left_shows_what_it_repainted() -> None:
     assert found is not None
     assert found.edited is not None
     assert found.edited.digest == where().digest
+    assert found.noise is not None
+    assert found.noise.shape == NOISE.shape
     assert (len(found.entries), made.left, made.size_bytes) == (3, 1, SIZE)
     assert made.holds(found)
     assert made.find("two") is None

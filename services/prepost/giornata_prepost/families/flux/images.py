@@ -9,7 +9,7 @@ from giornata.tensors import PROMPT_MASK
 from giornata.wire.adapters import ControlInput
 from giornata_prepost.families.controls import ControlledImages
 from giornata_prepost.families.pipeline import MODE, SAMPLE, GeneratingImages, ReferringImages
-from giornata_prepost.families.protocol import Condition, Modes, Tensors
+from giornata_prepost.families.protocol import Condition, Tensors
 from giornata_prepost.images.geometry import Size
 from giornata_prepost.images.pictures import Pixels
 
@@ -78,7 +78,7 @@ class FillImages(FluxImages):
 
     kind = FluxFillPipeline
 
-    def _condition(self, picture: torch.Tensor, holes: torch.Tensor, modes: Modes) -> Condition:
+    def _condition(self, picture: torch.Tensor, holes: torch.Tensor, *, modes: bool) -> Condition:
         """A posterior sample of the masked picture."""
         posterior = self._posterior(picture * (1 - holes))
         pixels = torch.nn.functional.pixel_unshuffle(holes, self.card.vae_scale_factor)
@@ -86,6 +86,6 @@ class FillImages(FluxImages):
 
         def condition(generator: torch.Generator) -> Tensors:
             masked = self._pack(self._latents(posterior, generator, SAMPLE))
-            return {"masked_image_latents": self._with_modes(masked, posterior, modes), "mask": mask}
+            return {"masked_image_latents": self._with_modes(masked, posterior, modes=modes), "mask": mask}
 
         return condition

@@ -8,7 +8,7 @@ from diffusers.utils.torch_utils import randn_tensor
 from torch.nn.functional import interpolate, pixel_shuffle
 
 from giornata_prepost.families.pipeline import MODE, GeneratingImages, ReferringImages
-from giornata_prepost.families.protocol import Condition, Modes, Tensors
+from giornata_prepost.families.protocol import Condition, Tensors
 from giornata_prepost.images.geometry import Size
 from giornata_prepost.images.pictures import Pixels
 
@@ -37,7 +37,7 @@ class KleinImages(GeneratingImages, ReferringImages):
         drawn = randn_tensor(shape, generator=generator, device=self.device, dtype=self.dtype)
         return pixel_shuffle(drawn, side)
 
-    def _condition(self, picture: torch.Tensor, holes: torch.Tensor, modes: Modes) -> Condition:  # noqa: ARG002 - protocol
+    def _condition(self, picture: torch.Tensor, holes: torch.Tensor, *, modes: bool) -> Condition:  # noqa: ARG002 - protocol
         """The mask is resized to tokens bilinearly, so a token may be edited in part."""
         multiple = self.card.pixel_multiple
         grid = [side // multiple for side in holes.shape[-2:]]
