@@ -87,7 +87,7 @@ async def edited_at(
 ) -> Pixels:
     """The picture of an edit at one of the doors; without a `blur` its request names none."""
     fields: dict[str, Any] = {"prompt": "a red hat", "seed": 7}
-    asked = {} if blur is None else {"mask_blur": blur}
+    asked: dict[str, Any] = {} if blur is None else {"mask_blur": blur}
     if door == "rest":
         body = await edited(http, edit_form(image, mask, **fields, **asked))
         return pixels(base64.b64decode(body["data"][0]["b64_json"]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -17,7 +18,7 @@ LEAST: Final = 0.25
 
 def shrinkage(level: float) -> float:
     """How large differences are at a noise level, of what they are at 1; decision record 0075 has the measurement."""
-    return max(level, LEAST) ** 0.5
+    return math.sqrt(max(level, LEAST))
 
 
 @dataclass(frozen=True, eq=False)

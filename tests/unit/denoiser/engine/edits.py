@@ -84,7 +84,7 @@ class Oracle:
         if self.seen is None:
             return kept(self.entry)
         first, everything = self.seen
-        shrunk = (max(self.entry.level, 0.25) / max(first.level, 0.25)) ** 0.5
+        shrunk: float = (max(self.entry.level, 0.25) / max(first.level, 0.25)) ** 0.5
         return kept(self.entry) + shrunk * (own(everything)[self.outside].flatten(1) - kept(first))
 
     def keys_values(self, block: int) -> Outside:
