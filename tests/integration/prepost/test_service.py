@@ -90,7 +90,9 @@ async def test_a_template_is_what_its_edits_are_without_their_mask(
     own = tensors.unpack(await blobs.get(made.conditioning))
     edits = tensors.unpack(await blobs.get(encoding.rows[0]))
     assert own["image_latents"].shape == edits["image_latents"].shape
-    assert not torch.equal(own["image_latents"], edits["image_latents"]), "an edit's are drawn, as by diffusers"
+    assert not torch.equal(own["image_latents"], edits["image_latents"]), (
+        "an edit's are drawn, as by diffusers"
+    )
     assert own["mask"].count_nonzero() == 0
 
 

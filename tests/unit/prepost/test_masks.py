@@ -17,6 +17,7 @@ from giornata.wire.requests import MaskMode
 from giornata_prepost.images.geometry import Size
 from giornata_prepost.images.masks import (
     EDGE_PX,
+    LEVELS,
     MIN_ALPHA,
     REACH_PER_SIGMA,
     Region,
@@ -157,7 +158,7 @@ def test_the_feather_is_a_gaussian_of_the_distance(grow: int) -> None:
     for distance in range(1, 30):
         expected = math.exp(-0.5 * (distance / 4) ** 2)
         assert alpha[10 + grow + distance] == pytest.approx(
-            expected if expected >= MIN_ALPHA else 0, abs=1e-6
+            expected if expected >= MIN_ALPHA else 0, abs=1 / LEVELS
         )
 
 
@@ -197,12 +198,14 @@ def test_the_default_edge_rises_evenly_and_less_where_the_mask_is_narrow() -> No
     region = np.zeros((40, 60), np.bool_)
     region[10:30, 5:] = True
     alpha = effective_alpha(region, 0, None)
-    np.testing.assert_allclose(alpha[20, 3:11], [0, 0, 0.104, 0.352, 0.648, 0.896, 1, 1], rtol=1e-5)
+    np.testing.assert_allclose(alpha[20, 3:11], [0, 0, 0.104, 0.352, 0.648, 0.896, 1, 1], atol=1 / LEVELS)
     assert alpha[20, 59] == 1, "the picture's border is no edge"
     for width, expected in ((1, [1]), (2, [1, 1]), (3, [1, 1, 1]), (5, [0.5, 1, 1, 1, 0.5])):
         strip = np.zeros((40, 60), np.bool_)
         strip[10 : 10 + width] = True
-        np.testing.assert_allclose(effective_alpha(strip, 0, None)[10 : 10 + width, 30], expected, rtol=1e-6)
+        np.testing.assert_allclose(
+            effective_alpha(strip, 0, None)[10 : 10 + width, 30], expected, atol=1 / LEVELS
+        )
 
 
 def test_large_radii_reach_the_whole_picture() -> None:
