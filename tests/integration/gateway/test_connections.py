@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import uvloop
 
+from giornata_gateway.http import connections
 from tests.fakes.key_files import write_keys
 from tests.integration.gateway.test_hostile import connection
 from tests.integration.gateway_fakes import open_stage
@@ -42,6 +43,37 @@ async def one_answer(reader: asyncio.StreamReader) -> bytes:
         length = next(line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length: "))
         await reader.readexactly(int(length.partition(b" ")[2]))
         return head
+
+
+async def test_what_comes_at_once_is_parsed_in_pieces(
+    nats_url: str, redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others have their turns between, however many chunks a read holds; the answer is that to a body in one chunk."""
+    sizes: list[int] = []
+    parse = connections._Connection._parse
+
+    def told(self: connections._Connection, data: bytes) -> None:
+        sizes.append(len(data))
+        parse(self, data)
+
+    monkeypatch.setattr(connections._Connection, "_parse", told)
+    head = b"POST /v1/images/generations HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    body = b'{"prompt": "%s", "n": "two"}' % (b"x" * 50_000)
+    chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in body) + b"0\r\n\r\n"
+    answers = []
+    async with open_stage(nats_url, redis_url, tmp_path) as stage:
+        for sent in (
+            head + b"Content-Length: %d\r\n\r\n" % len(body) + body,
+            head + b"Transfer-Encoding: chunked\r\n\r\n" + chunks,
+        ):
+            sizes.clear()
+            async with connection(stage) as (reader, writer):
+                writer.write(sent + PING)
+                answers.append((await one_answer(reader)).partition(b"\r\n")[0])
+                assert (await one_answer(reader)).startswith(b"HTTP/1.1 ")
+            assert sum(sizes) == len(sent + PING), "in order, and nothing twice"
+            assert max(sizes) <= connections.PIECE_BYTES
+    assert answers[0] == answers[1]
 
 
 async def test_heads_that_do_not_come_are_answered_and_their_connections_closed(

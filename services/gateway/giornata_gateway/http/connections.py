@@ -10,6 +10,7 @@ import asyncio
 import ipaddress
 import socket
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -33,6 +34,8 @@ from giornata_gateway.views.answers import ErrorAnswer, error_detail
 
 PROBES: Final = 4
 """How often a silent peer is asked for a sign of life within the time that it may take."""
+PIECE_BYTES: Final = 16 << 10
+"""Parsed at a time. Bytes that come as chunks of one take 15 µs each, and a read of 256 KiB can hold 43,000 of them."""
 LOG_EVERY_S: Final = 10.0
 """Malformed requests are told in one line of the log for so long."""
 
@@ -98,7 +101,7 @@ class _Server(web.Server):
 class _Connection(web.RequestHandler):
     """A connection that is closed where its next head does not come in time."""
 
-    __slots__ = ("_asked", "_begun", "_holding", "_limits", "_pool", "_server", "_timer")
+    __slots__ = ("_asked", "_begun", "_holding", "_limits", "_pieces", "_pool", "_server", "_timer")
 
     def __init__(self, server: _Server, **options: Any) -> None:
         super().__init__(server, **options)
@@ -109,6 +112,8 @@ class _Connection(web.RequestHandler):
         """Whether a whole request has ever come."""
         self._timer: asyncio.TimerHandle | None = None
         self._pool, self._holding = self._limits.strangers, Holding("")
+        self._pieces: deque[memoryview] = deque()
+        """What has come and is not parsed yet."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -131,6 +136,29 @@ class _Connection(web.RequestHandler):
         self._pool, self._holding = self._limits.known, holding
 
     def data_received(self, data: bytes) -> None:
+        """Parse a piece, and the next ones after what other connections have to do."""
+        view, parsing = memoryview(data), bool(self._pieces)
+        if not parsing and len(data) <= PIECE_BYTES:
+            self._parse(data)
+            return
+        self._pieces.extend(view[at : at + PIECE_BYTES] for at in range(0, len(data), PIECE_BYTES))
+        if not parsing:
+            self._parse_piece()
+
+    def _parse_piece(self) -> None:
+        if self._force_close or self.transport is None:
+            self._pieces.clear()
+        if not self._pieces:
+            return
+        self._parse(bytes(self._pieces[0]))
+        self._pieces.popleft()
+        if self._pieces:
+            self._pause_reading_for_buffer()
+            self._loop.call_soon(self._parse_piece)
+        elif self._buffer_paused and len(self._messages) < self._max_msg_queue_size:
+            self._resume_reading_for_buffer()
+
+    def _parse(self, data: bytes) -> None:
         if self._timer is None and not self._busy:
             self._expect()
         self._begun = self._begun or bool(data)

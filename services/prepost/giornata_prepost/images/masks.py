@@ -91,7 +91,8 @@ def effective_alpha(region: Region, grow_px: int, blur_px: float | None) -> Alph
 
 def _in_levels(alpha: Alpha) -> Alpha:
     """`alpha` in steps of 1 / :data:`LEVELS`, none of which an 8-bit picture shows; what is above 0 stays above 0."""
-    return np.ceil(alpha * np.float32(LEVELS)) / np.float32(LEVELS)
+    levels: Alpha = np.ceil(alpha * np.float32(LEVELS)) / np.float32(LEVELS)
+    return levels
 
 
 def _spread(region: Region, grow_px: int, blur_px: float) -> Alpha:
