@@ -12,8 +12,8 @@ from PIL import Image
 
 from . import gateway, pictures
 
-SEEDS: Final = 2**32
-"""How many a gateway has: of ComfyUI's 64 bits the lower 32 count."""
+SEEDS: Final = 2**64
+"""How many a gateway has, as ComfyUI does."""
 OWN: Final = "the model's own"
 NONE: Final = "(not set)"
 """First of a list of names: no adapter, or the only model that is served."""
@@ -35,7 +35,9 @@ PROMPT: Final[Inputs] = {
         "STRING",
         {"multiline": True, "tooltip": "What the picture, or the mask's part of it, shows."},
     ),
-    "seed": _number("INT", 0, 0, 2**64 - 1, "Its lower 32 bits count.", control_after_generate=True),
+    "seed": _number(
+        "INT", 0, 0, 2**64 - 1, "Each further picture has the next one.", control_after_generate=True
+    ),
 }
 OPTIONS: Final[Inputs] = {
     "negative_prompt": ("STRING", {"default": "", "multiline": True}),

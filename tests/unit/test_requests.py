@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
@@ -375,3 +376,10 @@ def test_resolving_fills_in_what_is_missing_and_changes_nothing_else(
     assert resolved.sampler is Sampler.EULER
     assert 1 <= evaluations_of(resolved) <= resolved.num_inference_steps
     assert resolve(resolved, INPAINT, seed=6) == resolved
+
+
+def test_the_seed_after_the_last_one_is_the_first() -> None:
+    """torch takes as many, and ComfyUI draws from as many."""
+    job = JOB.model_copy(update={"parameters": EditParameters(prompt="a hat", seed=MAX_SEED - 1, n=3)})
+    assert job.seeds == (MAX_SEED - 1, MAX_SEED, 0)
+    assert torch.Generator().manual_seed(MAX_SEED).initial_seed() == MAX_SEED

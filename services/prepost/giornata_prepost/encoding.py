@@ -66,7 +66,7 @@ def encoded(model: ImageModel, job: Job, inputs: Inputs, size: Size) -> Encoded:
     text = _text(model, job, inputs, size)
     references = None if inputs.references is None else _references(model, inputs.references)
     controls = _controls(model, job, inputs)
-    seeds = range(parameters.seed, parameters.seed + job.row_count)
+    seeds = job.seeds
     draws = parameters.sampler is not None and parameters.sampler.stochastic
     if job.regions:
         rows = _region_rows(model, job, inputs, seeds=seeds, draws=draws)

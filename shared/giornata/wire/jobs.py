@@ -12,7 +12,7 @@ from pydantic import ConfigDict
 from giornata.wire.adapters import ControlUse, LoraUse
 from giornata.wire.errors import ServiceUnavailable
 from giornata.wire.models import ModelCard, Task
-from giornata.wire.requests import EditParameters, Reuse, evaluations_of
+from giornata.wire.requests import MAX_SEED, EditParameters, Reuse, evaluations_of
 from giornata.wire.values import CellMap, Grain, Recorded
 
 TAKE_OVER_S = 600
@@ -110,6 +110,12 @@ class Job(Recorded):
     def row_count(self) -> int:
         """Rows: one for each picture, or for each region of the one picture."""
         return len(self.regions) or self.parameters.n
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        """Of each row; without a seed, 0 and the next ones."""
+        first = self.parameters.seed or 0
+        return tuple((first + index) % (MAX_SEED + 1) for index in range(self.row_count))
 
     @property
     def pictures(self) -> tuple[BlobRef, ...]:

@@ -34,7 +34,8 @@ from giornata.wire.values import Recorded, not_blank
 
 MAX_STEPS: Final = 200
 MAX_IMAGES: Final = 10
-MAX_SEED: Final = 2**32 - 1
+MAX_SEED: Final = 2**64 - 1
+"""That of torch's generators. The seed after it is 0."""
 TOLD: Final = 10
 """Most fields at fault that an error names."""
 LORAS: Final = 'LoRAs are named by `loras`: [{"id": "lora_…", "scale": 1.0}]'

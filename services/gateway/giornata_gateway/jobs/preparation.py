@@ -6,6 +6,7 @@ import asyncio
 import secrets
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
+from typing import Final
 
 from giornata.blobs import BlobStore, refer
 from giornata.deadlines import Deadline
@@ -17,7 +18,7 @@ from giornata.wire.mask_words import EACH_REGIONS
 from giornata.wire.masks import MASK, region_name
 from giornata.wire.models import ModelCard, Task
 from giornata.wire.references import check_taken, named_references
-from giornata.wire.requests import MAX_SEED, EditParameters, evaluations_of
+from giornata.wire.requests import EditParameters, evaluations_of
 from giornata.wire.resolution import cfg_scale, resolve
 from giornata_gateway.config import GatewayConfig
 from giornata_gateway.fleet import FleetListener
@@ -29,6 +30,8 @@ from giornata_gateway.jobs.masks import Masks, check_mask
 from giornata_gateway.jobs.request_blobs import check_stored, forget, stored
 from giornata_gateway.views.catalog import choose_card
 
+SEED_BITS: Final = 32
+"""Of a seed that is drawn: programs that read JSON may not keep more than 53."""
 FindLoras = Callable[[str, EditParameters, ModelCard], Awaitable[tuple[LoraUse, ...]]]
 """Finds what a tenant's request names, as :meth:`giornata_gateway.jobs.loras.Loras.used` does."""
 
@@ -125,7 +128,7 @@ class Preparation:
         check_images(parameters.controlnets, len(order.control_images), order.task)
         served = self.fleet.controlnets()
         controls = tuple(control_use(one, card, served, order.task) for one in parameters.controlnets)
-        parameters = resolve(parameters, card, secrets.randbelow(MAX_SEED + 1), others)
+        parameters = resolve(parameters, card, secrets.randbits(SEED_BITS), others)
         loras = await self.find_loras(order.tenant.name, parameters, card)
         prepost = self.masks.subject(order.tenant.name, card.name) if parameters.mask_prompt else None
         # Two requests with one idempotency key are one job, and each has an upload of its own, which it can forget.

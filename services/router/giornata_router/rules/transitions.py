@@ -38,8 +38,7 @@ class Times(NamedTuple):
 
 def accepted(job: Job) -> JobRecord:
     """The first revision: queued, with a row for each picture, or for each region of one."""
-    first = job.parameters.seed or 0
-    rows = tuple(RowRecord(index=i, seed=first + i) for i in range(job.row_count))
+    rows = tuple(RowRecord(index=i, seed=seed) for i, seed in enumerate(job.seeds))
     return JobRecord(job=job, rows=rows)
 
 
