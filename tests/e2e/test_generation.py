@@ -74,9 +74,7 @@ def test_comfyuis_node_makes_what_the_pipeline_makes(
 ) -> None:
     monkeypatch.setenv("GIORNATA_URL", painters.url)
     asked = {"prompt": "a red barn", "negative_prompt": "snow", "true_cfg_scale": 2.0}
-    made = comfyui_nodes.run(
-        "GiornataGenerate", width=128, height=96, seed=7, steps=3, batch_size=2, **asked
-    )
+    made = comfyui_nodes.run("GiornataGenerate", width=128, height=96, seed=7, steps=3, batch_size=2, **asked)
     assert made.shape == (2, 96, 128, 3)
     assert np.abs(made[0].numpy() * 255 - expected).max() <= 1
     assert (made[0] != made[1]).any()
