@@ -1,8 +1,8 @@
 """What a device can do at most, which other figures are held against, and how near to it keys and values are gathered.
 
 ``python -m tests.bench.device_peaks`` times a matrix product, copies, attention, and the kernel that dequantises what a
-step of masked rows takes. Bytes are those that must be read and written once. `hinted` is the kernel as it is,
-`unhinted` the same without what it knows of addresses.
+step of masked rows takes, also from addresses that are no multiples of 16. Bytes are those that must be read and
+written once.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, Final
-from unittest.mock import patch
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -103,34 +102,31 @@ def _gathers(device: torch.device, dtype: torch.dtype) -> list[Work]:
     own_tokens, outside = text + computed, picture - computed
     channels = HEADS * WIDTH
 
-    def levels(tokens: int) -> Levels:
-        data = torch.randint(0, 256, (tokens, channels), device=device, dtype=torch.uint8)
-        return Levels(data, *torch.rand(2, channels, device=device).unbind())
-
-    kept_key, kept_value = levels(picture), levels(picture)
-
-    def pages() -> Pages:
-        index = torch.randperm(picture, device=device)[:outside]
-        return Pages(index, kept_key, kept_value, levels(outside), levels(outside))
-
-    placed = [Placed(pages(), row * (own_tokens + outside) + own_tokens) for row in range(ROWS)]
     length = own_tokens + outside
+
+    def levels(tokens: int, first: int) -> Levels:
+        data = torch.randint(0, 256, (first + tokens * channels,), device=device, dtype=torch.uint8)
+        return Levels(data[first:].view(tokens, channels), *torch.rand(2, channels, device=device).unbind())
+
+    def placed(first: int) -> list[Placed]:
+        kept_key, kept_value = levels(picture, first), levels(picture, first)
+
+        def pages() -> Pages:
+            index = torch.randperm(picture, device=device)[:outside]
+            return Pages(index, kept_key, kept_value, levels(outside, first), levels(outside, first))
+
+        return [Placed(pages(), row * length + own_tokens) for row in range(ROWS)]
+
     places = torch.cat([row * length + torch.arange(own_tokens, device=device) for row in range(ROWS)])
     own_key, own_value = torch.randn(2, ROWS * own_tokens, HEADS, WIDTH, device=device, dtype=dtype).unbind()
     own = Own(own_key, own_value, places)
     key, value = (torch.empty(ROWS * length, HEADS, WIDTH, device=device, dtype=dtype) for _ in range(2))
     read = ROWS * outside * channels * 2 * 2 + own.key.nbytes * 2  # keys and values, levels and corrections
     amount = (read + key.nbytes + value.nbytes) / 1e9
-    run = partial(gather, placed, own, key, value)
-
-    def unhinted() -> None:
-        with patch("giornata.packed.page_kernels.ALIGNMENT", 1):
-            run()
-
-    works: list[Work] = [("gather, hinted", "GB/s", amount, run)]
-    if device.type == "cuda" and gather.__module__.endswith("page_kernels"):
-        works.append(("gather, unhinted", "GB/s", amount, unhinted))
-    return works
+    return [
+        (f"gather, {name}", "GB/s", amount, partial(gather, placed(first), own, key, value))
+        for first, name in enumerate(("aligned", "not aligned"))
+    ]
 
 
 def _line(

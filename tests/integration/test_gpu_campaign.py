@@ -7,9 +7,9 @@ import json
 import os
 import subprocess
 import sys
-import threading
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -61,24 +61,19 @@ def test_a_part_that_hangs_has_failed_or_is_to_be_run_again(
     assert "ended after 0 s" in found.output
 
 
-def test_what_a_part_has_started_ends_with_it(tmp_path: Path) -> None:
+def test_what_a_part_has_started_ends_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its time is up as soon as its child is known."""
     told = tmp_path / "told"
     os.mkfifo(told)
     found: list[psutil.Process] = []
 
-    def read() -> None:
+    def until_told(*_: object) -> tuple[list[object], list[object], list[object]]:
         found.append(psutil.Process(int(told.read_text())))
+        return [], [], []
 
-    reader = threading.Thread(target=read)
-    reader.start()
+    monkeypatch.setattr(campaign, "select", SimpleNamespace(select=until_told))
     with SharedProcess() as process:
-        hanging = threading.Thread(
-            target=process.ended, args=(part("hang", str(told)), tmp_path, tmp_path / "log", 120.0)
-        )
-        hanging.start()
-        reader.join()
-        process.end()
-        hanging.join()
+        assert process.ended(part("hang", str(told)), tmp_path, tmp_path / "log", 120.0) is None
     psutil.wait_procs(found, timeout=20)
     assert not found[0].is_running() or found[0].status() == psutil.STATUS_ZOMBIE
 

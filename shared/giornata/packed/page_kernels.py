@@ -121,20 +121,14 @@ def gather(placed: Sequence[Placed], own: Own, key: Tensor, value: Tensor) -> No
     for pages, start in placed:
         for levels, delta in ((pages.key, pages.key_delta), (pages.value, pages.value_delta)):
             rows.append((start, len(pages), pages.index.data_ptr(), *_fields(levels), *_fields(delta)))
-    table = _table(tuple(rows), key.device)
+    table, aligned = _table(tuple(rows), key.device)
     block, tokens = triton.next_power_of_2(channels), len(own.places)
     _gather[(max(tokens, *(len(pages) for pages, _ in placed)), len(rows) + 2)](
         table, own.key, own.value, own.places, key, value,
         len(rows), tokens, own.key.stride(0), own.value.stride(0),
-        FIELDS=FIELDS, CHANNELS=channels, BLOCK=block, ALIGNED=_alignment(rows),
+        FIELDS=FIELDS, CHANNELS=channels, BLOCK=block, ALIGNED=aligned,
         num_warps=min(32, max(1, block // 512)),
     )  # fmt: skip
-
-
-def _alignment(rows: Sequence[tuple[int, ...]]) -> int:
-    """Bytes that all addresses of stored values are multiples of: where it is 16, threads read 16 bytes at once."""
-    addresses = (row[field] for row in rows for field in ADDRESSES)
-    return ALIGNMENT if all(address % ALIGNMENT == 0 for address in addresses) else 1
 
 
 def _fields(levels: Levels | None) -> tuple[int, int, int, int]:
@@ -145,6 +139,11 @@ def _fields(levels: Levels | None) -> tuple[int, int, int, int]:
 
 
 @lru_cache(maxsize=1024)
-def _table(rows: tuple[tuple[int, ...], ...], device: torch.device) -> Tensor:
-    """(2 * sequences, FIELDS) int64 on `device`."""
-    return moved(torch.tensor(rows, dtype=torch.int64), device)
+def _table(rows: tuple[tuple[int, ...], ...], device: torch.device) -> tuple[Tensor, int]:
+    """(2 * sequences, FIELDS) int64 on `device`, and the bytes that all addresses of values are multiples of.
+
+    Where these are 16, a thread reads 16 bytes at once.
+    """
+    addresses = (row[field] for row in rows for field in ADDRESSES)
+    aligned = ALIGNMENT if all(address % ALIGNMENT == 0 for address in addresses) else 1
+    return moved(torch.tensor(rows, dtype=torch.int64), device), aligned

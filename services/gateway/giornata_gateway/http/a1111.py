@@ -92,10 +92,10 @@ async def progress(request: web.Request) -> web.Response:
     ledger, tenant = request.app[GATEWAY].ledger, request[TENANT].name
     awaited = request.app[AWAITED_JOBS].of(tenant)
     records = [await ledger.records.get(job_id) for job_id in awaited]
-    forecast = None
-    for job_id, steps in list(awaited.items())[:1]:
-        told = await ledger.forecast(job_id) or Forecast()
-        forecast = told.model_copy(update={"steps": tuple(steps.items())})
+    forecast, oldest = None, next(iter(awaited), None)
+    if oldest is not None:
+        told = await ledger.forecast(oldest) or Forecast()
+        forecast = told.model_copy(update={"steps": tuple(awaited[oldest].items())})
     return json_answer(views.progress(records, forecast, time.time()))
 
 

@@ -112,8 +112,8 @@ class _Connection(web.RequestHandler):
         """Whether a whole request has ever come."""
         self._timer: asyncio.TimerHandle | None = None
         self._pool, self._holding = self._limits.strangers, Holding("")
-        self._pieces: deque[memoryview] = deque()
-        """What has come and is not parsed yet."""
+        self._pieces = deque[bytes]()
+        """Bytes that are not parsed yet; the first ones are while they are being parsed."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -137,11 +137,11 @@ class _Connection(web.RequestHandler):
 
     def data_received(self, data: bytes) -> None:
         """Parse a piece, and the next ones after what other connections have to do."""
-        view, parsing = memoryview(data), bool(self._pieces)
+        parsing = bool(self._pieces)
         if not parsing and len(data) <= PIECE_BYTES:
             self._parse(data)
             return
-        self._pieces.extend(view[at : at + PIECE_BYTES] for at in range(0, len(data), PIECE_BYTES))
+        self._pieces.extend(data[at : at + PIECE_BYTES] for at in range(0, len(data), PIECE_BYTES))
         if not parsing:
             self._parse_piece()
 
@@ -150,7 +150,7 @@ class _Connection(web.RequestHandler):
             self._pieces.clear()
         if not self._pieces:
             return
-        self._parse(bytes(self._pieces[0]))
+        self._parse(self._pieces[0])
         self._pieces.popleft()
         if self._pieces:
             self._pause_reading_for_buffer()

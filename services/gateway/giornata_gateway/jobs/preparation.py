@@ -31,7 +31,7 @@ from giornata_gateway.jobs.request_blobs import check_stored, forget, stored
 from giornata_gateway.views.catalog import choose_card
 
 SEED_BITS: Final = 32
-"""Of a seed that is drawn: programs that read JSON may not keep more than 53."""
+"""Of a drawn seed. JavaScript keeps whole numbers of up to 53 bits."""
 FindLoras = Callable[[str, EditParameters, ModelCard], Awaitable[tuple[LoraUse, ...]]]
 """Finds what a tenant's request names, as :meth:`giornata_gateway.jobs.loras.Loras.used` does."""
 
