@@ -101,6 +101,8 @@ class FakePrepost:
         self.inspection = INSPECTION
         """What every picture is measured as."""
         self.fail: Callable[[str], None] = lambda _verb: None
+        self.took_ms: dict[str, int] = {}
+        """The work that answers tell, by verb."""
         self.hold: asyncio.Event | None = None
         """Answers wait for it."""
         self.asked: list[str] = []
@@ -174,18 +176,22 @@ class FakePrepost:
 
     async def _inspect(self, _request: InspectRequest) -> Inspection:
         self._called("inspect")
-        return self.inspection
+        return self.inspection.model_copy(
+            update={"compute_ms": self.took_ms.get("inspect", self.inspection.compute_ms)}
+        )
 
     async def _encode(self, request: EncodeRequest) -> Encoding:
         self._called("encode")
         rows = (REF,) * request.job.row_count
-        return Encoding(text=REF, text_tokens=48, rows=rows)
+        return Encoding(text=REF, text_tokens=48, rows=rows, compute_ms=self.took_ms.get("encode", 0))
 
     async def _finish(self, request: FinishRequest) -> FinishReply:
         self._called("finish")
         self.finished.append(request)
         return FinishReply(
-            image=REF.model_copy(update={"key": f"image{request.index}"}), decode_ms=1, paste_ms=1
+            image=REF.model_copy(update={"key": f"image{request.index}"}),
+            decode_ms=self.took_ms.get("finish", 1),
+            paste_ms=1,
         )
 
     async def _template(self, _request: TemplateRequest) -> TemplateInputs:

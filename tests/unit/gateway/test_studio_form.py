@@ -75,7 +75,7 @@ def test_numbers_have_the_limits_of_their_field(name: str) -> None:
         assert least > told[annotated_types.Gt].gt
     else:
         assert least == told[annotated_types.Ge].ge
-    assert most == told[annotated_types.Le].le
+    assert most == min(told[annotated_types.Le].le, 2**53 - 1), "the largest that JavaScript holds"
 
 
 def test_no_door_has_a_feather_that_nobody_asked_for() -> None:

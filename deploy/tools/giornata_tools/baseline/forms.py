@@ -9,7 +9,7 @@ from PIL import Image, ImageOps
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from giornata.wire.errors import ImageUnreadable, InvalidField, MaskEmpty, MaskSizeMismatch, TooManyPixels
-from giornata.wire.requests import MAX_IMAGES, MAX_STEPS, OutputSize
+from giornata.wire.requests import MAX_IMAGES, MAX_SEED, MAX_STEPS, OutputSize
 
 MULTIPLE: Final = 16
 """Sides of computed pictures: Flux's token."""
@@ -31,7 +31,7 @@ class BaselineForm(BaseModel):
     num_inference_steps: int | None = Field(None, ge=1, le=MAX_STEPS)
     guidance_scale: float | None = Field(None, ge=0, le=100)
     strength: float | None = Field(None, gt=0, le=1)
-    seed: int | None = Field(None, ge=0, lt=2**32)
+    seed: int | None = Field(None, ge=0, le=MAX_SEED)
 
 
 def read_image(file: bytes) -> Image.Image:

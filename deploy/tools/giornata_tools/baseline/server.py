@@ -19,7 +19,7 @@ from pydantic import ValidationError
 
 from giornata.checkpoints import DTYPES
 from giornata.wire.errors import GiornataError, InternalError, InvalidField, ModelNotFound, QueueFull
-from giornata.wire.requests import request_error
+from giornata.wire.requests import MAX_SEED, request_error
 from giornata_gateway.views.answers import ErrorAnswer, error_detail
 from giornata_tools.baseline.batching import Rule, WaitingRow, next_batch
 from giornata_tools.baseline.forms import BaselineForm, read_image, read_mask, size_of
@@ -146,7 +146,7 @@ async def _edit(baseline: Baseline, request: web.Request) -> web.Response:
     width, height = size_of(form, image)
     alike = Alike(width, height, form.num_inference_steps, form.guidance_scale, form.strength)
     seed = secrets.randbits(31) if form.seed is None else form.seed
-    rows = [PipelineRow(form.prompt, image, mask, (seed + index) % 2**32) for index in range(form.n)]
+    rows = [PipelineRow(form.prompt, image, mask, (seed + index) % (MAX_SEED + 1)) for index in range(form.n)]
     painted = await baseline.painted(rows, alike)
     pictures = await asyncio.to_thread(
         lambda: [base64.b64encode(png(one.picture)).decode() for one in painted]

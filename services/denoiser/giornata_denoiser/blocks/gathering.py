@@ -24,7 +24,9 @@ class Brought(NamedTuple):
 
     stored: Stored
     delta: Stored | None
-    """What a correction adds to its outside tokens."""
+    """What a correction adds to its outside tokens, at the highest noise level."""
+    factor: float = 1.0
+    """By what `delta` is multiplied before."""
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -76,8 +78,12 @@ class Gathering:
     def _brought(self, block: int, part: str, stored: Stored) -> Brought:
         """A part on the device, and what is added to it."""
         delta = None if self._correction is None else self._correction.of(block, part)
-        added = None if delta is None else self._device.bring(delta).scaled(self.shrinkage)
-        return Brought(self._device.bring(stored), added)
+        if delta is None:
+            return Brought(self._device.bring(stored), None)
+        added = self._device.bring(delta)
+        if self._device.keeps:
+            return Brought(self._device.bring(stored), added, self.shrinkage)
+        return Brought(self._device.bring(stored), added.scaled(self.shrinkage))
 
     def by_head(self, block: int, brought: tuple[Brought, ...], room: int) -> Outside:
         """Key and value, (room + outside, heads, head_dim) each, the first `room` rows free."""
@@ -92,7 +98,7 @@ class Gathering:
         slab = torch.empty(room + len(index), stored.shape[1], dtype=dtype, device=family.device)
         brought.stored.gather(index, slab[room:])
         if brought.delta is not None:
-            brought.delta.add_to(slab[room:])
+            brought.delta.add_to(slab[room:], brought.factor)
         return slab
 
     def deltas(self, block: int, mode: Mode) -> Iterator[Stored]:

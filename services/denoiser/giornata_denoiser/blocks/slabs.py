@@ -109,14 +109,9 @@ class Slabs:
             return slab
         if not isinstance(slab, tuple):
             raise TypeError("keys and values were loaded as something else")
-        (key, key_delta), (value, value_delta) = slab
-        return Pages(
-            self._index[Mode.KV],
-            key.levels,
-            value.levels,
-            None if key_delta is None else key_delta.levels,
-            None if value_delta is None else value_delta.levels,
-        )
+        key, value = slab
+        deltas = (None if part.delta is None else part.delta.levels for part in slab)
+        return Pages(self._index[Mode.KV], key.stored.levels, value.stored.levels, *deltas)
 
     def part(self, block: int, part: str) -> Tensor:  # noqa: ARG002 - a block that is no attention has one part
         """(outside, channels); LookupError as above."""

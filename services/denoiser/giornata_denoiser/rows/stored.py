@@ -126,12 +126,12 @@ class Stored:
         for part, levels, scale, low in self._quantised(chosen, out.dtype):
             torch.addcmul(low, levels, scale, out=out[:, part])
 
-    def add_to(self, out: Tensor) -> None:
-        """Add all tokens to `out`, (tokens, channels) on this tensor's device."""
+    def add_to(self, out: Tensor, factor: float = 1.0) -> None:
+        """Add all tokens, `factor` times, to `out`, (tokens, channels) on this tensor's device."""
         if self.scale is None:
-            out += self.data
+            out.add_(self.data, alpha=factor)
         for part, levels, scale, low in self._quantised(self.data, out.dtype):
-            out[:, part].addcmul_(levels, scale).add_(low)
+            out[:, part].addcmul_(levels, scale, value=factor).add_(low, alpha=factor)
 
     def _quantised(self, data: Tensor, dtype: torch.dtype) -> Iterator[tuple[slice, Tensor, Tensor, Tensor]]:
         """Channels, levels, scale and low of what `data` packs: all channels in 8 bits, one half and the other in 4."""
