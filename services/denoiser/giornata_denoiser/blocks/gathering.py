@@ -26,7 +26,7 @@ class Brought(NamedTuple):
     delta: Stored | None
     """What a correction adds to its outside tokens, at the highest noise level."""
     factor: float = 1.0
-    """By what `delta` is multiplied before."""
+    """How many times `delta` is added."""
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -58,7 +58,7 @@ class Gathering:
         self._entry, self._index, self._own = entry, index, own
         self._family, self._device, self._correction = family, device, correction
         self.shrinkage = 1.0 if together(family.specs) else shrinkage(entry.level)
-        """By what the correction's differences are multiplied; a UNet's were not seen to shrink."""
+        """The factor of the correction's differences at this noise level; a UNet's were not seen to shrink."""
 
     def slab(self, block: int, mode: Mode) -> Slab:
         """What a block in `mode` takes.
