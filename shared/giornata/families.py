@@ -35,6 +35,8 @@ class Family(StrEnum):
     """`StableDiffusion3InpaintPipeline`: Stable Diffusion 3 and 3.5; blends."""
     Z_IMAGE = "z-image"
     """`ZImageInpaintPipeline`; blends."""
+    FLUX2 = "flux2"
+    """`Flux2Pipeline`: the picture's clean tokens attend too; blends by tokens, as Klein's pipeline does."""
     FLUX2_KLEIN = "flux2-klein"
     """`Flux2KleinInpaintPipeline`: the picture's clean tokens attend too; blends by tokens."""
     FLUX2_KLEIN_KV = "flux2-klein-kv"
@@ -78,6 +80,8 @@ class Kind:
     """Default of requests with a negative prompt, where the family takes true classifier-free guidance."""
     guided_above: float | None = None
     """`guidance_scale` is that of classifier-free guidance, computed above this value. None: networks embed it."""
+    embeds_guidance: bool = False
+    """Whether networks embed it where their configuration does not say: the default of their class in diffusers."""
     distilled: Distilled | None = None
     mask_latents: int = 0
     """Latent pixels a side of the cells in which the family tells edited from kept; 0: it tells single pixels."""

@@ -115,6 +115,16 @@ _FLUX2_KLEIN_KV: Final = replace(
     distilled=None,
     causal_references=True,
 )
+_FLUX2: Final = replace(
+    _FLUX2_KLEIN,
+    family=Family.FLUX2,
+    guidance_scale=4.0,
+    strength=1.0,  # the pipeline begins all of a picture from noise
+    guided_above=None,
+    embeds_guidance=True,
+    distilled=None,
+    max_references=8,
+)
 _QWEN_IMAGE: Final = Kind(
     Family.QWEN_IMAGE,
     takes_true_cfg=True,
@@ -197,6 +207,7 @@ KINDS: Final[dict[str, Kind]] = {
     "ZImagePipeline": _Z_IMAGE,
     "ZImageInpaintPipeline": _Z_IMAGE,
     "ZImageImg2ImgPipeline": _Z_IMAGE,
+    "Flux2Pipeline": _FLUX2,
     "Flux2KleinPipeline": _FLUX2_KLEIN,
     "Flux2KleinInpaintPipeline": _FLUX2_KLEIN,
     "Flux2KleinKVPipeline": _FLUX2_KLEIN_KV,

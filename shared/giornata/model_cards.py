@@ -135,7 +135,7 @@ def _guidance(kind: Kind, configs: Configs, told: ServingDefaults) -> dict[str, 
     steps = distilled.steps if distilled else kind.steps
     scale, guided_above = kind.guidance_scale, kind.guided_above
     if guided_above is None:
-        takes_guidance = bool(configs.network.get("guidance_embeds", False))
+        takes_guidance = bool(configs.network.get("guidance_embeds", kind.embeds_guidance))
     else:
         takes_guidance = distilled is None or distilled.guidance_scale is not None
     if distilled and distilled.guidance_scale is not None:

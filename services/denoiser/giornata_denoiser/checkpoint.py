@@ -34,6 +34,7 @@ LOADERS: Final[Mapping[str, Callable[[Path, torch.dtype, torch.device, Quantize]
     **dict.fromkeys((Family.SD, Family.SD_INPAINT, Family.SDXL, Family.SDXL_INPAINT), unet.load),
     Family.SD3: driven.stable_diffusion_3,
     Family.Z_IMAGE: driven.z_image,
+    Family.FLUX2: driven.flux2,
     Family.FLUX2_KLEIN: driven.flux2_klein,
     Family.FLUX2_KLEIN_KV: driven.flux2_klein_kv,
     Family.QWEN_IMAGE: driven.qwen_image,

@@ -16,6 +16,7 @@ from giornata.wire.models import ModelCard
 from giornata_prepost.config import PrepostConfig
 from giornata_prepost.families.chroma.images import ChromaImages
 from giornata_prepost.families.flux import images as flux
+from giornata_prepost.families.flux2.images import Flux2Images
 from giornata_prepost.families.flux2_klein.images import KleinImages, KleinKVImages
 from giornata_prepost.families.protocol import ImageModel
 from giornata_prepost.families.qwen_image.images import QwenImages
@@ -36,6 +37,7 @@ FAMILIES: Final[dict[str, Callable[[Path, ModelCard, torch.device, torch.dtype],
     Family.SDXL_INPAINT: sdxl.InpaintImages,
     Family.SD3: SD3Images,
     Family.Z_IMAGE: ZImageImages,
+    Family.FLUX2: Flux2Images,
     Family.FLUX2_KLEIN: KleinImages,
     Family.FLUX2_KLEIN_KV: KleinKVImages,
     Family.QWEN_IMAGE: QwenImages,

@@ -21,6 +21,7 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 import torch
+from diffusers.image_processor import VaeImageProcessor
 from diffusers.pipelines.stable_diffusion.pipeline_stable_diffusion_img2img import retrieve_latents
 from diffusers.utils.torch_utils import randn_tensor
 from PIL import Image
@@ -68,6 +69,13 @@ class PipelineImages(ABC):
             **self.options,
             **self._loaded(folder),
         )
+        if not hasattr(pipeline, "mask_processor"):  # it paints no mask; others make one of these
+            pipeline.mask_processor = VaeImageProcessor(
+                vae_scale_factor=card.vae_scale_factor,
+                do_normalize=False,
+                do_binarize=True,
+                do_convert_grayscale=True,
+            )
         self.card, self.device, self.dtype = card, device, dtype
         self.pipeline = pipeline.to(device)
         self._normalisation = normalisation_of(pipeline.vae)

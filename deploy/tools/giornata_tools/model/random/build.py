@@ -21,6 +21,7 @@ from giornata.families import Family
 from giornata_tools.model.random.block_causal import flux2_klein_kv, qwen_image_21
 from giornata_tools.model.random.flow_transformers import (
     chroma,
+    flux2,
     flux2_klein,
     qwen_image,
     qwen_image_edit,
@@ -43,6 +44,7 @@ BUILDERS: Final[dict[Family, Callable[[], Any]]] = {
     Family.SDXL_INPAINT: partial(stable_diffusion_xl, 9),
     Family.SD3: stable_diffusion_3,
     Family.Z_IMAGE: z_image,
+    Family.FLUX2: flux2,
     Family.FLUX2_KLEIN: flux2_klein,
     Family.FLUX2_KLEIN_KV: flux2_klein_kv,
     Family.QWEN_IMAGE: qwen_image,

@@ -1,4 +1,4 @@
-"""Small checkpoints of Z-Image, Flux.2 Klein, Qwen-Image and Chroma with random weights."""
+"""Small checkpoints of Z-Image, Flux.2 and Klein, Qwen-Image and Chroma with random weights."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from diffusers import (
     ChromaTransformer2DModel,
     FlowMatchEulerDiscreteScheduler,
     Flux2KleinInpaintPipeline,
+    Flux2Pipeline,
     Flux2Transformer2DModel,
     QwenImageEditInpaintPipeline,
     QwenImageInpaintPipeline,
@@ -23,6 +24,7 @@ from giornata_tools.model.random.autoencoders import (
     qwen_autoencoder,
     sharpen,
 )
+from giornata_tools.model.random.mistral_text import mistral3, mistral_processor
 from giornata_tools.model.random.qwen_text import (
     VISION,
     picture_processor,
@@ -37,6 +39,8 @@ from giornata_tools.model.text import CORPUS, T5_TOKENS, text_encoders
 TEXT_TOKENS: Final = 48
 KLEIN_LAYERS: Final = 27
 """Klein reads the outputs of layers 9, 18 and 27."""
+FLUX2_LAYERS: Final = 31
+"""Flux.2 reads those of layers 10, 20 and 30, which is not the last one."""
 BLOCKS: Final[dict[str, Any]] = {
     "attention_head_dim": 32,
     "num_attention_heads": 2,
@@ -75,23 +79,39 @@ def z_image() -> ZImageInpaintPipeline:
 
 def flux2_klein() -> Flux2KleinInpaintPipeline:
     """Flux.2 Klein, the base model."""
-    tokenizer, channels = qwen_tokenizer(TEXT_TOKENS), 8
+    tokenizer = qwen_tokenizer(TEXT_TOKENS)
+    return Flux2KleinInpaintPipeline(
+        text_encoder=qwen3_causal(tokenizer, WIDTH, KLEIN_LAYERS),
+        tokenizer=tokenizer,
+        **_flux2_parts(guidance_embeds=False),
+    )
+
+
+def flux2() -> Flux2Pipeline:
+    """Flux.2 dev; its processor knows text alone, and the folder says that it is Pixtral's."""
+    processor = mistral_processor(TEXT_TOKENS)
+    pipeline = Flux2Pipeline(
+        text_encoder=mistral3(processor.tokenizer, WIDTH, FLUX2_LAYERS),
+        tokenizer=processor,
+        **_flux2_parts(guidance_embeds=True),
+    )
+    pipeline.register_to_config(tokenizer=("transformers", "PixtralProcessor"))
+    return pipeline
+
+
+def _flux2_parts(*, guidance_embeds: bool) -> dict[str, Any]:
+    channels = 8
     transformer = Flux2Transformer2DModel(
         in_channels=4 * channels,
         **BLOCKS,
         num_single_layers=2,
         joint_attention_dim=3 * WIDTH,
         axes_dims_rope=(8, 8, 8, 8),
-        guidance_embeds=False,
+        guidance_embeds=guidance_embeds,
     ).eval()
     sharpen(transformer, GAIN, JOINT)
-    return Flux2KleinInpaintPipeline(
-        scheduler=FlowMatchEulerDiscreteScheduler(**SHIFTED_BY_SIZE),
-        vae=klein_autoencoder(channels),
-        text_encoder=qwen3_causal(tokenizer, WIDTH, KLEIN_LAYERS),
-        tokenizer=tokenizer,
-        transformer=transformer,
-    )
+    scheduler = FlowMatchEulerDiscreteScheduler(**SHIFTED_BY_SIZE)
+    return {"scheduler": scheduler, "vae": klein_autoencoder(channels), "transformer": transformer}
 
 
 def qwen_image() -> QwenImageInpaintPipeline:

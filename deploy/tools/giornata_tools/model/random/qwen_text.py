@@ -48,17 +48,24 @@ HEADS: Final = 4
 
 def qwen_tokenizer(tokens: int, more: Sequence[str] = ()) -> Qwen2Tokenizer:
     """Each word of edit instructions is one token; prompts are padded to so many `tokens`. `more` are special ones."""
-    words = list(dict.fromkeys(f"{CORPUS} {TEMPLATE}".split()))
-    merges = learn_merges([*(f"{SPACE}{word}" for word in words), *ROLES], end="")
-    pieces = [*sorted(ByteLevel.alphabet()), *(left + right for left, right in merges), *SPECIAL, *more]
+    vocabulary, merges = byte_pairs(f"{CORPUS} {TEMPLATE}".split(), ROLES, (*SPECIAL, *more))
     tokenizer = Qwen2Tokenizer(
-        vocab={piece: i for i, piece in enumerate(dict.fromkeys(pieces))},
+        vocab=vocabulary,
         merges=merges,
         model_max_length=tokens,
         additional_special_tokens=[*SPECIAL[1:], *more],
     )
     tokenizer.chat_template = CHAT
     return tokenizer
+
+
+def byte_pairs(
+    words: Sequence[str], first: Sequence[str], special: Sequence[str]
+) -> tuple[dict[str, int], list[tuple[str, str]]]:
+    """Vocabulary and merges in which each of `words` behind a blank, of `first` and of `special` is one token."""
+    merges = learn_merges([*(f"{SPACE}{word}" for word in dict.fromkeys(words)), *first], end="")
+    pieces = [*sorted(ByteLevel.alphabet()), *(left + right for left, right in merges), *special]
+    return {piece: i for i, piece in enumerate(dict.fromkeys(pieces))}, merges
 
 
 def qwen3(tokenizer: Qwen2Tokenizer, width: int, layers: int) -> Qwen3Model:

@@ -16,7 +16,7 @@ from diffusers.models.transformers.transformer_z_image import ZImageTransformer2
 
 from giornata_denoiser.families import weights
 from giornata_denoiser.families.driven.chroma import Chroma
-from giornata_denoiser.families.driven.flux2 import Flux2Klein
+from giornata_denoiser.families.driven.flux2 import Flux2, Flux2Klein
 from giornata_denoiser.families.driven.flux2_kv import Flux2KleinKV
 from giornata_denoiser.families.driven.network import DrivenNetwork
 from giornata_denoiser.families.driven.qwen_image import QwenImage, QwenImageEdit
@@ -62,6 +62,7 @@ stable_diffusion_3 = partial(
     load, network=StableDiffusion3, kind=SD3Transformer2DModel, spacing=shifted_always
 )
 z_image = partial(load, network=ZImage, kind=ZImageTransformer2DModel, spacing=shifted_evenly)
+flux2 = partial(load, network=Flux2, kind=Flux2Transformer2DModel, spacing=shifted_by_steps)
 flux2_klein = partial(load, network=Flux2Klein, kind=Flux2Transformer2DModel, spacing=shifted_by_steps)
 flux2_klein_kv = partial(load, network=Flux2KleinKV, kind=Flux2Transformer2DModel, spacing=shifted_by_steps)
 qwen_image = partial(load, network=QwenImage, kind=QwenImageTransformer2DModel, spacing=shifted_by_size)

@@ -1,4 +1,4 @@
-"""Flux.2 Klein: `Flux2Transformer2DModel`, as in `Flux2KleinInpaintPipeline`."""
+"""Flux.2 and Klein: `Flux2Transformer2DModel`, as in `Flux2Pipeline` and `Flux2KleinInpaintPipeline`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ APART: Final = 10
 ones."""
 
 
-class Flux2Klein(DrivenNetwork):
+class Flux2(DrivenNetwork):
     """Blocks of two streams, then of the joint one; all blocks of a kind share their modulation.
 
     Clean pictures are its companions: the picture itself in every edit, and the request's references.
@@ -33,14 +33,8 @@ class Flux2Klein(DrivenNetwork):
     references = References()
 
     def hook(self) -> None:
-        """See :class:`DrivenNetwork`.
-
-        Raises:
-            ValueError: the transformer embeds a guidance scale, as Flux.2 dev does.
-        """
+        """See :class:`DrivenNetwork`."""
         model = self.transformer
-        if model.config.guidance_embeds:
-            raise ValueError("a Flux.2 transformer that embeds a guidance scale is not served; Klein is")
         self.pairs, self.singles = model.transformer_blocks, model.single_transformer_blocks
         self.hooks.spread(model, "double_stream_modulation_img", Stream.IMAGE)
         self.hooks.spread(model, "double_stream_modulation_txt", Stream.TEXT)
@@ -69,10 +63,13 @@ class Flux2Klein(DrivenNetwork):
         key, value = both.chunk(2, dim=-1)
         return by_head(attn, key, attn.norm_k), by_head(attn, value)
 
-    def vectors(self, prompt: DrivenPrompt, times: Tensor) -> Tensor:  # noqa: ARG002 - protocol
-        """See :class:`DrivenNetwork`."""
+    def vectors(self, prompt: DrivenPrompt, times: Tensor) -> Tensor:
+        """See :class:`DrivenNetwork`; a transformer that embeds a guidance scale adds it to each time."""
+        model, guidance = self.transformer, None
+        if model.config.guidance_embeds:
+            guidance = torch.full_like(times, prompt.guidance_scale).to(self.dtype) * TRAIN_TIMESTEPS
         scaled = times.to(self.dtype) / TRAIN_TIMESTEPS * TRAIN_TIMESTEPS
-        return self.hooks.vectors(self.transformer.time_guidance_embed(scaled, None))
+        return self.hooks.vectors(model.time_guidance_embed(scaled, guidance))
 
     def rotated(self, text_tokens: int, grid: Grid, beside: tuple[Grid, ...]) -> Rotary:
         """Axes: which picture, line, column, text token."""
@@ -107,3 +104,17 @@ class Flux2Klein(DrivenNetwork):
             return spec(attn, image=multiplications(attn), keys=2.0 * attn.query_dim * attn.inner_dim)
         keys = multiplications(attn.to_k, attn.to_v)
         return spec(attn, image=keys + multiplications(attn.to_q, attn.to_out, block.ff), keys=keys)
+
+
+class Flux2Klein(Flux2):
+    """Klein, whose guidance is classifier-free."""
+
+    def hook(self) -> None:
+        """See :class:`DrivenNetwork`.
+
+        Raises:
+            ValueError: the transformer embeds a guidance scale, as Flux.2 dev does.
+        """
+        if self.transformer.config.guidance_embeds:
+            raise ValueError("a Klein transformer that embeds a guidance scale is not served; Flux2Pipeline's is")
+        super().hook()

@@ -5,11 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import torch
 from diffusers import QwenImage21Pipeline
-from diffusers.image_processor import VaeImageProcessor
 
-from giornata.wire.models import ModelCard
 from giornata_prepost.families.pipeline import MODE, GeneratingImages
 from giornata_prepost.families.protocol import Tensors
 from giornata_prepost.families.qwen_image_21.processor import TextProcessor
@@ -21,15 +18,6 @@ class Qwen21Images(GeneratingImages):
     """`QwenImage21Pipeline`, which makes pictures of text. Edits are prepared as `QwenImageInpaintPipeline` does."""
 
     kind = QwenImage21Pipeline
-
-    def __init__(self, folder: Path, card: ModelCard, device: torch.device, dtype: torch.dtype) -> None:
-        super().__init__(folder, card, device, dtype)
-        self.pipeline.mask_processor = VaeImageProcessor(
-            vae_scale_factor=card.vae_scale_factor,
-            do_normalize=False,
-            do_binarize=True,
-            do_convert_grayscale=True,
-        )
 
     @classmethod
     def _loaded(cls, folder: Path) -> dict[str, Any]:

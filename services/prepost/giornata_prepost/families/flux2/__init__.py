@@ -1,0 +1,1 @@
+"""Flux.2 checkpoints, Klein apart."""

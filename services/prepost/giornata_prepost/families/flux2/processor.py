@@ -1,0 +1,27 @@
+"""The text part of Pixtral's processor. Its picture part needs torchvision, and prompts do not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Self
+
+from transformers import AutoTokenizer, ProcessorMixin
+
+
+class PixtralTextProcessor(ProcessorMixin):  # type: ignore[misc]  # transformers' is not typed
+    """What `Flux2Pipeline` asks of its tokenizer, a `PixtralProcessor`: conversations without pictures."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        super().__init__(tokenizer, chat_template=tokenizer.chat_template)
+
+    @classmethod
+    def of(cls, folder: Path) -> Self:
+        """From a processor's folder; OSError if it has no tokenizer."""
+        return cls(AutoTokenizer.from_pretrained(str(folder), local_files_only=True))
+
+    def apply_chat_template(
+        self, conversation: Any, *, padding: str, truncation: bool, max_length: int, **how: Any
+    ) -> Any:
+        """Token ids and their mask; the tokenizer's options are named as such, or transformers warns in every call."""
+        sized = {"padding": padding, "truncation": truncation, "max_length": max_length}
+        return super().apply_chat_template(conversation, processor_kwargs=sized, **how)
