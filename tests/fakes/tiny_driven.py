@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 from unittest import mock
 
@@ -27,7 +27,7 @@ from torch.nn import functional
 
 from giornata.scheduling.batch import RowKey
 from giornata_denoiser.families.driven.chroma import Chroma
-from giornata_denoiser.families.driven.flux2 import Flux2Klein
+from giornata_denoiser.families.driven.flux2 import Flux2, Flux2Klein
 from giornata_denoiser.families.driven.flux2_kv import Flux2KleinKV
 from giornata_denoiser.families.driven.network import DrivenNetwork
 from giornata_denoiser.families.driven.qwen_image import QwenImage, QwenImageEdit
@@ -85,7 +85,7 @@ def _qwen_image_21() -> Any:
     return kind(in_channels=LATENT, out_channels=LATENT, num_layers=4, **shape, axes_dims_rope=ROPE)
 
 
-def _flux2() -> Any:
+def _flux2(*, guidance_embeds: bool = False) -> Any:
     kind: Any = Flux2Transformer2DModel
     return kind(
         in_channels=LATENT,
@@ -93,7 +93,7 @@ def _flux2() -> Any:
         num_single_layers=2,
         **SHAPE,
         axes_dims_rope=(4, 4, 4, 4),
-        guidance_embeds=False,
+        guidance_embeds=guidance_embeds,
     )
 
 
@@ -196,7 +196,9 @@ def _flux2_alone(model: Any, row: Row) -> Any:
     text_ids = functional.pad(torch.arange(float(text.shape[1]))[:, None], (3, 0))
     both = torch.cat((row.latent, row.conditioning["image_latents"]))[None]
     ids = torch.cat((picture, reference))
-    return model(both, text, _fraction(row), ids, text_ids, None, return_dict=False)[0][0, : len(row.latent)]
+    prompt: Any = row.prompts[0]
+    guidance = torch.tensor([prompt.guidance_scale]) if model.config.guidance_embeds else None
+    return model(both, text, _fraction(row), ids, text_ids, guidance, return_dict=False)[0][0, : len(row.latent)]
 
 
 def references(row: Row) -> tuple[Tensor, Tensor]:
@@ -264,6 +266,7 @@ FAMILIES: Mapping[str, Driven] = {
     "qwen-image": Driven(QwenImage, _qwen_image, _qwen_image_alone),
     "qwen-image-edit": Driven(QwenImageEdit, _qwen_image, _qwen_image_edit_alone),
     "qwen-image-2.1": Driven(QwenImage21, _qwen_image_21, _qwen_image_21_alone),
+    "flux2": Driven(Flux2, partial(_flux2, guidance_embeds=True), _flux2_alone),
     "flux2-klein-kv": Driven(Flux2KleinKV, _flux2_kv, _flux2_kv_alone),
     "flux2-klein": Driven(Flux2Klein, _flux2, _flux2_alone),
     "z-image": Driven(ZImage, _z_image, _z_image_alone),

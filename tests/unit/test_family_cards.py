@@ -116,6 +116,18 @@ def test_a_distilled_klein_takes_few_steps_and_no_guidance(tmp_path: Path) -> No
     assert base.mask_grain == base.pixel_multiple == 16, "it blends by tokens"
 
 
+def test_flux_2_embeds_guidance_unless_its_network_says_otherwise(tmp_path: Path) -> None:
+    """Checkpoints written before Klein came do not name `guidance_embeds`; diffusers' class then embeds it."""
+    of = partial(checkpoint, pipeline="Flux2Pipeline")
+    card = read_model_card(of(tmp_path / "dev", network={}))
+    assert (card.family, card.guidance, card.guided_above) == (Family.FLUX2, Guidance.EMBEDDED, None)
+    assert (card.default_steps, card.default_guidance_scale, card.generation_guidance_scale) == (50, 4.0, 4.0)
+    assert (card.default_strength, card.references, card.max_references) == (1.0, 1, 8)
+    assert not card.takes_negative_prompt
+    without = read_model_card(of(tmp_path / "without", network={"guidance_embeds": False}))
+    assert without.guidance is Guidance.NONE
+
+
 def test_z_image_turbo_is_told_by_its_scheduler(tmp_path: Path) -> None:
     of = partial(checkpoint, pipeline="ZImagePipeline", network={})
     base, turbo = (read_model_card(of(tmp_path / str(s), scheduler={"shift": s})) for s in (6.0, 3.0))

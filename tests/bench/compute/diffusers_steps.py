@@ -145,10 +145,12 @@ def _flux2(module: Any, step: DiffusersStep) -> Forward:
     embeds, clean = step.text["prompt_embeds"], step.picture
     text_ids = functional.pad(torch.arange(embeds.shape[1], device=of.device)[:, None], (3, 0))
     ids = torch.cat([_positions(of, grid, axes=4, first=first) for first in (0, 10)])
+    embedded = module.config.guidance_embeds
+    guidance = torch.full((len(step.latents),), 3.5, device=of.device) if embedded else None
 
     def forward(latents: Tensor) -> Tensor:
         both = torch.cat((latents, clean), 1)
-        out: Tensor = module(both, embeds, step.time / 1000, ids, text_ids, None, return_dict=False)[0]
+        out: Tensor = module(both, embeds, step.time / 1000, ids, text_ids, guidance, return_dict=False)[0]
         return out[:, : latents.shape[1]]
 
     return forward
@@ -196,7 +198,7 @@ FORWARDS: dict[str, Callable[[Any, DiffusersStep], Forward]] = {
     "sdxl": _unet,
     "sd3": _sd3,
     "z-image": _z_image,
-    "flux2-klein": _flux2,
+    **dict.fromkeys(("flux2", "flux2-klein"), _flux2),
     "qwen-image": _qwen_image,
 }
 """By family: what the forward of diffusers' module is over rows of one size."""

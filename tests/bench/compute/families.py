@@ -17,7 +17,7 @@ from diffusers import (
 )
 
 from giornata_denoiser.families.driven.chroma import Chroma
-from giornata_denoiser.families.driven.flux2 import Flux2Klein
+from giornata_denoiser.families.driven.flux2 import Flux2, Flux2Klein
 from giornata_denoiser.families.driven.qwen_image import QwenImage
 from giornata_denoiser.families.driven.sd3 import StableDiffusion3
 from giornata_denoiser.families.driven.z_image import ZImage
@@ -38,6 +38,14 @@ DISCRETE: Final[Mapping[str, Any]] = {
 }
 HEADS: Final[Mapping[str, Any]] = {"attention_head_dim": 64, "num_attention_heads": 12}
 WIDTH: Final = 768
+FLUX2: Final[Mapping[str, Any]] = {
+    **HEADS,
+    "in_channels": 64,
+    "num_layers": 2,
+    "num_single_layers": 2,
+    "joint_attention_dim": 256,
+    "axes_dims_rope": (16, 16, 16, 16),
+}
 UNET: Final[Mapping[str, Any]] = {
     "in_channels": 4,
     "out_channels": 4,
@@ -140,18 +148,17 @@ FAMILIES: Final[Mapping[str, Measured]] = {
         },
         ("Tongyi-MAI/Z-Image-Turbo", {}),
     ),
+    "flux2": Measured(
+        Flux2Transformer2DModel,
+        Flux2,
+        FLUX2,
+        ("black-forest-labs/FLUX.2-dev", {}),
+        text=512,
+    ),
     "flux2-klein": Measured(
         Flux2Transformer2DModel,
         Flux2Klein,
-        {
-            **HEADS,
-            "in_channels": 64,
-            "num_layers": 2,
-            "num_single_layers": 2,
-            "joint_attention_dim": 256,
-            "axes_dims_rope": (16, 16, 16, 16),
-            "guidance_embeds": False,
-        },
+        FLUX2 | {"guidance_embeds": False},
         (
             "black-forest-labs/FLUX.2-klein-4B",
             {

@@ -53,7 +53,9 @@ async def test_a_batch_is_the_pipelines_own(
         assert np.array_equal(pixels(answers[number]), np.asarray(picture))
 
 
-@pytest.mark.parametrize("family", [Family.FLUX2_KLEIN_KV, Family.QWEN_IMAGE_21, Family.QWEN_IMAGE_EDIT])
+@pytest.mark.parametrize(
+    "family", [Family.FLUX2, Family.FLUX2_KLEIN_KV, Family.QWEN_IMAGE_21, Family.QWEN_IMAGE_EDIT]
+)
 def test_a_family_that_diffusers_does_not_inpaint_with_is_refused(
     family: Family, tiny_checkpoint: Callable[[Family], Path]
 ) -> None:

@@ -180,7 +180,7 @@ def test_pages_are_attended_to_as_what_they_hold(name: str, bits: int) -> None:
     torch.testing.assert_close(latents[0], latents[1], atol=EXACT, rtol=0)
 
 
-@pytest.mark.parametrize("name", ["flux2-klein", "z-image", "flux2-klein-kv", "qwen-image-2.1"])
+@pytest.mark.parametrize("name", ["flux2", "flux2-klein", "z-image", "flux2-klein-kv", "qwen-image-2.1"])
 def test_a_meter_measures_rows_with_what_stands_beside_them(name: str) -> None:
     of = tiny_driven.family(name)
     card = SimpleNamespace(embedded_guidance_scale=0.0, max_text_tokens=32)
@@ -198,7 +198,7 @@ def test_a_meter_measures_rows_with_what_stands_beside_them(name: str) -> None:
     assert meter.load_bytes(part) == of.dtype.itemsize * outside * of.specs[0].channels([Mode.KV])
 
 
-@pytest.mark.parametrize("name", ["flux2-klein", "z-image"])
+@pytest.mark.parametrize("name", ["flux2", "flux2-klein", "z-image"])
 def test_rows_tell_what_their_companions_cost(name: str) -> None:
     """A step in full computes them, a masked one takes them."""
     of = tiny_driven.family(name)

@@ -19,6 +19,7 @@ DRIVEN = {
     "qwen-image": "QwenImagePipeline",
     "qwen-image-edit": "QwenImageEditPipeline",
     "qwen-image-2.1": "QwenImage21Pipeline",
+    "flux2": "Flux2Pipeline",
     "flux2-klein-kv": "Flux2KleinKVPipeline",
     "flux2-klein": "Flux2KleinPipeline",
     "z-image": "ZImagePipeline",

@@ -22,7 +22,7 @@ from tests.unit.denoiser.engine.edits import engine, finished
 from tests.unit.denoiser.families.test_driven_engine import edit, masked
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda:0")
-DRIVEN = ["sd3", "chroma", "qwen-image", "qwen-image-2.1", "flux2-klein", "z-image"]
+DRIVEN = ["sd3", "chroma", "qwen-image", "qwen-image-2.1", "flux2", "flux2-klein", "z-image"]
 KINDS = [Quantize.INT8, Quantize.FLOAT8]
 torchao = pytest.mark.skipif(find_spec("torchao") is None, reason="torchao is not installed")
 

@@ -11,7 +11,7 @@ from giornata.kinds import KINDS
 from giornata.tensors import pack
 from giornata.wire.errors import SchemaMismatch
 from giornata_denoiser.checkpoint import LOADERS
-from giornata_denoiser.families.driven.flux2 import Flux2Klein
+from giornata_denoiser.families.driven.flux2 import Flux2, Flux2Klein
 from giornata_denoiser.families.flux.checkpoints import FluxInpaint, FluxKontext
 from giornata_denoiser.families.references import REFERENCES, Grid, References, area
 from giornata_denoiser.families.rows import referred
@@ -43,10 +43,15 @@ def test_sizes_tokens_and_card_agree(grid: Grid, more: list[Grid], generated: bo
 
 @pytest.mark.parametrize(
     ("network", "pipeline"),
-    [(Flux2Klein, "Flux2KleinPipeline"), (FluxKontext, "FluxKontextPipeline"), (FluxInpaint, "FluxPipeline")],
+    [
+        (Flux2, "Flux2Pipeline"),
+        (Flux2Klein, "Flux2KleinPipeline"),
+        (FluxKontext, "FluxKontextPipeline"),
+        (FluxInpaint, "FluxPipeline"),
+    ],
 )
 def test_networks_look_at_what_their_kinds_say(
-    network: type[Flux2Klein | FluxInpaint], pipeline: str
+    network: type[Flux2 | FluxInpaint], pipeline: str
 ) -> None:
     kind = KINDS[pipeline]
     assert kind.family in LOADERS
