@@ -198,7 +198,9 @@ def _flux2_alone(model: Any, row: Row) -> Any:
     ids = torch.cat((picture, reference))
     prompt: Any = row.prompts[0]
     guidance = torch.tensor([prompt.guidance_scale]) if model.config.guidance_embeds else None
-    return model(both, text, _fraction(row), ids, text_ids, guidance, return_dict=False)[0][0, : len(row.latent)]
+    return model(both, text, _fraction(row), ids, text_ids, guidance, return_dict=False)[0][
+        0, : len(row.latent)
+    ]
 
 
 def references(row: Row) -> tuple[Tensor, Tensor]:

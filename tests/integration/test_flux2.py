@@ -65,7 +65,13 @@ class Both:
     pipeline: Any
 
     def edited(
-        self, key: str, references: Sequence[Pixels] = (), size: Size = SIZE, *, whole: bool = False, **asked: Any
+        self,
+        key: str,
+        references: Sequence[Pixels] = (),
+        size: Size = SIZE,
+        *,
+        whole: bool = False,
+        **asked: Any,
     ) -> Row:
         told = {"prompt": PROMPT, "seed": SEED, "num_inference_steps": STEPS, "guidance_scale": SCALE}
         parameters = of_edit(self.served.card, **told | asked)
@@ -151,8 +157,13 @@ def test_conversations_are_the_tokens_of_pixtrals_processor(
     """Padded on the left, and cut where they are too long."""
     folder = tiny_checkpoint(Family.FLUX2)
     told: dict[str, Any] = {
-        **{"tokenize": True, "return_dict": True, "return_tensors": "pt", "add_generation_prompt": False},
-        **{"padding": "max_length", "truncation": True, "max_length": TEXT},
+        "tokenize": True,
+        "return_dict": True,
+        "return_tensors": "pt",
+        "add_generation_prompt": False,
+        "padding": "max_length",
+        "truncation": True,
+        "max_length": TEXT,
     }
     messages = format_input([prompt], SYSTEM_MESSAGE)
     mine = PixtralTextProcessor.of(folder / "tokenizer").apply_chat_template(messages, **told)
@@ -242,9 +253,7 @@ def test_a_masked_row_beside_others_takes_what_was_recorded(both: Both, form: Fo
     network = both.served.checkpoint.family.network
     others = [both.edited("plain", guidance_scale=4.0), both.generated("made", [SECOND])]
     for name, conditioning in (("itself", edit.conditioning), ("empty", network.unmasked(edit.conditioning))):
-        run = replace(
-            edit, conditioning=conditioning, records=RecordingSpec(frozenset({form}), EXACT)
-        )
+        run = replace(edit, conditioning=conditioning, records=RecordingSpec(frozenset({form}), EXACT))
         full = ended(both.served.checkpoint, [run])["edit"]
         taking = replace(
             edit,

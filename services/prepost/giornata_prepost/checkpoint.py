@@ -16,8 +16,7 @@ from giornata.wire.models import ModelCard
 from giornata_prepost.config import PrepostConfig
 from giornata_prepost.families.chroma.images import ChromaImages
 from giornata_prepost.families.flux import images as flux
-from giornata_prepost.families.flux2.images import Flux2Images
-from giornata_prepost.families.flux2_klein.images import KleinImages, KleinKVImages
+from giornata_prepost.families.flux2.images import Flux2Images, KleinImages, KleinKVImages
 from giornata_prepost.families.protocol import ImageModel
 from giornata_prepost.families.qwen_image.images import QwenImages
 from giornata_prepost.families.qwen_image_21.images import Qwen21Images

@@ -158,7 +158,7 @@ FAMILIES: Final[Mapping[str, Measured]] = {
     "flux2-klein": Measured(
         Flux2Transformer2DModel,
         Flux2Klein,
-        FLUX2 | {"guidance_embeds": False},
+        {**FLUX2, "guidance_embeds": False},
         (
             "black-forest-labs/FLUX.2-klein-4B",
             {

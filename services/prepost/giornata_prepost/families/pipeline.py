@@ -70,12 +70,8 @@ class PipelineImages(ABC):
             **self._loaded(folder),
         )
         if not hasattr(pipeline, "mask_processor"):  # it paints no mask; others make one of these
-            pipeline.mask_processor = VaeImageProcessor(
-                vae_scale_factor=card.vae_scale_factor,
-                do_normalize=False,
-                do_binarize=True,
-                do_convert_grayscale=True,
-            )
+            told = {"do_normalize": False, "do_binarize": True, "do_convert_grayscale": True}
+            pipeline.mask_processor = VaeImageProcessor(vae_scale_factor=card.vae_scale_factor, **told)
         self.card, self.device, self.dtype = card, device, dtype
         self.pipeline = pipeline.to(device)
         self._normalisation = normalisation_of(pipeline.vae)

@@ -35,6 +35,8 @@ def opened(folder: Path) -> Any:
         own = {"processor": TextProcessor.of(folder / "processor")}
     elif "processor" in index:  # the part for pictures may need torchvision, and LoRAs need none
         own = {"processor": None}
+    elif index["_class_name"] == "Flux2Pipeline":  # likewise, by another name
+        own = {"tokenizer": None}
     return getattr(diffusers, index["_class_name"]).from_pretrained(folder, dtype=torch.float32, **own)
 
 

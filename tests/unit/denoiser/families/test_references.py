@@ -50,9 +50,7 @@ def test_sizes_tokens_and_card_agree(grid: Grid, more: list[Grid], generated: bo
         (FluxInpaint, "FluxPipeline"),
     ],
 )
-def test_networks_look_at_what_their_kinds_say(
-    network: type[Flux2 | FluxInpaint], pipeline: str
-) -> None:
+def test_networks_look_at_what_their_kinds_say(network: type[Flux2 | FluxInpaint], pipeline: str) -> None:
     kind = KINDS[pipeline]
     assert kind.family in LOADERS
     assert network.references.own == (kind.references == 1)

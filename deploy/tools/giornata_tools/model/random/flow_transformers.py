@@ -39,8 +39,6 @@ from giornata_tools.model.text import CORPUS, T5_TOKENS, text_encoders
 TEXT_TOKENS: Final = 48
 KLEIN_LAYERS: Final = 27
 """Klein reads the outputs of layers 9, 18 and 27."""
-FLUX2_LAYERS: Final = 31
-"""Flux.2 reads those of layers 10, 20 and 30, which is not the last one."""
 BLOCKS: Final[dict[str, Any]] = {
     "attention_head_dim": 32,
     "num_attention_heads": 2,
@@ -91,7 +89,7 @@ def flux2() -> Flux2Pipeline:
     """Flux.2 dev; its processor knows text alone, and the folder says that it is Pixtral's."""
     processor = mistral_processor(TEXT_TOKENS)
     pipeline = Flux2Pipeline(
-        text_encoder=mistral3(processor.tokenizer, WIDTH, FLUX2_LAYERS),
+        text_encoder=mistral3(processor.tokenizer, WIDTH, 31),  # those of 10, 20 and 30 are read
         tokenizer=processor,
         **_flux2_parts(guidance_embeds=True),
     )

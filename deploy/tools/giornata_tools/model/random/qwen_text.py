@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 from tokenizers.pre_tokenizers import ByteLevel
 from transformers import (
@@ -142,14 +142,18 @@ def qwen3_vl(tokenizer: Qwen2Tokenizer, width: int, layers: int) -> Qwen3VLForCo
 
 
 def _config(tokenizer: Qwen2Tokenizer, width: int, layers: int) -> Qwen3Config:
-    return Qwen3Config(
-        vocab_size=len(tokenizer),
-        hidden_size=width,
-        intermediate_size=2 * width,
-        num_hidden_layers=layers,
-        num_attention_heads=HEADS,
-        num_key_value_heads=2,
-        head_dim=width // HEADS,
-        max_position_embeddings=1024,
-        tie_word_embeddings=True,
-    )
+    return Qwen3Config(**text_shape(tokenizer, width, layers), tie_word_embeddings=True)
+
+
+def text_shape(tokenizer: Any, width: int, layers: int) -> dict[str, int]:
+    """What the configurations of Qwen3's and Mistral's language models have in common."""
+    return {
+        "vocab_size": len(tokenizer),
+        "hidden_size": width,
+        "intermediate_size": 2 * width,
+        "num_hidden_layers": layers,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": 2,
+        "head_dim": width // HEADS,
+        "max_position_embeddings": 1024,
+    }

@@ -107,14 +107,10 @@ class Flux2(DrivenNetwork):
 
 
 class Flux2Klein(Flux2):
-    """Klein, whose guidance is classifier-free."""
+    """Klein, whose guidance is classifier-free; ValueError for a transformer that embeds a guidance scale."""
 
     def hook(self) -> None:
-        """See :class:`DrivenNetwork`.
-
-        Raises:
-            ValueError: the transformer embeds a guidance scale, as Flux.2 dev does.
-        """
+        """See :class:`DrivenNetwork`."""
         if self.transformer.config.guidance_embeds:
-            raise ValueError("a Klein transformer that embeds a guidance scale is not served; Flux2Pipeline's is")
+            raise ValueError("a Klein that embeds a guidance scale is not served; Flux2Pipeline's network is")
         super().hook()

@@ -1,1 +1,1 @@
-"""Flux.2 checkpoints, Klein apart."""
+"""Flux.2 checkpoints: dev and Klein."""

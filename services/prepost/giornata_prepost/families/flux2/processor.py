@@ -19,9 +19,7 @@ class PixtralTextProcessor(ProcessorMixin):  # type: ignore[misc]  # transformer
         """From a processor's folder; OSError if it has no tokenizer."""
         return cls(AutoTokenizer.from_pretrained(str(folder), local_files_only=True))
 
-    def apply_chat_template(
-        self, conversation: Any, *, padding: str, truncation: bool, max_length: int, **how: Any
-    ) -> Any:
+    def apply_chat_template(self, conversation: Any, **how: Any) -> Any:
         """Token ids and their mask; the tokenizer's options are named as such, or transformers warns in every call."""
-        sized = {"padding": padding, "truncation": truncation, "max_length": max_length}
+        sized = {name: how.pop(name) for name in ("padding", "truncation", "max_length")}
         return super().apply_chat_template(conversation, processor_kwargs=sized, **how)
