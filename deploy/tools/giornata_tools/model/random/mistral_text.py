@@ -52,9 +52,9 @@ def mistral_processor(tokens: int) -> PixtralTextProcessor:
 
 def mistral3(tokenizer: Any, width: int, layers: int) -> Mistral3ForConditionalGeneration:
     """The encoder; its pictures' part is there, and no prompt reads it."""
-    text: dict[str, Any] = {"model_type": "mistral", **text_shape(tokenizer, width, layers)}
-    vision = {"hidden_size": width, "intermediate_size": width, "num_hidden_layers": 1, "image_size": 56}
-    vision |= {"model_type": "pixtral", "num_attention_heads": 2, "patch_size": 14}
+    text = text_shape(tokenizer, width, layers) | {"model_type": "mistral"}
+    sizes = {"hidden_size": width, "intermediate_size": width, "num_hidden_layers": 1, "image_size": 56}
+    vision: dict[str, Any] = {**sizes, "model_type": "pixtral", "num_attention_heads": 2, "patch_size": 14}
     picture = tokenizer.convert_tokens_to_ids("[IMG]")
     config = Mistral3Config(text_config=text, vision_config=vision, image_token_index=picture)
     return Mistral3ForConditionalGeneration(config).eval()

@@ -145,7 +145,7 @@ def _config(tokenizer: Qwen2Tokenizer, width: int, layers: int) -> Qwen3Config:
     return Qwen3Config(**text_shape(tokenizer, width, layers), tie_word_embeddings=True)
 
 
-def text_shape(tokenizer: Any, width: int, layers: int) -> dict[str, int]:
+def text_shape(tokenizer: Any, width: int, layers: int) -> dict[str, Any]:
     """What the configurations of Qwen3's and Mistral's language models have in common."""
     return {
         "vocab_size": len(tokenizer),
