@@ -52,9 +52,10 @@ def pixtral_processor(folder: Path) -> Any:
     name = "transformers.models.pixtral.image_processing_pixtral"
     with mock.patch.dict(sys.modules, {name: image_processing_pil_pixtral}):
         kind: Any = importlib.import_module("transformers.models.pixtral.processing_pixtral").PixtralProcessor
-    tokenizer = AutoTokenizer.from_pretrained(folder / "tokenizer")
+    own = folder / "tokenizer"
+    tokenizer = AutoTokenizer.from_pretrained(own)
     pictures = image_processing_pil_pixtral.PixtralImageProcessorPil()
-    return kind(pictures, tokenizer, chat_template=tokenizer.chat_template)
+    return kind(pictures, tokenizer, chat_template=(own / "chat_template.jinja").read_text())
 
 
 @dataclass(frozen=True)
@@ -166,7 +167,7 @@ def test_conversations_are_the_tokens_of_pixtrals_processor(
         "max_length": TEXT,
     }
     messages = format_input([prompt], SYSTEM_MESSAGE)
-    mine = PixtralTextProcessor.of(folder / "tokenizer").apply_chat_template(messages, **told)
+    mine = PixtralTextProcessor.from_pretrained(folder / "tokenizer").apply_chat_template(messages, **told)
     theirs = pixtral_processor(folder).apply_chat_template(messages, **told)
     assert mine.keys() == theirs.keys()
     assert all(torch.equal(mine[name], theirs[name]) for name in mine)

@@ -43,11 +43,11 @@ def mistral_processor(tokens: int) -> PixtralTextProcessor:
         pre_tokenizers.ByteLevel(add_prefix_space=False),
         decoders.ByteLevel(),
     )
-    sides: dict[str, Any] = {"padding_side": "left", "model_max_length": tokens, "chat_template": CHAT}
+    sides: dict[str, Any] = {"padding_side": "left", "model_max_length": tokens}
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=model, **NAMED, additional_special_tokens=[*MARKS], **sides
     )
-    return PixtralTextProcessor(tokenizer)
+    return PixtralTextProcessor(tokenizer, chat_template=CHAT)
 
 
 def mistral3(tokenizer: Any, width: int, layers: int) -> Mistral3ForConditionalGeneration:

@@ -68,4 +68,6 @@ class Flux2Images(KleinImages):
     def __init__(self, folder: Path, card: ModelCard, device: torch.device, dtype: torch.dtype) -> None:
         super().__init__(folder, card, device, dtype)
         # diffusers compares a tokenizer that it is given with Pixtral's own, which needs torchvision
-        self.pipeline.tokenizer = PixtralTextProcessor.of(folder / "tokenizer")
+        self.pipeline.tokenizer = PixtralTextProcessor.from_pretrained(
+            str(folder / "tokenizer"), local_files_only=True
+        )

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
-from transformers import AutoTokenizer, ProcessorMixin
+from transformers import ProcessorMixin
 
 
 class PixtralTextProcessor(ProcessorMixin):  # type: ignore[misc]  # transformers' is not typed
     """What `Flux2Pipeline` asks of its tokenizer, a `PixtralProcessor`: conversations without pictures."""
 
-    def __init__(self, tokenizer: Any) -> None:
-        super().__init__(tokenizer, chat_template=tokenizer.chat_template)
-
-    @classmethod
-    def of(cls, folder: Path) -> Self:
-        """From a processor's folder; OSError if it has no tokenizer."""
-        return cls(AutoTokenizer.from_pretrained(str(folder), local_files_only=True))
+    def __init__(self, tokenizer: Any, chat_template: str | None = None) -> None:
+        super().__init__(tokenizer, chat_template=chat_template)
 
     def apply_chat_template(self, conversation: Any, **how: Any) -> Any:
         """Token ids and their mask; the tokenizer's options are named as such, or transformers warns in every call."""
