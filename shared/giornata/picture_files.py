@@ -24,8 +24,8 @@ _PIXEL_CHUNKS: Final = (b"tRNS", b"acTL", b"fcTL", b"fdAT")
 """Ancillary chunks that change what is seen: transparent colours and animation."""
 _MARKER: Final = re.compile(rb"\xff([^\xff\x00\x01\xd0-\xd8])")
 """What begins a segment of a JPEG; restart markers and stuffed bytes begin none."""
-_COLOUR_SEGMENTS: Final = {0xE0: 14, 0xEE: 12}
-"""Markers of JFIF and Adobe, which say what a JPEG's colours are → the fewest bytes that decoders believe."""
+_COLOUR_SEGMENTS: Final = {0xE0: (b"JFIF\0", 14), 0xEE: (b"Adobe", 12), 0xE2: (b"ICC_PROFILE\0", 14)}
+"""Markers of what says what a JPEG's colours are → how it begins, and the fewest bytes that decoders understand."""
 _ORIENTATION: Final = 0x0112
 _SHORT: Final = 3
 
@@ -38,7 +38,7 @@ class PictureParts(NamedTuple):
     orientation: int = 1
     """EXIF's number, 1 to 8, of the turn that makes the pixels upright."""
     icc_profile: bytes | None = None
-    """The profile of a PNG or JPEG, of at most :data:`MAX_ICC_BYTES`; a WebP's decoder reads its own."""
+    """A PNG's, of at most :data:`MAX_ICC_BYTES`; decoders find it in other files."""
 
 
 def picture_parts(data: bytes) -> PictureParts:
@@ -112,7 +112,7 @@ def _inflated_profile(content: bytes) -> bytes | None:
 
 
 def _parts_of_jpeg(data: bytes) -> PictureParts:
-    kept, kept_to, exif, profile, scans = list[bytes](), 0, b"", list[bytes](), 0
+    kept, kept_to, exif, scans = list[bytes](), 0, b"", 0
     for number, (marker, start, stop) in enumerate(_segments(data)):
         scans += marker == 0xDA
         if number == MAX_SEGMENTS or scans > MAX_SCANS:
@@ -122,16 +122,11 @@ def _parts_of_jpeg(data: bytes) -> PictureParts:
         content = data[start + 4 : stop]
         if marker == 0xE1 and not exif and not scans and content.startswith(b"Exif\0\0"):
             exif = content[6:] or b"\0"
-        elif marker == 0xE2 and not scans and content.startswith(b"ICC_PROFILE\0"):
-            profile.append(content[12:])
-        if len(content) < _COLOUR_SEGMENTS.get(marker, 1 << 16):
+        beginning, least = _COLOUR_SEGMENTS.get(marker, (b"", 1 << 16))
+        if len(content) < least or not content.startswith(beginning):
             kept.append(data[kept_to:start])
             kept_to = stop
-    kept.append(data[kept_to:])
-    profile.sort()
-    whole = [tuple(part[:2]) for part in profile] == [(n + 1, len(profile)) for n in range(len(profile))]
-    icc = b"".join(part[2:] for part in profile) if whole else b""
-    return PictureParts(b"".join(kept), exif_orientation(exif), icc or None)
+    return PictureParts(b"".join((*kept, data[kept_to:])), exif_orientation(exif))
 
 
 def _segments(data: bytes) -> Iterator[tuple[int, int, int]]:
