@@ -95,6 +95,10 @@ class Kind:
     tokenizer: str = "tokenizer_2"
     """Sub-folders: of the denoising network, and of the tokenizer whose length prompts have."""
     max_text_tokens: int = 512
+    prompt_frame: int | None = 1
+    """How many of these are not the prompt's: an end token, or the head of a chat. None: prompts are never cut."""
+    text_chunks: int = 1
+    """Longer prompts are encoded in up to so many pieces, each of `max_text_tokens`."""
     references: int = 0
     max_references: int = 0
     replaces_own: bool = False

@@ -13,7 +13,7 @@ from typing import Any, Final
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from giornata.components import Configs, LatentShape
-from giornata.families import Distilled, Kind
+from giornata.families import Distilled, Family, Kind
 from giornata.kinds import KINDS
 from giornata.schedulers import sampler_of
 from giornata.wire.models import ModelCard
@@ -65,6 +65,7 @@ def read_model_card(folder: Path, name: str | None = None) -> ModelCard:
         mask_grain=max(1, kind.mask_latents * latents.scale_factor),
         latent_channels=latents.channels,
         max_text_tokens=padded + kind.other_text_tokens,
+        max_prompt_tokens=_max_prompt_tokens(folder, kind, padded),
         takes_true_cfg=kind.takes_true_cfg,
         reuses=kind.reuses,
         step_caches=kind.step_caches,
@@ -96,6 +97,15 @@ def level_bytes(folder: Path, card: ModelCard, bits: int) -> int:
         ) from error
     tokens = (card.native_size // card.pixel_multiple) ** 2
     return kept.size_bytes(tokens + card.companion_tokens(tokens), bits)
+
+
+def _max_prompt_tokens(folder: Path, kind: Kind, padded: int) -> int | None:
+    if kind.prompt_frame is None:
+        return None
+    if kind.family != Family.SD3:
+        return kind.text_chunks * (padded - kind.prompt_frame)
+    clip, has_t5 = kind.other_text_tokens - 2, (folder / kind.tokenizer).is_dir()
+    return max(clip, padded - kind.prompt_frame) if has_t5 else clip
 
 
 def _kind(folder: Path, index: Mapping[str, Any]) -> Kind:

@@ -23,7 +23,7 @@ from giornata.wire.host_tiers import (
     WantedFiles,
     packed,
 )
-from giornata.wire.jobs import BlobRef, Encoding, Inspection, Job, JobState, Priority
+from giornata.wire.jobs import BlobRef, Encoding, Inspection, Job, JobState, Priority, PromptTokens
 from giornata.wire.loras import (
     BeginUpload,
     Canonical,
@@ -159,7 +159,10 @@ INSPECTION = Inspection(
     alpha=REF,
     crop=(8, 4, 48, 40),
 )
-ENCODING = Encoding(text=REF, text_tokens=48, padding_tokens=40, rows=(REF,), empty_text=REF)
+PROMPT_TOKENS = PromptTokens(given=60, read=47)
+ENCODING = Encoding(
+    text=REF, text_tokens=48, padding_tokens=40, prompt_tokens=PROMPT_TOKENS, rows=(REF,), empty_text=REF
+)
 STORED = StoredFile(sha256="ab", size_bytes=6)
 LORA = LoraRecord(
     lora_id="lora_1",
@@ -201,6 +204,7 @@ CARD = ModelCard(
     mask_grain=8,
     latent_channels=16,
     max_text_tokens=48,
+    max_prompt_tokens=47,
     takes_guidance=True,
     takes_true_cfg=False,
     default_steps=50,
@@ -382,6 +386,7 @@ MESSAGES: list[BaseModel] = [
         output_format=OutputFormat.WEBP,
         pictures=(Picture(index=0, seed=7, data=b"RIFF"), Picture(index=1, seed=8, ref=REF)),
         errors=("Its values are not finite.",),
+        prompt_tokens=PROMPT_TOKENS,
     ),
     EditMessage(parameters=EditParameters(prompt="x"), image=b"\x89PNG", mask=REF, progress="_INBOX.a"),
     ProbeMessage(parameters=EditParameters(prompt="x"), image=b"\x89PNG", mask=b"\x89PNG", tenant="alice"),

@@ -24,7 +24,7 @@ from giornata.wire.adapters import ControlCard
 from giornata.wire.errors import DeadlineExceeded, GiornataError, JobCancelled, JobNotFound
 from giornata.wire.events import DoneEvent, EventKind, PreviewEvent, StateEvent, StepEvent
 from giornata.wire.fleet import FleetPage, FleetRequest, InstanceReports
-from giornata.wire.jobs import BlobRef, Encoding, Inspection, Job, JobState
+from giornata.wire.jobs import BlobRef, Encoding, Inspection, Job, JobState, PromptTokens
 from giornata.wire.masks import MaskCard
 from giornata.wire.messages import (
     Accepted,
@@ -255,7 +255,9 @@ class FakeRouter:
         await self._tell(
             job, EventKind.STATE, StateEvent(job_id=job.job_id, state=JobState.PREPARING, attempt=0)
         )
-        encoding = Encoding(text=_NO_BLOB, text_tokens=48, rows=())
+        encoding = Encoding(
+            text=_NO_BLOB, text_tokens=48, rows=(), prompt_tokens=PromptTokens(given=60, read=47)
+        )
         rows = (await self.records.get(job.job_id)).rows
         await self._write(
             job,

@@ -235,7 +235,7 @@ class DoorEndpoints:
         error = error_of(record)
         if error is not None:
             raise error
-        inspection = record.inspection
+        inspection, encoding = record.inspection, record.encoding
         if inspection is None:
             raise InternalError("A completed job has no inspection.", received=record.job.job_id)
         refs = {row.index: row.image for row in record.images if row.image is not None}
@@ -258,6 +258,8 @@ class DoorEndpoints:
             height=inspection.output_height,
             output_format=record.job.parameters.output_format,
             pictures=tuple(pictures),
+            prompt_tokens=None if encoding is None else encoding.prompt_tokens,
+            negative_prompt_tokens=None if encoding is None else encoding.negative_prompt_tokens,
             errors=tuple(f"Picture {row.index}: {row.error.message}" for row in record.rows if row.error),
         )
 

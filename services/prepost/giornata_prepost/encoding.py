@@ -11,7 +11,7 @@ import numpy.typing as npt
 from giornata import tensors
 from giornata.wire.adapters import control_name
 from giornata.wire.errors import InputLost, NotSupported, TaskNotSupported
-from giornata.wire.jobs import Job
+from giornata.wire.jobs import Job, PromptTokens
 from giornata.wire.models import Task
 from giornata.wire.references import REFERENCE
 from giornata.wire.resolution import guided_by
@@ -49,6 +49,9 @@ class Encoded(NamedTuple):
     """safetensors of each."""
     controls: list[bytes]
     """safetensors, see :attr:`giornata.wire.jobs.Encoding.controls`."""
+    prompt_tokens: PromptTokens
+    negative_prompt_tokens: PromptTokens | None
+    """See :attr:`giornata.wire.jobs.Encoding.negative_prompt_tokens`."""
     references: bytes | None
     """safetensors, see :attr:`giornata.wire.jobs.Encoding.references`; None without any."""
 
@@ -81,7 +84,14 @@ def encoded(model: ImageModel, job: Job, inputs: Inputs, size: Size) -> Encoded:
             first=controls.condition,
         )
     names = [control_name(index) for index in range(len(job.controls))]
-    return Encoded(text, *_packed(rows, names, shared=controls.shared), references)
+    negative = parameters.negative_prompt if guided_by(job) is not None else None
+    return Encoded(
+        text,
+        *_packed(rows, names, shared=controls.shared),
+        model.prompt_tokens(parameters.prompt),
+        None if negative is None else model.prompt_tokens(negative),
+        references,
+    )
 
 
 def seen_by(model: ImageModel, prepared: bytes | None) -> Pixels | None:

@@ -189,6 +189,8 @@ class Prepost:
             text=await store("text", await asyncio.to_thread(tensors.pack, made.text)),
             text_tokens=self._model.text_tokens(made.text),
             padding_tokens=tensors.padding_tokens(made.text.get(tensors.PROMPT_MASK)),
+            prompt_tokens=made.prompt_tokens,
+            negative_prompt_tokens=made.negative_prompt_tokens,
             prefix_tokens=self._model.prefix_tokens(made.text, clean),
             rows=tuple([await store(f"row-{index}", data) for index, data in enumerate(made.rows)]),
             references=shared,

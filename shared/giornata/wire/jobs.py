@@ -219,6 +219,14 @@ class Inspection(Recorded):
         return x[0], y[0], max(1, x[1] - x[0]), max(1, y[1] - y[0])
 
 
+class PromptTokens(Recorded):
+    """Tokens of a prompt, without what a pipeline puts around them."""
+
+    given: int
+    read: int
+    """The first of them, which the picture is made by."""
+
+
 class Encoding(Recorded):
     """What prepost's `encode` makes: conditioning of the job and of each row, as safetensors blobs."""
 
@@ -229,6 +237,9 @@ class Encoding(Recorded):
     """Those that pass the network's blocks beside the picture's; 0 of a UNet, which only attends to them."""
     padding_tokens: int = 0
     """Tokens, counted in `text_tokens`, that pad the prompt; 0 where the model's tokenizer does not tell."""
+    prompt_tokens: PromptTokens | None = None
+    negative_prompt_tokens: PromptTokens | None = None
+    """Of the job's prompts; None without one, and of versions that did not tell."""
     prefix_tokens: int = 0
     """Beside these, those of one sequence that are computed once, before the first step, and attended to in each."""
     rows: tuple[BlobRef, ...]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Final, Literal, NamedTuple
 
-from giornata.wire.jobs import BlobRef, Encoding, Inspection, Job, Priority
+from giornata.wire.jobs import BlobRef, Encoding, Inspection, Job, Priority, PromptTokens
 from giornata.wire.loras import NormaliseLora, StoredFile
 from giornata.wire.masks import MaskRequest
 from giornata.wire.progress import RowRecord
@@ -267,3 +267,6 @@ class EditReply(Wire):
     pictures: tuple[Picture, ...]
     errors: tuple[str, ...] = ()
     """Sentences of the pictures that failed, when others succeeded."""
+    prompt_tokens: PromptTokens | None = None
+    negative_prompt_tokens: PromptTokens | None = None
+    """How much of the prompts was read; None without one, or where a prepost of an earlier version read it."""

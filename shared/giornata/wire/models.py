@@ -48,7 +48,10 @@ class ModelCard(Wire):
     """Model pixels a side of the cells in which the family tells edited from kept."""
     latent_channels: int
     max_text_tokens: int
-    """Text tokens that a prompt has at most; where the family pads prompts, the length to which it does."""
+    """Text tokens that a prompt has at most; where the family pads prompts, the length to which it does. A UNet's
+    longer prompts have several times as many."""
+    max_prompt_tokens: int | None = None
+    """How many of a prompt's own tokens are read; None where all are, or an earlier version does not tell."""
     takes_guidance: bool
     """Whether requests may name `guidance_scale`; :attr:`guidance` tells what it means."""
     guided_above: float | None = None

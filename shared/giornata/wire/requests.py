@@ -55,13 +55,13 @@ class MaskMode(StrEnum):
     """Which pixels of the mask mean "edit"."""
 
     AUTO = "auto"
-    """An alpha channel with any pixel below 255: transparent. Otherwise white."""
+    """Transparent pixels where the mask has any, as in OpenAI's API. Otherwise white ones."""
     ALPHA = "alpha"
-    """Transparent pixels."""
+    """Transparent pixels: an alpha below 128."""
     WHITE = "white"
-    """Pixels of luma 128 and above."""
+    """Pixels of luma 128 and above that are not transparent."""
     BLACK = "black"
-    """Pixels of luma below 128."""
+    """Pixels of luma below 128 that are not transparent."""
 
 
 class OutputFormat(StrEnum):
@@ -241,7 +241,10 @@ class EditParameters(MaskFromWords, GenerationParameters):
     strength: float | None = Field(
         None, gt=0, le=1, description="How much of the masked region is noised: 1 ignores what was there."
     )
-    mask_mode: MaskMode = Field(MaskMode.AUTO, description="Which pixels of the mask mean edit.")
+    mask_mode: MaskMode = Field(
+        MaskMode.AUTO,
+        description="Which pixels of the mask mean edit: `auto`, transparent ones if it has any, otherwise white ones.",
+    )
     grow_mask: int = Field(0, ge=0, le=512, description="Pixels of the image by which the mask is dilated.")
     mask_blur: float | None = Field(
         None,

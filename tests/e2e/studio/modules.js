@@ -3,6 +3,7 @@
 import { EventParser } from "/studio/js/sse.js";
 import { History } from "/studio/js/history.js";
 import { MAX_PIXELS, Mask, union } from "/studio/js/mask.js";
+import { toldPrompts } from "/studio/js/prompts.js";
 import * as viewport from "/studio/js/viewport.js";
 
 function equal(got, wanted) {
@@ -91,10 +92,22 @@ export const tests = {
     equal(rows(mask), ["1010"]);
     mask.read([255, 255, 255, 255, 0, 0, 0, 127, 0, 0, 0, 128, 0, 0, 0, 0]);
     equal(rows(mask), ["0101"]);
+    mask.read([255, 255, 255, 254, 0, 0, 0, 128, 0, 255, 0, 200, 0, 0, 0, 254]); // nothing is as good as transparent
+    equal(rows(mask), ["1010"]);
+    mask.read([255, 255, 255, 255, 0, 0, 0, 127, 0, 0, 0, 128, 0, 0, 0, 0]);
     mask.merge([255, 255, 255, 255, 0, 0, 0, 255, 255, 255, 255, 255, 0, 0, 0, 255], 1);
     equal(rows(mask), ["1111"]);
     mask.merge([255, 255, 255, 255, 0, 0, 0, 255, 255, 255, 255, 255, 0, 0, 0, 255], 0);
     equal(rows(mask), ["0101"]);
+  },
+  "a job tells of prompts that were not read to their end"() {
+    const usage = (prompt, negative) => ({ usage: { input_tokens_details: { prompt_tokens: prompt, negative_prompt_tokens: negative } } });
+    equal(toldPrompts({ usage: null }), "");
+    equal(toldPrompts(usage(null, null)), "");
+    equal(toldPrompts(usage({ given: 9, read: 9 }, { given: 3, read: 3 })), "");
+    equal(toldPrompts(usage({ given: 300, read: 255 }, null)), "the first 255 of the prompt's 300 tokens were read");
+    const both = "the first 7 of the prompt's 8 tokens were read; the first 5 of the negative prompt's 6 tokens were read";
+    equal(toldPrompts(usage({ given: 8, read: 7 }, { given: 6, read: 5 })), both);
   },
   "a rectangle takes its corners in any order"() {
     const [one, other] = [new Mask(6, 6), new Mask(6, 6)];

@@ -144,10 +144,9 @@ async def test_what_it_cannot_do_is_refused_by_name(
     ("files", "code"),
     [
         ({}, "invalid_field"),
-        ({"image": b"text"}, "image_unreadable"),
+        ({"image": b"text"}, "unsupported_image_format"),
         ({"image": PICTURES[0], "mask": PICTURES[0][:100]}, "image_unreadable"),
         ({"image": PICTURES[0], "mask": mask_file(np.zeros((48, 64), np.bool_))}, "mask_empty"),
-        ({"image": PICTURES[0]}, "mask_empty"),
         ({"image": PICTURES[0], "mask": mask_file(np.ones((16, 16), np.bool_))}, "mask_size_mismatch"),
         ({"image": PICTURES[0], "lora": b"x"}, "invalid_field"),
     ],

@@ -26,7 +26,12 @@ async def test_an_edit_is_answered_in_openais_form(stage: Stage) -> None:
     ImagesResponse.model_validate(answer, strict=True)
     assert answer["usage"] == {
         "input_tokens": 60,
-        "input_tokens_details": {"text_tokens": 48, "image_tokens": 12},
+        "input_tokens_details": {
+            "text_tokens": 48,
+            "image_tokens": 12,
+            "prompt_tokens": {"given": 60, "read": 47},
+            "negative_prompt_tokens": None,
+        },
         "output_tokens": 10,
         "total_tokens": 70,
     }

@@ -56,7 +56,12 @@ async def test_a_generation_is_answered_in_openais_form(painter: Stage) -> None:
     assert status == 200, answer
     assert [base64.b64decode(item["b64_json"]) for item in answer["data"]] == [picture_of(0), picture_of(1)]
     ImagesResponse.model_validate(answer, strict=True)
-    assert answer["usage"]["input_tokens_details"] == {"text_tokens": 48, "image_tokens": 0}
+    assert answer["usage"]["input_tokens_details"] == {
+        "text_tokens": 48,
+        "image_tokens": 0,
+        "prompt_tokens": {"given": 60, "read": 47},
+        "negative_prompt_tokens": None,
+    }
     job = (await painter.record()).job
     assert (job.image, job.mask, job.template_id, job.task) == (None, None, None, Task.GENERATE)
     assert job.model == "flux"  # the only one that generates

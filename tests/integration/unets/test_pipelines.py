@@ -74,6 +74,29 @@ def test_an_edit_of_a_whole_picture_equals_the_image_to_image_pipeline(
 
 
 @pytest.mark.parametrize("family", FAMILIES)
+def test_a_prompt_in_chunks_equals_the_pipeline_with_their_embeddings(family: Family, served: Opened) -> None:
+    """Alone, and beside a short one; also where only one half has two chunks."""
+    of = served(family)
+    room = of.card.max_text_tokens - 2
+    long = Asked(
+        prompt=" ".join(["red"] * room + ["dog"]), negative_prompt=" ".join(["hat"] * room + ["red"])
+    )
+    embeds = of.images.encode_text(long.prompt, long.size) | of.images.encode_unguided(
+        long.negative_prompt, long.size
+    )
+    given = {name: tensor[None] for name, tensor in embeds.items() if name.endswith("prompt_embeds")}
+    assert given["prompt_embeds"].shape[1] == 2 * of.card.max_text_tokens
+    theirs = of.edited(replace(long, prompt=None, negative_prompt=None), **given)  # type: ignore[arg-type]
+    assert_equals(of, denoised(of, [of.edit(long)])["edit"], theirs, long.size)
+    uneven = replace(long, negative_prompt="blurry")
+    alone = denoised(of, [of.edit(uneven, "a")])["a"]
+    both = denoised(of, [of.edit(uneven, "a"), of.edit(Asked(), "b")])
+    scale = float(alone.abs().max())
+    torch.testing.assert_close(both["a"], alone, atol=CLOSE * scale, rtol=0)
+    assert not torch.equal(alone, denoised(of, [of.edit(replace(uneven, prompt="red"), "c")])["c"])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
 def test_the_comparison_sees_another_seed(family: Family, served: Opened) -> None:
     of, asked = served(family), Asked(guidance_scale=1.0, negative_prompt=None, steps=2)
     rows = [of.edit(replace(asked, seed=seed), f"{seed}") for seed in (7, 8)]

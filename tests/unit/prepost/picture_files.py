@@ -29,6 +29,16 @@ def chunk(kind: bytes, content: bytes) -> bytes:
     return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
 
 
+def segment(marker: int, content: bytes) -> bytes:
+    return struct.pack(">BBH", 0xFF, marker, len(content) + 2) + content
+
+
+def tiff(orientation: int, kind: int = 3, count: int = 1, order: str = "<") -> bytes:
+    """An EXIF block whose one entry is an orientation."""
+    head = b"II*\0" if order == "<" else b"MM\0*"
+    return head + struct.pack(f"{order}IHHHIHHI", 8, 1, 0x0112, kind, count, orientation, 0, 0)
+
+
 def png(width: int, height: int, depth: int, colour: int, rows: bytes, *extra: bytes) -> bytes:
     """A PNG of any depth and colour type; `rows` without filter bytes."""
     stride = len(rows) // height if height and rows else 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-import zlib
 
 import numpy as np
 import pytest
@@ -18,7 +17,7 @@ from giornata.wire.errors import (
     UnsupportedImageFormat,
 )
 from giornata_prepost.images.pictures import decode
-from tests.unit.prepost.picture_files import LIMIT, RGB, RGBA, chunk, deep_png, pixels, png, saved
+from tests.unit.prepost.picture_files import LIMIT, RGB, RGBA, chunk, deep_png, pixels, png, saved, segment
 
 
 @pytest.mark.parametrize("form", ["PNG", "JPEG", "WEBP"])
@@ -91,11 +90,18 @@ def test_the_limit_itself_is_accepted() -> None:
     assert decode(saved(RGB, "PNG"), RGB.shape[0] * RGB.shape[1]).pixels.shape == RGB.shape
 
 
-def test_a_text_bomb_is_unreadable() -> None:
+def test_many_chunks_are_refused() -> None:
     data = saved(RGB, "PNG")
-    text = chunk(b"zTXt", b"k\0\0" + zlib.compress(bytes(80_000_000)))
-    with pytest.raises(ImageUnreadable):
-        decode(data[:33] + text + data[33:], LIMIT)
+    with pytest.raises(ImageUnreadable, match="more than 32768 chunks"):
+        decode(data[:33] + chunk(b"prVt", b"") * (1 << 15) + data[33:], LIMIT)
+
+
+@pytest.mark.parametrize("scans", [True, False], ids=["scans", "segments"])
+def test_many_scans_and_segments_are_refused(scans: bool) -> None:
+    data = saved(RGB, "JPEG")
+    repeated = segment(0xDA, b"\1\1\0\0\0\0") * 65 if scans else segment(0xFE, b"") * 4097
+    with pytest.raises(ImageUnreadable, match="64 scans or 4096 segments"):
+        decode(data[:2] + repeated + data[2:], LIMIT)
 
 
 SAMPLES = [

@@ -45,6 +45,7 @@ CLEAR_BOX = painted(BOX, (9, 9, 9, 0), (9, 9, 9, 255))
 WHITE_BOX = painted(BOX, (255, 255, 255), (0, 0, 0))
 BLACK_BOX = painted(BOX, (0, 0, 0), (255, 255, 255))
 WHITE_BOX_RGBA = painted(BOX, (255, 255, 255, 255), (0, 0, 0, 255))
+WHITE_BOX_TRANSLUCENT = painted(BOX, (255, 255, 255, 254), (0, 0, 0, 200))
 WHITE_ON_CLEAR = painted(BOX, (255, 255, 255, 255), (255, 255, 255, 0))
 BLACK_ON_CLEAR = painted(BOX, (0, 0, 0, 255), (0, 0, 0, 0))
 
@@ -59,6 +60,7 @@ BLACK_ON_CLEAR = painted(BOX, (0, 0, 0, 255), (0, 0, 0, 0))
         (WHITE_BOX, MaskMode.BLACK, ~BOX),
         (BLACK_BOX, MaskMode.BLACK, BOX),
         (WHITE_BOX_RGBA, MaskMode.AUTO, BOX),
+        (WHITE_BOX_TRANSLUCENT, MaskMode.AUTO, BOX),
         (WHITE_ON_CLEAR, MaskMode.AUTO, ~BOX),
         (WHITE_ON_CLEAR, MaskMode.WHITE, BOX),
         (BLACK_ON_CLEAR, MaskMode.BLACK, BOX),
@@ -92,6 +94,7 @@ def test_without_a_mask_the_images_transparency_is_it(mode: MaskMode) -> None:
 def test_without_a_mask_an_opaque_image_is_edited_as_a_whole() -> None:
     assert edited_region(OPAQUE, None, MaskMode.AUTO).all()
     assert edited_region(WHITE_BOX_RGBA, None, MaskMode.AUTO).all()
+    assert edited_region(np.full((4, 4, 4), 200, np.uint8), None, MaskMode.AUTO).all()
 
 
 @pytest.mark.parametrize(
@@ -105,7 +108,7 @@ def test_without_a_mask_an_opaque_image_is_edited_as_a_whole() -> None:
         (OPAQUE, np.zeros_like(OPAQUE), MaskMode.WHITE, MaskEmpty),
         (OPAQUE, np.full_like(OPAQUE, 255), MaskMode.BLACK, MaskEmpty),
         (OPAQUE, WHITE_BOX_RGBA, MaskMode.ALPHA, MaskEmpty),
-        (np.full((4, 4, 4), 200, np.uint8), None, MaskMode.AUTO, MaskEmpty),
+        (np.full((4, 4, 4), 200, np.uint8), None, MaskMode.ALPHA, MaskRejected),
         (OPAQUE, np.zeros((8, 8, 3), np.uint8), MaskMode.AUTO, MaskSizeMismatch),
         (OPAQUE, np.zeros((8, 6, 3), np.uint8), MaskMode.AUTO, MaskSizeMismatch),
     ],

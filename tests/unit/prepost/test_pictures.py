@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import struct
-from io import BytesIO
 
 import numpy as np
 import pytest
-from PIL import Image, ImageOps
+from PIL import Image
 
 from giornata_prepost.images.pictures import Pixels
 from tests.unit.prepost.picture_files import ALPHA, RGB, RGBA, chunk, deep_png, pixels, png, saved
@@ -119,27 +118,3 @@ def test_cmyk_jpeg_of_adobe_is_not_inverted() -> None:
     colour = pixels(data).reshape(-1, 3).mean(axis=0)
     assert colour[0] > 240
     assert colour[1:].max() < 15
-
-
-@pytest.mark.parametrize("orientation", range(1, 9))
-@pytest.mark.parametrize("form", ["PNG", "JPEG", "WEBP"])
-def test_exif_orientation(form: str, orientation: int) -> None:
-    exif = Image.Exif()
-    exif[0x0112] = orientation
-    data = saved(RGB, form, exif=exif, **({"lossless": True} if form == "WEBP" else {}))
-    with Image.open(BytesIO(data)) as image:
-        expected = ImageOps.exif_transpose(image)
-    np.testing.assert_array_equal(pixels(data), np.asarray(expected.convert("RGB")))
-
-
-@pytest.mark.parametrize("value", [0, 9, 77])
-def test_a_senseless_orientation_is_ignored(value: int) -> None:
-    exif = Image.Exif()
-    exif[0x0112] = value
-    np.testing.assert_array_equal(pixels(saved(RGB, "PNG", exif=exif)), RGB)
-
-
-def test_damaged_exif_counts_as_none() -> None:
-    data = saved(RGB, "PNG")
-    broken = data[:33] + chunk(b"eXIf", b"MM\0*\0\0\0\x08\xff\xff\x01") + data[33:]
-    np.testing.assert_array_equal(pixels(broken), RGB)

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import io
 from typing import Annotated, Final, Literal
 
-from PIL import Image, ImageOps
+from PIL import Image
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
-from giornata.wire.errors import ImageUnreadable, InvalidField, MaskEmpty, MaskSizeMismatch, TooManyPixels
-from giornata.wire.requests import MAX_IMAGES, MAX_SEED, MAX_STEPS, OutputSize
+from giornata.wire.errors import InvalidField
+from giornata.wire.requests import MAX_IMAGES, MAX_SEED, MAX_STEPS, MaskMode, OutputSize
+from giornata_prepost.images.masks import edited_region
+from giornata_prepost.images.pictures import decode
 
 MULTIPLE: Final = 16
 """Sides of computed pictures: Flux's token."""
 MAX_PIXELS: Final = 4096 * 4096
-OPAQUE: Final = 128
-"""Where a mask has an alpha channel, its pixels below are repainted."""
 
 
 class BaselineForm(BaseModel):
@@ -38,31 +37,19 @@ def read_image(file: bytes) -> Image.Image:
     """The picture, upright and RGB, as diffusers loads it.
 
     Raises:
-        ImageUnreadable, TooManyPixels: it cannot be.
+        BadRequest: as :func:`giornata_prepost.images.pictures.decode`.
     """
-    return _opened(file, "image").convert("RGB")
+    return Image.fromarray(decode(file, MAX_PIXELS).pixels[..., :3])
 
 
 def read_mask(file: bytes | None, image: bytes) -> Image.Image:
-    """What is repainted, white, of mode L: where the mask is transparent, or white where it is opaque all over.
-
-    Without a mask's `file` the transparency of the file `image` counts.
+    """What is repainted, white, of mode L and the size of the file `image`: as the system has it by default.
 
     Raises:
-        ImageUnreadable, TooManyPixels, MaskEmpty, MaskSizeMismatch: there is no such mask.
+        BadRequest: as :func:`giornata_prepost.images.masks.edited_region`.
     """
-    picture = _opened(image, "image")
-    source = picture if file is None else _opened(file, "mask")
-    if source.size != picture.size:
-        received, accepted = ("x".join(map(str, one.size)) for one in (source, picture))
-        raise MaskSizeMismatch(field="mask", received=received, accepted=accepted)
-    rgba = source.convert("RGBA")
-    transparent = rgba.getchannel("A").point(lambda alpha: 255 if alpha < OPAQUE else 0)
-    if transparent.getbbox() is None and file is not None:
-        transparent = rgba.convert("L")
-    if transparent.getbbox() is None:
-        raise MaskEmpty(field="mask", accepted="a mask with transparent or white pixels")
-    return transparent
+    marks = None if file is None else decode(file, MAX_PIXELS, "mask").pixels
+    return Image.fromarray(edited_region(decode(image, MAX_PIXELS).pixels, marks, MaskMode.AUTO)).convert("L")
 
 
 def size_of(form: BaselineForm, image: Image.Image) -> tuple[int, int]:
@@ -79,19 +66,3 @@ def size_of(form: BaselineForm, image: Image.Image) -> tuple[int, int]:
             accepted=f"sides from {MULTIPLE} pixels, {MAX_PIXELS} pixels at most",
         )
     return width // MULTIPLE * MULTIPLE, height // MULTIPLE * MULTIPLE
-
-
-def _opened(file: bytes, field: str) -> Image.Image:
-    try:
-        opened: Image.Image = Image.open(io.BytesIO(file))
-        if opened.width * opened.height > MAX_PIXELS:
-            raise TooManyPixels(
-                field=field, received=f"{opened.width}x{opened.height}", accepted=f"{MAX_PIXELS} pixels"
-            )
-        upright = ImageOps.exif_transpose(opened)
-        upright.load()
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise ImageUnreadable(
-            f"The {field} cannot be decoded: {error}.", field=field, accepted="PNG, JPEG or WebP"
-        ) from error
-    return upright

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,12 +9,12 @@ from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageDraw, UnidentifiedImageError
+from PIL import Image, ImageDraw
 from skimage import data
 
 from giornata.wire.messages import INLINE_BYTES
 from giornata.wire.models import ModelCard
-from giornata_tools.loadgen.pictures import SUFFIXES, png
+from giornata_tools.loadgen.pictures import SUFFIXES, png, upright_size
 from giornata_tools.model.scenes import Task, masks
 from giornata_tools.quality import cases
 
@@ -110,9 +109,8 @@ def _read(path: Path, seed: int) -> Probe:
         image, text = path.read_bytes(), prompt.read_text(encoding="utf-8").strip()
         with Image.open(mask) as opened:
             marked = np.asarray(opened.convert("L")) >= WHITE
-        with Image.open(io.BytesIO(image)) as opened:
-            size = opened.size
-    except (OSError, UnicodeDecodeError, UnidentifiedImageError) as error:
+        size = upright_size(image)
+    except (OSError, ValueError) as error:
         raise ProbesError(f"{path} is no probe: {error}.") from error
     if marked.shape != size[::-1] or not marked.any():
         raise ProbesError(

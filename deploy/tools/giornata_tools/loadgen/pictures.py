@@ -10,8 +10,9 @@ from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageOps
+from PIL import Image
 
+from giornata.picture_files import picture_parts
 from giornata_tools.loadgen.workload import MaskShape, Request
 
 Mask = NDArray[np.bool_]
@@ -102,15 +103,16 @@ def png(picture: Image.Image, **settings: int) -> bytes:
 
 
 def upright_size(file: bytes) -> tuple[int, int]:
-    """(width, height) in pixels of an encoded picture, as its EXIF orientation shows it.
+    """(width, height) in pixels of an encoded picture, as it is shown.
 
     Raises:
         ValueError: it is no picture.
     """
     try:
-        with Image.open(io.BytesIO(file)) as picture:
-            return ImageOps.exif_transpose(picture).size
-    except OSError as error:
+        parts = picture_parts(file)
+        with Image.open(io.BytesIO(parts.file)) as picture:
+            return picture.size if parts.orientation <= 4 else picture.size[::-1]
+    except (OSError, ValueError) as error:
         raise ValueError(f"it is no picture that can be read: {error}") from error
 
 

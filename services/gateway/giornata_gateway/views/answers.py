@@ -12,7 +12,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict
 
 from giornata.wire.errors import BY_CODE, ErrorBody, Failed, GiornataError, JobCancelled, from_body
-from giornata.wire.jobs import JobState
+from giornata.wire.jobs import JobState, PromptTokens
 from giornata.wire.models import Task
 from giornata.wire.progress import JobRecord, TemplateUse
 from giornata.wire.requests import OutputFormat
@@ -55,6 +55,9 @@ class TokenDetails(View):
     """Text tokens that the network computes, padding among them; 0 of a UNet, which only attends to text."""
     image_tokens: int
     """Tokens of the model's picture: 2 x 2 latent pixels each, and the tiles of a UNet; 0 of a generation."""
+    prompt_tokens: PromptTokens | None = None
+    negative_prompt_tokens: PromptTokens | None = None
+    """How many tokens the prompts have, and how many were read; null where there is none, or it was not told."""
 
 
 class Usage(View):
@@ -160,13 +163,19 @@ def error_of(record: JobRecord) -> GiornataError | None:
 
 def usage_of(record: JobRecord, pictures: int) -> Usage:
     """Tokens of a job's input and of `pictures` painted masks, or whole pictures."""
-    text = record.encoding.text_tokens if record.encoding else 0
+    made = record.encoding
+    text = made.text_tokens if made else 0
     given = record.inspection if record.job.task is Task.EDIT else None
     image = given.tokens if given else 0
     output = pictures * (record.inspection.compute_tokens if record.inspection else 0)
     return Usage(
         input_tokens=text + image,
-        input_tokens_details=TokenDetails(text_tokens=text, image_tokens=image),
+        input_tokens_details=TokenDetails(
+            text_tokens=text,
+            image_tokens=image,
+            prompt_tokens=made.prompt_tokens if made else None,
+            negative_prompt_tokens=made.negative_prompt_tokens if made else None,
+        ),
         output_tokens=output,
         total_tokens=text + image + output,
     )

@@ -104,6 +104,8 @@ class ModelView(View):
     """By task, what fields stand for that a request leaves out, where models differ in it."""
     generation_guidance_scale: float | None
     """Default `guidance_scale` of generations; null where it takes none, or generates nothing."""
+    max_prompt_tokens: int | None
+    """How many tokens of a prompt are read; null where all are."""
     max_references: int
     """How many pictures `reference` may bring."""
     controlnets: list[ControlNetView]

@@ -30,8 +30,9 @@ from torch.nn.functional import interpolate, pixel_shuffle, pixel_unshuffle
 
 from giornata.latents import normalisation_of
 from giornata.wire.errors import RowPoisoned
+from giornata.wire.jobs import PromptTokens
 from giornata.wire.models import ModelCard
-from giornata_prepost.families.protocol import Condition, Tensors, nothing
+from giornata_prepost.families.protocol import Condition, Tensors, nothing, tokens_of
 from giornata_prepost.images.geometry import Size
 from giornata_prepost.images.pictures import Pixels
 
@@ -86,6 +87,14 @@ class PipelineImages(ABC):
         """As the protocol."""
         text = self._unguided(negative_prompt, size, seen)
         return {f"negative_{name}": tensor.cpu() for name, tensor in text.items()}
+
+    def prompt_tokens(self, prompt: str) -> PromptTokens:
+        """As the protocol."""
+        names = ("tokenizer_3", "tokenizer_2", "tokenizer", "processor")
+        found = next(one for name in names if (one := getattr(self.pipeline, name, None)) is not None)
+        given = len(tokens_of(getattr(found, "tokenizer", found), prompt))
+        limit = self.card.max_prompt_tokens
+        return PromptTokens(given=given, read=given if limit is None else min(given, limit))
 
     def text_tokens(self, text: Tensors) -> int:
         """Length of `prompt_embeds`, and what the network pads it with."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Final, NamedTuple, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +12,7 @@ from torch import nn
 
 from giornata.wire.adapters import ControlInput
 from giornata.wire.errors import Failed, RowPoisoned
+from giornata.wire.jobs import PromptTokens
 from giornata.wire.models import ModelCard
 from giornata_prepost.images.geometry import Size
 from giornata_prepost.images.pictures import Pixels
@@ -24,6 +25,12 @@ Condition: TypeAlias = Callable[[torch.Generator], Tensors]
 
 REHEARSED_PIXELS: Final = 256
 """Pixels a side of the picture that a model rehearses with, about."""
+
+
+def tokens_of(tokenizer: Any, prompt: str) -> list[int]:
+    """The ids of a prompt's own tokens, however many there are."""
+    found: list[int] = tokenizer(prompt, add_special_tokens=False, truncation=False).input_ids
+    return found
 
 
 def nothing(_generator: torch.Generator) -> Tensors:
@@ -57,6 +64,9 @@ class ImageModel(Protocol):
 
         None is what the family's pipeline takes where no negative prompt is given.
         """
+
+    def prompt_tokens(self, prompt: str) -> PromptTokens:
+        """How many tokens a prompt has, and how many of them are read."""
 
     def text_tokens(self, text: Tensors) -> int:
         """Text tokens of one row that pass the network's blocks in each step; 0 where they only are attended to."""

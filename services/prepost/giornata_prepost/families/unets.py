@@ -5,17 +5,43 @@ A token is a tile: `token_latents` latent pixels a side.
 
 from __future__ import annotations
 
+from math import ceil
+from typing import Any
+
 import torch
 
 from giornata_prepost.families.controls import ControlledImages
 from giornata_prepost.families.pipeline import MODE, SAMPLE, GeneratingImages
-from giornata_prepost.families.protocol import Condition, Tensors
+from giornata_prepost.families.protocol import Condition, Tensors, tokens_of
 
 
 class TiledImages(ControlledImages):
     """Pictures for a UNet: text is attended to, and passes no block. ControlNets see pixels."""
 
     control_pixels = True
+
+    def chunks(self, prompt: str) -> list[torch.Tensor] | None:
+        """A prompt that is longer than its encoders, as token ids for each of them: (chunks, encoder's length).
+
+        Each chunk begins and ends as a whole prompt does, and is encoded by itself, as A1111 and Compel do. None where
+        one chunk is enough: then the pipeline's own encoding is that.
+        """
+        tokenizers = [
+            one
+            for name in ("tokenizer", "tokenizer_2")
+            if (one := getattr(self.pipeline, name, None)) is not None
+        ]
+        ids = [tokens_of(one, prompt)[: self.card.max_prompt_tokens] for one in tokenizers]
+        room = tokenizers[0].model_max_length - 2
+        count = ceil(max(map(len, ids)) / room)
+        if count <= 1:
+            return None
+        return [
+            torch.tensor(
+                [_framed(one, each[n * room : (n + 1) * room]) for n in range(count)], device=self.device
+            )
+            for one, each in zip(tokenizers, ids, strict=True)
+        ]
 
     def text_tokens(self, text: Tensors) -> int:  # noqa: ARG002 - protocol
         """None."""
@@ -51,3 +77,9 @@ class MaskedUNet(TiledImages):
             return {"mask": mask, "masked_image_latents": self._with_modes(masked, posterior, modes=modes)}
 
         return condition
+
+
+def _framed(tokenizer: Any, ids: list[int]) -> list[int]:
+    """A chunk as CLIP's pipelines tokenize a prompt: between start and end, padded to the encoder's length."""
+    ids = [tokenizer.bos_token_id, *ids, tokenizer.eos_token_id]
+    return ids + [tokenizer.pad_token_id] * (tokenizer.model_max_length - len(ids))

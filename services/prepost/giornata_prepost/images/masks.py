@@ -44,7 +44,7 @@ def edited_region(image: Pixels, mask: Pixels | None, mode: MaskMode) -> Region:
 
     With a mask, an alpha below 128 means edit in mode `alpha`, a luma (Rec. 601) of at least 128 in `white`,
     below 128 in `black`; transparent parts of a mask count as not marked in the latter two. `auto` is
-    `alpha` where the mask has any alpha below 255, else `white`. A mask of another size and the same aspect
+    `alpha` where the mask has any such pixel, else `white`. A mask of another size and the same aspect
     ratio is resized to the nearest pixel.
 
     Without a mask, modes `auto` and `alpha` read the image's own transparency; `auto` edits the whole of an
@@ -216,7 +216,7 @@ def unpack(data: bytes) -> Alpha:
 
 
 _MEANING: Final = {
-    MaskMode.AUTO: "a mask with transparent or, where it is opaque, white pixels",
+    MaskMode.AUTO: "a mask with transparent or, where it has none, white pixels",
     MaskMode.ALPHA: "pixels of an alpha below 128",
     MaskMode.WHITE: "pixels of a luma of at least 128",
     MaskMode.BLACK: "pixels of a luma below 128",
@@ -260,7 +260,7 @@ def _marked(mask: Pixels, mode: MaskMode) -> Region:
 
 
 def _is_transparent(pixels: Pixels) -> bool:
-    return pixels.shape[2] == 4 and bool((pixels[..., 3] < 255).any())
+    return pixels.shape[2] == 4 and bool((pixels[..., 3] < 128).any())
 
 
 def _touched(region: Region, length: int) -> Region:

@@ -8,24 +8,24 @@ Decisions:
   itself.
 * CMYK JPEG becomes RGB the plain way (Adobe's inversion undone); its ICC profile is not applied.
 * The ICC profile of an RGB picture is neither applied nor lost: pixel values stay, and the output carries it.
-* A damaged EXIF block counts as none.
+* Other metadata is taken out before anything is decoded, and never decides over pixels: see
+  :mod:`giornata.picture_files`, which also says which way up a picture is.
 """
 
 from __future__ import annotations
 
-import re
 import struct
 import warnings
 import zlib
-from contextlib import suppress
 from dataclasses import dataclass
 from io import BytesIO
 from typing import Any, Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image, ImageOps
+from PIL import Image
 
+from giornata.picture_files import MAX_ICC_BYTES, picture_parts
 from giornata.wire.errors import (
     ImageUnreadable,
     InvalidField,
@@ -41,16 +41,8 @@ Pixels: TypeAlias = npt.NDArray[np.uint8]
 
 PNG_LEVEL: Final = 3
 """zlib level: 2.5 times as fast as the usual 6 on photographs, for about 12 % more bytes."""
-MAX_ICC_BYTES: Final = 4 << 20
 MAX_SIDE: Final = {OutputFormat.PNG: 2**31 - 1, OutputFormat.JPEG: 65_500, OutputFormat.WEBP: 16_383}
 ACCEPTED: Final = "PNG, JPEG, WebP"
-MAX_READS: Final = 1 << 15
-"""Most pieces in which Pillow reads a file: it takes a chunk or a segment at a time, and a file may be nothing else."""
-MAX_SCANS: Final = 64
-"""Most scans of a progressive JPEG, which usually has ten: the decoder goes over the whole picture for each."""
-MAX_SEGMENTS: Final = 4096
-_MARKER: Final = re.compile(rb"\xff([^\xff\x00\x01\xd0-\xd8])")
-"""What begins a segment of a JPEG; restart markers and stuffed bytes begin none."""
 
 _OTHERS: Final = (
     (b"GIF8", "GIF"),
@@ -91,14 +83,12 @@ def decode(data: bytes, max_pixels: int, field: str = "image") -> DecodedPicture
     form = _sniff(data, field)
     try:
         # Pillow warns of large pictures and odd metadata; both are decided here.
-        if form == "JPEG":
-            _check_scans(data)
-        with warnings.catch_warnings(action="ignore"), Image.open(_FewReads(data), formats=(form,)) as image:
+        file, orientation, profile = picture_parts(data)
+        with warnings.catch_warnings(action="ignore"), Image.open(BytesIO(file), formats=(form,)) as image:
             _check_header(image, max_pixels, field)
             image.load()
-            with suppress(Exception):  # a damaged EXIF block breaks Pillow in many ways and counts as none
-                ImageOps.exif_transpose(image, in_place=True)
-            return DecodedPicture(_to_pixels(image, data), _icc_profile(image))
+            pixels = _upright(_to_pixels(image, file), orientation)
+            return DecodedPicture(pixels, _rgb_profile(profile or image.info.get("icc_profile")))
     except Image.DecompressionBombError as error:
         raise TooManyPixels(field=field, received=error) from error
     except _DECODER_ERRORS as error:
@@ -175,28 +165,6 @@ def _sniff(data: bytes, field: str) -> str:
     )
 
 
-class _FewReads(BytesIO):
-    """A file that is read in few pieces; OSError at one more."""
-
-    left = MAX_READS
-
-    def read(self, size: int | None = -1, /) -> bytes:
-        self.left -= 1
-        if self.left < 0:
-            raise OSError(f"it has more than {MAX_READS} parts")
-        return super().read(size)
-
-
-def _check_scans(data: bytes) -> None:
-    """Raise ValueError for a JPEG of very many scans or segments; those of previews within segments are passed over."""
-    at = scans = segments = 0
-    while (found := _MARKER.search(data, at)) is not None and found[1] != b"\xd9":
-        scans, segments = scans + (found[1] == b"\xda"), segments + 1
-        if scans > MAX_SCANS or segments > MAX_SEGMENTS:
-            raise ValueError(f"it has more than {MAX_SCANS} scans or {MAX_SEGMENTS} segments")
-        at = found.end() + int.from_bytes(data[found.end() : found.end() + 2], "big")
-
-
 def _check_header(image: Image.Image, max_pixels: int, field: str) -> None:
     size = Size(image.width, image.height)
     if size.pixels > max_pixels:
@@ -206,8 +174,7 @@ def _check_header(image: Image.Image, max_pixels: int, field: str) -> None:
             received=f"{size}, that is {size.pixels} pixels",
             accepted=f"at most {max_pixels} pixels",
         )
-    has_preview = image.format == "MPO"  # a phone's JPEG with a second picture or a depth map behind it
-    if getattr(image, "is_animated", False) and not has_preview:
+    if getattr(image, "is_animated", False):
         raise UnsupportedImageFormat(
             f"The {field} is an animation.",
             field=field,
@@ -253,7 +220,14 @@ def _with_key(pixels: Pixels, stored: npt.NDArray[np.generic], image: Image.Imag
     return np.dstack([pixels, np.where(clear, 0, 255).astype(np.uint8)])
 
 
-def _icc_profile(image: Image.Image) -> bytes | None:
-    profile = image.info.get("icc_profile")
-    keeps = isinstance(profile, bytes) and 128 < len(profile) <= MAX_ICC_BYTES and profile[16:20] == b"RGB "
-    return profile if keeps else None
+def _upright(pixels: Pixels, orientation: int) -> Pixels:
+    """Pixels turned by EXIF's number: from 5 on sides change places, then columns, rows or both are turned round."""
+    turned = pixels.swapaxes(0, 1) if orientation > 4 else pixels
+    rows, columns = orientation in (3, 4, 7, 8), orientation in (2, 3, 6, 7)
+    return np.ascontiguousarray(turned[:: -1 if rows else 1, :: -1 if columns else 1])
+
+
+def _rgb_profile(profile: object) -> bytes | None:
+    if isinstance(profile, bytes) and 128 < len(profile) <= MAX_ICC_BYTES and profile[16:20] == b"RGB ":
+        return profile
+    return None

@@ -18,7 +18,8 @@ from giornata_tools.doors.edits import EditCall
 @click.option(
     "--mask",
     type=SOURCE,
-    help="What to repaint, white or transparent. Without it: the transparent part of IN, or all of an opaque one.",
+    help="What to repaint: its transparent pixels, or if it has none, white ones. Without it: those of IN, or all "
+    "of an opaque IN.",
 )
 @sending_options
 @click.pass_context

@@ -11,7 +11,7 @@ import { Mask } from "./mask.js";
 import { announce, at, decoded, showError } from "./page.js";
 import { decode, extended, listenForPictures, maskPixels, pixels, sample, showSamples, transparency } from "./picture.js";
 import { listenToPointers } from "./pointer.js";
-import { forgetPrompts, listenToPrompts, rememberPrompt } from "./prompts.js";
+import { forgetPrompts, listenToPrompts, rememberPrompt, toldPrompts } from "./prompts.js";
 import { finishedPicture, Results } from "./result.js";
 import * as job from "./job.js";
 import { Run, showEnd } from "./run.js";
@@ -237,7 +237,7 @@ async function showPreview(running, { b64_json: text, media_type: type, index, p
 async function collect(edit, status) {
   for (const picture of status.pictures) {
     const { index, seed, blob } = picture;
-    const told = { adapters: await toldAdapters(status, picture) };
+    const told = { adapters: [await toldAdapters(status, picture), toldPrompts(status)].filter(Boolean).join("; ") };
     edit.pictures[index] = blob ? Object.assign(await finishedPicture(edit, blob, seed), told) : { error: job.errorOf(status, index) };
   }
   edit.shown = edit.pictures.findIndex((one) => one.url);

@@ -173,9 +173,9 @@ export class Mask {
   }
 }
 
-/** Whether any of a picture's pixels, 4 bytes each, is not opaque. */
+/** Whether any of a picture's pixels, 4 bytes each, is transparent as the service means it. */
 export function isTransparent(rgba) {
-  for (let at = 3; at < rgba.length; at += 4) if (rgba[at] < 255) return true;
+  for (let at = 3; at < rgba.length; at += 4) if (rgba[at] < 128) return true;
   return false;
 }
 

@@ -14,6 +14,14 @@ export function rememberPrompt(text) {
   show();
 }
 
+/** What a finished job says of prompts of which the model did not read all; "" of any other. */
+export function toldPrompts({ usage }) {
+  const told = usage?.input_tokens_details ?? {};
+  const cut = (name, tokens) => tokens && tokens.read < tokens.given && `the first ${tokens.read} of the ${name}'s ${tokens.given} tokens were read`;
+  const parts = [cut("prompt", told.prompt_tokens), cut("negative prompt", told.negative_prompt_tokens)];
+  return parts.filter(Boolean).join("; ");
+}
+
 export function forgetPrompts() {
   localStorage.removeItem(STORE);
   show();

@@ -9,14 +9,13 @@ import torch
 from diffusers import StableDiffusionXLInpaintPipeline
 
 from giornata.wire.models import ModelCard
-from giornata_prepost.families.pipeline import PipelineImages
 from giornata_prepost.families.protocol import Tensors
-from giornata_prepost.families.unets import BlendedUNet, MaskedUNet
+from giornata_prepost.families.unets import BlendedUNet, MaskedUNet, TiledImages
 from giornata_prepost.images.geometry import Size
 from giornata_prepost.images.pictures import Pixels
 
 
-class _StableDiffusionXL(PipelineImages):
+class _StableDiffusionXL(TiledImages):
     kind = StableDiffusionXLInpaintPipeline
     left_out = ("unet", "feature_extractor", "image_encoder")
     options: ClassVar = {"add_watermarker": False}
@@ -31,11 +30,18 @@ class _StableDiffusionXL(PipelineImages):
     def _prompt(self, prompt: str, size: Size, seen: Pixels | None) -> Tensors:  # noqa: ARG002 - protocol
         """`prompt_embeds` (text_tokens, dim), `pooled_prompt_embeds` (pooled_dim,) and `add_time_ids` (6,).
 
-        The latter are original height and width, crop, and target height and width: those of the model's picture.
+        The latter are original height and width, crop, and target height and width: those of the model's picture. Of a
+        prompt in chunks the first is pooled.
         """
-        embeds, _, pooled, _ = self.pipeline.encode_prompt(
-            prompt, device=self.device, do_classifier_free_guidance=False
-        )
+        if (chunks := self.chunks(prompt)) is None:
+            embeds, _, pooled, _ = self.pipeline.encode_prompt(
+                prompt, device=self.device, do_classifier_free_guidance=False
+            )
+        else:
+            encoders = (self.pipeline.text_encoder, self.pipeline.text_encoder_2)
+            made = [one(ids, output_hidden_states=True) for one, ids in zip(encoders, chunks, strict=True)]
+            embeds = torch.cat([one.hidden_states[-2].flatten(0, 1) for one in made], dim=-1)[None]
+            pooled = made[-1][0]
         sides = [size.height, size.width, 0, 0, size.height, size.width]
         ids = torch.tensor(sides, dtype=embeds.dtype)
         return {"prompt_embeds": embeds[0], "pooled_prompt_embeds": pooled[0], "add_time_ids": ids}
