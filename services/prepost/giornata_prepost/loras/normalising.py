@@ -17,9 +17,7 @@ from giornata_prepost.loras.source import Factors, read_source
 
 EIGHT_BITS: Final = (torch.float8_e4m3fn, torch.float8_e5m2)
 """Nothing computes with these; bfloat16 holds all their values."""
-
-
-FIRST: Final = {"x_embedder", "img_in", "conv_in", "pos_embed.proj"}
+FIRST: Final = {"x_embedder", "img_in", "conv_in", "pos_embed.proj", "all_x_embedder.2-1"}
 """Layers that take the latents, by families."""
 
 
@@ -89,7 +87,7 @@ def _checked(found: Mapping[str, Factors], model: nn.Module, prefix: str) -> dic
             )
         if path in FIRST and factors.down.shape[1] > wanted[0][1]:
             raise LoraNotSupported(
-                "The LoRA widens the network's first layer, as Control LoRAs do, which are not supported.",
+                "The LoRA widens the network's first layer, as Control LoRAs and those for inpainting models do.",
                 received=f"{path}: {factors.down.shape[1]} channels",
                 accepted=f"its {wanted[0][1]} channels",
             )

@@ -73,15 +73,16 @@ def read_source(
     scales = _scales(tensors, modules)
     configs = read_configs(metadata, tuple(modules.parts))
     named = {name: traced(name, tensor) for name, tensor in tensors.items() if not name.endswith(ALPHA)}
-    best, dropped, reason = sorted(named), False, ""
+    best, dropped, width = sorted(named), False, ""
     for reading in READINGS:
         try:
             renamed = reading(named, modules)
         except _FAILURES as error:
-            reason = reason or str(error) or "it splits modules of the published width alone"
+            if isinstance(error, AssertionError):
+                width = ", or diffusers splits them in models of the published width alone"
             continue
         placed = _placed(renamed, modules)
-        left = _left(named, placed, modules)
+        left = _left(named, renamed, placed, modules)
         if not left:
             return _factors(placed, scales, configs)
         if len(left) < len(best):
@@ -94,8 +95,7 @@ def read_source(
         )
     told = next((metadata[name] for name in BASE_NAMES if metadata.get(name)), None)
     raise LoraMismatch(
-        "The LoRA has modules that the model does not have."
-        + (f" diffusers' converter: {reason[:200]}" if reason else ""),
+        f"The LoRA has modules that the model does not have{width}.",
         received=f"{best[0]}, one of {len(best)}" + ("" if told is None else f", of a LoRA for {told}"),
         accepted=f"linear layers and convolutions of {modules.index['_class_name']}",
     )
@@ -200,11 +200,13 @@ def _placed(named: Mapping[str, Tensor], modules: CheckpointModules) -> Placed:
     return placed
 
 
-def _left(named: Named, placed: Placed, modules: CheckpointModules) -> list[str]:
-    """Names of the factors without a place, but for those of which nothing is missing."""
+def _left(
+    named: Named, renamed: Mapping[str, Tensor], placed: Placed, modules: CheckpointModules
+) -> list[str]:
+    """Names of the factors without a place, or without one for all that is made of them, if anything is missing."""
     used = _sources(one for pair in placed.values() for one in pair.values())
-    left = sorted(named.keys() - used)
-    return [name for name in left if not _is_repeated(name, placed, modules)]
+    used -= _sources(one for name, one in renamed.items() if modules.find(name) is None)
+    return [name for name in sorted(named.keys() - used) if not _is_repeated(name, placed, modules)]
 
 
 def _sources(tensors: Iterable[Tensor]) -> frozenset[str]:

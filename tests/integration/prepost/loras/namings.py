@@ -209,6 +209,15 @@ _FLUX_BLOCKS: Final = {
     "txt_in": ("context_embedder",),
 }
 ORIGINAL: Final[Mapping[str, Mapping[str, Sequence[str]]]] = {
+    "qwen-image": OWN["qwen-image"],
+    "sd": {
+        "input_blocks.1.1.transformer_blocks.0.attn2.to_v": (
+            "down_blocks.0.attentions.0.transformer_blocks.0.attn2.to_v",
+        ),
+        "input_blocks.1.1.proj_in": ("down_blocks.0.attentions.0.proj_in",),
+        "middle_block.0.in_layers.2": ("mid_block.resnets.0.conv1",),
+        "time_embed.0": ("time_embedding.linear_1",),
+    },
     "sdxl": {
         "input_blocks.3.1.transformer_blocks.0.attn1.to_q": (
             "down_blocks.1.attentions.0.transformer_blocks.0.attn1.to_q",
@@ -262,7 +271,7 @@ ORIGINAL: Final[Mapping[str, Mapping[str, Sequence[str]]]] = {
         "final_layer.linear": ("proj_out",),
     },
 }
-"""Modules of diffusers by their names in the original checkpoint, by family: Qwen-Image's are the same."""
+"""Modules of diffusers by their names in the original checkpoint, by family."""
 ORIGINAL_SWAPPED: Final = {
     "sd3": ("joint_blocks.2.context_block.adaLN_modulation.1",),
     "flux-inpaint": ("final_layer.adaLN_modulation.1",),
@@ -279,11 +288,15 @@ READ_BY_DIFFUSERS: Final = (
         for naming in ("PEFT, default", "bare, with alphas")
     ),
     *((family, naming) for family in ("flux-inpaint", "chroma") for naming in ("kohya", "ComfyUI")),
-    *((family, "kohya") for family in ("sdxl", "z-image", "flux2-klein")),
+    *((family, "kohya") for family in ("sdxl", "z-image", "flux2-klein", "qwen-image")),
+    *(("qwen-image", naming) for naming in ("ComfyUI", "ai-toolkit", "ai-toolkit, with alphas")),
     *(("flux2-klein", naming) for naming in ("ai-toolkit", "PEFT of the original")),
 )
-"""Family and naming of the files that diffusers loads. It leaves out Flux's embedders and last layers of kohya's. Of
-others it takes nothing, or it leaves out their alphas."""
+"""Family and naming of the files that diffusers loads.
+
+It leaves out Flux's embedders and last layers of kohya's, and gives projections of UNets' attention there the alpha
+that most modules have, which is their own here. Of other files it takes nothing, or it leaves out their alphas.
+"""
 
 
 def all_cases() -> Iterator[tuple[str, str]]:

@@ -19,6 +19,8 @@ from torch import Tensor
 
 from giornata.families import Family
 from giornata.wire.errors import LoraMismatch, LoraNotSupported
+from giornata_lora_store.inspection import Inspection
+from giornata_lora_store.rules.headers import Limits
 from giornata_prepost.loras.checkpoint_modules import CheckpointModules
 from giornata_prepost.loras.normalising import normalise
 from tests.integration.prepost.loras import namings, oracle
@@ -27,9 +29,14 @@ from tests.integration.prepost.loras.namings import Changes, applied
 Checkpoint = Callable[[Family], Path]
 
 
+STORE: Final = Inspection(Limits(rank=256, tensors=4096), header_bytes=4 << 20)
+"""As the LoRA store looks at a file before prepost does."""
+
+
 def normalised(tensors: Mapping[str, Tensor], folder: Path, scratch: Path) -> Changes:
-    """The changes that a canonical file means."""
+    """The changes that the canonical file of a source means."""
     save_file({name: one.contiguous() for name, one in tensors.items()}, scratch / "source.safetensors")
+    STORE.inspect(scratch / "source.safetensors")
     normalise(scratch / "source.safetensors", scratch / "canonical", folder, {})
     found = load_file(scratch / "canonical")
     paths = [name.removesuffix(".down") for name in found if name.endswith(".down")]
