@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from giornata.wire.errors import LoraNotSupported, LoraTooLarge
 from giornata.wire.loras import LoraStyle
-from giornata_lora_store.rules.headers import DTYPES, Limits, Tensor, recognised
+from giornata_lora_store.rules.headers import ALPHA_DTYPES, DTYPES, Limits, Tensor, recognised
 from giornata_lora_store.rules.shared_paths import shared_path
 
 LIMITS = Limits(rank=64, tensors=100)
@@ -86,7 +86,7 @@ def test_what_is_no_plain_lora_is_refused_by_name(name: str, said: str) -> None:
         ({"down": Tensor("F32", (4,))}, "no matrix"),
         ({"down": Tensor("F32", (4, 0))}, "no matrix"),
         ({"alpha": Tensor("F32", (3,))}, "not one number"),
-        ({"alpha": Tensor("I64", ())}, "dtype"),
+        ({"alpha": Tensor("BOOL", ())}, "dtype"),
     ],
 )
 def test_factors_that_do_not_fit_are_refused(changes: dict[str, Tensor | None], said: str) -> None:
@@ -95,6 +95,35 @@ def test_factors_that_do_not_fit_are_refused(changes: dict[str, Tensor | None], 
     tensors = {names[name]: tensor for name, tensor in (whole | changes).items() if tensor is not None}
     with pytest.raises(LoraNotSupported, match=said):
         recognised(tensors, LIMITS)
+
+
+@pytest.mark.parametrize("dtype", ["F8_E4M3", "F8_E5M2"])
+@pytest.mark.parametrize("alpha", [Tensor("I64", ()), Tensor("I32", (1,)), Tensor("F64", (1,))])
+def test_factors_may_be_small_and_alphas_whole_numbers(dtype: str, alpha: Tensor) -> None:
+    tensors = pair(*STYLES[LoraStyle.KOHYA], dtype=dtype)
+    found = recognised(tensors | {"lora_unet_double_blocks_0_img_attn_qkv.alpha": alpha}, LIMITS)
+    assert found.modules == 1
+
+
+def test_names_of_z_image_have_hyphens() -> None:
+    assert recognised(pair("all_x_embedder.2-1.lora_A.weight", ".lora_B.weight"), LIMITS).modules == 1
+
+
+@pytest.mark.parametrize("name", ["double_blocks.1000.img_attn.qkv", "lora_unet_double_blocks_99999999_x"])
+def test_no_name_makes_a_converter_count_for_ever(name: str) -> None:
+    with pytest.raises(LoraNotSupported, match="name that no module has"):
+        recognised(pair(f"{name}.lora_A.weight", ".lora_B.weight"), LIMITS)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["double_blocks.0.img_attn.norm.key_norm.scale", "transformer.transformer_blocks.0.attn.norm_q.weight"],
+)
+def test_a_control_lora_is_told_whatever_else_it_holds(name: str) -> None:
+    tensors = pair("img_in.lora_A.weight", ".lora_B.weight") | {"img_in.lora_B.bias": Tensor("F32", (24,))}
+    with pytest.raises(LoraNotSupported, match="Control LoRA") as raised:
+        recognised(tensors | {name: Tensor("F32", (16,))}, LIMITS)
+    assert raised.value.received == name
 
 
 def test_rank_and_number_have_limits() -> None:
@@ -111,7 +140,9 @@ def test_rank_and_number_have_limits() -> None:
         st.text("abAB_.loradownupweight0", min_size=1, max_size=40)
         | st.sampled_from(["unet.a.lora_A.weight", "a.alpha"]),
         st.builds(
-            Tensor, st.sampled_from([*DTYPES, "I64"]), st.lists(st.integers(0, 8), max_size=4).map(tuple)
+            Tensor,
+            st.sampled_from([*DTYPES, "I64", "BOOL"]),
+            st.lists(st.integers(0, 8), max_size=4).map(tuple),
         ),
         max_size=8,
     )
@@ -122,7 +153,7 @@ def test_any_header_is_a_lora_or_refused_with_a_code(tensors: dict[str, Tensor])
     except (LoraNotSupported, LoraTooLarge):
         return
     assert 0 < found.rank <= LIMITS.rank
-    assert all(tensor.dtype in {*DTYPES, "F64"} for tensor in tensors.values())
+    assert all(tensor.dtype in ALPHA_DTYPES for tensor in tensors.values())
 
 
 @pytest.mark.parametrize(

@@ -35,6 +35,10 @@ def test_a_pattern_is_the_end_of_a_modules_name(pattern: str, alpha: float) -> N
     assert config(lora_alpha=16, alpha_pattern={pattern: 2}).alpha(MODULE, 4) == alpha
 
 
+def test_names_of_z_images_layers_have_hyphens() -> None:
+    assert config(lora_alpha=1, alpha_pattern={"all_x_embedder.2-1": 3}).alpha("all_x_embedder.2-1", 4) == 3.0
+
+
 def test_the_first_pattern_counts() -> None:
     assert config(lora_alpha=1, alpha_pattern={"to_k": 5, "to_q": 3, MODULE: 2}).alpha(MODULE, 4) == 3.0
 

@@ -8,11 +8,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+from giornata.lora_names import ALPHA, FactorName, read_factor_name
 from giornata.wire.errors import GiornataError, LoraNotSupported, LoraTooLarge
 from giornata.wire.loras import LoraStyle
 
-DTYPES: Final = ("F32", "F16", "BF16")
+DTYPES: Final = ("F32", "F16", "BF16", "F8_E4M3", "F8_E5M2")
 """Dtypes of factors, as safetensors calls them."""
+ALPHA_DTYPES: Final = (*DTYPES, "F64", "I64", "I32", "I16", "I8", "U8")
 ACCEPTED: Final = (
     "low-rank factors with the names of diffusers, PEFT, kohya, XLabs or the original checkpoint"
 )
@@ -25,15 +27,12 @@ OTHERS: Final[tuple[tuple[str, re.Pattern[str]], ...]] = (
     ("LoRA with biases", re.compile(r"lora_(A|B|up|down)\.bias$|lora\.(up|down)\.bias$")),
     ("whole differences of weights", re.compile(r"\.diff(_b)?$|\.set_weight$")),
     ("embeddings (textual inversion)", re.compile(r"^emb_params$|^bundle_emb|^clip_[lg]$")),
-    ("Control LoRA", re.compile(r"lora_controlnet|(query|key)_norm\.scale$|\.norm_(added_)?[qk]\.weight$")),
 )
 """What a tensor's name betrays to be something else."""
-_NAME: Final = re.compile(r"[A-Za-z0-9_.]{1,512}\Z")
-_FACTOR: Final = re.compile(
-    r"(?P<module>.+?)(?:\.lora_(?P<peft>[AB])(?:\.default)?|\.lora_(?P<kohya>down|up)"
-    r"|(?:\.lora|\.lora_linear_layer|_lora\d?)\.(?P<old>down|up))\.weight\Z"
-)
-_DOWN: Final = {"A", "down"}
+CONTROL: Final = re.compile(r"lora_controlnet|(query|key)_norm\.scale$|\.norm_(added_)?[qk]\.weight$")
+"""What one tensor of a Control LoRA betrays of the whole file, whose factors may have biases, too."""
+_NAME: Final = re.compile(r"(?!.*\d{4})[A-Za-z0-9_.-]{1,512}\Z")
+"""Converters count to the largest number in a name; no network has a thousand blocks."""
 _STYLES: Final[tuple[tuple[LoraStyle, re.Pattern[str]], ...]] = (
     (LoraStyle.XLABS, re.compile(r"(double|single)_blocks\.\d+\.processor\.")),
     (LoraStyle.KOHYA, re.compile(r"lora_(unet|te\d?|transformer|prior)_|lycoris_")),
@@ -80,6 +79,8 @@ def recognised(tensors: Mapping[str, Tensor], limits: Limits) -> Found:
         raise LoraTooLarge(received=f"{len(tensors)} tensors", accepted=f"at most {limits.tensors}")
     factors: defaultdict[str, dict[bool, Tensor]] = defaultdict(dict)
     scaled: set[str] = set()
+    if control := next((name for name in sorted(tensors) if CONTROL.search(name)), None):
+        raise _other_kind("Control LoRA", control)
     for name, tensor in sorted(tensors.items()):
         if (module := _scaled(name, tensor)) is not None:
             scaled.add(module)
@@ -102,23 +103,21 @@ def _scaled(name: str, tensor: Tensor) -> str | None:
     """The module whose alpha a tensor is; None if it is a factor."""
     if not _NAME.match(name):
         raise _unknown("A tensor has a name that no module has.", name)
-    if not name.endswith(".alpha"):
+    if not name.endswith(ALPHA):
         return None
     if tensor.shape not in {(), (1,)}:
         raise _unknown("An alpha is not one number.", f"{name} of shape {tensor.shape}")
-    if tensor.dtype not in {*DTYPES, "F64"}:
+    if tensor.dtype not in ALPHA_DTYPES:
         raise _unknown("An alpha has a dtype that is not accepted.", f"{name} of {tensor.dtype}")
-    return name.removesuffix(".alpha")
+    return name.removesuffix(ALPHA)
 
 
-def _factor(name: str, tensor: Tensor) -> tuple[str, bool]:
-    """The module of a factor, and whether it is the first, which maps down to the rank."""
+def _factor(name: str, tensor: Tensor) -> FactorName:
+    """What the name of a factor says."""
     for kind, pattern in OTHERS:
         if pattern.search(name):
-            raise LoraNotSupported(
-                f"This is {kind}, which is not supported.", received=name, accepted=ACCEPTED
-            )
-    found = _FACTOR.match(name)
+            raise _other_kind(kind, name)
+    found = read_factor_name(name)
     if found is None:
         raise _unknown("A tensor is no factor of a LoRA of a known form.", name)
     if tensor.dtype not in DTYPES:
@@ -129,14 +128,7 @@ def _factor(name: str, tensor: Tensor) -> tuple[str, bool]:
         )
     if len(tensor.shape) not in {2, 4} or 0 in tensor.shape:
         raise _unknown("A factor is no matrix and no convolution.", f"{name} of shape {tensor.shape}")
-    side = found["peft"] or found["kohya"] or found["old"]
-    # XLabs has two pairs a module: qkv_lora1 and qkv_lora2, proj_lora1 and proj_lora2
-    return name[: found.end("module")] + (_numbered(name) if found["old"] else ""), side in _DOWN
-
-
-def _numbered(name: str) -> str:
-    found = re.search(r"_lora(\d)\.(down|up)\.weight\Z", name)
-    return f"#{found[1]}" if found else ""
+    return found
 
 
 def _rank(module: str, pair: Mapping[bool, Tensor]) -> int:
@@ -151,6 +143,10 @@ def _rank(module: str, pair: Mapping[bool, Tensor]) -> int:
 def _style(modules: Mapping[str, object]) -> LoraStyle:
     name = min(modules)
     return next((style for style, pattern in _STYLES if pattern.match(name)), LoraStyle.PEFT)
+
+
+def _other_kind(kind: str, received: str) -> GiornataError:
+    return LoraNotSupported(f"This is {kind}, which is not supported.", received=received, accepted=ACCEPTED)
 
 
 def _unknown(message: str, received: str) -> GiornataError:

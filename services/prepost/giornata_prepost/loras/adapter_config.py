@@ -15,7 +15,7 @@ from giornata.wire.errors import LoraNotSupported
 METADATA: Final = "lora_adapter_metadata"
 """Where diffusers' savers write PEFT's configuration, as JSON, in a file's metadata."""
 ACCEPTED: Final = "PEFT's fields: lora_alpha a number, alpha_pattern an object of numbers by names of modules"
-_PATTERN: Final = r"^\^?[A-Za-z0-9_.]{1,512}\$?$"
+_PATTERN: Final = r"^\^?[A-Za-z0-9_.-]{1,512}\$?$"
 _MOST: Final = 65536.0
 
 Alpha = Annotated[StrictFloat, Field(ge=-_MOST, le=_MOST, allow_inf_nan=False)]

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from giornata.wire.errors import LoraMismatch, LoraNotFinite, LoraUnreadable
+from giornata.wire.errors import LoraMismatch, LoraNotFinite, LoraNotSupported, LoraUnreadable
 from giornata_prepost.loras.canonical import TEXT_ENCODERS, write_canonical
 from giornata_prepost.loras.checkpoint_modules import CheckpointModules
 from giornata_prepost.loras.source import Factors, read_source
+
+EIGHT_BITS: Final = (torch.float8_e4m3fn, torch.float8_e5m2)
+"""Nothing computes with these; bfloat16 holds all their values."""
+FIRST: Final = {"x_embedder", "img_in", "conv_in", "pos_embed.proj", "all_x_embedder.2-1"}
+"""Layers that take the latents, by families."""
 
 
 class Made(NamedTuple):
@@ -43,14 +48,14 @@ def normalise(source: Path, target: Path, folder: Path, told: Mapping[str, str])
     modules = CheckpointModules(folder)
     found = read_source(tensors, metadata, modules)
     order = modules.order()
-    network = _checked(found.network, modules.network, "")
+    network = _checked(found.pop(modules.network_name, {}), modules.network, "")
     parts = dict(sorted(network.items(), key=lambda one: order[one[0]]))
-    for name, factors in found.text_encoders.items():
-        parts |= _checked(factors, modules.text_encoder(name), f"{name}.")
+    for name, factors in sorted(found.items()):
+        parts |= _checked(factors, modules.parts[name], f"{name}.")
     written = _written(parts)
     rank = max(factors.down.shape[0] for factors in parts.values())
     text_modules = len(parts) - len(network)
-    facts = {"rank": str(rank), TEXT_ENCODERS: ",".join(found.text_encoders), **told}
+    facts = {"rank": str(rank), TEXT_ENCODERS: ",".join(sorted(found)), **told}
     write_canonical(target, written, facts)
     weights = sum(part.numel() for factors in network.values() for part in factors[:2])
     return Made(rank, len(network), text_modules, weights)
@@ -60,9 +65,12 @@ def _loaded(source: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     try:
         with safe_open(source, framework="pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no dictionary
-            return tensors, file.metadata() or {}
+            told = file.metadata() or {}
     except SafetensorError as error:
         raise LoraUnreadable(received=str(error), accepted="a whole file of safetensors") from error
+    return {
+        name: tensor.bfloat16() if tensor.dtype in EIGHT_BITS else tensor for name, tensor in tensors.items()
+    }, told
 
 
 def _checked(found: Mapping[str, Factors], model: nn.Module, prefix: str) -> dict[str, Factors]:
@@ -76,6 +84,12 @@ def _checked(found: Mapping[str, Factors], model: nn.Module, prefix: str) -> dic
                 "The LoRA has a module that the model does not have.",
                 received=prefix + path,
                 accepted=f"linear layers and convolutions of {type(model).__name__}",
+            )
+        if path in FIRST and factors.down.shape[1] > wanted[0][1]:
+            raise LoraNotSupported(
+                "The LoRA widens the network's first layer, as Control LoRAs and those for inpainting models do.",
+                received=f"{path}: {factors.down.shape[1]} channels",
+                accepted=f"its {wanted[0][1]} channels",
             )
         if received != wanted:
             raise LoraMismatch(
@@ -115,4 +129,4 @@ def _written(parts: Mapping[str, Factors]) -> dict[str, Tensor]:
 
 def _folded(factors: Factors) -> Tensor:
     """`up` times alpha / rank, float32."""
-    return factors.up.float() * (factors.alpha / factors.down.shape[0])
+    return factors.up.float() * factors.scale

@@ -1,26 +1,29 @@
-"""A LoRA's source as factors by module: diffusers' own converters read the names, PEFT's rules the alphas."""
+"""A LoRA's source as factors by module: diffusers' own converters read the names, trainers' rules the alphas.
+
+Converters get the factors alone. An alpha is one of the file's own modules, and scales what is made of it: some
+converters leave alphas out, or ask for one where there is none.
+"""
 
 from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, TypeAlias
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final, NamedTuple, TypeAlias
 
-from diffusers.utils import convert_state_dict_to_peft, convert_unet_state_dict_to_peft
-from diffusers.utils.state_dict_utils import StateDictType
-from torch import Tensor, nn
+import torch
+from diffusers.loaders.single_file_utils import convert_sd3_transformer_checkpoint_to_diffusers
+from torch import Tensor
 
-from giornata.wire.errors import GiornataError, LoraMismatch, LoraNotSupported
+from giornata.lora_names import ALPHA, read_factor_name
+from giornata.wire.errors import LoraMismatch, LoraNotSupported
 from giornata_prepost.loras.adapter_config import AdapterConfig, read_configs
+from giornata_prepost.loras.canonical import DOWN, UP
 from giornata_prepost.loras.checkpoint_modules import CheckpointModules
-from giornata_prepost.loras.provenance import traced, untraced, unused
+from giornata_prepost.loras.provenance import Traced, traced, untraced
 
 BASE_NAMES: Final = ("modelspec.architecture", "ss_base_model_version", "base_model")
 """Where trainers write for which model they trained."""
-PEFT_PREFIX: Final = "base_model.model."
-_FACTOR: Final = re.compile(r"(?P<module>.+)\.lora_(?P<side>[AB])(?:\.default)?\.weight\Z")
 _FAILURES: Final = (
     ValueError,
     KeyError,
@@ -31,10 +34,9 @@ _FAILURES: Final = (
     AttributeError,
 )
 """What diffusers' converters raise where a file is not as they expect."""
-
-
-Naming: TypeAlias = Callable[[dict[str, str]], dict[str, str]]
-"""Converts the keys of a dictionary, whatever its values."""
+_WHOLE: Final = re.compile(r"(?P<block>.+attention[._])(?P<projection>qkv|out)")
+"""A projection under the name of the original Z-Image, whose parts diffusers names one by one."""
+_PARTS: Final = {"qkv": ("to_q", "to_k", "to_v"), "out": ("to_out.0",)}
 
 
 class Factors(NamedTuple):
@@ -44,183 +46,232 @@ class Factors(NamedTuple):
     """(rank, in), or (rank, in, height, width) of a convolution."""
     up: Tensor
     """(out, rank), or (out, rank, 1, 1)."""
-    alpha: float
-    """The product counts alpha / rank times."""
+    scale: float
+    """The product counts so many times: alpha / rank."""
 
 
-@dataclass(frozen=True)
-class Source:
-    """Factors by module, of the network and of each text encoder."""
-
-    network: Mapping[str, Factors]
-    text_encoders: Mapping[str, Mapping[str, Factors]]
+Named: TypeAlias = Mapping[str, Traced]
+"""Factors by a name of theirs."""
+Reading: TypeAlias = Callable[[Named, CheckpointModules], Mapping[str, Tensor]]
+"""Renames factors, and splits those of modules that are one in the file and several in diffusers."""
+Placed: TypeAlias = dict[tuple[str, str], dict[bool, Traced]]
+"""Factors by part and module; the first one's key is true."""
 
 
 def read_source(
     tensors: Mapping[str, Tensor], metadata: Mapping[str, str], modules: CheckpointModules
-) -> Source:
-    """The factors in a file of any known style.
+) -> dict[str, dict[str, Factors]]:
+    """The factors in a file of any naming, by module, by part: the network, and text encoders.
+
+    The first reading counts that finds a place for every factor.
 
     Raises:
-        LoraNotSupported: diffusers reads a part of it only, alphas are told of some modules only, or PEFT's
-            configuration in its metadata is none.
+        LoraNotSupported: a module lacks a factor, alphas are told of some modules only, or PEFT's configuration in the
+            metadata is none.
         LoraMismatch: its names are those of another model.
     """
-    named, alphas = _converted(tensors, metadata, modules)
-    configs = read_configs(metadata, (modules.network_name, *modules.text_encoders))
-    parts = {name: _of_part(named, name) for name in configs}
-    taken = {f"{part}.{name}" for part, found in parts.items() for name in found}
-    if left := named.keys() - taken:
-        raise _other_model(min(left), metadata, modules)
-    network = _factors(
-        _renamed(parts.pop(modules.network_name), _network_names),
-        _of_part(alphas, modules.network_name),
-        configs[modules.network_name],
-    )
-    texts = {
-        name: _factors(
-            _renamed(found, _text_names(modules.text_encoder(name))),
-            _of_part(alphas, name),
-            configs[name],
-        )
-        for name, found in parts.items()
-        if found
-    }
-    return Source(network, texts)
-
-
-def _with_prefix(tensors: Mapping[str, Tensor], modules: CheckpointModules) -> dict[str, Tensor]:
-    """The tensors, with the network's name before modules that PEFT names without it."""
-    children = {name for name, _ in modules.network.named_children()}
-    named = {name.removeprefix(PEFT_PREFIX): tensor for name, tensor in tensors.items()}
-    if all(name.partition(".")[0] in children for name in named):
-        return {f"{modules.network_name}.{name}": tensor for name, tensor in named.items()}
-    return dict(tensors)
-
-
-def _converted(
-    tensors: Mapping[str, Tensor], metadata: Mapping[str, str], modules: CheckpointModules
-) -> tuple[dict[str, Tensor], dict[str, float]]:
-    """Tensors with diffusers' names, and alphas that are not in them yet.
-
-    Some converters leave tensors out in silence. So the use of each is traced, and one without use is refused.
-    """
-    sources = traced(tensors)
-    read = modules.pipeline.lora_state_dict
-    accepted = inspect.signature(read).parameters
-    options: dict[str, Any] = {"return_alphas": True} if "return_alphas" in accepted else {}
-    if modules.network_name == "unet":
-        options["unet_config"] = modules.network.config
-    try:
-        found = read(_with_prefix(sources, modules), **options)
-    except _FAILURES as error:
-        reason = str(error) or type(error).__name__
-        told = _base_of(metadata)
-        raise LoraMismatch(
-            f"diffusers cannot read this LoRA for the model: {reason}",
-            received=told or next(iter(sorted(tensors)), "no tensors"),
-            accepted=f"a LoRA for {modules.index['_class_name']}",
-        ) from error
-    named, alphas = found if isinstance(found, tuple) else (found, None)
-    numbers = {name: float(alpha) for name, alpha in (alphas or {}).items()}
-    if left := unused(sources, named.values()):
+    scales = _scales(tensors, modules)
+    configs = read_configs(metadata, tuple(modules.parts))
+    named = {name: traced(name, tensor) for name, tensor in tensors.items() if not name.endswith(ALPHA)}
+    best, dropped, width = sorted(named), False, ""
+    for reading in READINGS:
+        try:
+            renamed = reading(named, modules)
+        except _FAILURES as error:
+            if isinstance(error, AssertionError):
+                width = ", or diffusers splits them in models of the published width alone"
+            continue
+        placed = _placed(renamed, modules)
+        left = _left(named, renamed, placed, modules)
+        if not left:
+            return _factors(placed, scales, configs)
+        if len(left) < len(best):
+            best, dropped = left, not _sources(renamed.values()).intersection(left)
+    if dropped:
         raise LoraNotSupported(
             "diffusers reads this LoRA without some of its tensors.",
-            received=f"{left[0]}, one of {len(left)}",
+            received=f"{best[0]}, one of {len(best)}",
             accepted="files of which every tensor counts",
         )
-    return {name: untraced(tensor) for name, tensor in named.items()}, numbers
+    told = next((metadata[name] for name in BASE_NAMES if metadata.get(name)), None)
+    raise LoraMismatch(
+        f"The LoRA has modules that the model does not have{width}.",
+        received=f"{best[0]}, one of {len(best)}" + ("" if told is None else f", of a LoRA for {told}"),
+        accepted=f"linear layers and convolutions of {modules.index['_class_name']}",
+    )
 
 
-def _of_part(named: Mapping[str, Any], part: str) -> dict[str, Any]:
-    prefix = f"{part}."
-    return {name.removeprefix(prefix): value for name, value in named.items() if name.startswith(prefix)}
-
-
-def _renamed(tensors: dict[str, Tensor], names: Naming) -> dict[str, tuple[str, Tensor]]:
-    """By its name in PEFT's style: the name before, and the tensor. Converters look at names alone."""
-    if not tensors:
-        return {}
-    return {new: (old, tensors[old]) for new, old in names({name: name for name in tensors}).items()}
-
-
-def _network_names(names: dict[str, str]) -> dict[str, str]:
-    if all("lora_A" in name or "lora_B" in name for name in names):
-        return names
-    converted: dict[str, str] = convert_unet_state_dict_to_peft(names)
+def _by_loader(named: Named, modules: CheckpointModules) -> Mapping[str, Tensor]:
+    """As the pipeline's own loader reads a file."""
+    options = {"unet_config": modules.network.config} if modules.network_name == "unet" else {}
+    found = modules.pipeline.lora_state_dict(dict(named), **options)
+    converted: dict[str, Tensor] = found[0] if isinstance(found, tuple) else found
     return converted
 
 
-def _text_names(encoder: nn.Module) -> Naming:
-    """As diffusers' loader of text encoders: the encoder tells whether modules lie below `text_model`.
+def _by_own_names(named: Named, _modules: CheckpointModules) -> Mapping[str, Tensor]:
+    """Names of the model's own modules, which need no converter."""
+    return named
 
-    diffusers guesses the style by output projections, which a file may lack; the oldest style's names hold all others.
+
+def _like_kohya(named: Named, modules: CheckpointModules) -> Mapping[str, Tensor]:
+    """As the loader reads kohya's spelling of the same names: `lora_unet_….lora_down.weight`."""
+    return _by_loader(
+        _respelled(named, modules, "lora_unet_", "_", (".lora_up.weight", ".lora_down.weight")), modules
+    )
+
+
+def _like_ai_toolkit(named: Named, modules: CheckpointModules) -> Mapping[str, Tensor]:
+    """As the loader reads ai-toolkit's spelling of the same names: `diffusion_model.….lora_A.weight`."""
+    return _by_loader(
+        _respelled(named, modules, "diffusion_model.", ".", (".lora_B.weight", ".lora_A.weight")), modules
+    )
+
+
+def _respelled(
+    named: Named, modules: CheckpointModules, prefix: str, dot: str, sides: tuple[str, str]
+) -> dict[str, Traced]:
+    respelled = {}
+    for name, tensor in named.items():
+        part, rest = modules.split(name)
+        found = read_factor_name(rest)
+        if found is not None:
+            before = prefix if part == modules.network_name else f"lora_te{part.partition('r_')[2] or 1}_"
+            respelled[f"{before}{found.module.replace('.', dot)}{sides[found.is_down]}"] = tensor
+    return respelled
+
+
+class _OriginalWeights(dict[str, Tensor]):
+    """Weights of an original checkpoint: second factors where the file has them, else nothing that counts."""
+
+    def __init__(self, factors: Mapping[str, Traced], known: Iterable[str]) -> None:
+        super().__init__(dict.fromkeys(known, torch.zeros(6)))
+        self._factors = factors
+
+    def pop(self, name: str, *_default: object) -> Tensor:
+        """A weight, or six numbers, of which each part of a split has some."""
+        return self._factors.get(name.removesuffix(".weight").replace(".", "_"), torch.zeros(6))
+
+
+def _by_checkpoint(named: Named, modules: CheckpointModules) -> Mapping[str, Tensor]:
+    """Names of the original SD3, for which diffusers has a converter of checkpoints alone, and none of LoRAs.
+
+    It splits and swaps the rows of weights, and so those of second factors.
     """
-
-    def convert(names: dict[str, str]) -> dict[str, str]:
-        converted = convert_state_dict_to_peft(names, original_type=StateDictType.DIFFUSERS_OLD)
-        if hasattr(encoder, "text_model"):
-            return dict(converted)
-        return {name.removeprefix("text_model."): old for name, old in converted.items()}
-
-    return convert
-
-
-def _factors(
-    tensors: Mapping[str, tuple[str, Tensor]], alphas: Mapping[str, float], config: AdapterConfig
-) -> dict[str, Factors]:
-    """Pairs of factors by module, with their alphas."""
-    sides: dict[str, dict[str, tuple[str, Tensor]]] = {}
-    for name, told in tensors.items():
-        found = _FACTOR.match(name)
-        if found is None:
-            raise LoraNotSupported("A tensor is no factor of a LoRA.", received=name)
-        sides.setdefault(found["module"], {})[found["side"]] = told
-    own = _told_alphas({module: pair["A"][0] for module, pair in sides.items() if "A" in pair}, alphas)
-    made = {}
-    for module, pair in sides.items():
-        if pair.keys() != {"A", "B"}:
-            raise LoraNotSupported("A module has one factor and not two.", received=module)
-        down, up = pair["A"][1], pair["B"][1]
-        alpha = own[module] if own else config.alpha(module, down.shape[0])
-        made[module] = Factors(down, up, alpha)
-    return made
+    if type(modules.network).__name__ != "SD3Transformer2DModel":
+        return {}
+    flat = _respelled(named, modules, "", "_", (UP, DOWN))
+    ups = {name.removesuffix(UP): one for name, one in flat.items() if name.endswith(UP)}
+    config = modules.network.config
+    known = [f"joint_blocks.{index}.x_block.attn2." for index in config.dual_attention_layers]
+    known += [f"joint_blocks.{config.num_layers - 1}.", "context_embedder.weight"]
+    weights = convert_sd3_transformer_checkpoint_to_diffusers(_OriginalWeights(ups, known))
+    of_source = {source: name for name, one in ups.items() for source in one.sources}
+    converted = {name: one for name, one in named.items() if modules.split(name)[0] != modules.network_name}
+    for name, up in weights.items():
+        if isinstance(up, Traced):
+            module = name.removesuffix(".weight")
+            (source,) = up.sources
+            converted[f"{module}.lora_B.weight"] = up
+            converted[f"{module}.lora_A.weight"] = flat[of_source[source] + DOWN]
+    return converted
 
 
-def _told_alphas(firsts: Mapping[str, str], alphas: Mapping[str, float]) -> dict[str, float]:
-    """Alphas by module, where the file has any; `firsts` are the converters' names of the modules' first factors.
+READINGS: Final[tuple[Reading, ...]] = (
+    _by_loader,
+    _by_own_names,
+    _like_kohya,
+    _like_ai_toolkit,
+    _by_checkpoint,
+)
 
-    diffusers gives modules without an alpha the one that most others have; kohya's trainer takes their rank. So a file
-    with alphas for some modules only is refused.
+
+def _placed(named: Mapping[str, Tensor], modules: CheckpointModules) -> Placed:
+    """The factors whose names are those of modules."""
+    placed: Placed = {}
+    for name, factor in named.items():
+        found = modules.find(name)
+        if found is None or not isinstance(factor, Traced):
+            continue
+        part, path, is_down = found
+        if is_down in placed.setdefault((part, path), {}):
+            raise LoraNotSupported("Two tensors are the same factor of one module.", received=name)
+        placed[part, path][is_down] = factor
+    return placed
+
+
+def _left(
+    named: Named, renamed: Mapping[str, Tensor], placed: Placed, modules: CheckpointModules
+) -> list[str]:
+    """Names of the factors without a place, or without one for all that is made of them, if anything is missing."""
+    used = _sources(one for pair in placed.values() for one in pair.values())
+    used -= _sources(one for name, one in renamed.items() if modules.find(name) is None)
+    return [name for name in sorted(named.keys() - used) if not _is_repeated(name, placed, modules)]
+
+
+def _sources(tensors: Iterable[Tensor]) -> frozenset[str]:
+    """Names of the factors of which tensors are made."""
+    return frozenset[str]().union(*(one.sources for one in tensors if isinstance(one, Traced)))
+
+
+def _is_repeated(name: str, placed: Placed, modules: CheckpointModules) -> bool:
+    """Whether a factor's module is a whole projection of Z-Image, whose parts are in the file as well.
+
+    As diffusers has it, they are the same: some trainers write both.
     """
-    names = {module: _alpha_name(module, first, alphas) for module, first in firsts.items()}
-    if stray := alphas.keys() - set(names.values()):
-        raise LoraNotSupported("An alpha belongs to no module with factors.", received=min(stray))
-    missing = [module for module, name in names.items() if name is None]
-    if alphas and missing:
+    found = read_factor_name(name)
+    whole = _WHOLE.fullmatch(found.module) if found else None
+    if whole is None:
+        return False
+    parts = (modules.find_module(whole["block"] + each) for each in _PARTS[whole["projection"]])
+    return all(part in placed for part in parts)
+
+
+def _scales(tensors: Mapping[str, Tensor], modules: CheckpointModules) -> dict[str, float]:
+    """Alpha / rank by the file's own modules; empty where it has no alphas.
+
+    A module without an alpha has its rank, as trainers have it. Where diffusers gives it the alpha that most others
+    have, such a file is refused.
+    """
+    ranks = {
+        found.module: tensor.shape[0]
+        for name, tensor in tensors.items()
+        if (found := read_factor_name(name)) and found.is_down
+    }
+    alphas = {name.removesuffix(ALPHA): tensor for name, tensor in tensors.items() if name.endswith(ALPHA)}
+    if stray := alphas.keys() - ranks.keys():
+        raise LoraNotSupported("An alpha belongs to no module with factors.", received=min(stray) + ALPHA)
+    missing = sorted(ranks.keys() - alphas.keys())
+    if alphas and missing and _guesses_alphas(tensors, modules):
         raise LoraNotSupported(
             "Some modules have an alpha and others have none.",
             received=f"{missing[0]} without one",
             accepted="an alpha for every module, or for none",
         )
-    return {module: alphas[name] for module, name in names.items() if name is not None}
+    if not alphas:
+        return {}
+    return {name: float(alphas[name]) / rank if name in alphas else 1.0 for name, rank in ranks.items()}
 
 
-def _alpha_name(module: str, first: str, alphas: Mapping[str, float]) -> str | None:
-    """Converters call a module's alpha by the module's name or by that of its first factor."""
-    before = (first, first.split(".lora.", maxsplit=1)[0], first.split(".lora_A.", maxsplit=1)[0], module)
-    return next((f"{name}.alpha" for name in before if f"{name}.alpha" in alphas), None)
+def _guesses_alphas(names: Iterable[str], modules: CheckpointModules) -> bool:
+    """Whether diffusers' loader hands alphas on to PEFT, and does not scale factors by them itself."""
+    if modules.network_name == "unet":
+        return True
+    hands_on = "return_alphas" in inspect.signature(modules.pipeline.lora_state_dict).parameters
+    return hands_on and not any(".lora_down." in name for name in names)
 
 
-def _base_of(metadata: Mapping[str, str]) -> str | None:
-    """The model that the file says it was trained for."""
-    return next((metadata[name] for name in BASE_NAMES if metadata.get(name)), None)
-
-
-def _other_model(name: str, metadata: Mapping[str, str], modules: CheckpointModules) -> GiornataError:
-    told = _base_of(metadata)
-    return LoraMismatch(
-        "The LoRA has modules that the model does not have.",
-        received=name if told is None else f"{name}, of a LoRA for {told}",
-        accepted=f"modules of {modules.index['_class_name']}",
-    )
+def _factors(
+    placed: Placed, scales: Mapping[str, float], configs: Mapping[str, AdapterConfig]
+) -> dict[str, dict[str, Factors]]:
+    """Pairs of factors, with their scales."""
+    made: dict[str, dict[str, Factors]] = {}
+    for (part, module), pair in placed.items():
+        if len(pair) != 2:
+            raise LoraNotSupported("A module has one factor and not two.", received=f"{part}.{module}")
+        down, up = pair[True], pair[False]
+        own = read_factor_name(min(down.sources))
+        rank = down.shape[0]
+        scale = scales[own.module] if own and scales else configs[part].alpha(module, rank) / rank
+        made.setdefault(part, {})[module] = Factors(untraced(down), untraced(up), scale)
+    return made

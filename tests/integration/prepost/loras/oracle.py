@@ -10,6 +10,7 @@ from typing import Any, Final
 import diffusers
 import torch
 from peft import LoraConfig
+from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils import get_peft_model_state_dict
 from safetensors import safe_open
 from torch import Tensor, nn
@@ -79,6 +80,18 @@ def saved(
             layers[f"{part}_lora_adapter_metadata"] = config.to_dict()  # type: ignore[no-untyped-call]  # PEFT annotates it in part
     pipeline.save_lora_weights(target, **layers)
     return target / FILE
+
+
+def layers(module: nn.Module) -> dict[str, tuple[Tensor, Tensor, float]]:
+    """The factors of each adapted module, and how often their product counts, as PEFT holds them."""
+    adapted: dict[str, Any] = {
+        path: layer for path, layer in module.named_modules() if isinstance(layer, BaseTunerLayer)
+    }
+    return {
+        path: (layer.lora_A[name].weight.detach(), layer.lora_B[name].weight.detach(), layer.scaling[name])
+        for path, layer in adapted.items()
+        for name in layer.lora_A
+    }
 
 
 def fused(folder: Path, file: Path) -> dict[str, Tensor]:

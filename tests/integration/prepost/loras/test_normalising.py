@@ -6,7 +6,6 @@ import itertools
 import json
 import math
 import re
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,7 +19,6 @@ from giornata.wire.errors import GiornataError, LoraMismatch, LoraNotFinite, Lor
 from giornata_prepost.loras.normalising import normalise
 from tests.integration.prepost.loras import oracle
 
-WIDE = 3072
 Checkpoint = Callable[[Family], Path]
 FAMILIES = [family for family in Family if not family.endswith("-inpaint") or family is Family.FLUX_INPAINT]
 
@@ -70,51 +68,6 @@ def test_a_kohya_file_of_a_unet_means_what_diffusers_takes_it_for(
     oracle.check_equal(tmp_path / "canonical", folder, tmp_path / "kohya.safetensors")
     written = load_file(tmp_path / "canonical")
     assert made.weights == sum(part.numel() for name, part in written.items() if "text_encoder" not in name)
-
-
-@pytest.fixture(scope="session")
-def wide_flux(tiny_checkpoint: Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Flux as wide as the published one, without weights: diffusers' converters for it know this width alone."""
-    folder = tmp_path_factory.mktemp("wide-flux")
-    tiny = tiny_checkpoint(Family.FLUX_INPAINT)
-    shutil.copy(tiny / "model_index.json", folder)
-    shutil.copytree(
-        tiny / "text_encoder", folder / "text_encoder", ignore=shutil.ignore_patterns("*.safetensors")
-    )
-    config = json.loads((tiny / "transformer" / "config.json").read_text())
-    config |= {"num_attention_heads": 24, "attention_head_dim": 128, "num_layers": 1, "num_single_layers": 1}
-    (folder / "transformer").mkdir()
-    (folder / "transformer" / "config.json").write_text(json.dumps(config | {"axes_dims_rope": [16, 56, 56]}))
-    return folder
-
-
-def test_a_kohya_file_of_flux_is_split_by_modules_and_scaled(wide_flux: Path, tmp_path: Path) -> None:
-    torch.manual_seed(2)
-    down, up = torch.randn(4, WIDE), torch.randn(3 * WIDE, 4)
-    name = "lora_unet_double_blocks_0_img_attn_qkv"
-    tensors = {
-        f"{name}.lora_down.weight": down,
-        f"{name}.lora_up.weight": up,
-        f"{name}.alpha": torch.tensor(3.0),
-    }
-    save_file(tensors, tmp_path / "kohya.safetensors")
-    made = normalise(tmp_path / "kohya.safetensors", tmp_path / "canonical", wide_flux, {})
-    assert (made.modules, made.rank, made.weights) == (3, 4, 3 * 4 * (WIDE + WIDE))
-    found = oracle.products(tmp_path / "canonical")
-    for part, rows in zip(("to_q", "to_k", "to_v"), torch.split(up, WIDE), strict=True):
-        change = found[f"transformer_blocks.0.attn.{part}.weight"]
-        assert torch.allclose(change, 3 / 4 * rows @ down, rtol=1e-4, atol=1e-5)
-
-
-def test_an_xlabs_file_has_no_alpha(wide_flux: Path, tmp_path: Path) -> None:
-    torch.manual_seed(3)
-    down, up = torch.randn(4, WIDE), torch.randn(WIDE, 4)
-    name = "double_blocks.0.processor.proj_lora1"
-    save_file({f"{name}.down.weight": down, f"{name}.up.weight": up}, tmp_path / "xlabs.safetensors")
-    normalise(tmp_path / "xlabs.safetensors", tmp_path / "canonical", wide_flux, {})
-    found = oracle.products(tmp_path / "canonical")
-    assert found.keys() == {"transformer_blocks.0.attn.to_out.0.weight"}
-    assert torch.allclose(found["transformer_blocks.0.attn.to_out.0.weight"], up @ down, rtol=1e-4, atol=1e-5)
 
 
 def test_pefts_own_names_have_no_network_before_them(tiny_checkpoint: Checkpoint, tmp_path: Path) -> None:
@@ -222,18 +175,12 @@ def _dropped() -> dict[str, tuple[Family, dict[str, Tensor], str]]:
     """Files of which diffusers leaves something out without a word: family, tensors, and what is refused."""
     block = "0_1_transformer_blocks_0_attn1_to_q"
     sgm, named = f"lora_unet_input_blocks_4_{block[2:]}", "lora_unet_down_blocks_1_attentions_0_proj_in"
-    last = "lora_unet_final_layer_linear"
     module = "transformer_blocks.0.attn.to_q"
     return {
         "names of the original UNet beside diffusers'": (
             Family.SDXL,
             _pair(sgm, "lora_down", "lora_up") | _pair(named, "lora_down", "lora_up"),
             sgm,
-        ),
-        "an alpha of the last layer": (
-            Family.FLUX_INPAINT,
-            _pair(last, "lora_down", "lora_up") | {f"{last}.alpha": torch.tensor(1.0)},
-            f"{last}.alpha",
         ),
         "an alpha under another name": (
             Family.QWEN_IMAGE,
