@@ -97,7 +97,11 @@ async def test_sillytaverns_body_is_accepted_and_tells_what_changes_nothing(flux
     with capture_logs() as logs:
         parameters, ignored = await painted(flux, SILLY_TAVERN)
     assert ignored == ["url", "auth", "save_images", "cfg_scale", "sampler_name"]
-    assert (parameters.sampler, parameters.num_inference_steps, parameters.size) == (Sampler.EULER, 20, "512x512")
+    assert (parameters.sampler, parameters.num_inference_steps, parameters.size) == (
+        Sampler.EULER,
+        20,
+        "512x512",
+    )
     assert "sk-secret" not in repr(logs)
     told = [line["fields"] for line in logs if line["event"] == "fields_ignored"]
     assert told[-1] == "url, auth, save_images, cfg_scale, sampler_name"

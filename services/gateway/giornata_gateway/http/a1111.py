@@ -137,20 +137,17 @@ async def set_options(request: web.Request) -> web.Response:
     with gateway.uploads.growing(request[TENANT]) as grow:
         settings, ignored = read_settings(await read_json(request, grow, ()))
     ignore(request, ignored)
-    asked, cards = settings.sd_model_checkpoint, gateway.fleet.cards()
-    if settings.emphasis is not Emphasis.ORIGINAL:
+    model, cards = settings.sd_model_checkpoint, gateway.fleet.cards()
+    stands = {
+        "sd_model_checkpoint": model is None or [model_of(model, cards)] == list(cards),
+        "emphasis": settings.emphasis is Emphasis.ORIGINAL,
+    }
+    if name := next((name for name, same in stands.items() if not same), None):
         raise InvalidField(
             "Options are not kept between requests.",
-            field="emphasis",
-            received=settings.emphasis,
-            accepted="override_settings.emphasis in every request",
-        )
-    if asked is not None and [model_of(asked, cards)] != list(cards):
-        raise InvalidField(
-            "Options are not kept between requests.",
-            field="sd_model_checkpoint",
-            received=asked,
-            accepted="override_settings.sd_model_checkpoint in every request",
+            field=name,
+            received=getattr(settings, name),
+            accepted=f"override_settings.{name} in every request",
         )
     return json_answer(views.Nothing())
 

@@ -57,17 +57,13 @@ SETTINGS: Final[Mapping[str, Values]] = MappingProxyType(
         **dict.fromkeys(("sd_hypernetwork", "refiner_checkpoint"), NONE),
         **dict.fromkeys(("face_restoration", "tiling", "img2img_color_correction", "img2img_fix_steps"), OFF),
         **dict.fromkeys(("token_merging_ratio", "token_merging_ratio_img2img", "img2img_extra_noise"), ZERO),
-        **dict.fromkeys(
-            ("eta_noise_seed_delta", "eta_ddim", "s_churn", "s_min_uncond", "skip_early_cond"), ZERO
-        ),
-        **dict.fromkeys(
-            ("initial_noise_multiplier", "inpainting_mask_weight", "eta_ancestral", "s_noise"), (1,)
-        ),
+        **dict.fromkeys(("eta_noise_seed_delta", "eta_ddim", "s_churn", "s_min_uncond", "skip_early_cond"), ZERO),
+        **dict.fromkeys(("initial_noise_multiplier", "inpainting_mask_weight", "eta_ancestral", "s_noise"), (1,)),
         "CLIP_stop_at_last_layers": (1,),
         "forge_additional_modules": ([],),
         "samples_format": ("png",),
     }
-)
+)  # fmt: skip
 """Values that ask for nothing, of fields of `override_settings`."""
 HARMLESS: Final = frozenset(
     {
@@ -79,15 +75,13 @@ HARMLESS: Final = frozenset(
 
 UNREAD_BOTH: Final[Mapping[str, str]] = MappingProxyType(
     {
-        "subseed": "subseed_strength",
+        **dict.fromkeys(("subseed", "seed_enable_extras"), "subseed_strength"),
+        **dict.fromkeys(("do_not_save_samples", "do_not_save_grid"), "save_images"),
         "refiner_switch_at": "refiner_checkpoint",
         "script_args": "script_name",
-        "seed_enable_extras": "subseed_strength",
-        "do_not_save_samples": "save_images",
-        "do_not_save_grid": "save_images",
     }
 )
-"""Fields that A1111 reads only beside another, which is refused here: their value asks for nothing."""
+"""Fields that A1111 reads only beside another, which does nothing here: their value asks for nothing."""
 UNREAD_TEXT_TO_IMAGE: Final[Mapping[str, str]] = MappingProxyType(
     {
         **UNREAD_BOTH,
@@ -162,6 +156,6 @@ def schema_of(neutral: Mapping[str, Values], unread: Mapping[str, str]) -> dict[
         for name, accepted in neutral.items()
     }
     return told | {
-        name: {"description": f"A1111 reads it only beside `{reader}`, which is refused."}
+        name: {"description": f"A1111 reads it only beside `{reader}`, which does nothing here."}
         for name, reader in unread.items()
     }

@@ -28,9 +28,8 @@ class Emphasis(StrEnum):
     """How A1111's setting `emphasis` has brackets read."""
 
     ORIGINAL = "Original"
-    """They weight words: refused, unless the weight is 1."""
     NO_NORM = "No norm"
-    """As ORIGINAL."""
+    """As ORIGINAL, they weight words: refused, unless the weight is 1."""
     IGNORE = "Ignore"
     """They are taken away, and the words in them stay."""
     NONE = "None"
@@ -80,7 +79,7 @@ def _plain(prompt: str, field: str, emphasis: Emphasis) -> str:
             if weighted and _number(number or "") != 1 and prompt[start + 1 : found.start()].strip():
                 raise _refused("weights some of its words", field, prompt[start : found.end()])
         else:
-            if part == "|" and opened["["] and opened["["][-1] > max(opened["("], default=-1):
+            if part == "|" and opened["["][-1:] > opened["("][-1:]:
                 divided.add(opened["["][-1])
             kept.append(part)
     starts = sorted(opened["("] + opened["["])
