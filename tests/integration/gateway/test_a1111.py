@@ -231,7 +231,11 @@ async def test_a_gateway_may_be_without_it(nats_url: str, redis_url: str, tmp_pa
         async with stage.http.get("/sdapi/v1/options") as response:
             assert response.status == 404
         async with stage.http.get("/openapi.json") as response:
-            assert not [path for path in (await response.json())["paths"] if path.startswith("/sdapi")]
+            assert not [
+                path
+                for path in (await response.json())["paths"]
+                if path.startswith(("/sdapi", "/controlnet"))
+            ]
 
 
 async def test_answers_are_as_documented(stage: Stage) -> None:
