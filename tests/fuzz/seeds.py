@@ -121,6 +121,9 @@ def _a1111() -> dict[str, bytes]:
         "scripts": b'{"prompt":"x","alwayson_scripts":' + _names() + b"}",
         "settings": b'{"prompt":"x","override_settings":' + _names() + b"}",
         "a unit": json.dumps({"prompt": "x", "alwayson_scripts": {"controlnet": {"args": [unit]}}}).encode(),
+        "weights": json.dumps(
+            {"prompt": "([a|b" * 790, "override_settings": {"emphasis": "Ignore"}}
+        ).encode(),
         "brackets": json.dumps({"prompt": ("(:" + " " * 500 + "[:1" + "<a") * 8}).encode(),
     }
 

@@ -145,7 +145,7 @@ def a1111_body(data: bytes) -> None:
 
     async def read_as(kind: type[TextToImage]) -> None:
         with refused():
-            form = a1111.read(kind, await read_json(_request(data, JSON), _grow, PICTURES))
+            form, _ = a1111.read(kind, await read_json(_request(data, JSON), _grow, PICTURES))
             try:
                 order = await order_of(_request(b"", JSON), form)
             except GiornataError as error:

@@ -52,7 +52,7 @@ class GatewayConfig(ServiceConfig):
     )
     a1111: bool = Field(
         default=True,
-        description="Whether A1111's API is served, too, below /sdapi/v1; false: it is not there.",
+        description="Whether A1111's API is served, too, below /sdapi/v1 and /controlnet; false: it is not there.",
     )
     notice_s: float = Field(
         5.0,

@@ -1,4 +1,4 @@
-"""``/sdapi/v1``: A1111's API, a translation onto the jobs that the other routes make.
+"""``/sdapi/v1`` and ``/controlnet``: A1111's API, a translation onto the jobs that the other routes make.
 
 A1111 paints one picture at a time, so that its `progress` and `interrupt` name none. Here they mean the jobs of the
 tenant that asks, as far as requests of this API wait for them at this gateway.
@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Final
 
 from aiohttp import web
+from pydantic import BaseModel
 
 from giornata.deadlines import Deadline
 from giornata.wire.errors import GiornataError, InvalidField, ModelNotFound
@@ -22,15 +23,18 @@ from giornata.wire.jobs import Priority
 from giornata.wire.messages import Forecast
 from giornata.wire.models import ModelCard
 from giornata.wire.progress import JobRecord
+from giornata_gateway.fleet import FleetListener
 from giornata_gateway.gateway import Gateway
 from giornata_gateway.http.body import JSON_COPIES, room, send
-from giornata_gateway.http.errors import GATEWAY, JOB_ID, TENANT, json_answer
+from giornata_gateway.http.errors import GATEWAY, JOB_ID, TENANT, Handler, json_answer
+from giornata_gateway.http.ignored import ignore
 from giornata_gateway.http.requests import check_query, trace_of
 from giornata_gateway.http.uploads import read_json
 from giornata_gateway.intake.rules.a1111 import prompts
 from giornata_gateway.intake.rules.a1111.forms import ImageToImage, TextToImage, read, read_settings
 from giornata_gateway.intake.rules.a1111.models import model_of
-from giornata_gateway.intake.rules.a1111.parameters import parameters_of, rename_field
+from giornata_gateway.intake.rules.a1111.parameters import parameters_of, rename_field, unused_fields
+from giornata_gateway.intake.rules.a1111.prompts import Emphasis
 from giornata_gateway.intake.rules.a1111.units import SCRIPTS, controls_of
 from giornata_gateway.intake.rules.written import picture
 from giornata_gateway.jobs.preparation import EditOrder
@@ -106,14 +110,20 @@ async def interrupt(request: web.Request) -> web.Response:
     return json_answer(views.Nothing())
 
 
-async def models(request: web.Request) -> web.Response:
-    """Served models."""
-    return json_answer(views.models(request.app[GATEWAY].fleet.cards()))
+async def skip(request: web.Request) -> web.Response:
+    """Cancel the oldest of the tenant's jobs in progress: the one that `progress` tells of."""
+    if (oldest := next(iter(request.app[AWAITED_JOBS].of(request[TENANT].name)), None)) is not None:
+        await request.app[GATEWAY].ledger.cancel(oldest)
+    return json_answer(views.Nothing())
 
 
-async def samplers(request: web.Request) -> web.Response:
-    """The samplers that served models take."""
-    return json_answer(views.samplers(request.app[GATEWAY].fleet.cards()))
+def telling(view: Callable[[FleetListener], BaseModel]) -> Handler:
+    """A handler that answers with a view of what the fleet serves."""
+
+    async def tell(request: web.Request) -> web.Response:
+        return json_answer(view(request.app[GATEWAY].fleet))
+
+    return tell
 
 
 async def loras(request: web.Request) -> web.Response:
@@ -121,23 +131,23 @@ async def loras(request: web.Request) -> web.Response:
     return json_answer(views.loras(await request.app[GATEWAY].loras.of(request[TENANT].name)))
 
 
-async def options(request: web.Request) -> web.Response:
-    """What a request without `override_settings` stands for."""
-    return json_answer(views.options(request.app[GATEWAY].fleet.cards()))
-
-
 async def set_options(request: web.Request) -> web.Response:
     """Accept options that are as they stand: a gateway keeps none, and each request brings its own."""
     gateway = request.app[GATEWAY]
     with gateway.uploads.growing(request[TENANT]) as grow:
-        asked = read_settings(await read_json(request, grow, ())).sd_model_checkpoint
-    cards = gateway.fleet.cards()
-    if asked is not None and [model_of(asked, cards)] != list(cards):
+        settings, ignored = read_settings(await read_json(request, grow, ()))
+    ignore(request, ignored)
+    model, cards = settings.sd_model_checkpoint, gateway.fleet.cards()
+    stands = {
+        "sd_model_checkpoint": model is None or [model_of(model, cards)] == list(cards),
+        "emphasis": settings.emphasis is Emphasis.ORIGINAL,
+    }
+    if name := next((name for name, same in stands.items() if not same), None):
         raise InvalidField(
             "Options are not kept between requests.",
-            field="sd_model_checkpoint",
-            received=asked,
-            accepted="override_settings.sd_model_checkpoint in every request",
+            field=name,
+            received=getattr(settings, name),
+            accepted=f"override_settings.{name} in every request",
         )
     return json_answer(views.Nothing())
 
@@ -149,7 +159,8 @@ async def _painted(request: web.Request, kind: type[TextToImage]) -> web.StreamR
     try:
         with ExitStack() as held:
             with gateway.uploads.growing(tenant) as grow:
-                form = read(kind, await read_json(request, grow, PICTURES))
+                form, ignored = read(kind, await read_json(request, grow, PICTURES))
+                ignore(request, ignored)
                 admitted = await gateway.admit(await order_of(request, form), None, held)
             async with gateway.awaited(admitted, streamed=True) as awaited:
                 request[JOB_ID] = awaited.job.job_id
@@ -168,8 +179,9 @@ async def order_of(request: web.Request, form: TextToImage) -> EditOrder:
     """The order that a form means; a GiornataError names the field at fault, by our name or by A1111's."""
     gateway, tenant = request.app[GATEWAY], request[TENANT]
     card = _card(gateway, form)
-    prompt, tags = prompts.split(form.prompt, "prompt")
-    _, refused = prompts.split(form.negative_prompt, "negative_prompt")
+    emphasis = form.override_settings.emphasis
+    prompt, tags = prompts.split(form.prompt, "prompt", emphasis)
+    negative, refused = prompts.split(form.negative_prompt, "negative_prompt", emphasis)
     if refused:
         raise InvalidField(
             "A negative prompt names no LoRA.",
@@ -183,8 +195,11 @@ async def order_of(request: web.Request, form: TextToImage) -> EditOrder:
     if isinstance(form, ImageToImage):
         image = await asyncio.to_thread(picture, form.init_images[0], "init_images")
         mask = await asyncio.to_thread(picture, form.mask, "mask") if form.mask else None
+    form = form.model_copy(update={"prompt": prompt, "negative_prompt": negative})
+    parameters = parameters_of(form, card, named, controls)
+    ignore(request, (*controls.ignored, *unused_fields(form, card, parameters)))
     return EditOrder(
-        parameters=parameters_of(form, prompt, card, named, controls),
+        parameters=parameters,
         image=image,
         mask=mask,
         control_images=controls.images,

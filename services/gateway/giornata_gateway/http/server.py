@@ -19,6 +19,8 @@ from giornata_gateway.http.a1111 import AWAITED_JOBS, AwaitedJobs
 from giornata_gateway.http.a1111_routes import A1111_ROUTES
 from giornata_gateway.http.connections import ConnectionLimits, LimitedRunner
 from giornata_gateway.http.errors import GATEWAY, REPEATED, SERVER, TENANT, Handler, errors_as_json
+from giornata_gateway.http.ignored import HEADER as IGNORED_HEADER
+from giornata_gateway.http.ignored import IGNORED, header_value
 from giornata_gateway.http.openapi import document
 from giornata_gateway.http.routes import ROUTE, ROUTES
 from giornata_gateway.http.tracing import traced
@@ -102,6 +104,8 @@ async def _tell(request: web.Request, response: web.StreamResponse) -> None:
         response.headers.update(gateway.quotas.headers(request[TENANT]))
     if request.get(REPEATED):
         response.headers[REPEATED_HEADER] = "true"
+    if request.get(IGNORED):
+        response.headers[IGNORED_HEADER] = header_value(request[IGNORED])
     if route is not None and route.basic and response.status == Unauthorized.status:
         response.headers[hdrs.WWW_AUTHENTICATE] = BEARER_OR_BASIC
     if gateway.departure.announced.is_set():

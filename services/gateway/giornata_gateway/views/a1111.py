@@ -10,6 +10,7 @@ from typing import Any, Literal
 from pydantic import RootModel
 
 from giornata import __version__
+from giornata.wire.adapters import ControlCard
 from giornata.wire.jobs import JobState
 from giornata.wire.loras import LoraRecord, LoraState
 from giornata.wire.messages import Forecast
@@ -18,7 +19,7 @@ from giornata.wire.progress import JobRecord
 from giornata.wire.samplers import Sampler
 from giornata_gateway.intake.rules.a1111.models import hash_of, title_of
 from giornata_gateway.intake.rules.a1111.prompts import names_of
-from giornata_gateway.intake.rules.a1111.samplers import NAMES, taken
+from giornata_gateway.intake.rules.a1111.samplers import AUTOMATIC, NAMES, taken
 from giornata_gateway.views.answers import PictureError, View, error_detail
 from giornata_gateway.views.jobs import job_view
 
@@ -119,6 +120,26 @@ class SamplerItem(View):
 
 class SamplerItems(RootModel[list[SamplerItem]]):
     """Answer of ``GET /sdapi/v1/samplers``: by name."""
+
+
+class SchedulerItem(View):
+    """Noise levels that some served model takes."""
+
+    name: str
+    label: str
+    aliases: None = None
+    default_rho: float = -1.0
+    need_inner_model: bool = False
+
+
+class SchedulerItems(RootModel[list[SchedulerItem]]):
+    """Answer of ``GET /sdapi/v1/schedulers``."""
+
+
+class ControlModels(View):
+    """Answer of ``GET /controlnet/model_list``: what `model` of a unit names."""
+
+    model_list: list[str]
 
 
 class LoraItem(View):
@@ -260,6 +281,20 @@ def samplers(cards: Mapping[str, ModelCard]) -> SamplerItems:
         for name, named in sorted(told.items())
     ]
     return SamplerItems(items)
+
+
+def schedulers(cards: Mapping[str, ModelCard]) -> SchedulerItems:
+    """The noise levels that the served models take, each once."""
+    told = {named.scheduler for card in cards.values() for named in taken(card)}
+    return SchedulerItems(
+        [SchedulerItem(name=name, label=name.title()) for name in (AUTOMATIC, *sorted(told))]
+    )
+
+
+def control_models(controlnets: Mapping[str, Sequence[ControlCard]]) -> ControlModels:
+    """The served ControlNets by name, each once."""
+    told = {f"{card.name} [{card.digest[:8]}]" for cards in controlnets.values() for card in cards}
+    return ControlModels(model_list=sorted(told))
 
 
 def loras(records: Iterable[LoraRecord]) -> LoraItems:

@@ -10,14 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from giornata.families import Family
-from giornata.wire.errors import BadRequest, InvalidField, UnknownField
+from giornata.wire.errors import BadRequest, InvalidField
 from giornata.wire.models import ModelCard
 from giornata.wire.requests import EditParameters, MaskMode, Reuse
 from giornata.wire.resolution import resolve
 from giornata.wire.samplers import DISCRETE_TIME, Sampler
 from giornata_gateway.intake.rules.a1111 import neutral
-from giornata_gateway.intake.rules.a1111.forms import ImageToImage, TextToImage, read
-from giornata_gateway.intake.rules.a1111.parameters import parameters_of, rename_field
+from giornata_gateway.intake.rules.a1111.forms import ImageToImage, Settings, TextToImage, read
+from giornata_gateway.intake.rules.a1111.parameters import parameters_of, rename_field, unused_fields
 from giornata_gateway.intake.rules.a1111.samplers import NAMES, sampler_of
 from giornata_gateway.intake.rules.a1111.units import Controls
 from tests.fakes.fleet import CARD
@@ -40,15 +40,15 @@ MASKED = PLAIN | {"mask": "bWFzaw=="}
 
 
 def edit(card: ModelCard = CARD, /, **fields: Any) -> EditParameters:
-    form = read(ImageToImage, PLAIN | fields)
-    parameters = parameters_of(form, form.prompt, card, (), Controls())
+    form, _ = read(ImageToImage, PLAIN | fields)
+    parameters = parameters_of(form, card, (), Controls())
     resolve(parameters, card, 0)  # the model takes what it is asked for
     return parameters
 
 
 def made(card: ModelCard = SD, /, **fields: Any) -> EditParameters:
-    form = read(TextToImage, {"prompt": "a star"} | fields)
-    return parameters_of(form, form.prompt, card, (), Controls())
+    form, _ = read(TextToImage, {"prompt": "a star"} | fields)
+    return parameters_of(form, card, (), Controls())
 
 
 def test_what_is_left_out_is_the_models_own() -> None:
@@ -119,6 +119,8 @@ def test_guidance_is_what_the_model_means_by_it(
         (SD, {"distilled_cfg_scale": 4}, "distilled_cfg_scale"),
         (SD, {"sampler_name": "Euler", "scheduler": "karras"}, "sampler_name"),
         (SD, {"sampler_name": "DPM2"}, "sampler_name"),
+        (SD, {"sampler_name": "Euler", "scheduler": "simple"}, "sampler_name"),
+        (CARD, {"sampler_name": "Euler", "scheduler": "beta"}, "sampler_name"),
         (CARD, {"sampler_name": "Heun"}, "sampler_name"),
         (CARD, MASKED | {"width": 640, "height": 640}, "width"),
     ],
@@ -147,7 +149,10 @@ def test_names_of_samplers_are_those_of_all_versions() -> None:
     assert sampler_of(None, "automatic", SD) is None
     assert sampler_of(None, "uniform", SD) is Sampler.PNDM
     assert sampler_of("Euler a", "automatic", CARD) is None  # the client's default
-    form = read(TextToImage, {"prompt": "x", "sampler_name": "Heun", "sampler_index": "Euler"})
+    assert sampler_of("DDIM", "normal", CARD) is None  # SillyTavern's
+    assert sampler_of("Euler", "Simple", CARD) is Sampler.EULER  # Forge's for Flux
+    assert sampler_of("DDIM", "normal", SD) is Sampler.DDIM
+    form, _ = read(TextToImage, {"prompt": "x", "sampler_name": "Heun", "sampler_index": "Euler"})
     assert form.sampler == "Heun"
 
 
@@ -158,13 +163,47 @@ def test_neutral_values_are_accepted_and_nothing_else(kind: type[TextToImage]) -
     for name, values in kind.asks_nothing.items():
         for value in (*values, None):
             assert read(kind, body | {name: value}) == read(kind, body), name
+        if name in neutral.HARMLESS:
+            assert read(kind, body | {name: "something"}) == (read(kind, body)[0], (name,))
+            continue
         with pytest.raises(InvalidField) as refused:
             read(kind, body | {name: "something"})
         assert (refused.value.field, refused.value.received) == (name, "'something'")
     for name in kind.unread:
         assert read(kind, body | {name: [1]}) == read(kind, body)
-    with pytest.raises(UnknownField):
-        read(kind, body | {"something": 1})
+
+
+@pytest.mark.parametrize("kind", [TextToImage, ImageToImage])
+def test_unknown_fields_are_ignored_and_told(kind: type[TextToImage]) -> None:
+    settings = {"sd_model_checkpoint": "tiny", "jpeg_quality": 80, "sd_checkpoint_hash": "d" * 64}
+    given = {"prompt": "x", "init_images": ["eA=="], "colour": "red", "auth": "me:secret"}
+    body = {
+        name: value for name, value in given.items() if name in kind.model_fields or name != "init_images"
+    }
+    form, ignored = read(kind, body | {"override_settings": settings})
+    assert ignored == ("colour", "auth", "override_settings.jpeg_quality")
+    assert form.override_settings == Settings(sd_model_checkpoint="tiny")
+
+
+@pytest.mark.parametrize(
+    ("card", "fields", "unused"),
+    [
+        (CARD, {"cfg_scale": 7, "sampler_name": "Euler a", "distilled_cfg_scale": 3}, ["cfg_scale", "sampler_name"]),
+        (CARD, {"cfg_scale": 1, "sampler_name": "Euler"}, []),
+        (TRUE_CFG, {"cfg_scale": 4, "negative_prompt": "blue"}, []),
+        (SD, {"cfg_scale": 7, "distilled_cfg_scale": 3.5, "sampler_name": "Euler a"}, ["distilled_cfg_scale"]),
+        (CARD, MASKED | {"denoising_strength": 0.75, "width": 512, "height": 512},
+         ["denoising_strength", "width", "height"]),
+        (CARD, MASKED | {"denoising_strength": 0.75, "inpainting_fill": 1, "inpaint_full_res": False, "width": 64,
+                         "height": 64}, []),
+        (CARD, MASKED, []),
+    ],
+)  # fmt: skip
+def test_defaults_of_clients_that_change_nothing_are_told(
+    card: ModelCard, fields: dict[str, Any], unused: list[str]
+) -> None:
+    form, _ = read(ImageToImage, PLAIN | fields)
+    assert unused_fields(form, card, parameters_of(form, card, (), Controls())) == unused
 
 
 JSON = st.recursive(
@@ -178,8 +217,8 @@ FIELDS = (*ImageToImage.model_fields, *neutral.IMAGE_TO_IMAGE, *neutral.UNREAD_B
 @given(st.dictionaries(st.sampled_from(FIELDS), JSON, max_size=4))
 def test_any_body_becomes_parameters_or_one_of_our_errors(fields: dict[str, Any]) -> None:
     with suppress(BadRequest):
-        form = read(ImageToImage, PLAIN | fields)
-        parameters_of(form, form.prompt, SD, (), Controls())
+        form, _ = read(ImageToImage, PLAIN | fields)
+        parameters_of(form, SD, (), Controls())
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,11 +11,13 @@ from hypothesis import strategies as st
 from giornata.wire.adapters import AskedLora
 from giornata.wire.errors import InvalidField, LoraNotFound
 from giornata.wire.loras import LoraRecord, LoraState
-from giornata_gateway.intake.rules.a1111.prompts import Tag, named, split
+from giornata_gateway.intake.rules.a1111.prompts import Emphasis, Tag, named, split
 from tests.fakes.fleet import CARD
 
 NAMES = st.text(st.characters(exclude_characters="<>:", exclude_categories=("Cc", "Cs")), min_size=1)
-WORDS = st.text(st.characters(exclude_characters="<>()[]:", exclude_categories=("Cc", "Cs")))
+WORDS = st.text(st.characters(exclude_characters="<>()[]:\\", exclude_categories=("Cc", "Cs"))).filter(
+    lambda text: not re.search("AND|BREAK", text)
+)
 
 
 def record(letter: str, name: str | None, **changes: object) -> LoraRecord:
@@ -39,19 +43,83 @@ def test_a_tag_without_weight_acts_as_trained() -> None:
 @pytest.mark.parametrize(
     "text",
     ["<lora:>", "<lora:a:b>", "<lora:a:nan>", "<lora:a:5>", "<lora:a:1:1>", "<lyco:a:1>", "<hypernet:a:1>",
-     "(red:1.2)", "(a red: .5 )", "[red:blue:0.5]", "[red:10]"],
+     "(red)", "(red:1.2)", "(red:+1.2)", "(red:1.2.3)", "(a red: .5 )", "[red]", "[red:blue:0.5]", "[red:10]",
+     "[red::3]", "[red|blue]", "[(a red:1) | (blue)]", "AND", "BREAK"],
 )  # fmt: skip
-def test_other_syntax_is_refused_as_it_stands(text: str) -> None:
+@pytest.mark.parametrize("field", ["prompt", "negative_prompt"])
+def test_other_syntax_is_refused_as_it_stands(text: str, field: str) -> None:
     with pytest.raises(InvalidField) as refused:
-        split(f"a {text} star", "negative_prompt")
-    assert (refused.value.field, refused.value.received) == ("negative_prompt", text)
+        split(f"a {text} star", field)
+    received = "(blue)" if "(blue)" in text else text
+    assert (refused.value.field, refused.value.received) == (field, received)
+    assert refused.value.accepted
 
 
 @pytest.mark.parametrize(
-    "text", ["a (red) star", "a star [a]", "at 10:30", "[a: b]", "a < b", "((masterpiece))"]
+    ("prompt", "received"),
+    [
+        ("(a (red) circle:1.4)", "(red)"),
+        ("(a red circle:1.4)", "(a red circle:1.4)"),
+        ("a ((masterpiece))", "(masterpiece)"),
+        ("[(a red:1.0)] circle", "[(a red:1.0)]"),
+        ("a (red circle", "(red circle"),
+        ("an [old (red:1) circle", "[old (red:1) circle"),
+        ("a (red] circle) b)", "(red] circle)"),
+        ("CATS AND DOGS", "AND"),
+    ],
+)
+def test_nested_and_open_brackets_are_refused(prompt: str, received: str) -> None:
+    with pytest.raises(InvalidField) as refused:
+        split(prompt, "prompt")
+    assert refused.value.received == received
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "at 10:30",
+        "a < b",
+        "a: b",
+        "a | b",
+        "a star :)",
+        "red] or 2)",
+        "a \\ b",
+        "and break",
+        "BRAND BREAKS",
+        "",
+    ],
 )
 def test_words_stay_as_they_are(text: str) -> None:
     assert split(text, "prompt") == (text, [])
+
+
+@pytest.mark.parametrize(
+    ("prompt", "words"),
+    [
+        (r"a \(red\) \[star\] \\", "a (red) [star] \\"),
+        ("a (red: 1.0) star", "a red star"),
+        ("an empty () and []", "an empty  and "),
+    ],
+)
+def test_escapes_are_characters_and_weights_of_one_are_words(prompt: str, words: str) -> None:
+    assert split(prompt, "prompt") == (words, [])
+
+
+@given(st.text(st.characters(exclude_characters="<>")).filter(lambda text: not re.search("AND|BREAK", text)))
+def test_whatever_is_escaped_is_read_as_it_is(text: str) -> None:
+    assert split(re.sub(r"([()\[\]\\])", r"\\\1", text), "prompt") == (text, [])
+
+
+def test_the_setting_emphasis_takes_weights_away_or_reads_brackets_as_characters() -> None:
+    prompt = r"(a (red:1.3) [old] \(x\) circle:1.4), best"
+    assert split(prompt, "prompt", Emphasis.IGNORE) == ("a red old (x) circle, best", [])
+    assert split(prompt, "prompt", Emphasis.NONE) == (prompt, [])
+    with pytest.raises(InvalidField):
+        split(prompt, "prompt", Emphasis.NO_NORM)
+    for emphasis in Emphasis:
+        for text in ("[a:b:3]", "[a|b]", "a AND b"):
+            with pytest.raises(InvalidField):
+                split(text, "prompt", emphasis)
 
 
 def test_a_lora_is_named_by_name_file_or_id_and_the_newest_is_meant() -> None:

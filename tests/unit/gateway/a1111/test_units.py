@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from giornata.wire.adapters import Annotator, AskedControl
 from giornata.wire.errors import BadRequest
 from giornata_gateway.intake.rules.a1111.models import hash_of, model_of, title_of, unlabelled
+from giornata_gateway.intake.rules.a1111.neutral import HARMLESS
 from giornata_gateway.intake.rules.a1111.units import MODULES, NEUTRAL, Controls, Unit, controls_of
 from tests.fakes.fleet import CARD
 
@@ -54,6 +55,8 @@ def test_scripts_that_are_off_ask_for_nothing() -> None:
         "animatediff": {"args": []},
         "reactor": {},
         "controlnet": {"args": [{}]},
+        "Soft Inpainting": {"args": [False, 1, 0.5, 4]},
+        "Sampler": {"args": [20, "Euler a", "Automatic"]},
     }
     assert controls_of(off) == Controls()
     assert controls_of({}) == Controls()
@@ -66,6 +69,8 @@ def test_every_neutral_value_of_a_unit_is_accepted_and_no_other() -> None:
     for name, values in NEUTRAL.items():
         for value in (*values, None):
             assert controls_of(scripts(plain | {name: value})) == expected
+        if name in HARMLESS:
+            continue
         with pytest.raises(BadRequest) as refused:
             controls_of(scripts(plain, plain | {name: "something"}))
         assert refused.value.field == f"alwayson_scripts.controlnet.args.1.{name}"
@@ -85,11 +90,19 @@ def test_defaults_of_clients_are_accepted_and_what_a_user_chose_is_not() -> None
     published = webuiapi.ControlNetUnit(module="canny", model="canny").to_dict() | {"image": ONE}
     assert controls_of(scripts(plain | extension)) == controls_of(scripts(published)) == expected
     for name, chosen in {
-        "low_vram": True, "lowvram": True, "hr_option": "Low res only", "processor_res": 768, "threshold_a": 30,
+        "processor_res": 768, "threshold_a": 30, "control_mode": "My prompt is more important", "mask_image": ONE,
     }.items():  # fmt: skip
         with pytest.raises(BadRequest, match=name) as refused:
             controls_of(scripts(published | {name: chosen}))
         assert refused.value.field == f"alwayson_scripts.controlnet.args.0.{name}"
+
+
+def test_fields_that_change_nothing_are_ignored_and_told() -> None:
+    unit = {"model": "lines", "image": ONE, "low_vram": True, "colour": 1, "hr_option": "High res only"}
+    assert controls_of(scripts({}, {"model": "lines", "image": ONE}, unit)).ignored == (
+        "alwayson_scripts.controlnet.args.1.low_vram",
+        "alwayson_scripts.controlnet.args.1.colour",
+    )
 
 
 @pytest.mark.parametrize(

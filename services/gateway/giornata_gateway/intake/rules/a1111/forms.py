@@ -10,7 +10,8 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_vali
 from giornata.wire.models import Task
 from giornata.wire.requests import MAX_IMAGES, MAX_SEED, MAX_STEPS, Prompt, asked
 from giornata_gateway.intake.rules.a1111 import neutral
-from giornata_gateway.intake.rules.a1111.neutral import Values, schema_of, without_neutral
+from giornata_gateway.intake.rules.a1111.neutral import MeantFields, Values, meant_fields, schema_of
+from giornata_gateway.intake.rules.a1111.prompts import Emphasis
 
 ORIGINAL = 1
 """The `inpainting_fill` by which the masked part begins with what was there."""
@@ -27,12 +28,16 @@ class Settings(BaseModel):
     """`override_settings`, and the body of ``POST /sdapi/v1/options``."""
 
     model_config = ConfigDict(
-        extra="forbid", json_schema_extra=lambda schema: _with_neutral(schema, neutral.SETTINGS, {})
+        json_schema_extra=lambda schema: _with_neutral(schema, neutral.SETTINGS, neutral.UNREAD_SETTINGS)
     )
 
     sd_model_checkpoint: Name | None = Field(
         None,
         description="The model: its title, its name or its hash, as `GET /sdapi/v1/sd-models` tells them.",
+    )
+    emphasis: Emphasis = Field(
+        Emphasis.ORIGINAL,
+        description="How brackets of prompts are read. `Ignore`: words without their weights. `None`: as characters.",
     )
 
 
@@ -40,14 +45,13 @@ class TextToImage(BaseModel):
     """Body of ``POST /sdapi/v1/txt2img``; what is left out or null is the model's own default."""
 
     model_config = ConfigDict(
-        extra="forbid",
         protected_namespaces=(),
         json_schema_extra=lambda schema: _with_neutral(
             schema, neutral.TEXT_TO_IMAGE, neutral.UNREAD_TEXT_TO_IMAGE
         ),
     )
 
-    prompt: Prompt = Field(description="Its words, and LoRAs as `<lora:NAME:WEIGHT>`.")
+    prompt: Prompt = Field(description=r"Its words, LoRAs as `<lora:NAME:WEIGHT>`, and brackets as `\(`.")
     negative_prompt: Annotated[str, StringConstraints(max_length=4000)] = Field(
         "", description="What to keep away from; of models that take it."
     )
@@ -68,9 +72,11 @@ class TextToImage(BaseModel):
     height: Side | None = None
     sampler_name: Name | None = Field(None, description="As `GET /sdapi/v1/samplers` tells them.")
     sampler_index: Name | None = Field(None, description="Older name; read where there is no `sampler_name`.")
-    scheduler: Name | None = Field(None, description="`automatic`, `uniform` or `karras`.")
+    scheduler: Name | None = Field(None, description="As `GET /sdapi/v1/schedulers` tells them.")
     override_settings: Settings = Settings()
-    alwayson_scripts: dict[str, Any] = Field({}, description="`controlnet` with its units; no other script.")
+    alwayson_scripts: dict[str, Any] = Field(
+        {}, description="`controlnet` with its units; others switched off."
+    )
 
     task: ClassVar[Task] = Task.GENERATE
     asks_nothing: ClassVar[Mapping[str, Values]] = neutral.TEXT_TO_IMAGE
@@ -146,21 +152,27 @@ class ImageToImage(TextToImage):
 K = TypeVar("K", bound=TextToImage)
 
 
-def read(kind: type[K], fields: Mapping[str, object]) -> K:
-    """The form in the `fields` of a body.
+def read(kind: type[K], given: Mapping[str, object]) -> tuple[K, tuple[str, ...]]:
+    """The form in the fields of a body, and the names of those that were ignored.
 
-    InvalidField or UnknownField names the field at fault, with what is accepted.
+    InvalidField names the field at fault, with what is accepted.
     """
-    meant = without_neutral(fields, kind.asks_nothing, kind.unread)
+    meant, ignored = meant_fields(given, kind.model_fields, kind.asks_nothing, kind.unread)
     settings = meant.get(OVERRIDE)
     if isinstance(settings, Mapping):
-        meant[OVERRIDE] = without_neutral(settings, neutral.SETTINGS, (), f"{OVERRIDE}.")
-    return asked(kind, meant)
+        meant[OVERRIDE], more = _settings(settings, f"{OVERRIDE}.")
+        ignored += more
+    return asked(kind, meant), ignored
 
 
-def read_settings(fields: Mapping[str, object]) -> Settings:
-    """The settings in the `fields` of a body; raises as :func:`read`."""
-    return asked(Settings, without_neutral(fields, neutral.SETTINGS, ()))
+def read_settings(given: Mapping[str, object]) -> tuple[Settings, tuple[str, ...]]:
+    """The settings in the fields of a body, and those that were ignored; raises as :func:`read`."""
+    meant, ignored = _settings(given, "")
+    return asked(Settings, meant), ignored
+
+
+def _settings(given: Mapping[str, object], within: str) -> MeantFields:
+    return meant_fields(given, Settings.model_fields, neutral.SETTINGS, neutral.UNREAD_SETTINGS, within)
 
 
 def _with_neutral(schema: dict[str, Any], accepted: Mapping[str, Values], unread: Mapping[str, str]) -> None:

@@ -46,14 +46,14 @@ def rename_field(error: GiornataError) -> None:
 
 
 def parameters_of(
-    form: TextToImage, prompt: str, card: ModelCard, loras: tuple[AskedLora, ...], controls: Controls
+    form: TextToImage, card: ModelCard, loras: tuple[AskedLora, ...], controls: Controls
 ) -> EditParameters:
-    """What a job of the model `card` is asked to do; `prompt` is the form's without the tags of `loras`.
+    """What a job of the model `card` is asked to do by a form whose prompts are words alone.
 
     InvalidField names A1111's field that asks for what the model does not do.
     """
     shared: dict[str, Any] = {
-        "prompt": prompt,
+        "prompt": form.prompt,
         "model": card.name,
         "n": form.pictures,
         "seed": None if form.seed < 0 else form.seed,
@@ -70,6 +70,22 @@ def parameters_of(
     except GiornataError as error:
         rename_field(error)
         raise
+
+
+def unused_fields(form: TextToImage, card: ModelCard, parameters: EditParameters) -> list[str]:
+    """Fields that clients always send, and that changed nothing in the `parameters` made of the form."""
+    guided = card.guidance is Guidance.CLASSIFIER_FREE or parameters.true_cfg_scale is not None
+    edited = isinstance(form, ImageToImage) and form.denoising_strength != parameters.strength
+    unused = {
+        "cfg_scale": form.cfg_scale not in {None, 1.0} and not guided,
+        "distilled_cfg_scale": form.distilled_cfg_scale is not None
+        and card.guidance is not Guidance.EMBEDDED,
+        "sampler_name": form.sampler is not None and parameters.sampler is None,
+        "denoising_strength": edited and "denoising_strength" in form.model_fields_set,
+        "width": form.width is not None and parameters.size == "auto",
+        "height": form.height is not None and parameters.size == "auto",
+    }
+    return [name for name, told in unused.items() if told]
 
 
 def _edited(form: ImageToImage, card: ModelCard) -> dict[str, Any]:

@@ -1,9 +1,10 @@
-"""What a prompt of A1111 says beside its words: LoRAs, and weights that have no meaning here."""
+"""What a prompt of A1111 says beside its words: LoRAs, and syntax that no model here reads."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from enum import StrEnum
 from math import isfinite
 from typing import Final, NamedTuple
 
@@ -13,14 +14,26 @@ from giornata.wire.loras import LoraRecord, LoraState
 from giornata.wire.models import ModelCard
 
 _TAG: Final = re.compile(r"<(\w+):([^<>]*)>")
-_NUMBER: Final = r"(?:\d+(?:\.\d*)?|\.\d+)"
-_WEIGHTS: Final = (
-    (re.compile(rf"\([^()]*:\s*-?{_NUMBER}\s*\)"), "a weight"),
-    (re.compile(rf"\[[^\[\]]*:\s*{_NUMBER}\s*\]"), "a change of the prompt between steps"),
+_JOINED: Final = re.compile(r"\b(?:AND|BREAK)\b")
+_TOKENS: Final = re.compile(
+    r"\\[()\[\]\\]|[(\[|]|:\s*([-+]?[.\d]+)\s*[)\]]|[)\]]|[^\\()\[\]|:]+|.", re.DOTALL
 )
-"""Syntax that no sentence has by chance; round brackets alone are words like any others."""
+"""A1111's `re_attention`, with what ends or divides the brackets of a change between steps."""
+_OPENING: Final = {")": "(", "]": "["}
 ACCEPTED: Final = "<lora:NAME> or <lora:NAME:WEIGHT>"
 SUFFIX: Final = ".safetensors"
+
+
+class Emphasis(StrEnum):
+    """How A1111's setting `emphasis` has brackets read."""
+
+    ORIGINAL = "Original"
+    NO_NORM = "No norm"
+    """As ORIGINAL, they weight words: refused, unless the weight is 1."""
+    IGNORE = "Ignore"
+    """They are taken away, and the words in them stay."""
+    NONE = "None"
+    """They are characters like any others."""
 
 
 class Tag(NamedTuple):
@@ -30,21 +43,59 @@ class Tag(NamedTuple):
     scale: float
 
 
-def split(prompt: str, field: str) -> tuple[str, list[Tag]]:
-    """The words of a prompt, and its LoRAs.
+def split(prompt: str, field: str, emphasis: Emphasis = Emphasis.ORIGINAL) -> tuple[str, list[Tag]]:
+    """The words of a prompt without its escapes, and its LoRAs.
 
-    InvalidField names the `field` where it holds other networks, weights, or a tag that cannot be read.
+    InvalidField names the `field` where the prompt holds weights, changes between steps, AND, BREAK, other networks,
+    or a tag that cannot be read.
     """
-    for pattern, what in _WEIGHTS:
-        if found := pattern.search(prompt):
-            raise InvalidField(
-                f"The prompt holds {what}, and models read its words as they stand.",
-                field=field,
-                received=found.group(),
-                accepted="words without weights",
-            )
     tags = [_tag(found, field) for found in _TAG.finditer(prompt)]
-    return (" ".join(_TAG.sub(" ", prompt).split()) if tags else prompt), tags
+    words = " ".join(_TAG.sub(" ", prompt).split()) if tags else prompt
+    if found := _JOINED.search(words):
+        word = found.group()
+        what = "joins several prompts" if word == "AND" else "begins another part of the prompt"
+        accepted = f"one prompt; the word itself in small letters: {word.lower()}"
+        raise InvalidField(f"{word} {what}.", field=field, received=word, accepted=accepted)
+    plain = _plain(words, field, emphasis)
+    return (words if emphasis is Emphasis.NONE else plain), tags
+
+
+def _plain(prompt: str, field: str, emphasis: Emphasis) -> str:
+    """The prompt without the brackets that A1111 reads, and with those that are escaped."""
+    kept: list[str] = []
+    opened: dict[str, list[int]] = {"(": [], "[": []}
+    divided: set[int] = set()
+    weighted = emphasis in {Emphasis.ORIGINAL, Emphasis.NO_NORM}
+    for found in _TOKENS.finditer(prompt):
+        part, number = found[0], found[1]
+        if part in opened:
+            opened[part].append(found.start())
+        elif part[0] == "\\" and len(part) > 1:
+            kept.append(part[1])
+        elif starts := opened.get(_OPENING.get(part[-1], "")):
+            start = starts.pop()
+            if part[-1] == "]" and (number or start in divided):
+                raise _refused("changes its words between steps", field, prompt[start : found.end()])
+            if weighted and _number(number or "") != 1 and prompt[start + 1 : found.start()].strip():
+                raise _refused("weights some of its words", field, prompt[start : found.end()])
+        else:
+            if part == "|" and opened["["][-1:] > opened["("][-1:]:
+                divided.add(opened["["][-1])
+            kept.append(part)
+    starts = sorted(opened["("] + opened["["])
+    if weighted and starts and prompt[starts[0] + 1 :].strip():
+        raise _refused("weights all words after a bracket", field, prompt[starts[0] :])
+    return "".join(kept)
+
+
+def _refused(what: str, field: str, received: str) -> InvalidField:
+    return InvalidField(
+        f"The prompt {what}, and models read its words as they stand.",
+        field=field,
+        received=received,
+        accepted=r"words without such brackets, \( \) \[ \] for brackets as characters, or for weights "
+        'override_settings.emphasis "Ignore" (words without their weights) or "None" (brackets as characters)',
+    )
 
 
 def named(tags: Sequence[Tag], records: Iterable[LoraRecord], card: ModelCard) -> tuple[AskedLora, ...]:

@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 from giornata.wire.errors import InvalidField
 from giornata.wire.models import ModelCard
-from giornata.wire.samplers import Sampler
+from giornata.wire.samplers import FLOW_MATCHING, Sampler
 
 AUTOMATIC: Final = "automatic"
 KARRAS: Final = "karras"
@@ -43,7 +43,9 @@ NAMES: Final[Mapping[Sampler, Named]] = MappingProxyType(
         Sampler.LCM: Named("LCM", UNIFORM),
     }
 )
-DEFAULTS: Final = frozenset({"euler", "euler a"})
+NORMAL, SIMPLE = "normal", "simple"
+"""Two names of the levels `uniform`: `normal`, and of models that predict a velocity `simple`, which Forge sends."""
+DEFAULTS: Final = frozenset({"euler", "euler a", "ddim"})
 """What clients send whose user chose nothing: a model that does not take it computes by its own sampler."""
 _BY_NAME: Final = {
     (named.name.lower(), scheduler): sampler
@@ -60,6 +62,9 @@ def sampler_of(name: str | None, scheduler: str | None, card: ModelCard) -> Samp
     wanted, levels = (name or "").strip().lower(), (scheduler or AUTOMATIC).strip().lower()
     if wanted.endswith(f" {KARRAS}"):  # as A1111 named them before it had schedulers
         wanted, levels = wanted.removesuffix(f" {KARRAS}"), KARRAS
+    flows = set(card.samplers) <= set(FLOW_MATCHING)
+    if levels == NORMAL or (flows and levels == SIMPLE):
+        levels = UNIFORM
     if not wanted:
         if levels == AUTOMATIC:
             return None
@@ -69,7 +74,7 @@ def sampler_of(name: str | None, scheduler: str | None, card: ModelCard) -> Samp
     sampler = _BY_NAME.get((wanted, levels))
     if sampler in card.samplers:
         return sampler
-    if wanted in DEFAULTS and levels == AUTOMATIC:
+    if wanted in DEFAULTS and (levels == AUTOMATIC or (flows and levels == UNIFORM)):
         return None
     raise InvalidField(
         f"The model {card.name} ({card.family}) does not take this sampler with this scheduler.",

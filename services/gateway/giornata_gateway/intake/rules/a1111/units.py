@@ -12,7 +12,7 @@ from giornata.wire.adapters import MAX_CONTROLNETS, MAX_SCALE, Annotator
 from giornata.wire.errors import GiornataError, InvalidField
 from giornata.wire.requests import asked
 from giornata_gateway.intake.rules.a1111.models import unlabelled
-from giornata_gateway.intake.rules.a1111.neutral import OFF, Values, shown, without_neutral
+from giornata_gateway.intake.rules.a1111.neutral import OFF, Values, meant_fields, shown
 from giornata_gateway.intake.rules.written import picture
 
 SCRIPTS: Final = "alwayson_scripts"
@@ -29,21 +29,14 @@ MODULES: Final[Mapping[str, Annotator | None]] = MappingProxyType(
 """What makes a control image, by A1111's names and by ours."""
 NEUTRAL: Final[Mapping[str, Values]] = MappingProxyType(
     {
-        "mask": ("",),
-        "mask_image": ("",),
-        "effective_region_mask": ("",),
+        **dict.fromkeys(("mask", "mask_image", "mask_image_fg", "image_fg", "effective_region_mask"), ("",)),
+        **dict.fromkeys(("guessmode", "low_vram", "lowvram"), OFF),
         "resize_mode": (0, 1, 2, "Just Resize", "Crop and Resize", "Resize and Fill"),
         "control_mode": (0, "Balanced"),
-        "guessmode": OFF,
         "union_control_type": ("Unknown",),
         "processor_res": (-1, 64, 512),
         "threshold_a": (-1, 64, 100),
         "threshold_b": (-1, 64, 200),
-        "pixel_perfect": (False, True),
-        "low_vram": OFF,
-        "lowvram": OFF,
-        "save_detected_map": (True, False),
-        "hr_option": ("Both",),
     }
 )
 """What asks for nothing, and the defaults of the extension (-1; 64 and 512 before) and of clients, which come unasked.
@@ -51,8 +44,13 @@ NEUTRAL: Final[Mapping[str, Values]] = MappingProxyType(
 A control image has the frame of its picture, so that the modes of resizing are one. Annotators work at the picture's
 size, which is what `pixel_perfect` means, and `canny` has 100 and 200. Answers hold no control images either way.
 """
-SCRIPT_OFF: Final[tuple[object, ...]] = ([], [False], [{}])
-"""Arguments of other scripts that ask for nothing."""
+UNREAD: Final = (
+    "pixel_perfect", "save_detected_map", "hr_option", "input_mode", "use_preview_as_input", "generated_image",
+    "batch_image_dir", "batch_mask_dir", "batch_input_gallery", "batch_mask_gallery",
+)  # fmt: skip
+"""Fields of a unit that mean nothing here at any value, the last ones of A1111's own page alone."""
+PAGE_SCRIPTS: Final = frozenset({"seed", "sampler", "refiner"})
+"""Scripts that A1111 runs for its own page alone (`setup_for_ui_only`): the API has fields for what they set."""
 
 
 class Unit(BaseModel):
@@ -76,6 +74,8 @@ class Controls(NamedTuple):
 
     asked: tuple[dict[str, Any], ...] = ()
     images: tuple[bytes, ...] = ()
+    ignored: tuple[str, ...] = ()
+    """Fields of units that were ignored."""
 
 
 def controls_of(scripts: Mapping[str, object]) -> Controls:
@@ -84,16 +84,20 @@ def controls_of(scripts: Mapping[str, object]) -> Controls:
     InvalidField where another script is to run, or a unit asks for what has no meaning here.
     """
     units: list[Unit] = []
+    ignored: list[str] = []
     for name, script in scripts.items():
         arguments = script.get("args") if isinstance(script, Mapping) else script
         if name.lower() == CONTROLNET:
-            units += _units(name, arguments)
-        elif arguments is not None and arguments not in SCRIPT_OFF:
+            for index, given in enumerate(_units(name, arguments)):
+                unit, names = _unit(index, given)
+                units.append(unit)
+                ignored += names
+        elif name.lower() not in PAGE_SCRIPTS and not _is_off(arguments):
             raise InvalidField(
                 "No script of this name runs here.",
                 field=f"{SCRIPTS}.{name}",
                 received=shown(arguments),
-                accepted=f"{CONTROLNET}; other scripts without args",
+                accepted=f"{CONTROLNET}; other scripts without args, or whose first one is false",
             )
     controls: list[dict[str, Any]] = []
     images: list[bytes] = []
@@ -110,10 +114,15 @@ def controls_of(scripts: Mapping[str, object]) -> Controls:
             control["image"] = len(images)
             images.append(picture(written, _field(index, "image")))
         controls.append(control)
-    return Controls(tuple(controls), tuple(images))
+    return Controls(tuple(controls), tuple(images), tuple(ignored))
 
 
-def _units(name: str, arguments: object) -> list[Unit]:
+def _is_off(arguments: object) -> bool:
+    """Whether the arguments of another script ask for nothing: there are none, or the first one, the switch, is off."""
+    return arguments in (None, [], [{}]) or (isinstance(arguments, list) and arguments[0] is False)
+
+
+def _units(name: str, arguments: object) -> list[dict[str, object]]:
     """The units that are switched on."""
     if not isinstance(arguments, list) or not all(isinstance(unit, dict) for unit in arguments):
         raise InvalidField(
@@ -130,12 +139,13 @@ def _units(name: str, arguments: object) -> list[Unit]:
             received=len(wanted),
             accepted=f"at most {MAX_CONTROLNETS}",
         )
-    return [_unit(index, unit) for index, unit in enumerate(wanted)]
+    return wanted
 
 
-def _unit(index: int, given: Mapping[str, object]) -> Unit:
+def _unit(index: int, given: Mapping[str, object]) -> tuple[Unit, list[str]]:
     try:
-        return asked(Unit, without_neutral(given, NEUTRAL, ()))
+        meant, ignored = meant_fields(given, Unit.model_fields, NEUTRAL, UNREAD)
+        return asked(Unit, meant), [_field(index, name) for name in ignored]
     except GiornataError as error:
         error.field = _field(index, error.field or "")
         raise
