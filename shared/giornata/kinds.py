@@ -154,6 +154,12 @@ _QWEN_IMAGE_EDIT: Final = replace(
     prompt_frame=None,
     other_text_tokens=(1024 // 28) ** 2,
 )
+_QWEN_IMAGE_EDIT_PLUS: Final = replace(
+    _QWEN_IMAGE_EDIT,
+    family=Family.QWEN_IMAGE_EDIT_PLUS,
+    max_references=4,
+    other_text_tokens=5 * 200,  # of pictures of about 384² pixels, which have 28² a token, and their numbers
+)
 _QWEN_IMAGE_21: Final = replace(
     _QWEN_IMAGE,
     family=Family.QWEN_IMAGE_21,
@@ -223,6 +229,7 @@ KINDS: Final[dict[str, Kind]] = {
     "QwenImageImg2ImgPipeline": _QWEN_IMAGE,
     "QwenImageEditPipeline": _QWEN_IMAGE_EDIT,
     "QwenImageEditInpaintPipeline": _QWEN_IMAGE_EDIT,
+    "QwenImageEditPlusPipeline": _QWEN_IMAGE_EDIT_PLUS,
     "QwenImage21Pipeline": _QWEN_IMAGE_21,
     "ChromaPipeline": _CHROMA,
     "ChromaInpaintPipeline": _CHROMA,
