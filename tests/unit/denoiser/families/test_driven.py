@@ -75,9 +75,7 @@ REFERENCES = ((), ((2, 3),), ((4, 1), (3, 3), (2, 5)))
 def referring_rows(of: ModelFamily) -> list[Row]:
     """:func:`rows_of` with none, one and three references of several sizes."""
     each = zip(SPECS, REFERENCES, strict=True)
-    return [
-        replace(tiny_driven.row(of, spec, grids), step=index) for index, (spec, grids) in enumerate(each)
-    ]
+    return [replace(tiny_driven.row(of, spec, grids), step=index) for index, (spec, grids) in enumerate(each)]
 
 
 @pytest.mark.parametrize("name", ["qwen-image-edit", "qwen-image-edit-plus"])

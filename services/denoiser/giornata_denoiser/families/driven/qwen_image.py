@@ -89,6 +89,6 @@ class QwenImage(DrivenNetwork):
 
 
 class QwenImageEdit(QwenImage):
-    """As in `QwenImageEditInpaintPipeline` and `QwenImageEditPlusPipeline`: clean pictures stand behind the noisy one."""
+    """As in `QwenImageEditInpaintPipeline` and `QwenImageEditPlusPipeline`: clean pictures stand behind it."""
 
     references = References()
