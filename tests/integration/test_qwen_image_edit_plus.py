@@ -43,7 +43,7 @@ EVEN: Final = [1.0, 0.75, 0.5, 0.25]
 CLOSE: Final = 1e-5
 """Largest difference of final latents, relative to the largest value."""
 EVERYTHING: Final = np.full((SIZE.height, SIZE.width), 255, np.uint8)
-GUIDED: Final = {"negative_prompt": NEGATIVE, "true_cfg_scale": 3.0}
+GUIDED: Final[dict[str, Any]] = {"negative_prompt": NEGATIVE, "true_cfg_scale": 3.0}
 
 
 def scenes(count: int) -> list[Pixels]:
