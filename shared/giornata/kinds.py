@@ -14,7 +14,7 @@ from typing import Final
 from giornata import components
 from giornata.families import Distilled, Family, Kind
 from giornata.kept_channels import of_joint, of_unet, of_z_image
-from giornata.wire.samplers import DISCRETE_TIME
+from giornata.wire.samplers import DISCRETE_TIME, FLOW_MATCHING, WITH_LIGHTNING
 
 _FLUX_INPAINT: Final = Kind(
     Family.FLUX_INPAINT,
@@ -137,6 +137,7 @@ _QWEN_IMAGE: Final = Kind(
     strength=0.6,
     generation_guidance_scale=1.0,
     true_cfg_scale=4.0,
+    samplers=WITH_LIGHTNING,
     mask_latents=1,
     tokenizer="tokenizer",
     prompt_frame=0,
@@ -165,6 +166,7 @@ _QWEN_IMAGE_21: Final = replace(
     family=Family.QWEN_IMAGE_21,
     steps=40,
     true_cfg_scale=1.0,
+    samplers=FLOW_MATCHING,
     token_latents=1,
     tokenizer="processor",
     prompt_frame=None,

@@ -89,7 +89,7 @@ class Served:
             RowKey(key, 1, 0),
             grid=grid,
             track=family.schedule.track(
-                sampler=family.schedule.default_sampler,
+                sampler=asked.sampler or family.schedule.default_sampler,
                 steps=asked.num_inference_steps or 0,
                 strength=asked.strength or 0,
                 cells=grid[0] * grid[1],

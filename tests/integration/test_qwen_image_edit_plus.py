@@ -7,6 +7,7 @@ paints no mask: an edit with one is its call, blended after each of its steps.
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -17,7 +18,7 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
-from diffusers import QwenImageEditPlusPipeline
+from diffusers import FlowMatchEulerDiscreteScheduler, QwenImageEditPlusPipeline
 from diffusers.pipelines.qwenimage import pipeline_qwenimage_edit_plus
 from PIL import Image
 from torch import Tensor
@@ -149,6 +150,36 @@ def test_a_guided_instruction_equals_the_pipeline(both: Both) -> None:
     row = both.edited("guided", EVERYTHING, 2, **GUIDED)
     assert len(row.prompts) == 2
     assert_equal(both, row, both.called(2, **GUIDED))
+
+
+def test_the_noise_levels_of_lightning_loras_equal_the_pipelines(both: Both) -> None:
+    """With the scheduler that is published beside these LoRAs, in 4 steps without guidance."""
+    shift = math.log(3)
+    scheduler = FlowMatchEulerDiscreteScheduler.from_config(
+        {
+            "base_image_seq_len": 256,
+            "base_shift": shift,
+            "invert_sigmas": False,
+            "max_image_seq_len": 8192,
+            "max_shift": shift,
+            "num_train_timesteps": 1000,
+            "shift": 1.0,
+            "shift_terminal": None,
+            "stochastic_sampling": False,
+            "time_shift_type": "exponential",
+            "use_beta_sigmas": False,
+            "use_dynamic_shifting": True,
+            "use_exponential_sigmas": False,
+            "use_karras_sigmas": False,
+        }
+    )
+    pipeline = QwenImageEditPlusPipeline(**both.pipeline.components | {"scheduler": scheduler})
+    pipeline.set_progress_bar_config(disable=True)
+    row = both.edited("fast", EVERYTHING, 1, sampler="euler_lightning")
+    assert row.track.levels.tolist() == pytest.approx([1.0, 0.9, 0.75, 0.5, 0.0])
+    found = replace(both, pipeline=pipeline).called(1)
+    assert_equal(both, row, found)
+    assert distance(only(both, both.edited("own", EVERYTHING, 1)), found[0]) > 1000 * CLOSE
 
 
 @pytest.mark.parametrize(("references", "strength", "steps"), [(0, 0.5, 2), (1, 1.0, 4), (3, 0.5, 2)])

@@ -41,6 +41,7 @@ NAMES: Final[Mapping[Sampler, Named]] = MappingProxyType(
         Sampler.DEIS: Named("DEIS", UNIFORM),
         Sampler.HEUN: Named("Heun", UNIFORM),
         Sampler.LCM: Named("LCM", UNIFORM),
+        Sampler.EULER_LIGHTNING: Named("Euler", "lightning", automatic=False),
     }
 )
 DEFAULTS: Final = frozenset({"euler", "euler a"})
