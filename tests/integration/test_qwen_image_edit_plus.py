@@ -22,13 +22,14 @@ from diffusers import FlowMatchEulerDiscreteScheduler, QwenImageEditPlusPipeline
 from diffusers.pipelines.qwenimage import pipeline_qwenimage_edit_plus
 from PIL import Image
 from torch import Tensor
+from transformers import Qwen2VLProcessor
 
 from giornata.families import Family
 from giornata.packed.region import beside, region
 from giornata_denoiser.rows.row import RecordingSpec, Row
 from giornata_denoiser.rows.stored import EXACT
 from giornata_denoiser.rows.template import Form, Recording
-from giornata_prepost.families.qwen_image_edit.processor import PictureProcessor
+from giornata_prepost.families.qwen_image_edit.processor import PICTURE, PictureProcessor
 from giornata_prepost.images.geometry import Size
 from giornata_prepost.images.pictures import Pixels
 from giornata_tools.baseline.pipeline import opened
@@ -137,6 +138,28 @@ def assert_equal(both: Both, row: Row, found: tuple[Tensor, Pixels]) -> None:
     decoded = both.served.images.decode(mine, SIZE).astype(int)
     assert np.abs(decoded - painted.astype(int)).max() <= 1
     assert painted.std() > 5
+
+
+class WholeProcessor(PictureProcessor):
+    """What transformers' own class makes of the same two parts."""
+
+    image_token, video_token = PICTURE, "<|video_pad|>"
+    video_processor = chat_template = None
+    __call__ = Qwen2VLProcessor.__call__
+
+    def __init__(self, image_processor: Any, tokenizer: Any) -> None:
+        super().__init__(image_processor, tokenizer)
+        self.image_token_id, self.video_token_id = tokenizer.convert_tokens_to_ids(PICTURE), -1
+
+
+def test_prompts_with_several_pictures_are_read_as_transformers_does(both: Both) -> None:
+    mine: Any = both.pipeline.processor
+    whole: Any = WholeProcessor(mine.image_processor, mine.tokenizer)
+    each = "".join(f"Picture {n}: <|vision_start|>{PICTURE}<|vision_end|>" for n in (1, 2, 3))
+    given = {"text": [each + PROMPT], "images": [Image.fromarray(scene) for scene in scenes(3)]}
+    found, wanted = (read(**given, padding=True, return_tensors="pt") for read in (mine, whole))
+    for name in ("input_ids", "attention_mask", "pixel_values", "image_grid_thw"):
+        assert torch.equal(found[name], wanted[name])
 
 
 @pytest.mark.parametrize("references", [0, 1, 2, 3])
