@@ -45,6 +45,8 @@ class Family(StrEnum):
     """`QwenImageInpaintPipeline`; blends."""
     QWEN_IMAGE_EDIT = "qwen-image-edit"
     """`QwenImageEditInpaintPipeline`: text encoder and network look at the picture, too; blends."""
+    QWEN_IMAGE_EDIT_PLUS = "qwen-image-edit-plus"
+    """`QwenImageEditPlusPipeline`: both look at references, too; blends."""
     QWEN_IMAGE_21 = "qwen-image-2.1"
     """`QwenImage21Pipeline`: text attends to itself alone; blends."""
     CHROMA = "chroma"

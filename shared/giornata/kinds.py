@@ -14,7 +14,7 @@ from typing import Final
 from giornata import components
 from giornata.families import Distilled, Family, Kind
 from giornata.kept_channels import of_joint, of_unet, of_z_image
-from giornata.wire.samplers import DISCRETE_TIME
+from giornata.wire.samplers import DISCRETE_TIME, FLOW_MATCHING, WITH_LIGHTNING
 
 _FLUX_INPAINT: Final = Kind(
     Family.FLUX_INPAINT,
@@ -137,6 +137,7 @@ _QWEN_IMAGE: Final = Kind(
     strength=0.6,
     generation_guidance_scale=1.0,
     true_cfg_scale=4.0,
+    samplers=WITH_LIGHTNING,
     mask_latents=1,
     tokenizer="tokenizer",
     prompt_frame=0,
@@ -154,11 +155,18 @@ _QWEN_IMAGE_EDIT: Final = replace(
     prompt_frame=None,
     other_text_tokens=(1024 // 28) ** 2,
 )
+_QWEN_IMAGE_EDIT_PLUS: Final = replace(
+    _QWEN_IMAGE_EDIT,
+    family=Family.QWEN_IMAGE_EDIT_PLUS,
+    max_references=4,
+    other_text_tokens=5 * 200,  # of pictures of about 384² pixels, which have 28² a token, and their numbers
+)
 _QWEN_IMAGE_21: Final = replace(
     _QWEN_IMAGE,
     family=Family.QWEN_IMAGE_21,
     steps=40,
     true_cfg_scale=1.0,
+    samplers=FLOW_MATCHING,
     token_latents=1,
     tokenizer="processor",
     prompt_frame=None,
@@ -223,6 +231,7 @@ KINDS: Final[dict[str, Kind]] = {
     "QwenImageImg2ImgPipeline": _QWEN_IMAGE,
     "QwenImageEditPipeline": _QWEN_IMAGE_EDIT,
     "QwenImageEditInpaintPipeline": _QWEN_IMAGE_EDIT,
+    "QwenImageEditPlusPipeline": _QWEN_IMAGE_EDIT_PLUS,
     "QwenImage21Pipeline": _QWEN_IMAGE_21,
     "ChromaPipeline": _CHROMA,
     "ChromaInpaintPipeline": _CHROMA,

@@ -7,6 +7,7 @@ import json
 import math
 import struct
 from collections.abc import Mapping
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Final
 
@@ -111,7 +112,11 @@ def _max_prompt_tokens(folder: Path, kind: Kind, padded: int) -> int | None:
 def _kind(folder: Path, index: Mapping[str, Any]) -> Kind:
     pipeline = str(index.get("_class_name"))
     if pipeline not in KINDS:
-        raise ValueError(f"{folder} holds a {pipeline}; served are: {', '.join(KINDS)}")
+        (closest,) = get_close_matches(pipeline, KINDS, n=1, cutoff=0.0)
+        raise ValueError(
+            f"{folder} holds a {pipeline}, which is not served; the closest that is: {closest}. "
+            f"All that are: {', '.join(KINDS)}"
+        )
     return KINDS[pipeline]
 
 

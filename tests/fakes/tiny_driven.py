@@ -79,6 +79,11 @@ def _qwen_image() -> Any:
     return kind(in_channels=LATENT, num_layers=4, **SHAPE, axes_dims_rope=ROPE)
 
 
+def _qwen_image_2511() -> Any:
+    kind: Any = QwenImageTransformer2DModel
+    return kind(in_channels=LATENT, num_layers=4, **SHAPE, axes_dims_rope=ROPE, zero_cond_t=True)
+
+
 def _qwen_image_21() -> Any:
     kind: Any = QwenImage21Transformer2DModel
     shape = {"attention_head_dim": 16, "num_attention_heads": 2, "context_in_dim": TEXT}
@@ -183,8 +188,10 @@ def _qwen_image_alone(model: Any, row: Row) -> Any:
 
 
 def _qwen_image_edit_alone(model: Any, row: Row) -> Any:
-    """As the pipeline calls it: the picture's clean tokens behind the noisy ones."""
-    both, shapes = torch.cat((row.latent, row.conditioning["image_latents"])), [[(1, *row.grid)] * 2]
+    """As the pipelines call it: clean tokens behind the noisy ones, the picture's own and those of references."""
+    clean = [row.conditioning[name] for name in ("image_latents", "references") if name in row.conditioning]
+    shapes = [[(1, *row.grid), *((1, *grid) for grid in row.beside)]]
+    both = torch.cat((row.latent, *clean))
     out = model(both[None], _text(row), None, _fraction(row), shapes, return_dict=False)[0][0]
     return out[: len(row.latent)]
 
@@ -267,6 +274,7 @@ FAMILIES: Mapping[str, Driven] = {
     "chroma": Driven(Chroma, _chroma, _chroma_alone),
     "qwen-image": Driven(QwenImage, _qwen_image, _qwen_image_alone),
     "qwen-image-edit": Driven(QwenImageEdit, _qwen_image, _qwen_image_edit_alone),
+    "qwen-image-edit-plus": Driven(QwenImageEdit, _qwen_image_2511, _qwen_image_edit_alone),
     "qwen-image-2.1": Driven(QwenImage21, _qwen_image_21, _qwen_image_21_alone),
     "flux2": Driven(Flux2, partial(_flux2, guidance_embeds=True), _flux2_alone),
     "flux2-klein-kv": Driven(Flux2KleinKV, _flux2_kv, _flux2_kv_alone),

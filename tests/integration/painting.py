@@ -80,15 +80,16 @@ class Served:
         """Through the bytes that travel; `image` is what is edited, None for a generation."""
         family, multiple = self.checkpoint.family, self.card.pixel_multiple
         grid = (size.height // multiple, size.width // multiple)
-        text, scale = self.images.encode_text(asked.prompt, size, image), cfg_scale(asked, self.card)
+        seen = () if image is None else (image, *references)
+        text, scale = self.images.encode_text(asked.prompt, size, seen), cfg_scale(asked, self.card)
         if scale is not None:
-            text |= self.images.encode_unguided(asked.negative_prompt, size, image)
+            text |= self.images.encode_unguided(asked.negative_prompt, size, seen)
         return build_row(
             family,
             RowKey(key, 1, 0),
             grid=grid,
             track=family.schedule.track(
-                sampler=family.schedule.default_sampler,
+                sampler=asked.sampler or family.schedule.default_sampler,
                 steps=asked.num_inference_steps or 0,
                 strength=asked.strength or 0,
                 cells=grid[0] * grid[1],

@@ -41,7 +41,14 @@ LIMITS = PixelLimits(1 << 20, 1 << 20)
 SEED, PICTURES = 7, 2
 COMPUTING_COSTS = StepCosts((0.1, 0.0, 1.0, 0.0, 0.0, 0.0))
 """Computing costs, loading nothing: what can be taken is."""
-FREE = {Family.FLUX2, Family.FLUX2_KLEIN, Family.FLUX2_KLEIN_KV, Family.FLUX_KONTEXT, Family.QWEN_IMAGE_21}
+FREE = {
+    Family.FLUX2,
+    Family.FLUX2_KLEIN,
+    Family.FLUX2_KLEIN_KV,
+    Family.FLUX_KONTEXT,
+    Family.QWEN_IMAGE_EDIT_PLUS,
+    Family.QWEN_IMAGE_21,
+}
 """Families whose pipelines draw nothing of the picture's posterior."""
 
 

@@ -127,7 +127,9 @@ def test_an_edit_without_a_mask_equals_the_instruction_pipeline(both: Both) -> N
 
 def test_text_encoder_and_network_see_the_picture(both: Both) -> None:
     images, other = both.served.images, 255 - picture(SIZE)
-    text, moved = (images.encode_text(PROMPT, SIZE, seen)["prompt_embeds"] for seen in (picture(SIZE), other))
+    text, moved = (
+        images.encode_text(PROMPT, SIZE, [seen])["prompt_embeds"] for seen in (picture(SIZE), other)
+    )
     assert float((text - moved).abs().max()) > 0.01
     row = both.edited("edit", EVERYTHING)
     blind = replace(row, conditioning={**row.conditioning, "image_latents": torch.zeros_like(row.latent)})

@@ -48,8 +48,21 @@ def test_text_is_padded_as_the_tokenizer_says_and_to_512_at_most(
 
 
 def test_another_pipeline_is_refused_with_those_that_are_served(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"HunyuanDiTPipeline; served are: FluxPipeline"):
-        read_model_card(flux_checkpoint(tmp_path, "HunyuanDiTPipeline"))
+    message = "a QwenImageLayeredPipeline, which is not served; the closest that is: QwenImagePipeline"
+    with pytest.raises(ValueError, match=rf"{message}\. All that are: FluxPipeline"):
+        read_model_card(flux_checkpoint(tmp_path, "QwenImageLayeredPipeline"))
+
+
+@pytest.mark.parametrize(
+    ("unknown", "closest"),
+    [
+        ("StableDiffusionXLInstructPix2PixPipeline", "StableDiffusionXLInpaintPipeline"),
+        ("HunyuanDiTPipeline", ""),
+    ],
+)
+def test_a_refusal_names_the_closest_pipeline(tmp_path: Path, unknown: str, closest: str) -> None:
+    with pytest.raises(ValueError, match=f"the closest that is: {closest}"):
+        read_model_card(flux_checkpoint(tmp_path, unknown))
 
 
 def test_a_family_more_is_a_row_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

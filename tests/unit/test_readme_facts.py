@@ -20,7 +20,7 @@ from giornata.wire.events import DoneEvent, EventKind, PreviewEvent, StateEvent,
 from giornata.wire.masks import MaskedRegion, MaskMade, MaskMessage
 from giornata.wire.messages import EVENT_HEADER, CancelMessage, EditMessage, EditReply, Picture
 from giornata.wire.models import Task
-from giornata.wire.samplers import DISCRETE_TIME
+from giornata.wire.samplers import DISCRETE_TIME, FLOW_MATCHING, WITH_LIGHTNING
 from giornata_gateway.intake.rules.forms import EditForm
 from giornata_tools.cli.app import COMMANDS
 
@@ -35,6 +35,7 @@ README_BYTES = 8 << 10
 PAGE_WORDS = 600
 """Words of prose of a page, which answers one question. Tables, code and comments don't count."""
 DOOR = "docs/api-nats.md"
+SAMPLERS = {DISCRETE_TIME: "all", FLOW_MATCHING: "Euler", WITH_LIGHTNING: "Euler, Lightning's levels"}
 SCALES: dict[str, int] = {Family.QWEN_IMAGE_21: 16}
 """Pixels a side of a latent pixel; most autoencoders that are served halve a picture three times."""
 
@@ -187,7 +188,7 @@ def test_the_table_of_families_is_that_of_the_code() -> None:
     for kind in KINDS.values():
         for family in (kind.by_input_channels or {0: kind.family}).values():
             expected[family] = [
-                "all" if kind.samplers is DISCRETE_TIME else "Euler",
+                SAMPLERS[kind.samplers],
                 str(SCALES.get(family, 8) * kind.token_latents),
                 "yes" if Task.GENERATE in kind.of(family).tasks else "no",
                 "reuses" if kind.reuses else "off",

@@ -39,6 +39,7 @@ LOADERS: Final[Mapping[str, Callable[[Path, torch.dtype, torch.device, Quantize]
     Family.FLUX2_KLEIN_KV: driven.flux2_klein_kv,
     Family.QWEN_IMAGE: driven.qwen_image,
     Family.QWEN_IMAGE_EDIT: driven.qwen_image_edit,
+    Family.QWEN_IMAGE_EDIT_PLUS: driven.qwen_image_edit,
     Family.QWEN_IMAGE_21: driven.qwen_image_21,
     Family.CHROMA: driven.chroma,
 }

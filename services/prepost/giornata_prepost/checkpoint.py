@@ -20,7 +20,7 @@ from giornata_prepost.families.flux2.images import Flux2Images, KleinImages, Kle
 from giornata_prepost.families.protocol import ImageModel
 from giornata_prepost.families.qwen_image.images import QwenImages
 from giornata_prepost.families.qwen_image_21.images import Qwen21Images
-from giornata_prepost.families.qwen_image_edit.images import QwenEditImages
+from giornata_prepost.families.qwen_image_edit.images import QwenEditImages, QwenEditPlusImages
 from giornata_prepost.families.sd import images as sd
 from giornata_prepost.families.sd3.images import SD3Images
 from giornata_prepost.families.sdxl import images as sdxl
@@ -41,6 +41,7 @@ FAMILIES: Final[dict[str, Callable[[Path, ModelCard, torch.device, torch.dtype],
     Family.FLUX2_KLEIN_KV: KleinKVImages,
     Family.QWEN_IMAGE: QwenImages,
     Family.QWEN_IMAGE_EDIT: QwenEditImages,
+    Family.QWEN_IMAGE_EDIT_PLUS: QwenEditPlusImages,
     Family.QWEN_IMAGE_21: Qwen21Images,
     Family.CHROMA: ChromaImages,
 }

@@ -13,9 +13,8 @@ from typing import Final
 from giornata import tensors
 from giornata.blobs import BlobStore
 from giornata.wire.jobs import BlobRef
-from giornata_prepost.families.protocol import ImageModel
+from giornata_prepost.families.protocol import ImageModel, SeenPictures
 from giornata_prepost.images.geometry import Size
-from giornata_prepost.images.pictures import Pixels
 from giornata_prepost.work import ModelThread, Precedence
 
 TTL_S: Final = 24 * 3600
@@ -35,24 +34,27 @@ class EmptyText:
         self._packed: OrderedDict[str, bytes] = OrderedDict()
         self._refs: dict[str, BlobRef] = {}
 
-    async def keep(self, size: Size, seen: Pixels | None = None) -> BlobRef:
-        """A claim check of it, for pictures of `size`, or for the picture that the text encoder has `seen`."""
+    async def keep(self, size: Size, seen: SeenPictures = ()) -> BlobRef:
+        """A claim check of it, for pictures of `size`, or for the pictures that the text encoder has `seen`."""
         key = self._key + self._variant(size, seen)
         packed = await self._encoded(key, size, seen)
-        if seen is not None:
+        if seen:
             return await self._blobs.put(key, packed, PICTURE_TTL_S)
         ref = self._refs.get(key)
         if ref is None or not await self._blobs.has(ref):
             ref = self._refs[key] = await self._blobs.put(key, packed, TTL_S)
         return ref
 
-    def _variant(self, size: Size, seen: Pixels | None) -> str:
+    def _variant(self, size: Size, seen: SeenPictures) -> str:
         """What the text varies with, as the end of a key."""
-        if seen is not None:
-            return f"-{size}-{hashlib.sha256(seen.tobytes()).hexdigest()}"
+        if seen:
+            pictures = hashlib.sha256()
+            for picture in seen:
+                pictures.update(str(picture.shape).encode() + picture.tobytes())
+            return f"-{size}-{pictures.hexdigest()}"
         return f"-{size}" if self._model.text_varies_with_size else ""
 
-    async def _encoded(self, key: str, size: Size, seen: Pixels | None) -> bytes:
+    async def _encoded(self, key: str, size: Size, seen: SeenPictures) -> bytes:
         if key not in self._packed:
             text, _ = await self._thread.timed(Precedence.BEGIN, self._model.encode_text, "", size, seen)
             self._packed[key] = await asyncio.to_thread(tensors.pack, text)

@@ -13,7 +13,7 @@ from giornata.wire.adapters import control_name
 from giornata.wire.errors import InputLost, NotSupported, TaskNotSupported
 from giornata.wire.jobs import Job, PromptTokens
 from giornata.wire.models import Task
-from giornata.wire.references import REFERENCE
+from giornata.wire.references import REFERENCE, named_references
 from giornata.wire.resolution import guided_by
 from giornata_prepost.families.protocol import (
     Condition,
@@ -23,6 +23,7 @@ from giornata_prepost.families.protocol import (
     GeneratingModel,
     ImageModel,
     ReferringModel,
+    SeenPictures,
     Tensors,
     nothing,
 )
@@ -94,12 +95,13 @@ def encoded(model: ImageModel, job: Job, inputs: Inputs, size: Size) -> Encoded:
     )
 
 
-def seen_by(model: ImageModel, prepared: bytes | None) -> Pixels | None:
-    """The picture in the safetensors of an inspection, where the model's text encoder looks at it; otherwise None."""
+def seen_by(model: ImageModel, prepared: bytes | None, references: bytes | None = None) -> SeenPictures:
+    """The pictures in the safetensors of an inspection, where the model's text encoder looks at them."""
     if prepared is None or not model.text_varies_with_picture:
-        return None
-    pixels: Pixels = tensors.unpack(prepared)["image"].numpy()
-    return pixels
+        return ()
+    given = {} if references is None else tensors.unpack(references)
+    named = (given[name] for name in named_references(range(len(given))))
+    return tuple(picture.numpy() for picture in (tensors.unpack(prepared)["image"], *named))
 
 
 def template_row(model: ImageModel, prepared: bytes) -> bytes:
@@ -118,7 +120,7 @@ def _text(model: ImageModel, job: Job, inputs: Inputs, size: Size) -> Tensors:
             received=model.card.family,
             accepted="leave auto_edit out",
         )
-    seen = seen_by(model, inputs.prepared)
+    seen = seen_by(model, inputs.prepared, inputs.references)
     with acting(model, inputs.text_loras):
         text = model.encode_text(job.parameters.prompt, size, seen)
         if guided_by(job) is not None:

@@ -197,7 +197,7 @@ class Prepost:
             controls=tuple(
                 [await store(f"controls-{index}", data) for index, data in enumerate(made.controls)]
             ),
-            empty_text=await self._empty_text.keep(size, encoding.seen_by(self._model, prepared))
+            empty_text=await self._empty_text.keep(size, encoding.seen_by(self._model, prepared, references))
             if job.parameters.reuse is not Reuse.OFF
             else None,
             compute_ms=compute_ms,

@@ -24,6 +24,8 @@ class Sampler(StrEnum):
     DEIS = "deis"
     HEUN = "heun"
     LCM = "lcm"
+    EULER_LIGHTNING = "euler_lightning"
+    """Euler's method on the noise levels that the Lightning LoRAs of Qwen-Image were distilled for."""
 
     @property
     def stochastic(self) -> bool:
@@ -46,11 +48,20 @@ _STOCHASTIC: Final = frozenset(
     }
 )
 _ONE_STEP: Final = frozenset(
-    {Sampler.EULER, Sampler.EULER_ANCESTRAL, Sampler.DDIM, Sampler.DDPM, Sampler.LCM}
+    {
+        Sampler.EULER,
+        Sampler.EULER_ANCESTRAL,
+        Sampler.DDIM,
+        Sampler.DDPM,
+        Sampler.LCM,
+        Sampler.EULER_LIGHTNING,
+    }
 )
 FLOW_MATCHING: Final = (Sampler.EULER,)
 """Samplers of models that predict a velocity between noise and picture: Flux, SD3."""
-DISCRETE_TIME: Final = tuple(Sampler)
+WITH_LIGHTNING: Final = (*FLOW_MATCHING, Sampler.EULER_LIGHTNING)
+"""Those of Qwen-Image and Qwen-Image-Edit."""
+DISCRETE_TIME: Final = tuple(sampler for sampler in Sampler if sampler is not Sampler.EULER_LIGHTNING)
 """Samplers of models that are trained at a thousand discrete times: SD, SDXL."""
 
 

@@ -166,6 +166,19 @@ def _qwen_image(module: Any, step: DiffusersStep) -> Forward:
     return forward
 
 
+def _qwen_image_edit(module: Any, step: DiffusersStep) -> Forward:
+    """The picture's clean tokens behind the noisy ones, as the pipelines have them."""
+    embeds, clean = step.text["prompt_embeds"], step.picture
+    shapes = [[(1, *step.grid)] * 2] * len(step.latents)
+
+    def forward(latents: Tensor) -> Tensor:
+        both = torch.cat((latents, clean), 1)
+        out: Tensor = module(both, embeds, None, step.time / 1000, shapes, return_dict=False)[0]
+        return out[:, : latents.shape[1]]
+
+    return forward
+
+
 def _flux(module: Any, step: DiffusersStep) -> Forward:
     """Flux; Chroma has neither pooled text nor guidance."""
     embeds = step.text["prompt_embeds"]
@@ -200,5 +213,6 @@ FORWARDS: dict[str, Callable[[Any, DiffusersStep], Forward]] = {
     "z-image": _z_image,
     **dict.fromkeys(("flux2", "flux2-klein"), _flux2),
     "qwen-image": _qwen_image,
+    "qwen-image-edit-plus": _qwen_image_edit,
 }
 """By family: what the forward of diffusers' module is over rows of one size."""

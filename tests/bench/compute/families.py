@@ -18,7 +18,7 @@ from diffusers import (
 
 from giornata_denoiser.families.driven.chroma import Chroma
 from giornata_denoiser.families.driven.flux2 import Flux2, Flux2Klein
-from giornata_denoiser.families.driven.qwen_image import QwenImage
+from giornata_denoiser.families.driven.qwen_image import QwenImage, QwenImageEdit
 from giornata_denoiser.families.driven.sd3 import StableDiffusion3
 from giornata_denoiser.families.driven.z_image import ZImage
 from giornata_denoiser.families.protocol import ModelFamily, Network
@@ -176,6 +176,19 @@ FAMILIES: Final[Mapping[str, Measured]] = {
         QwenImage,
         {**HEADS, "num_layers": 4, "joint_attention_dim": 256, "axes_dims_rope": (16, 24, 24)},
         ("Qwen/Qwen-Image", {}),
+    ),
+    "qwen-image-edit-plus": Measured(
+        QwenImageTransformer2DModel,
+        QwenImageEdit,
+        {
+            **HEADS,
+            "num_layers": 4,
+            "joint_attention_dim": 256,
+            "axes_dims_rope": (16, 24, 24),
+            "zero_cond_t": True,
+        },
+        ("Qwen/Qwen-Image-Edit-2511", {"zero_cond_t": True}),
+        text=256,
     ),
     "chroma": Measured(
         ChromaTransformer2DModel,

@@ -54,7 +54,14 @@ async def test_a_batch_is_the_pipelines_own(
 
 
 @pytest.mark.parametrize(
-    "family", [Family.FLUX2, Family.FLUX2_KLEIN_KV, Family.QWEN_IMAGE_21, Family.QWEN_IMAGE_EDIT]
+    "family",
+    [
+        Family.FLUX2,
+        Family.FLUX2_KLEIN_KV,
+        Family.QWEN_IMAGE_21,
+        Family.QWEN_IMAGE_EDIT,
+        Family.QWEN_IMAGE_EDIT_PLUS,
+    ],
 )
 def test_a_family_that_diffusers_does_not_inpaint_with_is_refused(
     family: Family, tiny_checkpoint: Callable[[Family], Path]

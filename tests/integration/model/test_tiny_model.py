@@ -23,9 +23,12 @@ TEXT_TOKENS = 48
 CLIP_TOKENS = 77
 PICTURE_TOKENS = 36**2
 """Tokens of a picture of 1024² pixels in a prompt of Qwen-Image-Edit, which has 28² pixels a token."""
+SMALL_PICTURE_TOKENS = 200
+"""Those of one of 384² pixels, as the checkpoints for several pictures see them, and of its number."""
 LENGTHS = {
     Family.SD3: TEXT_TOKENS + CLIP_TOKENS,
     Family.QWEN_IMAGE_EDIT: TEXT_TOKENS + PICTURE_TOKENS,
+    Family.QWEN_IMAGE_EDIT_PLUS: TEXT_TOKENS + 5 * SMALL_PICTURE_TOKENS,
 } | dict.fromkeys((Family.SD, Family.SD_INPAINT, Family.SDXL, Family.SDXL_INPAINT), CLIP_TOKENS)
 """Text tokens of a prompt, where they are not :data:`TEXT_TOKENS`."""
 SIDE = 64

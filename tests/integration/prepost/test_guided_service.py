@@ -104,3 +104,27 @@ async def test_a_text_encoder_that_sees_is_shown_the_jobs_picture(
         assert len(asked[-1]) == encoding.text_tokens > len(empty[-1])
     assert not torch.equal(*empty)
     assert not torch.equal(*asked)
+
+
+@pytest.mark.parametrize("folder", [Family.QWEN_IMAGE_EDIT_PLUS], indirect=True)
+async def test_a_text_encoder_that_sees_references_is_shown_them_in_order(
+    caller: Bus, blobs: RedisBlobs, card: ModelCard
+) -> None:
+    """The prompt's text, and the empty one's that a template run of the same pictures reads."""
+    plain, found = await a_job(blobs, card, png(SCENE), png(MASK)), []
+    files = [
+        await blobs.put(f"{plain.job_id}/{nth}", png(each), 60) for nth, each in enumerate((UPRIGHT, SCENE))
+    ]
+    for given in ((), (files[0],), (files[0], files[1]), (files[1], files[0])):
+        job = plain.model_copy(update={"references": given})
+        inspection = await inspected(caller, job)
+        assert [height > width for height, width in inspection.reference_grids] == [
+            each is files[0] for each in given
+        ]
+        encoding = await encoded(caller, job, inspection)
+        texts = [await text_of(blobs, ref) for ref in (encoding.text, encoding.empty_text)]
+        assert len(texts[0]["prompt_embeds"]) == encoding.text_tokens
+        found.append([text["prompt_embeds"] for text in texts])
+    for plainest, one, two, turned in zip(*found, strict=True):
+        assert len(plainest) < len(one) < len(two) == len(turned)
+        assert not torch.equal(two, turned)

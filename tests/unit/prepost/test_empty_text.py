@@ -14,8 +14,8 @@ from torch import Tensor
 from giornata import tensors
 from giornata.blobs.memory import MemoryBlobs
 from giornata_prepost.empty_text import SIZES, EmptyText
+from giornata_prepost.families.protocol import SeenPictures
 from giornata_prepost.images.geometry import Size
-from giornata_prepost.images.pictures import Pixels
 from giornata_prepost.work import ModelThread
 
 
@@ -32,10 +32,10 @@ class Encoder(SimpleNamespace):
     def __init__(self, *, varies: bool) -> None:
         super().__init__(text_varies_with_size=varies, asked=[])
 
-    def encode_text(self, prompt: str, size: Size, seen: Pixels | None) -> dict[str, Tensor]:
+    def encode_text(self, prompt: str, size: Size, seen: SeenPictures) -> dict[str, Tensor]:
         self.asked.append(size)
-        colour = () if seen is None else (float(seen.mean()),)
-        return {"prompt_embeds": torch.tensor([float(len(prompt)), *size, *colour])}
+        colours = (float(picture.mean()) for picture in seen)
+        return {"prompt_embeds": torch.tensor([float(len(prompt)), *size, *colours])}
 
 
 async def test_it_is_encoded_once_where_sizes_do_not_matter(thread: ModelThread) -> None:
@@ -70,11 +70,15 @@ async def test_a_picture_that_is_seen_has_its_own(thread: ModelThread) -> None:
     model, blobs, size = Encoder(varies=False), MemoryBlobs(), Size(4, 2)
     text = EmptyText(_model(model), thread, blobs, "p1")
     black, white = (np.full((2, 4, 3), colour, np.uint8) for colour in (0, 255))
-    refs = [await text.keep(size, seen) for seen in (black, white, black)]
+    refs = [await text.keep(size, [seen]) for seen in (black, white, black)]
     assert [tensors.unpack(await blobs.get(ref))["prompt_embeds"][-1] for ref in refs] == [0, 255, 0]
     assert len(model.asked) == 2
-    turned = await text.keep(Size(2, 4), black.reshape(4, 2, 3))
+    turned = await text.keep(Size(2, 4), [black.reshape(4, 2, 3)])
     assert turned.key not in {ref.key for ref in refs}, "equal pixels of another size are another picture"
+    beside = await text.keep(size, [black, white])
+    assert tensors.unpack(await blobs.get(beside))["prompt_embeds"].tolist()[-2:] == [0, 255]
+    one, other = [await text.keep(size, [black, black.reshape(sides)]) for sides in ((1, 8, 3), (8, 1, 3))]
+    assert len({beside.key, one.key, other.key, *(ref.key for ref in refs)}) == 5
 
 
 def _model(encoder: Encoder) -> Any:

@@ -6,6 +6,7 @@ import io
 
 import numpy as np
 import pytest
+from diffusers.pipelines.qwenimage.pipeline_qwenimage_edit_plus import VAE_IMAGE_SIZE, calculate_dimensions
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
@@ -15,7 +16,7 @@ from giornata.families import Family
 from giornata.wire.errors import GiornataError
 from giornata.wire.models import ModelCard
 from giornata_prepost.images.geometry import Size
-from giornata_prepost.images.references import MAX_PIXELS, cropped, of_kontext, prepare
+from giornata_prepost.images.references import MAX_PIXELS, cropped, of_edit_plus, of_kontext, prepare
 
 CARD = ModelCard(
     name="klein",
@@ -76,6 +77,31 @@ def test_kontext_takes_the_training_size_of_the_nearest_aspect_ratio(
     picture: tuple[int, int], size: tuple[int, int]
 ) -> None:
     assert of_kontext(Size(*picture), PIXELS, 16).scaled == size
+
+
+@given(st.integers(32, 4000), st.integers(32, 4000))
+def test_qwen_edit_plus_scales_a_reference_as_its_pipeline_does(width: int, height: int) -> None:
+    """As long as that rounds no side to nothing, and to no more pixels than a strip may have."""
+    found = of_edit_plus(Size(width, height), PIXELS, 16)
+    wanted = calculate_dimensions(VAE_IMAGE_SIZE, width / height)
+    assert found.scaled == tuple(max(32, side) for side in wanted)
+    assert found.cut_out == (0, 0, *found.scaled)
+
+
+@pytest.mark.parametrize(
+    ("picture", "most", "size"),
+    [
+        ((300, 200), PIXELS, (1248, 832)),
+        ((300, 200), 256**2, (320, 224)),
+        ((9000, 1), PIXELS, (32768, 32)),
+        ((1, 9000), 256**2, (32, 2048)),
+        ((64, 64), 256, (32, 32)),
+    ],
+)
+def test_a_reference_of_qwen_edit_plus_has_about_so_many_pixels(
+    picture: tuple[int, int], most: int, size: tuple[int, int]
+) -> None:
+    assert of_edit_plus(Size(*picture), most, 16).scaled == size
 
 
 @pytest.mark.parametrize(

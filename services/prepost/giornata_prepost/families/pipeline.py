@@ -32,7 +32,7 @@ from giornata.latents import normalisation_of
 from giornata.wire.errors import RowPoisoned
 from giornata.wire.jobs import PromptTokens
 from giornata.wire.models import ModelCard
-from giornata_prepost.families.protocol import Condition, Tensors, nothing, tokens_of
+from giornata_prepost.families.protocol import Condition, SeenPictures, Tensors, nothing, tokens_of
 from giornata_prepost.images.geometry import Size
 from giornata_prepost.images.pictures import Pixels
 
@@ -78,12 +78,12 @@ class PipelineImages(ABC):
         self._normalisation = normalisation_of(pipeline.vae)
 
     @torch.no_grad()
-    def encode_text(self, prompt: str, size: Size, seen: Pixels | None = None) -> Tensors:
+    def encode_text(self, prompt: str, size: Size, seen: SeenPictures = ()) -> Tensors:
         """As the protocol; what it holds, :meth:`_prompt` of the family tells."""
         return {name: tensor.cpu() for name, tensor in self._prompt(prompt, size, seen).items()}
 
     @torch.no_grad()
-    def encode_unguided(self, negative_prompt: str | None, size: Size, seen: Pixels | None = None) -> Tensors:
+    def encode_unguided(self, negative_prompt: str | None, size: Size, seen: SeenPictures = ()) -> Tensors:
         """As the protocol."""
         text = self._unguided(negative_prompt, size, seen)
         return {f"negative_{name}": tensor.cpu() for name, tensor in text.items()}
@@ -167,10 +167,10 @@ class PipelineImages(ABC):
         return {}
 
     @abstractmethod
-    def _prompt(self, prompt: str, size: Size, seen: Pixels | None) -> Tensors:
+    def _prompt(self, prompt: str, size: Size, seen: SeenPictures) -> Tensors:
         """What the text encoders make of a prompt: `prompt_embeds` (text_tokens, dim), and what the family adds."""
 
-    def _unguided(self, negative_prompt: str | None, size: Size, seen: Pixels | None) -> Tensors:
+    def _unguided(self, negative_prompt: str | None, size: Size, seen: SeenPictures) -> Tensors:
         """As :meth:`_prompt`, of the half that guidance leads away from; None is what the pipeline takes unasked."""
         return self._prompt(negative_prompt or "", size, seen)
 

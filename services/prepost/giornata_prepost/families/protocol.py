@@ -20,6 +20,11 @@ from giornata_prepost.images.pictures import Pixels
 Tensors: TypeAlias = dict[str, torch.Tensor]
 """Tensors on the CPU, of the loaded dtype, by the names under which the denoiser reads them."""
 
+SeenPictures: TypeAlias = Sequence[Pixels]
+"""What a text encoder sees, (height, width, 3) uint8 each: the picture that is edited, then the request's references.
+
+Empty for a generation, and of a family whose text encoder sees no picture."""
+
 Condition: TypeAlias = Callable[[torch.Generator], Tensors]
 """Makes tensors of a row; draws from the row's generator."""
 
@@ -51,15 +56,12 @@ class ImageModel(Protocol):
 
     @property
     def text_varies_with_picture(self) -> bool:
-        """Whether the text encoder sees the picture that is edited: :meth:`encode_text` then needs it."""
+        """Whether the text encoder sees the edit's pictures: :meth:`encode_text` then needs them."""
 
-    def encode_text(self, prompt: str, size: Size, seen: Pixels | None = None) -> Tensors:
-        """Conditioning of a job by its prompt; `size` is that of the model's picture.
+    def encode_text(self, prompt: str, size: Size, seen: SeenPictures = ()) -> Tensors:
+        """Conditioning of a job by its prompt; `size` is that of the model's picture."""
 
-        `seen` is the picture that is edited, (height, width, 3) uint8 of that size; None for a generation.
-        """
-
-    def encode_unguided(self, negative_prompt: str | None, size: Size, seen: Pixels | None = None) -> Tensors:
+    def encode_unguided(self, negative_prompt: str | None, size: Size, seen: SeenPictures = ()) -> Tensors:
         """Conditioning of the half that classifier-free guidance leads away from: names begin with `negative_`.
 
         None is what the family's pipeline takes where no negative prompt is given.
@@ -186,7 +188,7 @@ def rehearse(model: ImageModel) -> None:
     multiple = model.card.pixel_multiple
     side = max(1, REHEARSED_PIXELS // multiple) * multiple
     empty = np.zeros((side, side, 3), np.uint8)
-    model.encode_text("", Size(side, side), empty)
+    model.encode_text("", Size(side, side), [empty])
     (row,) = model.encode_rows(empty, np.full((side, side), 255, np.uint8), [0])
     try:
         model.decode(row["image_latents"], Size(side, side))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from math import sqrt
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -94,7 +95,18 @@ def of_kontext(picture: Size, most_pixels: int, multiple: int) -> Placing:
     return _whole(model_size(nearest, most_pixels, multiple))
 
 
-SIZINGS: Final[Mapping[str, Sizing]] = {Family.FLUX_KONTEXT: of_kontext}
+def of_edit_plus(picture: Size, most_pixels: int, multiple: int) -> Placing:  # noqa: ARG001 - sides have 32 pixels
+    """As `QwenImageEditPlusPipeline`: scaled up or down to about so many pixels, sides rounded to multiples of 32."""
+    area, aspect = min(MAX_PIXELS, most_pixels), picture.width / picture.height
+    width = sqrt(area * aspect)
+    longest = max(32, area // 32 // 32 * 32)  # of a strip, which diffusers would round to nothing
+    return _whole(Size(*(min(max(32, round(side / 32) * 32), longest) for side in (width, width / aspect))))
+
+
+SIZINGS: Final[Mapping[str, Sizing]] = {
+    Family.FLUX_KONTEXT: of_kontext,
+    Family.QWEN_IMAGE_EDIT_PLUS: of_edit_plus,
+}
 """By family; others are :func:`cropped`."""
 
 

@@ -37,7 +37,8 @@ def rows_of(name: str) -> Made:
         Spec("kv", grid=(6, 4), text_tokens=9, steps=5, seed=3),
         Spec("mixed", grid=(4, 4), text_tokens=3, steps=5, seed=4),
     ]
-    rows = [tiny_driven.row(of, spec) for spec in specs]
+    given = [(2, 3), (3, 1)] if name == "qwen-image-edit-plus" else []
+    rows = [tiny_driven.row(of, spec, given) for spec in specs]
     taken = {2: (KV,) * of.depth, 3: ((HIDDEN, FULL, HIDDEN, KV) * of.depth)[: of.depth]}
     entries = {}
     for index in taken:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -68,6 +68,36 @@ def test_packed_rows_equal_the_modules_own_forward_of_each(name: str, alike: boo
         torch.testing.assert_close(out, tiny_driven.alone(name, row), atol=EXACT, rtol=0)
 
 
+REFERENCES = ((), ((2, 3),), ((4, 1), (3, 3), (2, 5)))
+"""Sizes of three rows' references."""
+
+
+def referring_rows(of: ModelFamily) -> list[Row]:
+    """:func:`rows_of` with none, one and three references of several sizes."""
+    each = zip(SPECS, REFERENCES, strict=True)
+    return [replace(tiny_driven.row(of, spec, grids), step=index) for index, (spec, grids) in enumerate(each)]
+
+
+@pytest.mark.parametrize("name", ["qwen-image-edit", "qwen-image-edit-plus"])
+def test_rows_with_references_equal_the_modules_own_forward_of_each(name: str) -> None:
+    """The second transformer is that of 2511: clean tokens see timestep 0."""
+    of = tiny_driven.family(name)
+    rows = referring_rows(of)
+    assert [row.companions - row.image_tokens for row in rows] == [0, 6, 23]
+    for row, out in zip(rows, predicted(of, rows), strict=True):
+        torch.testing.assert_close(out, tiny_driven.alone(name, row), atol=EXACT, rtol=0)
+        (apart,) = predicted(of, [row])
+        torch.testing.assert_close(out, apart, atol=EXACT, rtol=0)
+
+
+def test_clean_tokens_see_timestep_0_alone() -> None:
+    """Otherwise the tests would prove nothing: the same transformer without the option answers otherwise."""
+    of, names = tiny_driven.family("qwen-image-edit-plus"), ("qwen-image-edit-plus", "qwen-image-edit")
+    row = referring_rows(of)[2]
+    zero, plain = (tiny_driven.alone(name, row) for name in names)
+    assert (zero - plain).abs().max() > 1000 * EXACT
+
+
 COMPUTED = ((1, 2, 7), (0, 5, 10, 11, 23), (15,))
 """Cells that each of `SPECS` computes."""
 
@@ -106,11 +136,16 @@ PLANS = (
 
 
 @pytest.mark.parametrize("room", [False, True])
+@pytest.mark.parametrize("made", [rows_of, referring_rows])
 @pytest.mark.parametrize("name", NAMES)
-def test_masked_equals_full_on_the_compute_set(name: str, room: bool) -> None:
+def test_masked_equals_full_on_the_compute_set(
+    name: str, made: Callable[[ModelFamily], list[Row]], room: bool
+) -> None:
     """In all plans, beside rows with other plans and a row in full."""
     of = tiny_driven.family(name)
-    rows = rows_of(of)
+    if made is referring_rows and not of.network.references.own:
+        return
+    rows = made(of)
     whole, seen, some = predicted(of, rows), recorded(of, rows), masked(rows)
     for plan, other in zip(PLANS, reversed(PLANS), strict=True):
         uses = [

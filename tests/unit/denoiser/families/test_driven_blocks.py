@@ -164,7 +164,6 @@ def test_a_picture_without_positions_is_refused(name: str) -> None:
     ("name", "change", "message"),
     [
         ("sd3", {"in_channels": 33}, "holds more than the latent"),
-        ("qwen-image", {"zero_cond_t": True}, "zero_cond_t is not served"),
         ("qwen-image", {"use_additional_t_cond": True}, "use_additional_t_cond is not served"),
         ("qwen-image", {"use_layer3d_rope": True}, "use_layer3d_rope is not served"),
         ("flux2-klein", {"guidance_embeds": True}, "guidance scale is not served"),

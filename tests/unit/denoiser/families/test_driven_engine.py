@@ -58,6 +58,7 @@ GUIDANCE: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
     "z-image": _from_positive,
     "qwen-image": _at_length,
     "qwen-image-edit": _at_length,
+    "qwen-image-edit-plus": _at_length,
 }
 """The formulas of the pipelines; `_linear` where none is named."""
 

@@ -18,6 +18,7 @@ DRIVEN = {
     "chroma": "ChromaPipeline",
     "qwen-image": "QwenImagePipeline",
     "qwen-image-edit": "QwenImageEditPipeline",
+    "qwen-image-edit-plus": "QwenImageEditPlusPipeline",
     "qwen-image-2.1": "QwenImage21Pipeline",
     "flux2": "Flux2Pipeline",
     "flux2-klein-kv": "Flux2KleinKVPipeline",

@@ -12,6 +12,8 @@ from giornata.tensors import pack
 from giornata.wire.errors import SchemaMismatch
 from giornata_denoiser.checkpoint import LOADERS
 from giornata_denoiser.families.driven.flux2 import Flux2, Flux2Klein
+from giornata_denoiser.families.driven.network import DrivenNetwork
+from giornata_denoiser.families.driven.qwen_image import QwenImageEdit
 from giornata_denoiser.families.flux.checkpoints import FluxInpaint, FluxKontext
 from giornata_denoiser.families.references import REFERENCES, Grid, References, area
 from giornata_denoiser.families.rows import referred
@@ -46,11 +48,14 @@ def test_sizes_tokens_and_card_agree(grid: Grid, more: list[Grid], generated: bo
     [
         (Flux2, "Flux2Pipeline"),
         (Flux2Klein, "Flux2KleinPipeline"),
+        (QwenImageEdit, "QwenImageEditPlusPipeline"),
         (FluxKontext, "FluxKontextPipeline"),
         (FluxInpaint, "FluxPipeline"),
     ],
 )
-def test_networks_look_at_what_their_kinds_say(network: type[Flux2 | FluxInpaint], pipeline: str) -> None:
+def test_networks_look_at_what_their_kinds_say(
+    network: type[DrivenNetwork | FluxInpaint], pipeline: str
+) -> None:
     kind = KINDS[pipeline]
     assert kind.family in LOADERS
     assert network.references.own == (kind.references == 1)

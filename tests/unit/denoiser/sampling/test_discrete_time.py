@@ -19,7 +19,7 @@ from giornata_denoiser.families.sampling.discrete_time import DiscreteTime, sche
 from tests.unit.denoiser.sampling.schedulers import SD
 
 PIPELINES = (diffusers.StableDiffusionInpaintPipeline, diffusers.StableDiffusionXLInpaintPipeline)
-samplers = pytest.mark.parametrize("sampler", Sampler)
+samplers = pytest.mark.parametrize("sampler", DISCRETE_TIME)
 
 
 def config(name: str = "EulerDiscreteScheduler", **options: Any) -> dict[str, Any]:
@@ -57,7 +57,7 @@ def test_a_track_is_the_pipelines(kind: Any, strength: float, sampler: Sampler) 
 
 
 @given(
-    sampler=st.sampled_from(Sampler),
+    sampler=st.sampled_from(DISCRETE_TIME),
     steps=st.integers(1, 30),
     strength=st.floats(0.01, 1),
     prediction=st.sampled_from(["epsilon", "v_prediction"]),

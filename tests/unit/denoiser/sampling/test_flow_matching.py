@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from giornata.wire.errors import InvalidField
-from giornata.wire.samplers import Sampler
+from giornata.wire.samplers import WITH_LIGHTNING, Sampler
 from giornata_denoiser.engine.stepping import blend
 from giornata_denoiser.families.sampling.flow_matching import (
     FlowMatching,
@@ -124,6 +124,20 @@ def test_levels_that_end_at_a_terminal_one_take_two_steps() -> None:
         track(1, 1.0, 12, terminal)
     assert (refused.value.field, refused.value.accepted) == ("num_inference_steps", "at least 2")
     assert track(1, 1.0, 12).steps == 1
+
+
+@pytest.mark.parametrize("cells", [16, 4096])
+def test_lightnings_levels_are_shifted_by_3_whatever_the_size(cells: int) -> None:
+    """Also where the checkpoint stretches its own to end at a terminal one, of which one step has none."""
+    of = FlowMatching({"use_dynamic_shifting": True, "shift_terminal": 0.02}, shifted_by_size, WITH_LIGHTNING)
+    for steps in (1, 4, 8):
+        found = of.track(sampler=Sampler.EULER_LIGHTNING, steps=steps, strength=1.0, cells=cells)
+        even = torch.arange(steps, -1, -1, dtype=torch.float64) / steps
+        torch.testing.assert_close(found.levels.double(), 3 * even / (1 + 2 * even), atol=1e-6, rtol=0)
+    own = of.track(sampler=Sampler.EULER, steps=4, strength=1.0, cells=cells)
+    assert float(own.levels[-2]) == pytest.approx(0.02)
+    with pytest.raises(InvalidField, match="does not take the sampler euler_lightning"):
+        FLOW.track(sampler=Sampler.EULER_LIGHTNING, steps=4, strength=1.0, cells=cells)
 
 
 def test_another_sampler_is_refused_with_those_that_are_offered() -> None:

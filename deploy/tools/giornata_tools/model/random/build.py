@@ -25,6 +25,7 @@ from giornata_tools.model.random.flow_transformers import (
     flux2_klein,
     qwen_image,
     qwen_image_edit,
+    qwen_image_edit_plus,
     z_image,
 )
 from giornata_tools.model.random.flux import flux
@@ -49,6 +50,7 @@ BUILDERS: Final[dict[Family, Callable[[], Any]]] = {
     Family.FLUX2_KLEIN_KV: flux2_klein_kv,
     Family.QWEN_IMAGE: qwen_image,
     Family.QWEN_IMAGE_EDIT: qwen_image_edit,
+    Family.QWEN_IMAGE_EDIT_PLUS: qwen_image_edit_plus,
     Family.QWEN_IMAGE_21: qwen_image_21,
     Family.CHROMA: chroma,
 }

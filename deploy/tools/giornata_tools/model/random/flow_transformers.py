@@ -12,6 +12,7 @@ from diffusers import (
     Flux2Pipeline,
     Flux2Transformer2DModel,
     QwenImageEditInpaintPipeline,
+    QwenImageEditPlusPipeline,
     QwenImageInpaintPipeline,
     QwenImageTransformer2DModel,
     ZImageInpaintPipeline,
@@ -137,6 +138,17 @@ def qwen_image_edit() -> QwenImageEditInpaintPipeline:
     pipeline = QwenImageEditInpaintPipeline(
         **parts | {"tokenizer": tokenizer, "text_encoder": encoder, "processor": processor}
     )
+    pipeline.register_to_config(processor=("transformers", "Qwen2VLProcessor"))
+    return pipeline
+
+
+def qwen_image_edit_plus() -> QwenImageEditPlusPipeline:
+    """Qwen-Image-Edit 2511: its components, whose transformer modulates clean pictures as at timestep 0."""
+    single = qwen_image_edit()
+    single.transformer.register_to_config(zero_cond_t=True)
+    transformer = QwenImageTransformer2DModel.from_config(single.transformer.config)
+    transformer.load_state_dict(single.transformer.state_dict())
+    pipeline = QwenImageEditPlusPipeline(**single.components | {"transformer": transformer.eval()})
     pipeline.register_to_config(processor=("transformers", "Qwen2VLProcessor"))
     return pipeline
 

@@ -29,6 +29,8 @@ class Prepared(NamedTuple):
     text: Tensor
     """(text_tokens, channels): the text stream that enters the first block."""
     prefix: Prefilled = ()
+    clean: Tensor | None = None
+    """(1, width): the modulation of timestep 0, where companions see that."""
 
 
 class Places(Protocol):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from diffusers.models.transformers.transformer_qwenimage21 import QwenImage21Tra
 from diffusers.models.transformers.transformer_sd3 import SD3Transformer2DModel
 from diffusers.models.transformers.transformer_z_image import ZImageTransformer2DModel
 
+from giornata.wire.samplers import FLOW_MATCHING, WITH_LIGHTNING, Sampler
 from giornata_denoiser.families import weights
 from giornata_denoiser.families.driven.chroma import Chroma
 from giornata_denoiser.families.driven.flux2 import Flux2, Flux2Klein
@@ -45,6 +47,7 @@ def load(
     network: type[DrivenNetwork],
     kind: Any,
     spacing: Spacing,
+    samplers: Sequence[Sampler] = FLOW_MATCHING,
 ) -> ModelFamily:
     """The family of a checkpoint, whose transformer is of the class `kind`, and whose pipeline has this `spacing`.
 
@@ -55,7 +58,7 @@ def load(
     driven = network(
         weights.loaded(kind, folder, "transformer", dtype=dtype, device=device, quantized=quantized)
     )
-    return ModelFamily(driven.text, FlowMatching(scheduler_config(folder), spacing), driven)
+    return ModelFamily(driven.text, FlowMatching(scheduler_config(folder), spacing, samplers), driven)
 
 
 stable_diffusion_3 = partial(
@@ -65,10 +68,9 @@ z_image = partial(load, network=ZImage, kind=ZImageTransformer2DModel, spacing=s
 flux2 = partial(load, network=Flux2, kind=Flux2Transformer2DModel, spacing=shifted_by_steps)
 flux2_klein = partial(load, network=Flux2Klein, kind=Flux2Transformer2DModel, spacing=shifted_by_steps)
 flux2_klein_kv = partial(load, network=Flux2KleinKV, kind=Flux2Transformer2DModel, spacing=shifted_by_steps)
-qwen_image = partial(load, network=QwenImage, kind=QwenImageTransformer2DModel, spacing=shifted_by_size)
-qwen_image_edit = partial(
-    load, network=QwenImageEdit, kind=QwenImageTransformer2DModel, spacing=shifted_by_size
-)
+_qwen = partial(load, kind=QwenImageTransformer2DModel, spacing=shifted_by_size, samplers=WITH_LIGHTNING)
+qwen_image = partial(_qwen, network=QwenImage)
+qwen_image_edit = partial(_qwen, network=QwenImageEdit)
 qwen_image_21 = partial(
     load, network=QwenImage21, kind=QwenImage21Transformer2DModel, spacing=shifted_by_size
 )

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
 from enum import Enum, auto
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -47,12 +48,21 @@ class Site(NamedTuple):
     """Attentions of the block: a recording keeps their heads side by side."""
 
 
+class CleanTokens(NamedTuple):
+    """Companions that see timestep 0 in every step: clean pictures."""
+
+    vectors: Tensor
+    """(sequences, width): their modulation."""
+    counts: tuple[int, ...]
+    """How many each sequence has behind its picture's tokens."""
+
+
 class Forward:
     """One forward over `sequences`.
 
     `vectors` are (sequences, width): the modulation of each sequence's step. `uses` are by sequence, and empty where no
     sequence uses anything. `output` are the segments of :attr:`Stream.OUTPUT`. `prefixes` are by sequence. Where it is
-    `shared`, `sequences` are this process's share.
+    `shared`, `sequences` are this process's share. `clean` is there where companions have a modulation of their own.
     """
 
     def __init__(  # noqa: PLR0917 - all that a forward is
@@ -64,10 +74,11 @@ class Forward:
         output: Segments,
         prefixes: Sequence[Prefilled] = (),
         shared: SharedBatch | None = None,
+        clean: CleanTokens | None = None,
     ) -> None:
         self._sequences, self._vectors, self._attend, self._output = sequences, vectors, attend, output
         self._prefixes = {sequence: prefix for sequence, prefix in enumerate(prefixes) if prefix}
-        self._shared = shared
+        self._shared, self._clean = shared, clean
         self.tokens = LiveTokens(sequences, uses if shared is None else shared.uses(uses))
         self.owners = Owners([use.low_rank for use in uses])
         self._beyond: Beyond | None = None
@@ -86,6 +97,9 @@ class Forward:
         fewer._sequences = fewer.tokens.sequences  # noqa: SLF001 - its own class
         index = moved(torch.tensor(of), self._vectors.device)
         fewer._vectors = self._vectors.index_select(0, index)  # noqa: SLF001 - likewise
+        if self._clean is not None:
+            counts = tuple(self._clean.counts[sequence] for sequence in of)
+            fewer._clean = CleanTokens(self._clean.vectors.index_select(0, index), counts)  # noqa: SLF001 - likewise
         fewer._prefixes = {  # noqa: SLF001 - likewise
             n: self._prefixes[sequence] for n, sequence in enumerate(of) if sequence in self._prefixes
         }
@@ -95,14 +109,21 @@ class Forward:
     def vectors(self, start: int, width: int, stream: Stream) -> Tensor:
         """A slice of the modulation, (items, width): a vector of each of the items of :meth:`batched`."""
         part = self._vectors[:, start : start + width]
+        if self._clean is not None and self._behind(stream):
+            part = torch.stack((part, self._clean.vectors[:, start : start + width]), dim=1)
         if self._beyond is not None:
             part = part.index_select(0, self._beyond.sequences)
-        segments = self.segments(stream)
+        segments, part = self.modulated(stream), part.flatten(0, -2)
         return part if segments.even else part.index_select(0, segments.sequence)
 
     def batched(self, tokens: Tensor, stream: Stream) -> Tensor:
         """(tokens of `stream`, channels) as :attr:`~Segments.items`: (items, tokens of each, channels)."""
-        return tokens.view(*self.segments(stream).items, tokens.shape[-1])
+        return tokens.view(*self.modulated(stream).items, tokens.shape[-1])
+
+    def modulated(self, stream: Stream) -> Segments:
+        """The tokens of a stream that share their modulation: a sequence's, or its picture's and its companions'."""
+        segments, behind = self.segments(stream), self._behind(stream)
+        return _set_apart(segments.lengths, behind, segments.device) if behind else segments
 
     def segments(self, stream: Stream) -> Segments:
         """The tokens of each sequence in a stream."""
@@ -173,6 +194,19 @@ class Forward:
         found = self._attend(query, key, value, segments, outside)
         return (found if shared is None else shared.to_tokens(order, found, heads)).flatten(1)
 
+    def _behind(self, stream: Stream) -> tuple[int, ...]:
+        """How many tokens of each segment of a stream are clean ones, the last; empty where there are none."""
+        if self._clean is None or stream is not Stream.IMAGE:
+            return ()
+        counts = self._clean.counts
+        if self._beyond is not None:
+            found = tuple(counts[sequence] for sequence in self.tokens.hidden)
+        else:
+            found = tuple(
+                count if whole else 0 for count, whole in zip(counts, self.tokens.now.whole, strict=True)
+            )
+        return found if any(found) else ()
+
     def _show(self, site: Site, stream: Stream, segments: Segments, key: Tensor, value: Tensor) -> None:
         """Show the recorders keys and values of the image tokens, those of all sites of a block together."""
         layout = self.tokens.now.layout if self._shared is None else self._shared.layout
@@ -207,6 +241,13 @@ class Forward:
                 before = prefix[site.block]
                 found[sequence] = _fitted(kept, own.lengths[sequence] + len(before.key)), before
         return found
+
+
+@lru_cache(maxsize=64)
+def _set_apart(lengths: tuple[int, ...], behind: tuple[int, ...], device: torch.device | str) -> Segments:
+    """Two segments of each sequence: its tokens without the last, so many ones `behind`, and these."""
+    pairs = ((length - last, last) for length, last in zip(lengths, behind, strict=True))
+    return Segments(tuple(tokens for pair in pairs for tokens in pair), device)
 
 
 def _side_by_side(sites: Sequence[Tensor]) -> Tensor:

@@ -25,7 +25,7 @@ from giornata_denoiser.families import guidance, patches
 from giornata_denoiser.families.driven.attention import by_head
 from giornata_denoiser.families.driven.batch import DrivenBatch, Prepared, assembled, share
 from giornata_denoiser.families.driven.blocks import Blocks
-from giornata_denoiser.families.driven.forward import Forward, Prefilled, Stream
+from giornata_denoiser.families.driven.forward import CleanTokens, Forward, Prefilled, Stream
 from giornata_denoiser.families.driven.hooks import Hooks
 from giornata_denoiser.families.driven.low_ranks import Streams
 from giornata_denoiser.families.driven.prefix import Prefix, PrefixKeysValues, empty_text
@@ -47,6 +47,8 @@ class DrivenNetwork(ABC):
 
     blends: bool = True
     references: References = NONE
+    clean_at_zero: bool = False
+    """Whether companions are modulated as at timestep 0, whatever the step."""
     pairs: Sequence[Any]
     singles: Sequence[Any] = ()
 
@@ -194,7 +196,8 @@ class DrivenNetwork(ABC):
         with self.low_ranks.alone(low_rank):
             if self.prefix_tokens(of, beside):
                 prefilled = self._prefilled(of, self.prefix(of, conditioning, beside))
-            return Prepared(self.vectors(of, times), self.text_stream(of), prefilled)
+            clean = self.vectors(of, torch.zeros_like(times[:1])) if self.clean_at_zero else None
+            return Prepared(self.vectors(of, times), self.text_stream(of), prefilled, clean)
 
     def rotary(self, text_tokens: int, grid: Grid, beside: tuple[Grid, ...]) -> Rotary:
         """:meth:`rotated`, kept for pictures of one size and texts of one length."""
@@ -230,9 +233,11 @@ class DrivenNetwork(ABC):
             raise TypeError(f"expected a batch of {type(self).__name__}, received {type(batch).__name__}")
         made = [each.vectors[step : step + 1] for each, step in zip(batch.prepared, steps, strict=True)]
         prefixes = [each.prefix for each in batch.prepared]
+        at_zero = [each.clean for each in batch.prepared if each.clean is not None]
+        clean = CleanTokens(torch.cat(at_zero), batch.companions) if at_zero else None
         shared = batch.shared
         forward = Forward(
-            batch.sequences, torch.cat(made), uses, self._attend, batch.output, prefixes, shared
+            batch.sequences, torch.cat(made), uses, self._attend, batch.output, prefixes, shared, clean
         )
         with self.hooks.running(forward), self.low_ranks.acting(self.streams.where(forward)):
             image = self._entering(forward, batch, latents, conditioning)

@@ -26,14 +26,15 @@ class QwenImage(DrivenNetwork):
         """See :class:`DrivenNetwork`.
 
         Raises:
-            ValueError: the transformer takes references or layers beside the picture.
+            ValueError: the transformer takes layers beside the picture.
         """
         config = self.transformer.config
-        for option in ("zero_cond_t", "use_additional_t_cond", "use_layer3d_rope"):
+        for option in ("use_additional_t_cond", "use_layer3d_rope"):
             if config.get(option):
                 raise ValueError(
                     f"a Qwen-Image transformer with {option} is not served: it makes other pictures"
                 )
+        self.clean_at_zero = bool(config.get("zero_cond_t"))
         self.pairs = self.transformer.transformer_blocks
         for index, block in enumerate(self.pairs):
             self.hooks.spread(block, "img_mod", Stream.IMAGE)
@@ -88,6 +89,6 @@ class QwenImage(DrivenNetwork):
 
 
 class QwenImageEdit(QwenImage):
-    """As in `QwenImageEditInpaintPipeline`: the clean picture stands behind the noisy one."""
+    """As in `QwenImageEditInpaintPipeline` and `QwenImageEditPlusPipeline`: clean pictures stand behind it."""
 
     references = References()

@@ -5,7 +5,8 @@ x(sigma) = sigma * noise + (1 - sigma) * picture. The noise level of a row is si
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final, TypeAlias
@@ -23,38 +24,50 @@ Config: TypeAlias = Mapping[str, Any]
 Spacing: TypeAlias = Callable[[Config, int, int], dict[str, Any]]
 """How a family's pipeline places its levels: arguments of the scheduler's `set_timesteps`, from the scheduler's
 configuration, the number of steps and the tokens of the picture."""
+LIGHTNING: Final[dict[str, Any]] = {
+    "shift": 1.0,
+    "use_dynamic_shifting": True,
+    "time_shift_type": "exponential",
+    "base_shift": math.log(3),
+    "max_shift": math.log(3),
+    "shift_terminal": None,
+}
+"""What the published Lightning LoRAs of Qwen-Image change of the scheduler: shifted by 3, whatever the size."""
 
 
 class FlowMatching:
     """Satisfies :class:`giornata_denoiser.families.protocol.Schedule`.
 
-    `config` is the checkpoint's scheduler configuration; `spacing` is the family's.
+    `config` is the checkpoint's scheduler configuration; `spacing` and `samplers` are the family's.
     """
 
-    samplers: Final = FLOW_MATCHING
     default_sampler: Final = Sampler.EULER
     recorder: Final = Sampler.EULER
 
-    def __init__(self, config: Config, spacing: Spacing) -> None:
-        self._config, self._spacing = dict(config), spacing
+    def __init__(self, config: Config, spacing: Spacing, samplers: Sequence[Sampler] = FLOW_MATCHING) -> None:
+        self._config, self._spacing, self.samplers = dict(config), spacing, samplers
         self._made = lru_cache(maxsize=256)(self._solved)
 
     def track(self, *, sampler: Sampler, steps: int, strength: float, cells: int) -> Track:
         """The track of a row, as the family's inpainting pipeline makes it.
 
         Raises:
-            InvalidField: another sampler than Euler's, or strength leaves no step to compute, or there is one step and
+            InvalidField: a sampler that is not offered, or strength leaves no step to compute, or there is one step and
                 the scheduler stretches its levels to end at `shift_terminal`, by which it would divide by 0.
         """
         check_offer(sampler, self.samplers)
-        check_steps(steps, 2 if self._config.get("shift_terminal") else 1)
+        check_steps(steps, 2 if self._config_of(sampler).get("shift_terminal") else 1)
         kept = evaluations(sampler, steps, strength, keeps_whole_steps=False)
         check_strength(kept, steps, strength)
-        return self._made(steps, kept, cells)
+        return self._made(sampler, steps, kept, cells)
 
-    def _solved(self, steps: int, kept: int, cells: int) -> Track:
-        scheduler: Any = FlowMatchEulerDiscreteScheduler.from_config(self._config)
-        scheduler.set_timesteps(device="cpu", **self._spacing(self._config, steps, cells))
+    def _config_of(self, sampler: Sampler) -> dict[str, Any]:
+        return self._config | LIGHTNING if sampler is Sampler.EULER_LIGHTNING else self._config
+
+    def _solved(self, sampler: Sampler, steps: int, kept: int, cells: int) -> Track:
+        config = self._config_of(sampler)
+        scheduler: Any = FlowMatchEulerDiscreteScheduler.from_config(config)
+        scheduler.set_timesteps(device="cpu", **self._spacing(config, steps, cells))
         first = steps - kept
         return solved(scheduler, first, levels=scheduler.sigmas[first:], prediction="flow_prediction")
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from diffusers import ChromaInpaintPipeline
 
 from giornata_prepost.families.pipeline import GeneratingImages
-from giornata_prepost.families.protocol import Tensors
+from giornata_prepost.families.protocol import SeenPictures, Tensors
 from giornata_prepost.images.geometry import Size
-from giornata_prepost.images.pictures import Pixels
 
 
 class ChromaImages(GeneratingImages):
@@ -19,7 +18,7 @@ class ChromaImages(GeneratingImages):
     kind = ChromaInpaintPipeline
     left_out = ("transformer", "feature_extractor", "image_encoder")
 
-    def _prompt(self, prompt: str, size: Size, seen: Pixels | None) -> Tensors:  # noqa: ARG002 - protocol
+    def _prompt(self, prompt: str, size: Size, seen: SeenPictures) -> Tensors:  # noqa: ARG002 - protocol
         """`prompt_embeds` (text_tokens, dim): the prompt's own tokens, and one of padding that attends."""
         embeds, _, mask, *_ = self.pipeline.encode_prompt(
             prompt,

@@ -9,9 +9,8 @@ from giornata.tensors import PROMPT_MASK
 from giornata.wire.adapters import ControlInput
 from giornata_prepost.families.controls import ControlledImages
 from giornata_prepost.families.pipeline import MODE, SAMPLE, GeneratingImages, ReferringImages
-from giornata_prepost.families.protocol import Condition, Tensors
+from giornata_prepost.families.protocol import Condition, SeenPictures, Tensors
 from giornata_prepost.images.geometry import Size
-from giornata_prepost.images.pictures import Pixels
 
 
 class FluxImages(ControlledImages):
@@ -19,7 +18,7 @@ class FluxImages(ControlledImages):
 
     control_inputs = frozenset({ControlInput.USUAL, ControlInput.PIXELS})
 
-    def _prompt(self, prompt: str, size: Size, seen: Pixels | None) -> Tensors:  # noqa: ARG002 - protocol
+    def _prompt(self, prompt: str, size: Size, seen: SeenPictures) -> Tensors:  # noqa: ARG002 - protocol
         """`prompt_embeds` (text_tokens, joint_dim), `pooled_prompt_embeds` (pooled_dim,) and the prompt's mask.
 
         See :data:`giornata.tensors.PROMPT_MASK`.

@@ -12,9 +12,8 @@ from torch.nn.functional import interpolate, pixel_shuffle
 from giornata.wire.models import ModelCard
 from giornata_prepost.families.flux2.processor import PixtralTextProcessor
 from giornata_prepost.families.pipeline import MODE, GeneratingImages, ReferringImages
-from giornata_prepost.families.protocol import Condition, Tensors
+from giornata_prepost.families.protocol import Condition, SeenPictures, Tensors
 from giornata_prepost.images.geometry import Size
-from giornata_prepost.images.pictures import Pixels
 
 
 class KleinImages(GeneratingImages, ReferringImages):
@@ -22,7 +21,7 @@ class KleinImages(GeneratingImages, ReferringImages):
 
     kind = Flux2KleinInpaintPipeline
 
-    def _prompt(self, prompt: str, size: Size, seen: Pixels | None) -> Tensors:  # noqa: ARG002 - protocol
+    def _prompt(self, prompt: str, size: Size, seen: SeenPictures) -> Tensors:  # noqa: ARG002 - protocol
         """`prompt_embeds` (text_tokens, 3 * dim): three layers side by side, and padding, which attends too."""
         embeds, _ = self.pipeline.encode_prompt(
             prompt, device=self.device, max_sequence_length=self.card.max_text_tokens

@@ -8,10 +8,9 @@ from typing import Any
 from diffusers import QwenImage21Pipeline
 
 from giornata_prepost.families.pipeline import MODE, GeneratingImages
-from giornata_prepost.families.protocol import Tensors
+from giornata_prepost.families.protocol import SeenPictures, Tensors
 from giornata_prepost.families.qwen_image_21.processor import TextProcessor
 from giornata_prepost.images.geometry import Size
-from giornata_prepost.images.pictures import Pixels
 
 
 class Qwen21Images(GeneratingImages):
@@ -23,7 +22,7 @@ class Qwen21Images(GeneratingImages):
     def _loaded(cls, folder: Path) -> dict[str, Any]:
         return {"processor": TextProcessor.of(folder / "processor")}
 
-    def _prompt(self, prompt: str, size: Size, seen: Pixels | None) -> Tensors:  # noqa: ARG002 - protocol
+    def _prompt(self, prompt: str, size: Size, seen: SeenPictures) -> Tensors:  # noqa: ARG002 - protocol
         """`prompt_embeds` (text_tokens, dim) of the prompt's own tokens: there is no padding."""
         embeds, _, _ = self.pipeline.encode_prompt(prompt, device=self.device)
         return {"prompt_embeds": embeds[0]}

@@ -1,18 +1,23 @@
-"""VAE and prompt encoding and VAE decoding of Qwen-Image-Edit."""
+"""VAE and prompt encoding and VAE decoding of Qwen-Image-Edit, and of its checkpoints for several pictures."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-from diffusers import QwenImageEditInpaintPipeline
+import torch
+from diffusers import QwenImageEditInpaintPipeline, QwenImageEditPlusPipeline
+from diffusers.pipelines.qwenimage.pipeline_qwenimage_edit_plus import (
+    CONDITION_IMAGE_SIZE,
+    calculate_dimensions,
+)
 from PIL import Image
 
-from giornata_prepost.families.pipeline import MODE, SAMPLE, PipelineImages
-from giornata_prepost.families.protocol import Tensors
+from giornata.wire.models import ModelCard
+from giornata_prepost.families.pipeline import MODE, SAMPLE, PipelineImages, ReferringImages
+from giornata_prepost.families.protocol import SeenPictures, Tensors
 from giornata_prepost.families.qwen_image_edit.processor import PictureProcessor
 from giornata_prepost.images.geometry import Size
-from giornata_prepost.images.pictures import Pixels
 
 
 class QwenEditImages(PipelineImages):
@@ -25,13 +30,40 @@ class QwenEditImages(PipelineImages):
     def _loaded(cls, folder: Path) -> dict[str, Any]:
         return {"processor": PictureProcessor.of(folder / "processor")}
 
-    def _prompt(self, prompt: str, size: Size, seen: Pixels | None) -> Tensors:
+    def _prompt(self, prompt: str, size: Size, seen: SeenPictures) -> Tensors:
         """`prompt_embeds` (text_tokens, dim) of the picture's tokens and the prompt's: there is no padding."""
-        if seen is None:
+        if not seen:
             raise ValueError(f"a prompt of Qwen-Image-Edit holds the picture of {size}, and there is none")
-        embeds, _ = self.pipeline.encode_prompt(prompt, image=Image.fromarray(seen), device=self.device)
+        embeds, _ = self.pipeline.encode_prompt(prompt, image=Image.fromarray(seen[0]), device=self.device)
         return {"prompt_embeds": embeds[0]}
 
     def _picture_mode(self, strength: float, *, whole: bool) -> str:
         """Of a whole picture at full strength, the pipeline takes the mode of the posterior."""
         return MODE if whole and strength >= 1 else SAMPLE
+
+
+class QwenEditPlusImages(QwenEditImages, ReferringImages):
+    """`QwenImageEditPlusPipeline`, which has the same components; it paints no mask: steps are blended."""
+
+    def __init__(self, folder: Path, card: ModelCard, device: torch.device, dtype: torch.dtype) -> None:
+        super().__init__(folder, card, device, dtype)
+        self._plus = QwenImageEditPlusPipeline(**self.pipeline.components)
+
+    def _prompt(self, prompt: str, size: Size, seen: SeenPictures) -> Tensors:
+        """`prompt_embeds` (text_tokens, dim) of each picture's number and tokens, then the prompt's."""
+        if not seen:
+            raise ValueError(f"a prompt of Qwen-Image-Edit holds the picture of {size}, and there is none")
+        pictures = [self._resized(Image.fromarray(picture)) for picture in seen]
+        embeds, _ = self._plus.encode_prompt(prompt, image=pictures, device=self.device)
+        return {"prompt_embeds": embeds[0]}
+
+    def _resized(self, picture: Image.Image) -> Image.Image:
+        """A picture at the size at which the text encoder sees it; a strip has one patch of 32 pixels at least."""
+        sides = calculate_dimensions(CONDITION_IMAGE_SIZE, picture.width / picture.height)
+        width, height = (max(32, side) for side in sides)
+        resized: Image.Image = self._plus.image_processor.resize(picture, height, width)
+        return resized
+
+    def _picture_mode(self, strength: float, *, whole: bool) -> str:  # noqa: ARG002 - protocol
+        """The pipeline takes the modes of its pictures' posteriors."""
+        return MODE

@@ -15,7 +15,7 @@ PICTURE: Final = "<|image_pad|>"
 
 
 class PictureProcessor(Qwen2VLProcessor):  # type: ignore[misc]  # transformers' is not typed
-    """What `QwenImageEditPipeline` asks of its processor: prompts, each with one picture."""
+    """What Qwen-Image-Edit's pipelines ask of their processor: prompts, each with as many pictures."""
 
     def __init__(self, image_processor: Any, tokenizer: Any) -> None:
         # not the parent's, which demands the part for videos
@@ -45,6 +45,10 @@ class PictureProcessor(Qwen2VLProcessor):  # type: ignore[misc]  # transformers'
 
 
 def _widened(prompts: Sequence[str], counts: Sequence[int]) -> Iterator[str]:
-    """Each prompt with as many tokens for its picture as the picture has."""
-    for prompt, count in zip(prompts, counts, strict=True):
-        yield prompt.replace(PICTURE, PICTURE * count, 1)
+    """Each prompt with as many tokens for each of its pictures as the picture has."""
+    each = len(counts) // len(prompts)
+    for first, prompt in enumerate(prompts):
+        before, *rest = prompt.split(PICTURE, each)
+        yield before + "".join(
+            PICTURE * count + words for count, words in zip(counts[first * each :], rest, strict=False)
+        )

@@ -6,10 +6,9 @@ from typing import ClassVar
 
 from diffusers import StableDiffusionInpaintPipeline
 
-from giornata_prepost.families.protocol import Tensors
+from giornata_prepost.families.protocol import SeenPictures, Tensors
 from giornata_prepost.families.unets import BlendedUNet, MaskedUNet, TiledImages
 from giornata_prepost.images.geometry import Size
-from giornata_prepost.images.pictures import Pixels
 
 
 class _StableDiffusion(TiledImages):
@@ -17,7 +16,7 @@ class _StableDiffusion(TiledImages):
     left_out = ("unet", "safety_checker", "feature_extractor", "image_encoder")
     options: ClassVar = {"requires_safety_checker": False}
 
-    def _prompt(self, prompt: str, size: Size, seen: Pixels | None) -> Tensors:  # noqa: ARG002 - protocol
+    def _prompt(self, prompt: str, size: Size, seen: SeenPictures) -> Tensors:  # noqa: ARG002 - protocol
         """`prompt_embeds` (text_tokens, dim), chunk after chunk."""
         if (chunks := self.chunks(prompt)) is not None:
             return {"prompt_embeds": self.pipeline.text_encoder(chunks[0])[0].flatten(0, 1)}

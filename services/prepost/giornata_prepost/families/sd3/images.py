@@ -12,9 +12,8 @@ from giornata.wire.adapters import ControlInput
 from giornata.wire.models import ModelCard
 from giornata_prepost.families.controls import ControlledImages
 from giornata_prepost.families.pipeline import GeneratingImages
-from giornata_prepost.families.protocol import Tensors
+from giornata_prepost.families.protocol import SeenPictures, Tensors
 from giornata_prepost.images.geometry import Size
-from giornata_prepost.images.pictures import Pixels
 
 
 class SD3Images(GeneratingImages, ControlledImages):
@@ -44,7 +43,7 @@ class SD3Images(GeneratingImages, ControlledImages):
         absent = [name for name in ("text_encoder_3", "tokenizer_3") if not (folder / name).is_dir()]
         return (*cls.left_out, *absent)
 
-    def _prompt(self, prompt: str, size: Size, seen: Pixels | None) -> Tensors:  # noqa: ARG002 - protocol
+    def _prompt(self, prompt: str, size: Size, seen: SeenPictures) -> Tensors:  # noqa: ARG002 - protocol
         """`prompt_embeds` (text_tokens, joint_dim), CLIP's before T5's, and `pooled_prompt_embeds` (pooled_dim,)."""
         embeds, _, pooled, _ = self.pipeline.encode_prompt(
             prompt,

@@ -9,10 +9,9 @@ import torch
 from diffusers import StableDiffusionXLInpaintPipeline
 
 from giornata.wire.models import ModelCard
-from giornata_prepost.families.protocol import Tensors
+from giornata_prepost.families.protocol import SeenPictures, Tensors
 from giornata_prepost.families.unets import BlendedUNet, MaskedUNet, TiledImages
 from giornata_prepost.images.geometry import Size
-from giornata_prepost.images.pictures import Pixels
 
 
 class _StableDiffusionXL(TiledImages):
@@ -27,7 +26,7 @@ class _StableDiffusionXL(TiledImages):
         if dtype != torch.float32 and self.pipeline.vae.config.force_upcast:
             self.pipeline.vae.to(torch.float32)
 
-    def _prompt(self, prompt: str, size: Size, seen: Pixels | None) -> Tensors:  # noqa: ARG002 - protocol
+    def _prompt(self, prompt: str, size: Size, seen: SeenPictures) -> Tensors:  # noqa: ARG002 - protocol
         """`prompt_embeds` (text_tokens, dim), `pooled_prompt_embeds` (pooled_dim,) and `add_time_ids` (6,).
 
         The latter are original height and width, crop, and target height and width: those of the model's picture. Of a
@@ -46,7 +45,7 @@ class _StableDiffusionXL(TiledImages):
         ids = torch.tensor(sides, dtype=embeds.dtype)
         return {"prompt_embeds": embeds[0], "pooled_prompt_embeds": pooled[0], "add_time_ids": ids}
 
-    def _unguided(self, negative_prompt: str | None, size: Size, seen: Pixels | None) -> Tensors:
+    def _unguided(self, negative_prompt: str | None, size: Size, seen: SeenPictures) -> Tensors:
         """Zeros where none was given and the checkpoint has `force_zeros_for_empty_prompt`."""
         text = super()._unguided(negative_prompt, size, seen)
         if negative_prompt is None and self.pipeline.config.force_zeros_for_empty_prompt:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from diffusers import ZImageInpaintPipeline
 
 from giornata_prepost.families.pipeline import GeneratingImages
-from giornata_prepost.families.protocol import Tensors
+from giornata_prepost.families.protocol import SeenPictures, Tensors
 from giornata_prepost.images.geometry import Size
-from giornata_prepost.images.pictures import Pixels
 
 
 class ZImageImages(GeneratingImages):
@@ -15,7 +14,7 @@ class ZImageImages(GeneratingImages):
 
     kind = ZImageInpaintPipeline
 
-    def _prompt(self, prompt: str, size: Size, seen: Pixels | None) -> Tensors:  # noqa: ARG002 - protocol
+    def _prompt(self, prompt: str, size: Size, seen: SeenPictures) -> Tensors:  # noqa: ARG002 - protocol
         """`prompt_embeds` (text_tokens, dim) of the prompt's own tokens; the network pads with learnt ones."""
         embeds, _ = self.pipeline.encode_prompt(
             prompt,

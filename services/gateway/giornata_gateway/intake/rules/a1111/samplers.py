@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 from giornata.wire.errors import InvalidField
 from giornata.wire.models import ModelCard
-from giornata.wire.samplers import FLOW_MATCHING, Sampler
+from giornata.wire.samplers import WITH_LIGHTNING, Sampler
 
 AUTOMATIC: Final = "automatic"
 KARRAS: Final = "karras"
@@ -41,6 +41,7 @@ NAMES: Final[Mapping[Sampler, Named]] = MappingProxyType(
         Sampler.DEIS: Named("DEIS", UNIFORM),
         Sampler.HEUN: Named("Heun", UNIFORM),
         Sampler.LCM: Named("LCM", UNIFORM),
+        Sampler.EULER_LIGHTNING: Named("Euler", "lightning", automatic=False),
     }
 )
 NORMAL, SIMPLE = "normal", "simple"
@@ -62,7 +63,7 @@ def sampler_of(name: str | None, scheduler: str | None, card: ModelCard) -> Samp
     wanted, levels = (name or "").strip().lower(), (scheduler or AUTOMATIC).strip().lower()
     if wanted.endswith(f" {KARRAS}"):  # as A1111 named them before it had schedulers
         wanted, levels = wanted.removesuffix(f" {KARRAS}"), KARRAS
-    flows = set(card.samplers) <= set(FLOW_MATCHING)
+    flows = set(card.samplers) <= set(WITH_LIGHTNING)
     if levels == NORMAL or (flows and levels == SIMPLE):
         levels = UNIFORM
     if not wanted:
