@@ -8,6 +8,7 @@ from typing import Annotated
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
 
 from giornata.config import ServiceConfig
+from giornata_gateway.intake.rules.model_aliases import check_aliases
 from giornata_gateway.intake.rules.tenants import is_loopback
 from giornata_gateway.webhooks.rules.addresses import check_networks
 
@@ -49,6 +50,11 @@ class GatewayConfig(ServiceConfig):
         le=1_000_000,
         description="Pictures that a tenant may ask this gateway for in a minute where the keys' file does not say; "
         "0: no limit.",
+    )
+    model_aliases: Annotated[str, AfterValidator(check_aliases)] = Field(
+        "",
+        description="Other names that requests may call models by, with commas between them: gpt-image-1=NAME. A "
+        "served model of that name goes first.",
     )
     a1111: bool = Field(
         default=True,

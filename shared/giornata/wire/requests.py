@@ -83,7 +83,8 @@ class Reuse(StrEnum):
     """Nothing."""
 
 
-ModelName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,95}$")]
+MODEL_NAME: Final = "[A-Za-z0-9][A-Za-z0-9_.-]{0,95}"
+ModelName = Annotated[str, StringConstraints(pattern=f"^{MODEL_NAME}$")]
 Prompt = Annotated[str, StringConstraints(min_length=1, max_length=4000)]
 OutputSize = Annotated[str, StringConstraints(pattern=r"^(auto|[1-9]\d{1,4}x[1-9]\d{1,4})$")]
 """`auto` or WIDTHxHEIGHT."""

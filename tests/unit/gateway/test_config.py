@@ -20,6 +20,10 @@ ANYWHERE = "0.0.0.0"  # noqa: S104 - what is refused
         ({"host": ""}, "API keys are needed"),
         ({"host": "gateway.example"}, "API keys are needed"),
         ({"public_url": "edit.example"}, "public_url"),
+        ({"model_aliases": "gpt-image-1"}, "ALIAS=NAME, each alias once, and not 'gpt-image-1'"),
+        ({"model_aliases": "a=b,a=c"}, "not 'a=c'"),
+        ({"model_aliases": "a=b, c=a"}, "'a' is an alias"),
+        ({"model_aliases": "a=b c"}, "not 'a=b c'"),
     ],
 )
 def test_mistakes_are_named(options: dict[str, object], mistake: str) -> None:

@@ -33,7 +33,7 @@ from giornata_gateway.intake.rules.forms import (
 from giornata_gateway.intake.rules.mask_forms import MaskForm
 from giornata_gateway.intake.rules.tenants import bearer, check_site, password
 from giornata_gateway.views.answers import ImagesAnswer
-from giornata_gateway.views.catalog import HealthView, ModelList, ReadyView
+from giornata_gateway.views.catalog import HealthView, ModelList, ModelView, ReadyView
 from giornata_gateway.views.jobs import (
     KINDS,
     CompletedEvent,
@@ -310,6 +310,10 @@ ROUTES: Final = (
     Route(
         GET, "/v1/models", status.models, "listModels", "Served models.",
         {200: Reply("Served models.", {JSON: ModelList})}, (401,),
+    ),
+    Route(
+        GET, "/v1/models/{model}", status.model, "getModel", "One served model, by its name or an alias.",
+        {200: Reply("The model.", {JSON: ModelView})}, (401, 404),
     ),
     Route(
         GET, "/v1/fleet", status.fleet, "getFleet",
