@@ -8,6 +8,7 @@ from typing import Annotated
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
 
 from giornata.config import ServiceConfig
+from giornata_gateway.intake.rules.cors import check_origins, origins_in
 from giornata_gateway.intake.rules.model_aliases import check_aliases
 from giornata_gateway.intake.rules.tenants import is_loopback
 from giornata_gateway.webhooks.rules.addresses import check_networks
@@ -83,8 +84,8 @@ class GatewayConfig(ServiceConfig):
         le=100_000,
         description="Event streams of jobs and of the fleet open at a time; more get 429.",
     )
-    max_parts: int = Field(48, ge=2, le=1000, description="Parts of a multipart request.")
-    max_field_bytes: int = Field(16 << 10, ge=256, description="Size of one form field that is not a file.")
+    max_parts: int = Field(64, ge=2, le=1000, description="Parts of a multipart request.")
+    max_field_bytes: int = Field(128 << 10, ge=256, description="Size of one form field that is not a file.")
     head_s: float = Field(10.0, gt=0, le=600, description="Time allowed for sending a request's head.")
     receive_s: float = Field(60.0, gt=0, le=3600, description="Time allowed for sending a request's body.")
     receive_bytes_per_s: int = Field(
@@ -158,6 +159,17 @@ class GatewayConfig(ServiceConfig):
         description="Networks beside the public addresses to which webhooks may be sent, with commas between them, "
         "such as 10.1.0.0/16; there plain HTTP will do.",
     )
+    image_hosts: str = Field(
+        "",
+        pattern=r"^[A-Za-z0-9.:, -]*$",
+        description="Hosts, with commas between them, from which pictures that a JSON edit names by URL are fetched, "
+        "over HTTPS at public addresses, or in webhook_networks. Default: none; data URLs are always taken.",
+    )
+    cors_origins: Annotated[str, AfterValidator(check_origins)] = Field(
+        "",
+        description="Origins whose pages may call this gateway from a browser, with commas between them, such as "
+        "https://app.example; * for any, which needs API keys. Default: its own pages alone.",
+    )
     webhook_attempts: int = Field(
         8, ge=1, le=20, description="How often a webhook is sent before it is given up."
     )
@@ -170,6 +182,19 @@ class GatewayConfig(ServiceConfig):
     heartbeat_s: float = Field(
         15.0, gt=0, le=300, description="Pause between comments on a quiet event stream."
     )
+
+    @property
+    def image_hosts_allowed(self) -> frozenset[str]:
+        """The names in `image_hosts`, in lower case."""
+        return frozenset(name.strip().lower() for name in self.image_hosts.split(",") if name.strip())
+
+    @model_validator(mode="after")
+    def _lets_any_page_in_with_a_key_alone(self) -> GatewayConfig:
+        if "*" in origins_in(self.cors_origins) and self.api_keys_file is None:
+            raise ValueError(
+                "cors_origins * lets every page of the web call this gateway: it needs api_keys_file"
+            )
+        return self
 
     @model_validator(mode="after")
     def _holds_a_request(self) -> GatewayConfig:

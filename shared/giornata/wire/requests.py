@@ -72,6 +72,39 @@ class OutputFormat(StrEnum):
     WEBP = "webp"
 
 
+class Quality(StrEnum):
+    """How much is computed for a picture, by OpenAI's names. Steps and reuse that a request names itself go first."""
+
+    LOW = "low"
+    """Half of the model's steps."""
+    MEDIUM = "medium"
+    """The model's steps, and its own rule of reuse, as `auto` and `standard`."""
+    HIGH = "high"
+    """One and a half times the steps, and no reuse, as `hd`."""
+    XHIGH = "xhigh"
+    """Twice the steps, and no reuse, as `max`."""
+    MAX = "max"
+    AUTO = "auto"
+    STANDARD = "standard"
+    HD = "hd"
+
+    @property
+    def step_share(self) -> float:
+        """Steps that it stands for, as a share of the model's."""
+        return {"low": 0.5, "high": 1.5, "hd": 1.5, "xhigh": 2.0, "max": 2.0}.get(self, 1.0)
+
+
+class Background(StrEnum):
+    """Whether pictures have an alpha channel."""
+
+    AUTO = "auto"
+    """An edit's is the image's, unless `output_format` holds none; what is made from text is opaque."""
+    OPAQUE = "opaque"
+    """None: what is transparent is seen on white."""
+    TRANSPARENT = "transparent"
+    """The image's own; an edit of an opaque image is refused, and so is a generation."""
+
+
 class Reuse(StrEnum):
     """What an edit may take from a template run."""
 
@@ -85,7 +118,8 @@ class Reuse(StrEnum):
 
 MODEL_NAME: Final = "[A-Za-z0-9][A-Za-z0-9_.-]{0,95}"
 ModelName = Annotated[str, StringConstraints(pattern=f"^{MODEL_NAME}$")]
-Prompt = Annotated[str, StringConstraints(min_length=1, max_length=4000)]
+Prompt = Annotated[str, StringConstraints(min_length=1, max_length=32_000)]
+"""As many characters as OpenAI's API takes; how many tokens of it a model reads is the model's."""
 OutputSize = Annotated[str, StringConstraints(pattern=r"^(auto|[1-9]\d{1,4}x[1-9]\d{1,4})$")]
 """`auto` or WIDTHxHEIGHT."""
 M = TypeVar("M", bound=BaseModel)
@@ -110,6 +144,17 @@ class GenerationParameters(Recorded):
     output_format: OutputFormat = Field(OutputFormat.PNG, description="Encoding of the pictures.")
     output_compression: int | None = Field(
         None, ge=0, le=100, description="Quality of JPEG and WebP, 100 the best; default 95. Refused for PNG."
+    )
+    quality: Quality = Field(
+        Quality.AUTO,
+        description="Steps and reuse, where the request does not name them: `low` is half of the model's steps; "
+        "`medium`, `auto` and `standard` are its own; `high` and `hd` are one and a half times as many, `xhigh` and "
+        "`max` twice as many, without reuse.",
+    )
+    background: Background = Field(
+        Background.AUTO,
+        description="`opaque` has no alpha channel, white where the image is transparent; `transparent` keeps that of "
+        "the image, which needs one.",
     )
     num_inference_steps: int | None = Field(None, ge=1, le=MAX_STEPS, description="Denoising steps.")
     guidance_scale: float | None = Field(
@@ -203,6 +248,13 @@ class GenerationParameters(Recorded):
         if compression is not None and info.data.get("output_format") is OutputFormat.PNG:
             raise ValueError("applies to jpeg and webp only")
         return compression
+
+    @field_validator("background")
+    @classmethod
+    def _is_held_by_the_format(cls, background: Background, info: ValidationInfo) -> Background:
+        if background is Background.TRANSPARENT and info.data.get("output_format") is OutputFormat.JPEG:
+            raise ValueError("jpeg holds no alpha channel; png and webp do")
+        return background
 
     @field_validator("negative_prompt")
     @classmethod

@@ -22,6 +22,7 @@ from giornata.wire.models import Task
 from giornata_gateway.http import jobs, loras, masks, requests, status, templates, webhooks
 from giornata_gateway.http.connections import claim
 from giornata_gateway.http.errors import GATEWAY, JOB_ID, TENANT, Handler
+from giornata_gateway.intake.rules.cors import allowed, origins_in
 from giornata_gateway.intake.rules.forms import (
     EditForm,
     GenerationForm,
@@ -29,6 +30,7 @@ from giornata_gateway.intake.rules.forms import (
     JobForm,
     LoraForm,
     TemplateForm,
+    WrittenEditForm,
 )
 from giornata_gateway.intake.rules.mask_forms import MaskForm
 from giornata_gateway.intake.rules.tenants import bearer, check_site, password
@@ -135,10 +137,10 @@ class Route:
         authorization = request.headers.get("Authorization")
         written = password(authorization) if self.basic else None
         if self.method != GET:  # a page of another site cannot read what a GET answers
-            keyed = (
-                gateway.keys is not None and written is None
-            )  # browsers remember passwords, and send them by themselves
-            check_site(request.headers.get("Sec-Fetch-Site"), keyed=keyed)
+            # browsers remember passwords, and send them by themselves
+            keyed = gateway.keys is not None and written is None
+            trusted = allowed(request.headers.get("Origin"), origins_in(gateway.config.cors_origins))
+            check_site(request.headers.get("Sec-Fetch-Site"), keyed=keyed or trusted)
         if self.keyed:
             request[TENANT] = gateway.tenant(written or bearer(authorization))
             claim(request, request[TENANT])
@@ -208,7 +210,7 @@ ROUTES: Final = (
     Route(
         POST, "/v1/images/edits", jobs.edit, "edit", "Edit a picture and wait for it.",
         {200: Reply("Edited.", {JSON: ImagesAnswer, STREAM: _events(Task.EDIT), **PICTURES})},
-        EVERY, form=EditForm, repeatable=True,
+        EVERY, form=EditForm, json_form=WrittenEditForm, repeatable=True,
     ),
     Route(
         POST, "/v1/images/generations", jobs.generate, "generate", "Make pictures from text and wait for them.",

@@ -33,13 +33,18 @@ def check_networks(text: str) -> str:
     return text
 
 
-def check_url(url: str, networks: Sequence[Network]) -> str:
-    """`url` if a webhook may be sent there, as far as its text tells; InvalidField otherwise.
+def check_url(
+    url: str,
+    networks: Sequence[Network],
+    field: str = FIELD,
+    refused: str = "A webhook cannot be sent there.",
+) -> str:
+    """`url` if it may be connected to, as far as its text tells; InvalidField otherwise.
 
     Plain HTTP is for the networks that the operator allows. Addresses of names are looked at when a connection is made.
     """
     accepted = "https://HOST/PATH" + (", or http:// within the networks that are allowed" if networks else "")
-    refusal = InvalidField("A webhook cannot be sent there.", field=FIELD, received=url, accepted=accepted)
+    refusal = InvalidField(refused, field=field, received=url, accepted=accepted)
     plain = url.isascii() and url.isprintable() and " " not in url and len(url) <= MAX_URL
     if not plain:
         raise refusal
@@ -61,7 +66,7 @@ def check_url(url: str, networks: Sequence[Network]) -> str:
 
 
 def may_connect(address: Address, networks: Sequence[Network], *, plain: bool) -> bool:
-    """Whether a webhook may be sent to `address`: within `networks`, or, unless it is `plain` HTTP, a public one."""
+    """Whether `address` may be connected to: within `networks`, or, unless it is `plain` HTTP, a public one."""
     inner = _inner(address)
     if any(one.version == inner.version and inner in one for one in networks):
         return True
