@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
 
 from giornata.config import ServiceConfig
-from giornata_gateway.intake.rules.cors import check_origins, origins_in
-from giornata_gateway.intake.rules.model_aliases import check_aliases
+from giornata_gateway.intake.rules.cors import origins_in
+from giornata_gateway.intake.rules.model_aliases import aliases_in
 from giornata_gateway.intake.rules.tenants import is_loopback
-from giornata_gateway.webhooks.rules.addresses import check_networks
+from giornata_gateway.webhooks.rules.addresses import networks_in
+
+
+def checked_by(read: Callable[[str], object]) -> Callable[[str], str]:
+    """A validator that lets through the texts that `read` reads."""
+
+    def check(text: str) -> str:
+        read(text)
+        return text
+
+    return check
 
 
 class GatewayConfig(ServiceConfig):
@@ -27,7 +38,7 @@ class GatewayConfig(ServiceConfig):
         pattern=r"^(https?://\S+)?$",
         description="How clients reach this gateway, for links; default: as they asked.",
     )
-    trusted_proxies: Annotated[str, AfterValidator(check_networks)] = Field(
+    trusted_proxies: Annotated[str, AfterValidator(checked_by(networks_in))] = Field(
         "127.0.0.0/8,::1/128",
         description="Networks of proxies, with commas between them, whose X-Forwarded-Proto, Forwarded and "
         "X-Forwarded-Prefix count in links; empty: of none.",
@@ -52,7 +63,7 @@ class GatewayConfig(ServiceConfig):
         description="Pictures that a tenant may ask this gateway for in a minute where the keys' file does not say; "
         "0: no limit.",
     )
-    model_aliases: Annotated[str, AfterValidator(check_aliases)] = Field(
+    model_aliases: Annotated[str, AfterValidator(checked_by(aliases_in))] = Field(
         "",
         description="Other names that requests may call models by, with commas between them: gpt-image-1=NAME. A "
         "served model of that name goes first.",
@@ -154,7 +165,7 @@ class GatewayConfig(ServiceConfig):
         description="File with the secret from which each tenant's, which signs its webhooks, is made; further lines "
         "are earlier ones, by which they are signed too. Default: no webhooks.",
     )
-    webhook_networks: Annotated[str, AfterValidator(check_networks)] = Field(
+    webhook_networks: Annotated[str, AfterValidator(checked_by(networks_in))] = Field(
         "",
         description="Networks beside the public addresses to which webhooks may be sent, with commas between them, "
         "such as 10.1.0.0/16; there plain HTTP will do.",
@@ -165,7 +176,7 @@ class GatewayConfig(ServiceConfig):
         description="Hosts, with commas between them, from which pictures that a JSON edit names by URL are fetched, "
         "over HTTPS at public addresses, or in webhook_networks. Default: none; data URLs are always taken.",
     )
-    cors_origins: Annotated[str, AfterValidator(check_origins)] = Field(
+    cors_origins: Annotated[str, AfterValidator(checked_by(origins_in))] = Field(
         "",
         description="Origins whose pages may call this gateway from a browser, with commas between them, such as "
         "https://app.example; * for any, which needs API keys. Default: its own pages alone.",
@@ -182,11 +193,6 @@ class GatewayConfig(ServiceConfig):
     heartbeat_s: float = Field(
         15.0, gt=0, le=300, description="Pause between comments on a quiet event stream."
     )
-
-    @property
-    def image_hosts_allowed(self) -> frozenset[str]:
-        """The names in `image_hosts`, in lower case."""
-        return frozenset(name.strip().lower() for name in self.image_hosts.split(",") if name.strip())
 
     @model_validator(mode="after")
     def _lets_any_page_in_with_a_key_alone(self) -> GatewayConfig:

@@ -14,7 +14,7 @@ from giornata.wire.defaults import filled
 from giornata.wire.errors import InvalidField, SizeMismatch
 from giornata.wire.models import ModelCard, Task
 from giornata.wire.references import REFERENCE
-from giornata.wire.requests import Background, EditParameters, GenerationParameters, Reuse
+from giornata.wire.requests import EditParameters, GenerationParameters, Reuse
 
 FIELDS: Final[Mapping[Task, tuple[str, ...]]] = {
     Task.EDIT: ("image", "mask", REFERENCE, *CONTROL_IMAGES, "template_id", *EditParameters.model_fields),
@@ -50,7 +50,7 @@ def fitted(parameters: EditParameters, card: ModelCard) -> EditParameters:
     be transparent.
     """
     check_multiple(parameters, card)
-    if parameters.background is Background.TRANSPARENT:
+    if parameters.background == "transparent":
         raise InvalidField(
             f"The model {card.name} ({card.family}) makes opaque pictures from text; none that is served makes others.",
             field="background",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
-from typing import Annotated, Final, TypeVar
+from typing import Annotated, Final, Literal, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -72,37 +72,9 @@ class OutputFormat(StrEnum):
     WEBP = "webp"
 
 
-class Quality(StrEnum):
-    """How much is computed for a picture, by OpenAI's names. Steps and reuse that a request names itself go first."""
-
-    LOW = "low"
-    """Half of the model's steps."""
-    MEDIUM = "medium"
-    """The model's steps, and its own rule of reuse, as `auto` and `standard`."""
-    HIGH = "high"
-    """One and a half times the steps, and no reuse, as `hd`."""
-    XHIGH = "xhigh"
-    """Twice the steps, and no reuse, as `max`."""
-    MAX = "max"
-    AUTO = "auto"
-    STANDARD = "standard"
-    HD = "hd"
-
-    @property
-    def step_share(self) -> float:
-        """Steps that it stands for, as a share of the model's."""
-        return {"low": 0.5, "high": 1.5, "hd": 1.5, "xhigh": 2.0, "max": 2.0}.get(self, 1.0)
-
-
-class Background(StrEnum):
-    """Whether pictures have an alpha channel."""
-
-    AUTO = "auto"
-    """An edit's is the image's, unless `output_format` holds none; what is made from text is opaque."""
-    OPAQUE = "opaque"
-    """None: what is transparent is seen on white."""
-    TRANSPARENT = "transparent"
-    """The image's own; an edit of an opaque image is refused, and so is a generation."""
+Quality = Literal["auto", "low", "medium", "high", "xhigh", "max", "standard", "hd"]
+"""How much is computed for a picture, by OpenAI's names; :mod:`giornata.wire.defaults` tells what each stands for."""
+Background = Literal["auto", "opaque", "transparent"]
 
 
 class Reuse(StrEnum):
@@ -146,13 +118,13 @@ class GenerationParameters(Recorded):
         None, ge=0, le=100, description="Quality of JPEG and WebP, 100 the best; default 95. Refused for PNG."
     )
     quality: Quality = Field(
-        Quality.AUTO,
+        "auto",
         description="Steps and reuse, where the request does not name them: `low` is half of the model's steps; "
         "`medium`, `auto` and `standard` are its own; `high` and `hd` are one and a half times as many, `xhigh` and "
         "`max` twice as many, without reuse.",
     )
     background: Background = Field(
-        Background.AUTO,
+        "auto",
         description="`opaque` has no alpha channel, white where the image is transparent; `transparent` keeps that of "
         "the image, which needs one.",
     )
@@ -252,7 +224,7 @@ class GenerationParameters(Recorded):
     @field_validator("background")
     @classmethod
     def _is_held_by_the_format(cls, background: Background, info: ValidationInfo) -> Background:
-        if background is Background.TRANSPARENT and info.data.get("output_format") is OutputFormat.JPEG:
+        if background == "transparent" and info.data.get("output_format") is OutputFormat.JPEG:
             raise ValueError("jpeg holds no alpha channel; png and webp do")
         return background
 

@@ -15,7 +15,7 @@ from safetensors.numpy import load
 from giornata.families import Family
 from giornata.wire.errors import InvalidField, MaskEmpty, SizeMismatch, TooManyPixels
 from giornata.wire.models import ModelCard
-from giornata.wire.requests import Background, EditParameters, MaskMode
+from giornata.wire.requests import EditParameters, MaskMode
 from giornata_prepost.images.geometry import Box
 from giornata_prepost.images.pictures import Pixels, flatten
 from giornata_prepost.images.stages import Inspected, PixelLimits, finish, inspect, read_edit
@@ -120,8 +120,8 @@ def test_a_background_is_the_images_or_opaque() -> None:
     with pytest.raises(InvalidField, match="this image has none") as refused:
         inspected(mask=box(top=0, left=0, bottom=40, right=60), background="transparent")
     assert refused.value.field == "background"
-    for background, mode in (("auto", "RGBA"), ("opaque", "RGB"), ("transparent", "RGBA")):
-        parameters = EditParameters(prompt="x", background=Background(background))
+    for background, mode in {"auto": "RGBA", "opaque": "RGB", "transparent": "RGBA"}.items():
+        parameters = EditParameters.model_validate({"prompt": "x", "background": background})
         alpha = inspected(file(clear), background=background).alpha
         made = Image.open(
             BytesIO(finish(file(clear), alpha, parameters, LIMITS, np.zeros((96, 144, 3), np.uint8)))

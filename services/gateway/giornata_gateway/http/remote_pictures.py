@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -21,87 +20,52 @@ from giornata_gateway.webhooks.sending import guarded_session
 FETCH_S: Final = 15.0
 """Longest time for one picture, from the look-up of its host to its last byte."""
 CHUNK_BYTES: Final = 64 << 10
-DATA: Final = "a data URL: data:image/png;base64,…"
 
 
-@dataclass(frozen=True)
-class PictureFetcher:
-    """Reads the pictures of one request; `grow` counts the bytes of those that are fetched."""
+async def read_source(config: GatewayConfig, grow: Grow, source: PictureSource, field: str) -> bytes:
+    """The file of a picture; `grow` counts its bytes where they are fetched.
 
-    config: GatewayConfig
-    grow: Grow
-
-    async def picture(self, source: PictureSource, field: str) -> bytes:
-        """The file of a picture.
-
-        Raises:
-            InvalidField: it is named by `file_id` or not at all, by a URL that is not allowed, or it does not come.
-            PayloadTooLarge: it is larger than a file of a form may be.
-        """
-        url = source.image_url or ""
-        if source.file_id is not None or not url:
-            raise InvalidField(
-                "This server keeps no files of OpenAI's Files API."
-                if source.file_id
-                else "A picture has no URL.",
-                field=f"{field}.file_id" if source.file_id else f"{field}.image_url",
-                received=source.file_id or "nothing",
-                accepted=f"image_url with {DATA}",
-            )
-        if url.startswith("data:"):
-            return await asyncio.to_thread(picture, url, field)
-        data = await self._fetched(self._allowed(url, field), field)
-        check_filled(data, field)
-        return data
-
-    def _allowed(self, url: str, field: str) -> str:
-        hosts = self.config.image_hosts_allowed
-        if not hosts or urlsplit_host(url) not in hosts:
-            raise InvalidField(
-                "Pictures are not fetched from this address.",
-                field=field,
-                received=url,
-                accepted=DATA + (f", or an address of {', '.join(sorted(hosts))}" if hosts else ""),
-            )
-        return check_url(
-            url, networks_in(self.config.webhook_networks), field, "A picture cannot be fetched there."
-        )
-
-    async def _fetched(self, url: str, field: str) -> bytes:
-        """The body of a good answer; each address that the host's name has is looked at as it is connected to."""
-        networks, plain = networks_in(self.config.webhook_networks), url.startswith("http:")
-        data, limit = bytearray(), self.config.max_file_bytes
-        try:
-            async with (
-                guarded_session(networks, plain=plain, total_s=FETCH_S) as http,
-                http.get(url, allow_redirects=False) as answer,
-            ):
-                if answer.status != 200:
-                    raise _not_fetched(field, url, f"status {answer.status}")
-                async for chunk in answer.content.iter_chunked(CHUNK_BYTES):
-                    if len(data) + len(chunk) > limit:
-                        raise too_large(f"The picture at {url}", limit, field)
-                    self.grow(len(chunk))
-                    data += chunk
-        except TimeoutError as error:
-            raise _not_fetched(field, url, f"not whole in {FETCH_S:g} s") from error
-        except (aiohttp.ClientError, OSError, ValueError) as error:
-            raise _not_fetched(field, url, type(error).__name__) from error
-        return bytes(data)
-
-
-def urlsplit_host(url: str) -> str | None:
-    """The host that a URL names, in lower case; None where it names none."""
-    try:
-        return urlsplit(url).hostname
-    except ValueError:
-        return None
-
-
-def _not_fetched(field: str, url: str, why: str) -> InvalidField:
-    return InvalidField(
-        "A picture could not be fetched.",
-        field=field,
-        received=f"{url}: {why}",
-        accepted="an address that answers 200",
+    Raises:
+        InvalidField: it has no URL, one that is not allowed, or one from which it does not come whole.
+        PayloadTooLarge: it is larger than a file of a form may be.
+    """
+    url = source.image_url or ""
+    if url.startswith("data:") and source.file_id is None:
+        return await asyncio.to_thread(picture, url, field)
+    hosts = {host.strip().lower() for host in config.image_hosts.split(",")} - {""}
+    accepted = ", or a URL at ".join(
+        ["image_url with a data URL", *([", ".join(sorted(hosts))] if hosts else [])]
     )
+    networks = networks_in(config.webhook_networks)
+    if url:
+        check_url(url, networks or (), field, "A picture cannot be fetched from there.")
+    if source.file_id is not None or urlsplit(url).hostname not in hosts:
+        why = (
+            "There are no files of OpenAI's Files API here."
+            if source.file_id
+            else "No picture is fetched from there."
+        )
+        raise InvalidField(
+            why, field=field, received=source.file_id or url or "no image_url", accepted=accepted
+        )
+    data = bytearray()
+    try:
+        async with (
+            guarded_session(networks, plain=url.startswith("http:"), total_s=FETCH_S) as http,
+            http.get(url, allow_redirects=False, raise_for_status=_check_good) as answer,
+        ):
+            async for chunk in answer.content.iter_chunked(CHUNK_BYTES):
+                if len(data) + len(chunk) > config.max_file_bytes:
+                    raise too_large(f"The picture at {url}", config.max_file_bytes, field)
+                grow(len(chunk))
+                data += chunk
+    except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
+        received = f"{url}: {error or type(error).__name__}"
+        raise InvalidField("A picture could not be fetched.", field=field, received=received) from error
+    check_filled(data, field)
+    return bytes(data)
+
+
+async def _check_good(answer: aiohttp.ClientResponse) -> None:
+    if answer.status != 200:
+        raise ValueError(f"status {answer.status}")

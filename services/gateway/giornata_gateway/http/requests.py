@@ -20,7 +20,7 @@ from giornata_gateway.gateway import Admitted
 from giornata_gateway.http.errors import GATEWAY, TENANT
 from giornata_gateway.http.ignored import ignore
 from giornata_gateway.http.proxies import PublicOrigin, public_origin
-from giornata_gateway.http.remote_pictures import PictureFetcher
+from giornata_gateway.http.remote_pictures import read_source
 from giornata_gateway.http.uploads import PICTURES, read_json, read_upload
 from giornata_gateway.intake.limits import Grow
 from giornata_gateway.intake.rules.controls import in_order
@@ -91,9 +91,9 @@ async def _read_written(request: web.Request, kind: type[F], grow: Grow, accept:
     references, controls = fields.pop(REFERENCE, []), _taken(fields, CONTROL_IMAGES)
     form = read_form(kind, fields.items(), accept)
     more, controlled = await asyncio.to_thread(_pictures, references, controls)
-    fetcher = PictureFetcher(request.app[GATEWAY].config, grow)
-    images = [await fetcher.picture(source, "images") for source in given.images]
-    mask = None if given.mask is None else await fetcher.picture(given.mask, "mask")
+    config = request.app[GATEWAY].config
+    images = [await read_source(config, grow, source, "images") for source in given.images]
+    mask = given.mask and await read_source(config, grow, given.mask, "mask")
     image = images[0] if images else None
     check_source(image, form.template_id if isinstance(form, EditFields) else None)
     check_count(len(images[1:]) + len(more))

@@ -112,11 +112,11 @@ async def _counted(request: web.Request, handler: Handler) -> web.StreamResponse
 @web.middleware
 async def _preflighted(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Answer what a browser asks before a page of another origin may call."""
-    origin = request.headers.get(hdrs.ORIGIN, "")
+    origin = request.headers.get(hdrs.ORIGIN)
     asks = request.method == hdrs.METH_OPTIONS and hdrs.ACCESS_CONTROL_REQUEST_METHOD in request.headers
-    if asks and cors.allowed(origin, cors.origins_in(request.app[GATEWAY].config.cors_origins)):
+    if asks and origin and cors.is_allowed(origin, request.app[GATEWAY].config.cors_origins):
         asked = request.headers.get(hdrs.ACCESS_CONTROL_REQUEST_HEADERS, "")
-        return web.Response(status=204, headers=cors.preflight_headers(origin, asked))
+        return web.Response(status=204, headers=cors.headers(origin, asked))
     return await handler(request)
 
 
@@ -126,8 +126,8 @@ async def _tell(request: web.Request, response: web.StreamResponse) -> None:
     response.headers[hdrs.SERVER] = SERVER
     response.headers[REQUEST_ID_HEADER] = request[REQUEST_ID]
     origin = request.headers.get(hdrs.ORIGIN)
-    if origin and cors.allowed(origin, cors.origins_in(gateway.config.cors_origins)):
-        response.headers.update(cors.answer_headers(origin))
+    if origin and hdrs.VARY not in response.headers and cors.is_allowed(origin, gateway.config.cors_origins):
+        response.headers.update(cors.headers(origin))
     if route is not None and route.form and TENANT in request:
         response.headers.update(gateway.quotas.headers(request[TENANT]))
     if request.get(REPEATED):

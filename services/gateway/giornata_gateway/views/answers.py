@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping
-from typing import Final, Literal
+from typing import Final, Literal, cast
 
 from pydantic import BaseModel, ConfigDict
 
@@ -21,14 +21,8 @@ from giornata.wire.values import ComputeTimes, StageTimes
 ErrorType = Literal["invalid_request_error", "authentication_error", "rate_limit_error", "server_error"]
 Background = Literal["opaque", "transparent"]
 ToldQuality = Literal["low", "medium", "high", "xhigh", "max"]
-TOLD: Final[Mapping[Quality, ToldQuality]] = {
-    Quality.LOW: "low",
-    Quality.HIGH: "high",
-    Quality.HD: "high",
-    Quality.XHIGH: "xhigh",
-    Quality.MAX: "max",
-}
-"""What answers call a quality; any other is `medium`."""
+TOLD: Final[Mapping[Quality, ToldQuality]] = {"auto": "medium", "standard": "medium", "hd": "high"}
+"""What answers call the qualities that OpenAI's answers do not know."""
 
 
 class View(BaseModel):
@@ -198,7 +192,8 @@ def background_of(record: JobRecord) -> Background:
 
 def quality_of(record: JobRecord) -> ToldQuality:
     """The quality that was asked for, by the names that OpenAI's answers have."""
-    return TOLD.get(record.job.parameters.quality, "medium")
+    asked = record.job.parameters.quality
+    return TOLD.get(asked) or cast("ToldQuality", asked)
 
 
 def image_url(base: str, job_id: str, index: int) -> str:

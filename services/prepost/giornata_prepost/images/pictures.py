@@ -33,7 +33,7 @@ from giornata.wire.errors import (
     TooManyPixels,
     UnsupportedImageFormat,
 )
-from giornata.wire.requests import Background, EditParameters, OutputFormat
+from giornata.wire.requests import EditParameters, OutputFormat
 from giornata_prepost.images.geometry import Size
 
 Pixels: TypeAlias = npt.NDArray[np.uint8]
@@ -112,7 +112,7 @@ def decode(data: bytes, max_pixels: int, field: str = "image") -> DecodedPicture
 
 def encode_as_asked(picture: DecodedPicture, parameters: EditParameters) -> bytes:
     """A finished picture as a request wants its file; raises as :func:`encode`."""
-    if parameters.background is Background.OPAQUE:
+    if parameters.background == "opaque":
         picture = DecodedPicture(flatten(picture.pixels), picture.icc_profile)
     return encode(picture, parameters.output_format, parameters.output_compression)
 

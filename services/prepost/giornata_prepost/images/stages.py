@@ -14,7 +14,7 @@ from safetensors.numpy import save
 from giornata.wire.adapters import ControlUse
 from giornata.wire.errors import InvalidField
 from giornata.wire.models import ModelCard
-from giornata.wire.requests import Background, EditParameters
+from giornata.wire.requests import EditParameters
 from giornata.wire.values import CellMap
 from giornata_prepost.images import masks
 from giornata_prepost.images.controls import View, control_images
@@ -65,7 +65,7 @@ class Sizes:
         Raises as :func:`output_size`, and InvalidField where an opaque picture is to have a transparent background.
         """
         height, width, channels = original.pixels.shape
-        if parameters.background is Background.TRANSPARENT and channels != 4:
+        if parameters.background == "transparent" and channels != 4:
             raise InvalidField(
                 "An edit keeps the transparency of its image, and this image has none.",
                 field="background",
@@ -77,7 +77,7 @@ class Sizes:
         return cls(
             width=width,
             height=height,
-            has_alpha=channels == 4 and parameters.background is not Background.OPAQUE,
+            has_alpha=channels == 4 and parameters.background != "opaque",
             model_width=model.width,
             model_height=model.height,
             output_width=output.width,

@@ -339,7 +339,7 @@ def missing_image() -> InvalidField:
     return InvalidField("An edit needs a picture.", field="image", received="no image", accepted=ONE_FILE)
 
 
-def check_filled(picture: bytes, field: str) -> None:
+def check_filled(picture: bytes | bytearray, field: str) -> None:
     """Raise InvalidField where a file has no bytes."""
     if not picture:
         raise InvalidField("The file is empty.", field=field, received="0 bytes", accepted=ONE_FILE)

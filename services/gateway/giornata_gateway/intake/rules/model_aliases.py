@@ -18,12 +18,4 @@ def aliases_in(text: str) -> dict[str, str]:
         if found is None or found[1] in aliases:
             raise ValueError(f"an alias is written ALIAS=NAME, each alias once, and not {part!r}")
         aliases[found[1]] = found[2]
-    if chained := aliases.keys() & set(aliases.values()):
-        raise ValueError(f"an alias leads to a model, and {min(chained)!r} is an alias")
     return aliases
-
-
-def check_aliases(text: str) -> str:
-    """`text`, if :func:`aliases_in` reads it."""
-    aliases_in(text)
-    return text
