@@ -246,10 +246,9 @@ async def test_pictures_come_from_allowed_hosts_alone(nats_url: str, redis_url: 
                 ("https://user@example.com/a.png", 400, "cannot be fetched"),
                 ("ftp://example.com/a.png", 400, "cannot be fetched"),
             ):
-                answer = await post(stage, {"prompt": "x", "images": [{"image_url": url}]})
-                assert answer[0] == status, answer
-                assert why in str(answer[1]["error"]), answer
-                assert answer[1]["error"]["param"] == "images"
+                got, answer = await post(stage, {"prompt": "x", "images": [{"image_url": url}]})
+                assert (got, answer["error"]["param"]) == (status, "images"), answer
+                assert why in str(answer["error"]), answer
         assert asked.is_set()
         asked.clear()
         (tmp_path / "port").unlink()
@@ -279,8 +278,8 @@ async def test_streams_tell_what_openais_client_knows_alone(door: Stage, client:
     ]
     assert kinds == ["image_edit.completed"]
     stream = await client.images.generate(prompt="a barn", stream=True, partial_images=1)
-    kinds = [event.type async for event in stream]
-    assert set(kinds) == {"image_generation.partial_image", "image_generation.completed"}
+    shown = {event.type async for event in stream}
+    assert shown == {"image_generation.partial_image", "image_generation.completed"}
 
 
 async def test_every_answer_has_an_id_of_its_request(door: Stage, client: openai.AsyncOpenAI) -> None:

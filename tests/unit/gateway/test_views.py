@@ -119,7 +119,10 @@ def test_an_alias_stands_for_a_model_unless_one_of_its_name_is_served() -> None:
     assert choose_card({"one": one, "two": two}, "gpt-image-1", [], aliases=aliases) is one
     with pytest.raises(ModelNotFound) as missed:
         find_card("gpt-image-2", {"one": one, "two": two}, aliases)
-    assert missed.value.message == "No running worker serves this model. The closest is gpt-image-1."
+    assert missed.value.message == (
+        "No running worker serves this model. Served: one, two, gpt-image-1 (stands for one). "
+        "The closest is gpt-image-1."
+    )
     assert missed.value.accepted == "one, two, gpt-image-1 (stands for one)"
     with pytest.raises(ModelNotFound, match="this model, which stands for away"):
         find_card("gone", {"one": one}, aliases)

@@ -15,7 +15,7 @@ HEADER: Final = "X-Giornata-Ignored"
 TOLD: Final = 40
 """Most fields that the header names."""
 NAME_CHARACTERS: Final = 64
-IGNORED: Final[web.RequestKey[tuple[str, ...]]] = web.RequestKey("ignored", tuple)
+IGNORED: Final[web.RequestKey[Iterable[str]]] = web.RequestKey("ignored", tuple)
 """The fields that :func:`ignore` was told of, each once, in the order of the request."""
 
 

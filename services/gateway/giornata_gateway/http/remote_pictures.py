@@ -60,7 +60,7 @@ async def read_source(config: GatewayConfig, grow: Grow, source: PictureSource, 
                 grow(len(chunk))
                 data += chunk
     except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
-        received = f"{url}: {error or type(error).__name__}"
+        received = f"{url}: {str(error) or type(error).__name__}"
         raise InvalidField("A picture could not be fetched.", field=field, received=received) from error
     check_filled(data, field)
     return bytes(data)

@@ -93,7 +93,7 @@ async def _read_written(request: web.Request, kind: type[F], grow: Grow, accept:
     more, controlled = await asyncio.to_thread(_pictures, references, controls)
     config = request.app[GATEWAY].config
     images = [await read_source(config, grow, source, "images") for source in given.images]
-    mask = given.mask and await read_source(config, grow, given.mask, "mask")
+    mask = None if given.mask is None else await read_source(config, grow, given.mask, "mask")
     image = images[0] if images else None
     check_source(image, form.template_id if isinstance(form, EditFields) else None)
     check_count(len(images[1:]) + len(more))

@@ -67,15 +67,16 @@ def find_card(name: str, cards: Mapping[str, ModelCard], aliases: Mapping[str, s
     if card is not None:
         return card
     leading = {alias: real for alias, real in aliases.items() if real in cards and alias not in cards}
-    names = [*sorted(cards), *(f"{alias} (stands for {real})" for alias, real in sorted(leading.items()))]
+    stand = (f"{alias} (stands for {real})" for alias, real in sorted(leading.items()))
+    names = ", ".join([*sorted(cards), *stand]) or "none now"
     closest = get_close_matches(name, [*cards, *leading], n=1)
     stands = f", which stands for {aliases[name]}" if name in aliases else ""
     raise ModelNotFound(
-        f"No running worker serves this model{stands}."
+        f"No running worker serves this model{stands}. Served: {names}."
         + (f" The closest is {closest[0]}." if closest else ""),
         field="model",
         received=name,
-        accepted=", ".join(names) or "none is served now",
+        accepted=names,
     )
 
 
