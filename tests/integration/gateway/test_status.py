@@ -148,7 +148,9 @@ async def test_streams_work_again_after_nats_was_away(
             await behind.wait()
             await stage.router.announce()
         stage.router.hold = asyncio.Event()
-        async with stage.http.post("/v1/images/edits", data=stage.form(stream="true")) as response:
+        async with stage.http.post(
+            "/v1/images/edits", data=stage.form(stream="true", progress="true")
+        ) as response:
             stage.router.hold.set()
             text = await response.text()
         assert response.status == 200, text

@@ -28,8 +28,11 @@ from giornata_gateway.views.jobs import (
     progress_event,
 )
 
-HEARTBEAT = b": still working\n\n"
-"""A comment; keeps proxies from closing a quiet connection."""
+HEARTBEAT = b": still working\n"
+"""A comment; keeps proxies from closing a quiet connection.
+
+No empty line ends it: OpenAI's client for Python takes that for an event without data, and fails.
+"""
 GO_ON_ELSEWHERE = b": this gateway leaves; another one goes on after your Last-Event-ID\nretry: 500\n\n"
 """The end of a stream whose job goes on. It is no error, so that clients connect again after `retry` milliseconds."""
 

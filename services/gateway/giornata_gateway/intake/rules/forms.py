@@ -226,7 +226,7 @@ FILES = {
 
 The first image is edited, and the others are references.
 """
-FREE_TEXTS = frozenset({"prompt", "negative_prompt"})
+FREE_TEXTS = frozenset({"prompt", "negative_prompt", "mask_prompt"})
 """Fields that mean something where they are empty; any other is as if left out."""
 ONE_FILE = "one PNG, JPEG or WebP file"
 
