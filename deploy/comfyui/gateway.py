@@ -37,6 +37,7 @@ AT_ONCE: Final = 8
 TRIES: Final = 20
 """How often a request is sent that meets 429."""
 PREVIEWS: Final = 4
+STREAM: Final = {"stream": True, "progress": True}
 FIELDS: Final = {"steps": "num_inference_steps", "batch_size": "n"}
 """Inputs of nodes → fields of a request, where they differ."""
 ADVICE: Final = {
@@ -63,7 +64,7 @@ class Order:
     @property
     def body(self) -> dict[str, Any]:
         """What carries it: a form for an edit, JSON for a generation."""
-        fields = {**self.fields, "stream": True, "partial_images": PREVIEWS, "output_format": "png"}
+        fields = {**self.fields, **STREAM, "partial_images": PREVIEWS, "output_format": "png"}
         if self.task == "edits":
             data = {name: one if isinstance(one, str) else json.dumps(one) for name, one in fields.items()}
             return {"data": data, "files": [(name, (f"{name}.png", png)) for name, png in self.files]}

@@ -94,14 +94,16 @@ def test_every_partial_image_is_one_that_openais_types_accept(
 ) -> None:
     event = PreviewEvent(
         job_id="job_1", attempt=1, index=0, step=3, steps=9, partial_image_index=number, image=image,
-        format=OutputFormat.JPEG, box=(1, 2, 3, 4),
+        format=OutputFormat.JPEG, box=(1, 2, 3, 4), size=(5, 6),
     )  # fmt: skip
     told = json.loads(partial_image_event(record, event, 5).model_dump_json())
     parsed = ImageEditPartialImageEvent.model_validate(told, strict=True)
     assert base64.b64decode(parsed.b64_json) == image
     assert (parsed.partial_image_index, parsed.created_at) == (number, 5)
-    assert parsed.output_format == record.job.parameters.output_format  # of the finished picture
-    assert told["media_type"] == "image/jpeg"  # of this one
+    assert (parsed.output_format, parsed.size, parsed.background) == ("jpeg", "5x6", "opaque"), (
+        "those of the preview"
+    )
+    assert told["media_type"] == "image/jpeg"
     assert told["box"] == [1, 2, 3, 4]
     assert ImageEditPartialImageEvent.model_fields.keys() <= told.keys()
     told = json.loads(partial_image_event(generation(record), event, 5).model_dump_json())

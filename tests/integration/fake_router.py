@@ -79,6 +79,7 @@ def preview_of(step: StepEvent) -> PreviewEvent:
         image=image,
         format=OutputFormat.JPEG,
         box=(0, 0, 64, 48),
+        size=(8, 6),
     )
 
 
@@ -242,7 +243,7 @@ class FakeRouter:
         if self.refusals:
             raise self.refusals.pop(0)
         job = request.job
-        rows = tuple(RowRecord(index=i, seed=(job.parameters.seed or 0) + i) for i in range(job.row_count))
+        rows = tuple(RowRecord(index=i, seed=seed) for i, seed in enumerate(job.seeds))
         if await self.records.create(JobRecord(job=job, rows=rows)):
             self.jobs[job.job_id] = job
             self.cancelled[job.job_id] = asyncio.Event()
@@ -304,7 +305,7 @@ class FakeRouter:
     async def _rows(self, job: Job) -> tuple[RowRecord, ...]:
         rows = []
         for index in range(job.row_count):
-            seed = (job.parameters.seed or 0) + index
+            seed = job.seeds[index]
             if index in self.row_errors:
                 rows.append(RowRecord(index=index, seed=seed, error=self.row_errors[index].body()))
                 continue

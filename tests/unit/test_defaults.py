@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from typing import Any
 
 import diffusers
@@ -13,7 +14,7 @@ from giornata.kinds import KINDS
 from giornata.wire.defaults import defaults_of
 from giornata.wire.generations import carried_out, fitted
 from giornata.wire.models import Guidance, ModelCard, Task
-from giornata.wire.requests import EditParameters, GenerationParameters
+from giornata.wire.requests import MAX_STEPS, EditParameters, GenerationParameters
 from giornata.wire.resolution import fields_of, resolve
 from giornata_gateway.views.catalog import model_list
 from tests.fakes.fleet import CARD
@@ -46,6 +47,27 @@ def test_what_a_model_tells_is_what_its_jobs_have(card: ModelCard, task: Task) -
     job = carried(card, task, **named)
     assert {name: getattr(job, name) for name in defaults} == defaults
     assert carried(card, task, **named | {name: defaults[name] for name in defaults}) == job
+
+
+@pytest.mark.parametrize(
+    ("quality", "steps", "reuse"),
+    [
+        *((name, 10, "auto") for name in ("auto", "standard", "medium")),
+        ("low", 5, "auto"),
+        *((name, 15, "off") for name in ("high", "hd")),
+        *((name, 20, "off") for name in ("xhigh", "max")),
+    ],
+)
+def test_a_quality_stands_for_steps_and_reuse(quality: str, steps: int, reuse: str) -> None:
+    card = PAINTER.model_copy(update={"default_steps": 10})
+    told = carried(card, Task.EDIT, quality=quality)
+    assert (told.num_inference_steps, told.reuse) == (steps, reuse)
+    generated = carried(card, Task.GENERATE, quality=quality).num_inference_steps
+    assert generated == math.ceil(9 * steps / 10)
+    named = carried(card, Task.EDIT, quality=quality, num_inference_steps=3, reuse="strict")
+    assert (named.num_inference_steps, named.reuse) == (3, "strict")
+    many = card.model_copy(update={"default_steps": 150})
+    assert (carried(many, Task.EDIT, quality=quality).num_inference_steps or 0) <= MAX_STEPS
 
 
 def test_each_task_has_defaults_of_its_own_and_older_cards_those_of_edits() -> None:

@@ -21,7 +21,7 @@ from giornata.wire.masks import MaskedRegion, MaskMade, MaskMessage
 from giornata.wire.messages import EVENT_HEADER, CancelMessage, EditMessage, EditReply, Picture
 from giornata.wire.models import Task
 from giornata.wire.samplers import DISCRETE_TIME, FLOW_MATCHING, WITH_LIGHTNING
-from giornata_gateway.intake.rules.forms import EditForm
+from giornata_gateway.intake.rules.forms import EditForm, UnreadFields
 from giornata_tools.cli.app import COMMANDS
 
 ROOT = Path(__file__).parents[2]
@@ -172,10 +172,11 @@ def test_options_are_taken_somewhere(code: str) -> None:
 
 
 def test_the_fields_table_of_the_http_door_is_complete() -> None:
-    spoken_of_elsewhere = {"quality", "background"}  # what OpenAI's clients send; one value each
     assert first_column(section("docs/api-http.md", "Fields")) == (
-        EditForm.model_fields.keys() - spoken_of_elsewhere | {"image", "mask", "reference", *CONTROL_IMAGES}
+        EditForm.model_fields.keys() - UnreadFields.model_fields
+        | {"image", "mask", "reference", *CONTROL_IMAGES}
     )
+    assert first_column(section("docs/openai.md", "Fields")) >= UnreadFields.model_fields.keys()
 
 
 def test_the_table_of_families_is_that_of_the_code() -> None:

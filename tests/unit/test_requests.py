@@ -46,7 +46,7 @@ def refusal(**fields: object) -> GiornataError:
     [
         ({"prompt": ""}, "prompt"),
         ({"prompt": "  \n"}, "prompt"),
-        ({"prompt": "x" * 4001}, "prompt"),
+        ({"prompt": "x" * 32_001}, "prompt"),
         ({"n": "0"}, "n"),
         ({"n": 11}, "n"),
         ({"size": "0x512"}, "size"),

@@ -47,9 +47,10 @@ def test_json_of_too_many_values_is_refused_as_it_comes(text: bytes) -> None:
             "negative_prompt": "🎩é\n" * 1000,
             "loras": [{"id": "x"}] * 8,
         },
+        {"prompt": "🎩" * 32_000},
         {"init_images": ["data:image/png;base64," + "Ab/+" * MIB]},
     ],
-    ids=["words", "a picture"],
+    ids=["words", "the longest prompt", "a picture"],
 )
 @pytest.mark.parametrize("slash", ["/", "\\/"], ids=["plain", "as PHP writes it"])
 def test_json_of_a_request_passes(value: dict[str, Any], slash: str) -> None:

@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
 
 from giornata.config import ServiceConfig
+from giornata_gateway.intake.rules.cors import origins_in
+from giornata_gateway.intake.rules.model_aliases import aliases_in
 from giornata_gateway.intake.rules.tenants import is_loopback
-from giornata_gateway.webhooks.rules.addresses import check_networks
+from giornata_gateway.webhooks.rules.addresses import networks_in
+
+
+def checked_by(read: Callable[[str], object]) -> Callable[[str], str]:
+    """A validator that lets through the texts that `read` reads."""
+
+    def check(text: str) -> str:
+        read(text)
+        return text
+
+    return check
 
 
 class GatewayConfig(ServiceConfig):
@@ -25,7 +38,7 @@ class GatewayConfig(ServiceConfig):
         pattern=r"^(https?://\S+)?$",
         description="How clients reach this gateway, for links; default: as they asked.",
     )
-    trusted_proxies: Annotated[str, AfterValidator(check_networks)] = Field(
+    trusted_proxies: Annotated[str, AfterValidator(checked_by(networks_in))] = Field(
         "127.0.0.0/8,::1/128",
         description="Networks of proxies, with commas between them, whose X-Forwarded-Proto, Forwarded and "
         "X-Forwarded-Prefix count in links; empty: of none.",
@@ -49,6 +62,11 @@ class GatewayConfig(ServiceConfig):
         le=1_000_000,
         description="Pictures that a tenant may ask this gateway for in a minute where the keys' file does not say; "
         "0: no limit.",
+    )
+    model_aliases: Annotated[str, AfterValidator(checked_by(aliases_in))] = Field(
+        "",
+        description="Other names that requests may call models by, with commas between them: gpt-image-1=NAME. A "
+        "served model of that name goes first.",
     )
     a1111: bool = Field(
         default=True,
@@ -77,8 +95,8 @@ class GatewayConfig(ServiceConfig):
         le=100_000,
         description="Event streams of jobs and of the fleet open at a time; more get 429.",
     )
-    max_parts: int = Field(48, ge=2, le=1000, description="Parts of a multipart request.")
-    max_field_bytes: int = Field(16 << 10, ge=256, description="Size of one form field that is not a file.")
+    max_parts: int = Field(64, ge=2, le=1000, description="Parts of a multipart request.")
+    max_field_bytes: int = Field(128 << 10, ge=256, description="Size of one form field that is not a file.")
     head_s: float = Field(10.0, gt=0, le=600, description="Time allowed for sending a request's head.")
     receive_s: float = Field(60.0, gt=0, le=3600, description="Time allowed for sending a request's body.")
     receive_bytes_per_s: int = Field(
@@ -147,10 +165,21 @@ class GatewayConfig(ServiceConfig):
         description="File with the secret from which each tenant's, which signs its webhooks, is made; further lines "
         "are earlier ones, by which they are signed too. Default: no webhooks.",
     )
-    webhook_networks: Annotated[str, AfterValidator(check_networks)] = Field(
+    webhook_networks: Annotated[str, AfterValidator(checked_by(networks_in))] = Field(
         "",
         description="Networks beside the public addresses to which webhooks may be sent, with commas between them, "
         "such as 10.1.0.0/16; there plain HTTP will do.",
+    )
+    image_hosts: str = Field(
+        "",
+        pattern=r"^[A-Za-z0-9.:, -]*$",
+        description="Hosts, with commas between them, from which pictures that a JSON edit names by URL are fetched, "
+        "over HTTPS at public addresses, or in webhook_networks. Default: none; data URLs are always taken.",
+    )
+    cors_origins: Annotated[str, AfterValidator(checked_by(origins_in))] = Field(
+        "",
+        description="Origins whose pages may call this gateway from a browser, with commas between them, such as "
+        "https://app.example; * for any, which needs API keys. Default: its own pages alone.",
     )
     webhook_attempts: int = Field(
         8, ge=1, le=20, description="How often a webhook is sent before it is given up."
@@ -164,6 +193,14 @@ class GatewayConfig(ServiceConfig):
     heartbeat_s: float = Field(
         15.0, gt=0, le=300, description="Pause between comments on a quiet event stream."
     )
+
+    @model_validator(mode="after")
+    def _lets_any_page_in_with_a_key_alone(self) -> GatewayConfig:
+        if "*" in origins_in(self.cors_origins) and self.api_keys_file is None:
+            raise ValueError(
+                "cors_origins * lets every page of the web call this gateway: it needs api_keys_file"
+            )
+        return self
 
     @model_validator(mode="after")
     def _holds_a_request(self) -> GatewayConfig:

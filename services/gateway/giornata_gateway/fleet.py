@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from giornata.bus.bus import Bus
@@ -17,9 +18,9 @@ from giornata.wire.cells import in_cell
 from giornata.wire.errors import GiornataError
 from giornata.wire.fleet import FleetPage, FleetRequest, FleetSummary, InstanceReport, InstanceReports
 from giornata.wire.masks import MaskCard
-from giornata.wire.models import ModelCard
+from giornata.wire.models import ModelCard, Task
 from giornata.wire.workers import ServiceName
-from giornata_gateway.views.catalog import NEEDED
+from giornata_gateway.views.catalog import NEEDED, choose_card
 
 KEPT_S: Final = 0.25
 """How long reports serve all requests of this gateway."""
@@ -53,10 +54,12 @@ class PredictedWait(NamedTuple):
 class FleetListener:
     """What is served, by the latest summary of each cell. It stays known while no router leads, since one soon does.
 
-    A router may be away for `bridged_s` without being missed, since submissions are tried again meanwhile.
+    A router may be away for `bridged_s` without being missed, since submissions are tried again meanwhile. Requests may
+    call models by their `aliases`, too.
     """
 
-    def __init__(self, bridged_s: float) -> None:
+    def __init__(self, bridged_s: float, aliases: Mapping[str, str] = MappingProxyType({})) -> None:
+        self.aliases = aliases
         self._bridged_s = max(bridged_s, SILENCE_S)
         self.heard = asyncio.Event()
         """A router has told of a cell."""
@@ -81,6 +84,10 @@ class FleetListener:
         """Served models by name. Where cells differ, that of the first cell by name."""
         cells = sorted(self._known(), key=lambda heard: heard.summary.cell, reverse=True)
         return {card.name: card for heard in cells for card in heard.summary.models}
+
+    def choose(self, name: str | None, task: Task = Task.EDIT) -> ModelCard:
+        """The model that serves a request that names this one, or none; raises as :func:`choose_card`."""
+        return choose_card(self.cards(), name, self.missing(), task, self.aliases)
 
     def controlnets(self) -> dict[str, tuple[ControlCard, ...]]:
         """ControlNets by model. Where cells differ in a model's, those of the first cell by name that has any."""

@@ -25,6 +25,7 @@ from giornata_gateway.fleet import FleetListener
 from giornata_gateway.gateway import Gateway
 from giornata_gateway.http.server import listening
 from giornata_gateway.intake.key_file import KeyFile
+from giornata_gateway.intake.rules.model_aliases import aliases_in
 from giornata_gateway.nats_door import open_door
 
 log = structlog.get_logger(__name__)
@@ -38,7 +39,7 @@ async def serve(config: GatewayConfig, bus: Bus, blobs: BlobStore, stop: asyncio
     """
     keys = None if config.api_keys_file is None else KeyFile(config.api_keys_file)
     bridged_s = config.submit_window_s / 2  # the other half is for a request at the end of the first
-    fleet = FleetListener(bridged_s)
+    fleet = FleetListener(bridged_s, aliases_in(config.model_aliases))
     records = CellRecords(bus, fleet.cells)
     templates = await just_made(partial(TemplateRecords.open, bus.jetstream))
     loras = await just_made(partial(LoraRecords.open, bus.jetstream))

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from giornata.wire.models import ModelCard, Task
-from giornata.wire.requests import GenerationParameters, Reuse
+from giornata.wire.requests import MAX_STEPS, GenerationParameters, Reuse
 from giornata.wire.samplers import Sampler
 
 P = TypeVar("P", bound=GenerationParameters)
 Default = float | int | str
+STEP_SHARES: Final[Mapping[str, float]] = {"low": 0.5, "high": 1.5, "hd": 1.5, "xhigh": 2.0, "max": 2.0}
+"""Steps of a quality as a share of the model's; any other has its own. More than 1 also turns reuse off."""
 
 
 def defaults_of(card: ModelCard, task: Task) -> Mapping[str, Default]:
@@ -38,8 +41,12 @@ def defaults_of(card: ModelCard, task: Task) -> Mapping[str, Default]:
 
 
 def filled(parameters: P, card: ModelCard, task: Task) -> P:
-    """`parameters` with the model's defaults where they name nothing."""
+    """`parameters` with the model's defaults where they name nothing, as `quality` changes them."""
     defaults = dict(defaults_of(card, task))
+    share = STEP_SHARES.get(parameters.quality, 1.0)
+    defaults["num_inference_steps"] = min(MAX_STEPS, math.ceil(int(defaults["num_inference_steps"]) * share))
+    if share > 1 and "reuse" in defaults:
+        defaults["reuse"] = Reuse.OFF
     if parameters.negative_prompt is None:
         defaults.pop("true_cfg_scale", None)
     missing = {

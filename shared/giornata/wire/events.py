@@ -79,6 +79,8 @@ class PreviewEvent(Wire):
     format: OutputFormat
     box: Box
     """The part of the output picture that the preview covers, in pixels of the output."""
+    size: tuple[int, int] | None = None
+    """Width and height of `image`; None of an older denoiser, which does not tell."""
 
 
 class DenoisedEvent(Wire):

@@ -46,9 +46,17 @@ def carried_out(generation: GenerationParameters) -> EditParameters:
 def fitted(parameters: EditParameters, card: ModelCard) -> EditParameters:
     """A generation's `parameters` with the defaults that the model has for generations.
 
-    SizeMismatch where a side is no multiple of the side of the model's tokens.
+    SizeMismatch where a side is no multiple of the side of the model's tokens, InvalidField where the background is to
+    be transparent.
     """
     check_multiple(parameters, card)
+    if parameters.background == "transparent":
+        raise InvalidField(
+            f"The model {card.name} ({card.family}) makes opaque pictures from text; none that is served makes others.",
+            field="background",
+            received=parameters.background,
+            accepted="auto or opaque; an edit keeps the transparency of its image",
+        )
     return filled(parameters, card, Task.GENERATE)
 
 

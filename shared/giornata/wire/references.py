@@ -12,8 +12,8 @@ T = TypeVar("T")
 
 REFERENCE: Final = "reference"
 """Name of the field."""
-MAX_REFERENCES: Final = 8
-"""Most that a request may bring, whatever its model; a model's card tells how many it takes."""
+MAX_REFERENCES: Final = 15
+"""Most that a request may bring beside its image, whatever its model; a model's card tells how many it takes."""
 
 
 def reference_name(index: int) -> str:

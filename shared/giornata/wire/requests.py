@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
-from typing import Annotated, Final, TypeVar
+from typing import Annotated, Final, Literal, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -72,6 +72,11 @@ class OutputFormat(StrEnum):
     WEBP = "webp"
 
 
+Quality = Literal["auto", "low", "medium", "high", "xhigh", "max", "standard", "hd"]
+"""How much is computed for a picture, by OpenAI's names; :mod:`giornata.wire.defaults` tells what each stands for."""
+Background = Literal["auto", "opaque", "transparent"]
+
+
 class Reuse(StrEnum):
     """What an edit may take from a template run."""
 
@@ -83,8 +88,10 @@ class Reuse(StrEnum):
     """Nothing."""
 
 
-ModelName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,95}$")]
-Prompt = Annotated[str, StringConstraints(min_length=1, max_length=4000)]
+MODEL_NAME: Final = "[A-Za-z0-9][A-Za-z0-9_.-]{0,95}"
+ModelName = Annotated[str, StringConstraints(pattern=f"^{MODEL_NAME}$")]
+Prompt = Annotated[str, StringConstraints(min_length=1, max_length=32_000)]
+"""As many characters as OpenAI's API takes; how many tokens of it a model reads is the model's."""
 OutputSize = Annotated[str, StringConstraints(pattern=r"^(auto|[1-9]\d{1,4}x[1-9]\d{1,4})$")]
 """`auto` or WIDTHxHEIGHT."""
 M = TypeVar("M", bound=BaseModel)
@@ -109,6 +116,17 @@ class GenerationParameters(Recorded):
     output_format: OutputFormat = Field(OutputFormat.PNG, description="Encoding of the pictures.")
     output_compression: int | None = Field(
         None, ge=0, le=100, description="Quality of JPEG and WebP, 100 the best; default 95. Refused for PNG."
+    )
+    quality: Quality = Field(
+        "auto",
+        description="Steps and reuse, where the request does not name them: `low` is half of the model's steps; "
+        "`medium`, `auto` and `standard` are its own; `high` and `hd` are one and a half times as many, `xhigh` and "
+        "`max` twice as many, without reuse.",
+    )
+    background: Background = Field(
+        "auto",
+        description="`opaque` has no alpha channel, white where the image is transparent; `transparent` keeps that of "
+        "the image, which needs one.",
     )
     num_inference_steps: int | None = Field(None, ge=1, le=MAX_STEPS, description="Denoising steps.")
     guidance_scale: float | None = Field(
@@ -202,6 +220,13 @@ class GenerationParameters(Recorded):
         if compression is not None and info.data.get("output_format") is OutputFormat.PNG:
             raise ValueError("applies to jpeg and webp only")
         return compression
+
+    @field_validator("background")
+    @classmethod
+    def _is_held_by_the_format(cls, background: Background, info: ValidationInfo) -> Background:
+        if background == "transparent" and info.data.get("output_format") is OutputFormat.JPEG:
+            raise ValueError("jpeg holds no alpha channel; png and webp do")
+        return background
 
     @field_validator("negative_prompt")
     @classmethod

@@ -62,7 +62,7 @@ def resolve(
         raise _sampler_refused(parameters.sampler, card, served)
     _check_step_cache(parameters, card, served)
     named: dict[str, object] = {
-        "model": parameters.model or card.name,
+        "model": card.name,  # not an alias
         "seed": seed if parameters.seed is None else parameters.seed,
     }
     if parameters.auto_edit:

@@ -18,10 +18,12 @@ NAMES: Final = 256
 """Most names of one map, and most items of one list in msgpack."""
 DEPTH: Final = 32
 NUMBER_CHARACTERS: Final = 64
-TEXT_BYTES: Final = 64 << 10
-"""Longest text in msgpack; pictures are binary there."""
+TEXT_BYTES: Final = 128 << 10
+"""Longest text in msgpack, a prompt of 32,000 characters; pictures are binary there."""
+ESCAPES: Final = 64 << 10
+"""Escapes of such a prompt in JSON that is ASCII alone: two for a character outside of the basic plane."""
 ESCAPE_EVERY: Final = 32
-"""In JSON one byte in so many may begin an escape, beside :data:`VALUES`: PHP writes base64's ``/`` with one."""
+"""In JSON one byte in so many may begin an escape, beside :data:`ESCAPES`: PHP writes base64's ``/`` with one."""
 
 
 class JsonLimits:
@@ -38,11 +40,11 @@ class JsonLimits:
         self._size_bytes += len(piece)
         self._values += sum(map(piece.count, b"[{:,"))
         self._escapes += piece.count(b"\\")
-        if self._values > VALUES or self._escapes > VALUES + self._size_bytes // ESCAPE_EVERY:
+        if self._values > VALUES or self._escapes > ESCAPES + self._size_bytes // ESCAPE_EVERY:
             raise PayloadTooLarge(
                 "The JSON holds too many values.",
                 received=f"more in its first {self._size_bytes} bytes",
-                accepted=f"at most {VALUES} commas, colons, brackets and escapes",
+                accepted=f"at most {VALUES} commas, colons and brackets, and {ESCAPES} escapes",
             )
 
 

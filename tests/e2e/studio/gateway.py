@@ -142,6 +142,7 @@ def preview(number: int, color: tuple[int, int, int]) -> bytes:
         created_at=0,
         background="opaque",
         output_format=OutputFormat.PNG,
+        quality="medium",
         size=f"{SIDE}x{SIDE}",
         index=0,
         job_id=JOB,

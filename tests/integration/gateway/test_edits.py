@@ -60,7 +60,9 @@ async def test_the_official_client_edits_a_picture(stage: Stage) -> None:
 async def test_the_official_client_streams_an_edit(stage: Stage) -> None:
     async with openai.AsyncOpenAI(base_url=f"{stage.url}/v1", api_key="none", max_retries=0) as client:
         stage.router.steps_when = asyncio.Event()
-        stream = await client.images.edit(image=("photo.png", b"picture"), prompt="a scarf", stream=True)
+        stream = await client.images.edit(
+            image=("photo.png", b"picture"), prompt="a scarf", stream=True, extra_body={"progress": True}
+        )
         stage.router.steps_when.set()
         events: list[Any] = [event async for event in stream]
     steps = [event.step for event in events if getattr(event, "step", None)]
@@ -86,7 +88,7 @@ async def test_the_official_client_is_shown_partial_images(stage: Stage) -> None
         assert [event.partial_image_index for event in shown] == [0, 1]
         assert [base64.b64decode(event.b64_json) for event in shown] == [b"\xff\xd8\0\1", b"\xff\xd8\0\2"]
         assert [(event.size, event.output_format, event.background) for event in shown] == [
-            ("64x48", "png", "opaque")
+            ("8x6", "jpeg", "opaque")
         ] * 2
         assert events[-1].type == "image_edit.completed"
         with pytest.raises(openai.BadRequestError) as refused:
@@ -134,14 +136,17 @@ async def test_a_picture_that_fails_does_not_take_the_others_with_it(stage: Stag
         ({"stile": "x"}, "unknown_field", "stile"),
         ({"lora": "x"}, "unknown_field", "lora"),
         ({"controlnet": "x"}, "unknown_field", "controlnet"),
-        ({"quality": "high"}, "invalid_field", "quality"),
-        ({"background": "opaque"}, "invalid_field", "background"),
+        ({"quality": "best"}, "invalid_field", "quality"),
+        ({"background": "white"}, "invalid_field", "background"),
+        ({"background": "transparent", "output_format": "jpeg"}, "invalid_field", "background"),
+        ({"progress": "true"}, "invalid_field", "progress"),
+        ({"moderation": "none"}, "invalid_field", "moderation"),
         ({"negative_prompt": "x", "true_cfg_scale": "2"}, "invalid_field", "negative_prompt"),
         ({"size": "big"}, "invalid_field", "size"),
         ({"response_format": "image", "n": "2"}, "invalid_field", "response_format"),
         ({"stream": "true", "response_format": "url"}, "invalid_field", "stream"),
         ({"model": "other"}, "model_not_found", "model"),
-        ({"output_compression": "3"}, "invalid_field", "output_compression"),
+        ({"output_format": "jpeg", "output_compression": "101"}, "invalid_field", "output_compression"),
     ],
 )
 async def test_bad_fields_are_refused_by_name(
@@ -176,7 +181,7 @@ async def test_bad_bodies_are_refused(stage: Stage) -> None:
     assert await code_of(data=wrong_file) == (400, "invalid_field", "photo")
     assert await code_of(data=no_image) == (400, "invalid_field", "image")
     assert await code_of(data=stage.form(b"")) == (400, "invalid_field", "image")
-    assert await code_of(json={"prompt": "x"}) == (400, "bad_request", None)
+    assert await code_of(json={"prompt": "x"}) == (400, "invalid_field", "image")
     assert await code_of(**torn) == (400, "bad_request", None)
     assert await code_of(data=b"", headers={"Content-Type": "multipart/form-data"}) == (
         400,

@@ -179,6 +179,7 @@ async def test_every_route_wants_a_key(
             route.path.replace("{job_id}", "job_1")
             .replace("{template_id}", "template_1")
             .replace("{lora_id}", "lora_1")
+            .replace("{model}", "tiny")
         )
         async with stage.http.request(route.method, path) as response:
             assert (response.status, response.headers["WWW-Authenticate"]) == (401, "Bearer")

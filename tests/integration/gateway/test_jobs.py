@@ -348,8 +348,8 @@ async def test_previews_of_a_job_are_told_and_replayed_in_their_place(stage: Sta
     assert [frame["data"]["partial_image_index"] for frame in shown] == [0, 1]
     assert shown[0]["data"] | {"created_at": 0, "job_id": ""} == {
         "type": "image_edit.partial_image", "b64_json": base64.b64encode(b"\xff\xd8\0\1").decode(),
-        "partial_image_index": 0, "created_at": 0, "background": "opaque", "output_format": "webp",
-        "quality": "auto", "size": "64x48", "index": 0, "job_id": "", "step": 1, "steps": 3, "box": [0, 0, 64, 48],
+        "partial_image_index": 0, "created_at": 0, "background": "opaque", "output_format": "jpeg",
+        "quality": "medium", "size": "8x6", "index": 0, "job_id": "", "step": 1, "steps": 3, "box": [0, 0, 64, 48],
         "media_type": "image/jpeg",
     }  # fmt: skip
     again = await frames_of(stage, job_id, after=shown[0]["id"])

@@ -112,10 +112,10 @@ async def test_models_that_take_none_name_those_that_do(looking: Stage) -> None:
     ("parts", "code", "accepted"),
     [
         ([("reference", b"x")] * 3, "invalid_field", "at most 2"),
-        ([("reference", b"x")] * 9, "invalid_field", "at most 8"),
+        ([("reference", b"x")] * 16, "invalid_field", "at most 15"),
         ([("reference", b"")], "invalid_field", "one PNG, JPEG or WebP file"),
         (
-            [("reference_9", b"x")],
+            [("reference_15", b"x")],
             "invalid_field",
             "files: image, mask, reference, control_image_0, control_image_1, control_image_2",
         ),

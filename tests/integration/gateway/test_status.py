@@ -10,6 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import aiohttp
+import openai
+import pytest
 from openapi_spec_validator import validate
 
 from giornata.wire.jobs import JobState
@@ -58,6 +60,26 @@ async def test_several_models_must_be_told_apart(stage: Stage) -> None:
     assert (await stage.record()).job.model_digest == "e" * 64
     async with stage.http.get("/v1/models") as response:
         assert [model["id"] for model in (await response.json())["data"]] == ["other", "tiny"]
+
+
+async def test_models_have_other_names_where_the_configuration_gives_them_some(
+    nats_url: str, redis_url: str, tmp_path: Path
+) -> None:
+    async with open_stage(nats_url, redis_url, tmp_path, model_aliases="gpt-image-1=tiny") as stage:
+        assert (await stage.edit(model="gpt-image-1"))[0] == 200
+        job = (await stage.record()).job
+        assert (job.model, job.parameters.model) == ("tiny", "tiny")
+        async with openai.AsyncOpenAI(base_url=f"{stage.url}/v1", api_key="none", max_retries=0) as client:
+            for name in ("tiny", "gpt-image-1"):
+                model = await client.models.retrieve(name)
+                assert (model.id, getattr(model, "aliases", None)) == ("tiny", ["gpt-image-1"])
+            with pytest.raises(openai.NotFoundError) as missed:
+                await client.models.retrieve("tiney")
+        assert missed.value.code == "model_not_found"
+        assert "The closest is tiny." in missed.value.message
+        async with stage.http.get("/v1/models/gpt-image-2") as response:
+            told = (await response.json())["error"]
+        assert (response.status, told["accepted"]) == (404, "tiny, gpt-image-1 (stands for tiny)")
 
 
 async def test_a_field_that_no_list_names_is_refused_with_the_models_whose_list_does(stage: Stage) -> None:
@@ -126,7 +148,9 @@ async def test_streams_work_again_after_nats_was_away(
             await behind.wait()
             await stage.router.announce()
         stage.router.hold = asyncio.Event()
-        async with stage.http.post("/v1/images/edits", data=stage.form(stream="true")) as response:
+        async with stage.http.post(
+            "/v1/images/edits", data=stage.form(stream="true", progress="true")
+        ) as response:
             stage.router.hold.set()
             text = await response.text()
         assert response.status == 200, text

@@ -56,7 +56,7 @@ async def document(stage: Stage) -> Document:
 
 
 async def edited(stage: Stage, **fields: str) -> list[dict[str, str]]:
-    form = stage.form(stream="true", **fields)
+    form = stage.form(stream="true", progress="true", **fields)
     async with stage.http.post("/v1/images/edits", data=form) as response:
         assert response.content_type == STREAM
         return parse(await response.text())
@@ -82,7 +82,9 @@ async def test_the_stream_of_a_generation_is_as_documented(stage: Stage, documen
     await stage.router.announce()
     stage.router.row_errors = {1: RowPoisoned()}
     asked = {"prompt": "a red barn", "n": 2, "partial_images": 1}
-    async with stage.http.post("/v1/images/generations", json=asked | {"stream": True}) as response:
+    async with stage.http.post(
+        "/v1/images/generations", json=asked | {"stream": True, "progress": True}
+    ) as response:
         told = parse(await response.text())
     names = {"image_generation.progress", "image_generation.partial_image", "image_generation.completed"}
     assert check(document, "/v1/images/generations", "post", told) == names | {"error"}

@@ -157,7 +157,8 @@ def test_a_request_names_what_was_set_alone(gateway: Gateway) -> None:
         part.split(b'name="')[1].split(b'"')[0] for part in form.split(b"\r\n\r\n")[:-1] if b'name="' in part
     }
     assert named == {
-        b"prompt", b"seed", b"mask_mode", b"stream", b"partial_images", b"output_format", b"image", b"mask",
+        b"prompt", b"seed", b"mask_mode", b"stream", b"progress", b"partial_images", b"output_format", b"image",
+        b"mask",
     }  # fmt: skip
     assert f"\r\n\r\n{2**40 + 7}\r\n".encode() in form
 
@@ -174,7 +175,8 @@ def test_a_generation_carries_its_pictures_in_json(gateway: Gateway) -> None:
     pictures = [*body.pop("reference"), body.pop("control_image_0")]
     assert [base64.b64decode(text)[:4] for text in pictures] == [b"\x89PNG"] * 3
     assert body == {
-        "prompt": "a hat", "seed": 1, "size": "64x64", "num_inference_steps": 3, "stream": True, "partial_images": 4,
+        "prompt": "a hat", "seed": 1, "size": "64x64", "num_inference_steps": 3, "stream": True, "progress": True,
+        "partial_images": 4,
         "output_format": "png", "loras": [{"id": LORA["id"], "scale": 0.5}],
         "controlnets": [{"model": "outline", "scale": 1.0, "start": 0.0, "end": 0.5, "image": 0}],
     }  # fmt: skip

@@ -20,6 +20,13 @@ ANYWHERE = "0.0.0.0"  # noqa: S104 - what is refused
         ({"host": ""}, "API keys are needed"),
         ({"host": "gateway.example"}, "API keys are needed"),
         ({"public_url": "edit.example"}, "public_url"),
+        ({"cors_origins": "*"}, "needs api_keys_file"),
+        ({"cors_origins": "https://a.example/page"}, "not 'https://a.example/page'"),
+        ({"cors_origins": "a.example"}, "an origin is SCHEME://HOST"),
+        ({"image_hosts": "a.example/b"}, "image_hosts"),
+        ({"model_aliases": "gpt-image-1"}, "ALIAS=NAME, each alias once, and not 'gpt-image-1'"),
+        ({"model_aliases": "a=b,a=c"}, "not 'a=c'"),
+        ({"model_aliases": "a=b c"}, "not 'a=b c'"),
     ],
 )
 def test_mistakes_are_named(options: dict[str, object], mistake: str) -> None:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from giornata.wire.errors import GiornataError, InvalidField
+from giornata.wire.errors import GiornataError, InvalidField, UnknownField
 from giornata.wire.requests import MaskMode
 from giornata_gateway.intake.rules.envelopes import REPLY_MARGIN_BYTES, inline_pictures
 from giornata_gateway.intake.rules.forms import EditForm, JobForm, ResponseFormat, prefers_image, read_form
@@ -29,17 +29,16 @@ def test_texts_become_values() -> None:
     ("fields", "code", "field"),
     [
         ([("prompt", "x"), ("prompt", "y")], "invalid_field", "prompt"),
-        ([("prompt", "x"), ("input_fidelity", "high")], "unknown_field", "input_fidelity"),
+        ([("prompt", "x"), ("input_fidelity", "medium")], "invalid_field", "input_fidelity"),
         ([("prompt", "x"), ("partial_images", "17"), ("stream", "true")], "invalid_field", "partial_images"),
         ([("prompt", "x"), ("partial_images", "2")], "invalid_field", "partial_images"),
         ([("prompt", "x"), ("partial_images", "1"), ("stream", "false")], "invalid_field", "partial_images"),
         ([("prompt", "x"), ("padding_mask_crop", "-1")], "invalid_field", "padding_mask_crop"),
         ([("prompt", "x"), ("padding_mask_crop", "4097")], "invalid_field", "padding_mask_crop"),
-        ([("prompt", "x"), ("n", "")], "invalid_field", "n"),
         ([("prompt", "x"), ("n", "1.5")], "invalid_field", "n"),
         ([("prompt", "x"), ("seed", "nan")], "invalid_field", "seed"),
         ([("prompt", "x"), ("stream", "perhaps")], "invalid_field", "stream"),
-        ([("prompt", "x"), ("quality", "hd")], "invalid_field", "quality"),
+        ([("prompt", "x"), ("quality", "4k")], "invalid_field", "quality"),
         ([], "invalid_field", "prompt"),
     ],
 )
@@ -47,6 +46,25 @@ def test_refusals_name_the_field(fields: list[tuple[str, str]], code: str, field
     with pytest.raises(GiornataError) as raised:
         read_form(EditForm, fields)
     assert (raised.value.code, raised.value.field) == (code, field)
+
+
+def test_fields_without_effect_are_told() -> None:
+    fields = {
+        "prompt": "x",
+        "output_compression": "90",
+        "style": "vivid",
+        "moderation": "",
+        "user": "u",
+        "size": "",
+    }
+    form = read_form(EditForm, fields.items())
+    assert form.ignored == ("output_compression", "style")
+    assert (form.user, form.size, form.output_compression) == ("u", "auto", None)
+    kept = read_form(EditForm, [*fields.items(), ("output_format", "webp")])
+    assert (kept.ignored, kept.output_compression) == (("style",), 90)
+    assert read_form(EditForm, [("prompt", "x"), ("negative_prompt", "")]).negative_prompt == ""
+    with pytest.raises(UnknownField, match="mood"):
+        read_form(EditForm, [("prompt", "x"), ("mood", "")])
 
 
 def test_accept_chooses_the_picture_itself_unless_the_form_says_otherwise() -> None:

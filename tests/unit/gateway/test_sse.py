@@ -5,6 +5,7 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from openai._streaming import SSEDecoder
 
 from giornata.wire.errors import InvalidField
 from giornata_gateway.http.body import frame
@@ -25,9 +26,12 @@ def test_a_frame_is_one_event_whatever_the_text(message: str, sequence: int | No
     assert json.loads(fields["data"])["error"]["message"] == detail.message
 
 
-def test_a_heartbeat_is_a_comment() -> None:
+def test_openais_client_passes_over_heartbeats() -> None:
     assert HEARTBEAT.startswith(b":")
-    assert HEARTBEAT.endswith(b"\n\n")
+    event = ErrorEvent(error=ErrorDetail(code="x", message="y", type="server_error"))
+    sent = [frame("error", event, 7), HEARTBEAT, HEARTBEAT, frame("error", event), HEARTBEAT]
+    read = list(SSEDecoder().iter_bytes(iter(sent)))
+    assert [one.json()["error"]["code"] for one in read] == ["x", "x"]
 
 
 def test_last_event_id() -> None:

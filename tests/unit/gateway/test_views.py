@@ -13,7 +13,7 @@ from giornata.wire.progress import JobRecord, RowRecord
 from giornata.wire.requests import EditParameters, OutputFormat
 from giornata.wire.workers import ServiceName
 from giornata_gateway.views.answers import background_of, error_detail, error_of, error_type, images_answer
-from giornata_gateway.views.catalog import choose_card, ready_view
+from giornata_gateway.views.catalog import choose_card, find_card, model_list, ready_view
 from giornata_gateway.views.jobs import job_view
 
 BLOB = BlobRef(key="default/x", size_bytes=1, sha256="0" * 64)
@@ -109,6 +109,25 @@ def test_the_model_is_the_only_one_or_the_one_named() -> None:
         choose_card({"one": one}, "three", [])
     with pytest.raises(ServiceUnavailable, match="denoiser"):
         choose_card({}, "one", [ServiceName.DENOISER])
+
+
+def test_an_alias_stands_for_a_model_unless_one_of_its_name_is_served() -> None:
+    one, two = card_of("one"), card_of("two")
+    aliases = {"gpt-image-1": "one", "two": "one", "gone": "away"}
+    assert find_card("gpt-image-1", {"one": one, "two": two}, aliases) is one
+    assert find_card("two", {"one": one, "two": two}, aliases) is two
+    assert choose_card({"one": one, "two": two}, "gpt-image-1", [], aliases=aliases) is one
+    with pytest.raises(ModelNotFound) as missed:
+        find_card("gpt-image-2", {"one": one, "two": two}, aliases)
+    assert missed.value.message == (
+        "No running worker serves this model. Served: one, two, gpt-image-1 (stands for one). "
+        "The closest is gpt-image-1."
+    )
+    assert missed.value.accepted == "one, two, gpt-image-1 (stands for one)"
+    with pytest.raises(ModelNotFound, match="this model, which stands for away"):
+        find_card("gone", {"one": one}, aliases)
+    told = model_list({"one": one, "two": two}, {}, aliases=aliases)
+    assert {model.id: model.aliases for model in told.data} == {"one": ["gpt-image-1"], "two": []}
 
 
 def test_readiness_names_what_is_missing() -> None:

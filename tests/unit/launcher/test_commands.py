@@ -245,6 +245,18 @@ def test_denoisers_of_several_devices_are_told_which() -> None:
     assert plan(up_options(), (Model("/m", "tiny"),)).env_of[ServiceName.DENOISER] == {}
 
 
+def test_aliases_reach_the_gateway_beside_those_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GIORNATA_MODEL_ALIASES", "dall-e-2=tiny")
+    asked = plan(
+        up_options("--alias", "gpt-image-1=tiny", "--alias", "gpt-image-2=tiny"), (Model("/m", "tiny"),)
+    )
+    told = asked.env_of[ServiceName.GATEWAY]
+    assert told == {"GIORNATA_MODEL_ALIASES": "dall-e-2=tiny,gpt-image-1=tiny,gpt-image-2=tiny"}
+    assert plan(up_options(), (Model("/m", "tiny"),)).env_of[ServiceName.GATEWAY] == {}
+    with pytest.raises(LaunchError, match="--alias gpt-image-1=tiyn leads to no model"):
+        plan(up_options("--alias", "gpt-image-1=tiyn"), (Model("/m", "tiny"),))
+
+
 def test_the_users_environment_is_not_overruled_by_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"DRAIN_S": "45", "HOST": "0.0.0.0", "PORT": "9000", "NATS_URL": ""}.items():  # noqa: S104
         monkeypatch.setenv(f"GIORNATA_{name}", value)

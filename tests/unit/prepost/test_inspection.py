@@ -13,7 +13,7 @@ from PIL import Image
 from safetensors.numpy import load
 
 from giornata.families import Family
-from giornata.wire.errors import MaskEmpty, SizeMismatch, TooManyPixels
+from giornata.wire.errors import InvalidField, MaskEmpty, SizeMismatch, TooManyPixels
 from giornata.wire.models import ModelCard
 from giornata.wire.requests import EditParameters, MaskMode
 from giornata_prepost.images.geometry import Box
@@ -110,6 +110,25 @@ def test_transparency_is_seen_on_white() -> None:
     np.testing.assert_array_equal(
         image, np.asarray(Image.fromarray(flatten(clear)).resize((144, 96), Image.Resampling.LANCZOS))
     )
+
+
+def test_a_background_is_the_images_or_opaque() -> None:
+    clear = np.dstack([SCENE, np.zeros(SCENE.shape[:2], np.uint8)])
+    clear[80:, :, 3] = 255
+    assert inspected(file(clear), background="transparent").has_alpha
+    assert not inspected(file(clear), background="opaque").has_alpha
+    with pytest.raises(InvalidField, match="this image has none") as refused:
+        inspected(mask=box(top=0, left=0, bottom=40, right=60), background="transparent")
+    assert refused.value.field == "background"
+    for background, mode in {"auto": "RGBA", "opaque": "RGB", "transparent": "RGBA"}.items():
+        parameters = EditParameters.model_validate({"prompt": "x", "background": background})
+        alpha = inspected(file(clear), background=background).alpha
+        made = Image.open(
+            BytesIO(finish(file(clear), alpha, parameters, LIMITS, np.zeros((96, 144, 3), np.uint8)))
+        )
+        assert made.mode == mode
+        if mode == "RGB":
+            np.testing.assert_array_equal(np.asarray(made)[120:], SCENE[120:])
 
 
 def test_the_template_key_follows_the_pixels_and_the_model_only() -> None:

@@ -125,6 +125,13 @@ family_option: Final = click.option(
     "A diffusers checkpoint to serve, as GIORNATA_MODEL; give it several times to serve several. Each has the "
     "denoisers and preposts above."
 )
+@click.option(
+    "--alias",
+    "aliases",
+    multiple=True,
+    metavar="ALIAS=NAME",
+    help="Another name that requests may call a served model by, such as gpt-image-1=NAME; several times for several.",
+)
 @family_option
 @click.option(
     "--profile-loras",

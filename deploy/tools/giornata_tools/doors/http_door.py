@@ -38,6 +38,8 @@ from giornata_tools.doors.http_answers import (
 )
 from giornata_tools.doors.sse import events
 
+STREAM: Final = {"stream": True, "progress": True}
+"""Has every step told."""
 SILENCE_S: Final = 60.0
 """A gateway that says nothing for so long is gone: it comments on a quiet stream every 15 s."""
 CONNECT_S: Final = 10.0
@@ -140,7 +142,7 @@ class HttpClient:
     def _posted(self, order: EditCall) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
         images = f"{self._url}/v1/images"
         if order.image is None:
-            asked = {**order.parameters, "stream": True}
+            asked = {**order.parameters, **STREAM}
             if order.references:
                 asked[REFERENCE] = [_written(picture) for picture in order.references]
             asked |= named_control_images([_written(picture) for picture in order.control_images])
@@ -228,7 +230,7 @@ def _form(order: EditCall, image: bytes) -> aiohttp.FormData:
         form.add_field(REFERENCE, picture, filename=REFERENCE, content_type="application/octet-stream")
     for name, picture in named_control_images(order.control_images).items():
         form.add_field(name, picture, filename=name, content_type="application/octet-stream")
-    for name, value in {**order.parameters, "stream": True}.items():
+    for name, value in {**order.parameters, **STREAM}.items():
         form.add_field(name, _as_text(value))
     return form
 

@@ -26,6 +26,7 @@ from giornata_tools.launcher.stack import Stack, running
 CHECKED_S: Final = 15.0
 """How long a stack whose services are ready waits for the checks of its LoRAs, before it is ready without some."""
 DEVICES: Final = "GIORNATA_DEVICES"
+ALIASES: Final = "GIORNATA_MODEL_ALIASES"
 CLIENTS: Final = (User.OBSERVER, User.OPERATOR, User.PROFILER)
 """Users of NATS that commands log in as."""
 Say = Callable[[str], None]
@@ -54,6 +55,8 @@ class UpOptions:
     """Devices of each denoiser, separated by commas; empty for the one of GIORNATA_DEVICE."""
     models: tuple[str, ...] = ()
     """Folders or hub ids, each with NAME= before it or not; none: see :func:`model.choose`."""
+    aliases: tuple[str, ...] = ()
+    """Other names of served models, each as ALIAS=NAME; beside those of GIORNATA_MODEL_ALIASES."""
     state: Path = STATE
     """What the stack keeps; commands find the stack by the file that lies there while it runs."""
 
@@ -119,12 +122,26 @@ def plan(options: UpOptions, chosen: tuple[model.Model, ...]) -> StackPlan:
         port=options.port,
         nats_servers=options.nats_servers,
         env_of={
+            ServiceName.GATEWAY: aliases_of(options.aliases, models, os.environ),
             ServiceName.DENOISER: {DEVICES: options.devices} if options.devices else {},
             ServiceName.PREPOST: masks.shipped_masks(models, os.environ),
             ServiceName.LORA_STORE: adapters.shared_loras(models, os.environ),
             ServiceName.CONTROLNET: {adapters.NETS: nets} if nets else {},
         },
     )
+
+
+def aliases_of(
+    aliases: tuple[str, ...], models: tuple[model.Model, ...], env: Mapping[str, str]
+) -> dict[str, str]:
+    """The gateway's setting for `aliases`; LaunchError where one leads to none of the `models`."""
+    names = [each.served_name for each in models]
+    for alias in aliases:
+        if alias.partition("=")[2] not in names:
+            raise LaunchError(
+                f"--alias {alias} leads to no model; write ALIAS=NAME with one of {', '.join(names)}."
+            )
+    return {ALIASES: ",".join(filter(None, (env.get(ALIASES), *aliases)))} if aliases else {}
 
 
 def profiled(

@@ -32,8 +32,10 @@ def limit_bytes(job: Job) -> int:
     return min(PREVIEW_BYTES, PREVIEW_JOB_BYTES // max(1, asked))
 
 
-def encode(pixels: npt.NDArray[np.uint8], limit: int) -> bytes:
-    """`pixels`, (height, width, 3) RGB, as JPEG of at most `limit` bytes: quality is given up first, then size.
+def encode(pixels: npt.NDArray[np.uint8], limit: int) -> tuple[bytes, tuple[int, int]]:
+    """`pixels`, (height, width, 3) RGB, as JPEG of at most `limit` bytes, and its width and height.
+
+    Quality is given up first, then size.
 
     A pixel alone takes 700 bytes.
 
@@ -44,12 +46,13 @@ def encode(pixels: npt.NDArray[np.uint8], limit: int) -> bytes:
         target = BytesIO()
         picture.save(target, FORMAT.value, quality=quality, subsampling=0)
         if target.tell() <= limit:
-            return target.getvalue()
+            return target.getvalue(), picture.size
     raise ValueError(f"no preview fits into {limit} bytes")
 
 
 def preview_event(request: RunRequest, preview: RowPreview) -> PreviewEvent:
     """The event that shows `preview`, a row of `request`. Encodes: call it away from the event loop."""
+    image, size = encode(preview.pixels, limit_bytes(request.job))
     return PreviewEvent(
         job_id=preview.key.job_id,
         attempt=preview.key.attempt,
@@ -57,7 +60,8 @@ def preview_event(request: RunRequest, preview: RowPreview) -> PreviewEvent:
         step=preview.step,
         steps=preview.steps,
         partial_image_index=preview.index,
-        image=encode(preview.pixels, limit_bytes(request.job)),
+        image=image,
+        size=size,
         format=FORMAT,
         box=request.inspection.painted_box,
     )

@@ -41,7 +41,6 @@ from giornata_gateway.jobs.preparation import EditOrder
 from giornata_gateway.jobs.submission import AwaitedJob
 from giornata_gateway.views import a1111 as views
 from giornata_gateway.views.answers import error_of
-from giornata_gateway.views.catalog import choose_card
 
 PICTURES: Final = frozenset({"mask", "init_images", SCRIPTS})
 """Fields that hold pictures."""
@@ -216,7 +215,7 @@ def _card(gateway: Gateway, form: TextToImage) -> ModelCard:
     label = form.override_settings.sd_model_checkpoint
     name = None if label is None else model_of(label, cards)
     try:
-        return choose_card(cards, name, gateway.fleet.missing(), form.task)
+        return gateway.fleet.choose(name, form.task)
     except ModelNotFound as error:
         error.received = label
         raise

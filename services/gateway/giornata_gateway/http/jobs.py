@@ -52,11 +52,13 @@ async def _carried_out(request: web.Request, kind: type[EditForm | GenerationFor
     gateway = request.app[GATEWAY]
     with ExitStack() as held:
         form, admitted = await receive(request, kind, held)
-        async with gateway.awaited(admitted, streamed=form.stream) as awaited:
+        async with gateway.awaited(admitted, streamed=form.stream and form.progress) as awaited:
             request[JOB_ID] = awaited.job.job_id
             request[REPEATED] = admitted.stay.repeated
             if form.stream:
-                stream = Stream(request, awaited.job, awaited.ended, awaited.deadline, inline=True)
+                stream = Stream(
+                    request, awaited.job, awaited.ended, awaited.deadline, inline=True, progress=form.progress
+                )
                 response = await stream.run(0, awaited.steps)
                 if request.get(OUTCOME) is None:
                     admitted.carried_out()

@@ -27,6 +27,7 @@ FOLLOWED: Final[Mapping[str, tuple[str, str, tuple[str, ...]]]] = {
     "getLora": ("lora_id", ID, _LORA),
     "pinLora": ("lora_id", ID, _LORA),
     "unpinLora": ("lora_id", ID, _LORA),
+    "listModels": ("model", FIRST, ("getModel",)),
     "listWebhooks": ("job_id", FIRST, ("retryWebhook", "deleteWebhook", "getJob")),
     "retryWebhook": ("job_id", ID, ("deleteWebhook", "getJob")),
 }

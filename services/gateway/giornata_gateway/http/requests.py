@@ -14,21 +14,26 @@ from giornata.deadlines import Deadline
 from giornata.wire.adapters import CONTROL_IMAGES
 from giornata.wire.errors import BadRequest, InvalidField
 from giornata.wire.jobs import Priority
-from giornata.wire.references import REFERENCE
+from giornata.wire.references import REFERENCE, check_count
+from giornata.wire.requests import asked
 from giornata_gateway.gateway import Admitted
 from giornata_gateway.http.errors import GATEWAY, TENANT
+from giornata_gateway.http.ignored import ignore
 from giornata_gateway.http.proxies import PublicOrigin, public_origin
-from giornata_gateway.http.uploads import read_json, read_upload
+from giornata_gateway.http.remote_pictures import read_source
+from giornata_gateway.http.uploads import PICTURES, read_json, read_upload
 from giornata_gateway.intake.limits import Grow
 from giornata_gateway.intake.rules.controls import in_order
 from giornata_gateway.intake.rules.forms import (
     EditFields,
+    EditForm,
     F,
     Form,
     GenerationFields,
     GenerationJobForm,
     JobForm,
     Upload,
+    WrittenPictures,
     check_source,
     read_form,
 )
@@ -38,6 +43,8 @@ from giornata_gateway.jobs.preparation import EditOrder
 
 MAX_PAGE: Final = 100
 DEFAULT_PAGE: Final = 20
+JSON: Final = "application/json"
+WRITTEN_PICTURES: Final = PICTURES | WrittenPictures.model_fields.keys()
 LAST_SEQUENCE: Final = 10**18 - 1
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 
@@ -55,12 +62,15 @@ async def receive(request: web.Request, kind: type[F], held: ExitStack) -> tuple
     with gateway.uploads.growing(tenant) as grow:
         form, upload = await _read(request, kind, grow)
         order = _order(request, form, upload)
+        ignore(request, form.ignored)
         return form, await gateway.admit(order, key, held)
 
 
 async def _read(request: web.Request, kind: type[F], grow: Grow) -> tuple[F, Upload]:
     """The form of a request, and its pictures; a generation is JSON, its references and control images too."""
     accept = request.headers.get("Accept", "")
+    if kind is EditForm and request.content_type == JSON:
+        return await _read_written(request, kind, grow, accept)
     if issubclass(kind, GenerationFields):
         fields = await read_json(request, grow)
         references, controls = fields.pop(REFERENCE, []), _taken(fields, CONTROL_IMAGES)
@@ -72,6 +82,22 @@ async def _read(request: web.Request, kind: type[F], grow: Grow) -> tuple[F, Upl
     form = read_form(kind, upload.fields, accept)
     check_source(upload.image, form.template_id)
     return form, upload
+
+
+async def _read_written(request: web.Request, kind: type[F], grow: Grow, accept: str) -> tuple[F, Upload]:
+    """The form of an edit in JSON, and its pictures, some of which may be fetched from where it says."""
+    fields = await read_json(request, grow, WRITTEN_PICTURES)
+    given = asked(WrittenPictures, _taken(fields, WrittenPictures.model_fields))
+    references, controls = fields.pop(REFERENCE, []), _taken(fields, CONTROL_IMAGES)
+    form = read_form(kind, fields.items(), accept)
+    more, controlled = await asyncio.to_thread(_pictures, references, controls)
+    config = request.app[GATEWAY].config
+    images = [await read_source(config, grow, source, "images") for source in given.images]
+    mask = None if given.mask is None else await read_source(config, grow, given.mask, "mask")
+    image = images[0] if images else None
+    check_source(image, form.template_id if isinstance(form, EditFields) else None)
+    check_count(len(images[1:]) + len(more))
+    return form, Upload((), image, mask, (*images[1:], *more), controlled)
 
 
 def _taken(fields: dict[str, object], names: Iterable[str]) -> dict[str, object]:

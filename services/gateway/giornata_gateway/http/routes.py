@@ -22,6 +22,7 @@ from giornata.wire.models import Task
 from giornata_gateway.http import jobs, loras, masks, requests, status, templates, webhooks
 from giornata_gateway.http.connections import claim
 from giornata_gateway.http.errors import GATEWAY, JOB_ID, TENANT, Handler
+from giornata_gateway.intake.rules.cors import is_allowed
 from giornata_gateway.intake.rules.forms import (
     EditForm,
     GenerationForm,
@@ -29,11 +30,12 @@ from giornata_gateway.intake.rules.forms import (
     JobForm,
     LoraForm,
     TemplateForm,
+    WrittenEditForm,
 )
 from giornata_gateway.intake.rules.mask_forms import MaskForm
 from giornata_gateway.intake.rules.tenants import bearer, check_site, password
 from giornata_gateway.views.answers import ImagesAnswer
-from giornata_gateway.views.catalog import HealthView, ModelList, ReadyView
+from giornata_gateway.views.catalog import HealthView, ModelList, ModelView, ReadyView
 from giornata_gateway.views.jobs import (
     KINDS,
     CompletedEvent,
@@ -135,10 +137,10 @@ class Route:
         authorization = request.headers.get("Authorization")
         written = password(authorization) if self.basic else None
         if self.method != GET:  # a page of another site cannot read what a GET answers
-            keyed = (
-                gateway.keys is not None and written is None
-            )  # browsers remember passwords, and send them by themselves
-            check_site(request.headers.get("Sec-Fetch-Site"), keyed=keyed)
+            # browsers remember passwords, and send them by themselves
+            keyed = gateway.keys is not None and written is None
+            trusted = is_allowed(request.headers.get("Origin"), gateway.config.cors_origins)
+            check_site(request.headers.get("Sec-Fetch-Site"), keyed=keyed or trusted)
         if self.keyed:
             request[TENANT] = gateway.tenant(written or bearer(authorization))
             claim(request, request[TENANT])
@@ -208,7 +210,7 @@ ROUTES: Final = (
     Route(
         POST, "/v1/images/edits", jobs.edit, "edit", "Edit a picture and wait for it.",
         {200: Reply("Edited.", {JSON: ImagesAnswer, STREAM: _events(Task.EDIT), **PICTURES})},
-        EVERY, form=EditForm, repeatable=True,
+        EVERY, form=EditForm, json_form=WrittenEditForm, repeatable=True,
     ),
     Route(
         POST, "/v1/images/generations", jobs.generate, "generate", "Make pictures from text and wait for them.",
@@ -310,6 +312,10 @@ ROUTES: Final = (
     Route(
         GET, "/v1/models", status.models, "listModels", "Served models.",
         {200: Reply("Served models.", {JSON: ModelList})}, (401,),
+    ),
+    Route(
+        GET, "/v1/models/{model}", status.model, "getModel", "One served model, by its name or an alias.",
+        {200: Reply("The model.", {JSON: ModelView})}, (401, 404),
     ),
     Route(
         GET, "/v1/fleet", status.fleet, "getFleet",

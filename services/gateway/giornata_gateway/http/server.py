@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import re
+import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
@@ -24,11 +26,16 @@ from giornata_gateway.http.ignored import IGNORED, header_value
 from giornata_gateway.http.openapi import document
 from giornata_gateway.http.routes import ROUTE, ROUTES
 from giornata_gateway.http.tracing import traced
+from giornata_gateway.intake.rules import cors
 from giornata_gateway.intake.rules.idempotency import REPEATED as REPEATED_HEADER
 
 log = structlog.get_logger(__name__)
 
 BEARER_OR_BASIC: Final = 'Bearer, Basic realm="Giornata", charset="UTF-8"'
+REQUEST_ID_HEADER: Final = "X-Request-Id"
+REQUEST_ID: Final = web.RequestKey("request_id", str)
+"""The client's own where it sends one that can be told again, else a new one."""
+_ID: Final = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 CLOSE_S: Final = 5.0
 """After the drain: how long answers that are being written may still take."""
 
@@ -74,7 +81,8 @@ def _limits(gateway: Gateway) -> ConnectionLimits:
 def _application(gateway: Gateway) -> web.Application:
     tracing = [traced] if spans.on() else []
     app = web.Application(
-        middlewares=[_counted, *tracing, errors_as_json], client_max_size=gateway.config.max_request_bytes
+        middlewares=[_counted, _preflighted, *tracing, errors_as_json],
+        client_max_size=gateway.config.max_request_bytes,
     )
     app.on_response_prepare.append(_tell)
     app[GATEWAY] = gateway
@@ -89,17 +97,37 @@ def _application(gateway: Gateway) -> web.Application:
 
 @web.middleware
 async def _counted(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Count a request that has come: it is answered, though the gateway leaves meanwhile."""
+    """Count a request that has come: it is answered, though the gateway leaves meanwhile. Its logs have its id."""
     if request.transport is None:
         raise ConnectionAbortedError("The client has left.")
-    with request.app[GATEWAY].departure.answering(request.transport):
+    given = request.headers.get(REQUEST_ID_HEADER, "")
+    request[REQUEST_ID] = given if _ID.fullmatch(given) else f"req_{secrets.token_hex(16)}"
+    with (
+        request.app[GATEWAY].departure.answering(request.transport),
+        structlog.contextvars.bound_contextvars(request_id=request[REQUEST_ID]),
+    ):
         return await handler(request)
+
+
+@web.middleware
+async def _preflighted(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Answer what a browser asks before a page of another origin may call."""
+    origin = request.headers.get(hdrs.ORIGIN)
+    asks = request.method == hdrs.METH_OPTIONS and hdrs.ACCESS_CONTROL_REQUEST_METHOD in request.headers
+    if asks and origin and cors.is_allowed(origin, request.app[GATEWAY].config.cors_origins):
+        asked = request.headers.get(hdrs.ACCESS_CONTROL_REQUEST_HEADERS, "")
+        return web.Response(status=204, headers=cors.headers(origin, asked))
+    return await handler(request)
 
 
 async def _tell(request: web.Request, response: web.StreamResponse) -> None:
     """Before an answer's headers: what the tenant may still ask for, whether the job is repeated, whether we leave."""
     gateway, route = request.app[GATEWAY], request.get(ROUTE)
     response.headers[hdrs.SERVER] = SERVER
+    response.headers[REQUEST_ID_HEADER] = request[REQUEST_ID]
+    origin = request.headers.get(hdrs.ORIGIN)
+    if origin and hdrs.VARY not in response.headers and cors.is_allowed(origin, gateway.config.cors_origins):
+        response.headers.update(cors.headers(origin))
     if route is not None and route.form and TENANT in request:
         response.headers.update(gateway.quotas.headers(request[TENANT]))
     if request.get(REPEATED):

@@ -14,10 +14,11 @@ from pydantic import BaseModel
 from giornata.bus.bus import Bus
 from giornata.wire.errors import GiornataError, ServiceUnavailable
 from giornata.wire.fleet import FleetView, InstanceReport
+from giornata_gateway.fleet import FleetListener
 from giornata_gateway.http.body import EVENT_STREAM, frame, looking_on, write
 from giornata_gateway.http.errors import GATEWAY, TENANT, json_answer
 from giornata_gateway.http.requests import base_path
-from giornata_gateway.views.catalog import HealthView, model_list, ready_view
+from giornata_gateway.views.catalog import HealthView, ModelList, find_card, model_list, ready_view
 from giornata_gateway.views.fleet import fleet_view, tenant_view
 
 CHECK_S: Final = 2.0
@@ -59,8 +60,18 @@ async def metrics(request: web.Request) -> web.Response:
 
 async def models(request: web.Request) -> web.Response:
     """Models that can be asked for."""
+    return json_answer(_models(request.app[GATEWAY].fleet))
+
+
+async def model(request: web.Request) -> web.Response:
+    """The model of a name or an alias; ModelNotFound tells the names there are."""
     fleet = request.app[GATEWAY].fleet
-    return json_answer(model_list(fleet.cards(), fleet.controlnets(), fleet.masks()))
+    named = find_card(request.match_info["model"], fleet.cards(), fleet.aliases).name
+    return json_answer(next(one for one in _models(fleet).data if one.id == named))
+
+
+def _models(fleet: FleetListener) -> ModelList:
+    return model_list(fleet.cards(), fleet.controlnets(), fleet.masks(), fleet.aliases)
 
 
 class FleetFrames:

@@ -28,8 +28,11 @@ from giornata_gateway.views.jobs import (
     progress_event,
 )
 
-HEARTBEAT = b": still working\n\n"
-"""A comment; keeps proxies from closing a quiet connection."""
+HEARTBEAT = b": still working\n"
+"""A comment; keeps proxies from closing a quiet connection.
+
+No empty line ends it: OpenAI's client for Python takes that for an event without data, and fails.
+"""
 GO_ON_ELSEWHERE = b": this gateway leaves; another one goes on after your Last-Event-ID\nretry: 500\n\n"
 """The end of a stream whose job goes on. It is no error, so that clients connect again after `retry` milliseconds."""
 
@@ -46,6 +49,8 @@ class Stream:
     """When to stop telling, whether the job has ended or not."""
     inline: bool
     """Whether pictures travel in the stream, or links to them."""
+    progress: bool = True
+    """Whether states and steps are told, which OpenAI's clients do not know."""
     response: web.StreamResponse = field(default_factory=lambda: web.StreamResponse(headers=EVENT_STREAM))
 
     async def run(self, after: int, steps: HeardSteps | None = None) -> web.StreamResponse:
@@ -68,9 +73,9 @@ class Stream:
             await end(self.request, self.response)
             return self.response
 
-    async def _tell_progress(self, told: AsyncIterator[StreamedEvent | None]) -> StreamedEvent | None:
+    async def _tell_progress(self, items: AsyncIterator[StreamedEvent | None]) -> StreamedEvent | None:
         """Relay states, steps and previews; the job's last event, or None where the stream lost it."""
-        async for item in told:
+        async for item in items:
             if item is None:
                 await write(self.request, self.response, HEARTBEAT)
                 record = await self._record()
@@ -79,7 +84,9 @@ class Stream:
             elif isinstance(item.event, DoneEvent):
                 return item
             elif not isinstance(item.event, PreviewEvent):
-                await self._tell(progress_event(self.job.task, item.event), item.sequence)
+                told = progress_event(self.job.task, item.event)
+                framed = frame(told.type, told, item.sequence) if self.progress else HEARTBEAT
+                await write(self.request, self.response, framed)
             elif (record := await self._record()) is not None:  # a preview is not worth the stream
                 await self._tell(partial_image_event(record, item.event, item.time), item.sequence)
         return None

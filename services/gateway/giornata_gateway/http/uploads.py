@@ -22,7 +22,7 @@ from giornata_gateway.http.errors import GATEWAY
 from giornata_gateway.http.pace import Pace
 from giornata_gateway.intake.limits import Grow
 from giornata_gateway.intake.rules.controls import in_order
-from giornata_gateway.intake.rules.forms import FILES, LISTED, Upload, check_filled, once_each
+from giornata_gateway.intake.rules.forms import FILES, Upload, check_filled, once_each
 
 BUFFER_BYTES: Final = 128 << 10
 """What a connection holds before its request is read. A request that never comes counts too."""
@@ -202,20 +202,20 @@ class _Reading:
                     "A field is not UTF-8.", field=name, received=f"{len(data)} bytes"
                 ) from error
             return
-        if file == REFERENCE or (name == LISTED and file in self._files):
-            self._references.append(await self._file(part, REFERENCE))
+        further = file == "image" and file in self._files
+        data = await self._bytes(part, self._config.max_file_bytes, REFERENCE if further else file)
+        if not data and not part.filename:
+            return  # how a form writes that there is none
+        check_filled(data, REFERENCE if further else file)
+        if further or file == REFERENCE:
+            self._references.append(data)
             check_count(len(self._references))
-            return
-        if file in self._files:
+        elif file in self._files:
             raise InvalidField(
                 f"A request takes one {file}.", field=file, received="several", accepted="one file"
             )
-        self._files[file] = await self._file(part, file)
-
-    async def _file(self, part: BodyPartReader, name: str) -> bytes:
-        data = await self._bytes(part, self._config.max_file_bytes, name)
-        check_filled(data, name)
-        return data
+        else:
+            self._files[file] = data
 
     async def _bytes(self, part: BodyPartReader, limit: int, name: str) -> bytes:
         data = bytearray()

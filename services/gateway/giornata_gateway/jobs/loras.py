@@ -22,7 +22,6 @@ from giornata.wire.requests import GenerationParameters
 from giornata_gateway.config import GatewayConfig
 from giornata_gateway.fleet import FleetListener
 from giornata_gateway.intake.rules.loras import FIELD, use_of
-from giornata_gateway.views.catalog import choose_card
 
 ANSWER_MS: Final = 10_000
 SORTED: Final = 64
@@ -53,7 +52,7 @@ class Loras:
 
     def model(self, name: str | None) -> str:
         """The model that a LoRA is for; ModelNotFound where none of this name is served, or several without one."""
-        return choose_card(self.fleet.cards(), name, self.fleet.missing()).name
+        return self.fleet.choose(name).name
 
     async def check_room(self, tenant: str) -> None:
         """Raise LoraLimit where the tenant has no room for another LoRA; uploads at once may exceed it."""

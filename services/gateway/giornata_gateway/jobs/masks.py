@@ -25,7 +25,7 @@ from giornata_gateway.cells import choice
 from giornata_gateway.config import GatewayConfig
 from giornata_gateway.fleet import FleetListener
 from giornata_gateway.jobs.request_blobs import check_stored, forget, stored
-from giornata_gateway.views.catalog import choose_card, mask_card
+from giornata_gateway.views.catalog import mask_card
 
 ANSWER_S: Final = 60.0
 """How long one question waits: a prepost that dies with it does not say so."""
@@ -120,9 +120,8 @@ class Masks:
             InvalidField: a claim check leads to no blob.
             GiornataError: as :meth:`made`.
         """
-        if asked.model is not None:
-            choose_card(self.fleet.cards(), asked.model, self.fleet.missing())
-        subject = self.subject(tenant, asked.model)
+        named = None if asked.model is None else self.fleet.choose(asked.model).name
+        subject = self.subject(tenant, named)
         await check_stored(self.blobs, "image", image)
         folder = f"{tenant}/mask_{secrets.token_urlsafe(9)}/"
         ttl_s = self.config.result_ttl_s + int(deadline.remaining_s()) + 1

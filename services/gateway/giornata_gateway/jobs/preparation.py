@@ -28,7 +28,6 @@ from giornata_gateway.intake.rules.idempotency import fingerprint, job_id_of
 from giornata_gateway.intake.rules.tenants import Tenant
 from giornata_gateway.jobs.masks import Masks, check_mask
 from giornata_gateway.jobs.request_blobs import check_stored, forget, stored
-from giornata_gateway.views.catalog import choose_card
 
 SEED_BITS: Final = 32
 """Of a drawn seed. JavaScript keeps whole numbers of up to 53 bits."""
@@ -120,7 +119,7 @@ class Preparation:
             raise missing_image()
         check_mask(order.mask, order.template_id, order.parameters)
         cards, parameters = self.fleet.cards(), order.parameters
-        card = choose_card(cards, parameters.model, self.fleet.missing(), order.task)
+        card = self.fleet.choose(parameters.model, order.task)
         if order.task is Task.GENERATE:
             parameters = generations.fitted(parameters, card)
         others = [other for other in cards.values() if order.task in other.tasks]

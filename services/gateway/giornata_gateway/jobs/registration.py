@@ -26,7 +26,6 @@ from giornata_gateway.config import GatewayConfig
 from giornata_gateway.fleet import FleetListener
 from giornata_gateway.intake.rules.forms import TemplateForm
 from giornata_gateway.jobs.preparation import EditOrder
-from giornata_gateway.views.catalog import choose_card
 
 log = structlog.get_logger(__name__)
 
@@ -49,7 +48,7 @@ class Registration:
         self, tenant: str, image: bytes, form: TemplateForm, deadline: Deadline
     ) -> TemplateRecord:
         """Keep a picture and have it recorded; a refusal keeps nothing. The same registration again renews it."""
-        card = choose_card(self.fleet.cards(), form.model, self.fleet.missing())
+        card = self.fleet.choose(form.model)
         now_s = int(time.time())
         ref = await refer("", image)
         name = templates.template_id(tenant, card, form.size, ref.sha256)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping
-from typing import Literal
+from typing import Final, Literal, cast
 
 from pydantic import BaseModel, ConfigDict
 
@@ -15,11 +15,14 @@ from giornata.wire.errors import BY_CODE, ErrorBody, Failed, GiornataError, JobC
 from giornata.wire.jobs import JobState, PromptTokens
 from giornata.wire.models import Task
 from giornata.wire.progress import JobRecord, TemplateUse
-from giornata.wire.requests import OutputFormat
+from giornata.wire.requests import OutputFormat, Quality, Reuse
 from giornata.wire.values import ComputeTimes, StageTimes
 
 ErrorType = Literal["invalid_request_error", "authentication_error", "rate_limit_error", "server_error"]
 Background = Literal["opaque", "transparent"]
+ToldQuality = Literal["low", "medium", "high", "xhigh", "max"]
+TOLD: Final[Mapping[Quality, ToldQuality]] = {"auto": "medium", "standard": "medium", "hd": "high"}
+"""What answers call the qualities that OpenAI's answers do not know."""
 
 
 class View(BaseModel):
@@ -96,6 +99,8 @@ class Extension(View):
     mask_ratio: float
     steps: int
     """Denoising steps that were computed per picture."""
+    reuse: Reuse
+    """As the request, its quality or the model has it."""
     computed_tokens: list[int]
     """Image tokens that each step computed, for each picture in `data`. Fewer than the picture has where `reuse` took
     the other tokens from its template, in all steps but the first."""
@@ -118,8 +123,8 @@ class ImagesAnswer(View):
     """`transparent` where the picture has an alpha channel and the format keeps it."""
     data: list[ImageData]
     output_format: OutputFormat
-    quality: None = None
-    """Always null: there is one quality, and OpenAI's answers do not know `auto`."""
+    quality: ToldQuality
+    """As asked; `medium` of `auto` and `standard`. `giornata` tells the steps and the reuse that it stood for."""
     size: str
     usage: Usage
     giornata: Extension
@@ -194,6 +199,12 @@ def background_of(record: JobRecord) -> Background:
     return "transparent" if alpha and keeps else "opaque"
 
 
+def quality_of(record: JobRecord) -> ToldQuality:
+    """The quality that was asked for, by the names that OpenAI's answers have."""
+    asked = record.job.parameters.quality
+    return TOLD.get(asked) or cast("ToldQuality", asked)
+
+
 def image_url(base: str, job_id: str, index: int) -> str:
     """Link to one picture."""
     return f"{base}/v1/jobs/{job_id}/image?index={index}"
@@ -216,6 +227,7 @@ def images_answer(
         background=background_of(record),
         data=data,
         output_format=record.job.parameters.output_format,
+        quality=quality_of(record),
         size=size_of(record),
         usage=usage_of(record, len(record.told_rows)),
         giornata=Extension(
@@ -225,6 +237,7 @@ def images_answer(
             compute_ms=ComputeTimes(**record.compute_ms.known()),
             mask_ratio=record.inspection.mask_ratio if record.inspection else 0.0,
             steps=record.job.denoising_steps,
+            reuse=record.job.parameters.reuse,
             computed_tokens=[row.computed_tokens or 0 for row in record.images],
             template=[row.template or TemplateUse.OFF for row in record.images],
             loras_from=[row.loras_from for row in record.images],

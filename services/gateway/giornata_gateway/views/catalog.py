@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from difflib import get_close_matches
 from types import MappingProxyType
 from typing import Final, Literal
 
@@ -24,10 +25,12 @@ def choose_card(
     name: str | None,
     missing: Iterable[ServiceName],
     task: Task = Task.EDIT,
+    aliases: Mapping[str, str] = MappingProxyType({}),
 ) -> ModelCard:
     """The model that serves a request: the one of `cards` that it names, or the only one that does the `task`.
 
-    The services that are `missing` explain why nothing is served.
+    A name of `aliases` stands for the model that it leads to, unless a served one has that name. The services that are
+    `missing` explain why nothing is served.
 
     Raises:
         ServiceUnavailable: nothing is served.
@@ -40,8 +43,8 @@ def choose_card(
         raise ServiceUnavailable(f"No model is served now; not ready: {lacking}.", retry_after_s=2)
     fitting = {served: card for served, card in cards.items() if task in card.tasks}
     names = ", ".join(sorted(fitting)) or f"no served model can {task}"
-    if name is not None and name not in cards:
-        raise ModelNotFound(field="model", received=name, accepted=names)
+    if name is not None:
+        name = find_card(name, cards, aliases).name
     if name in fitting:
         return fitting[name]
     if name is not None or not fitting:
@@ -56,6 +59,25 @@ def choose_card(
             "Several models are served; name one.", field="model", received="none", accepted=names
         )
     return next(iter(fitting.values()))
+
+
+def find_card(name: str, cards: Mapping[str, ModelCard], aliases: Mapping[str, str]) -> ModelCard:
+    """The served model of a name or an alias; ModelNotFound tells all names, and the closest."""
+    card = cards.get(name) or cards.get(aliases.get(name, ""))
+    if card is not None:
+        return card
+    leading = {alias: real for alias, real in aliases.items() if real in cards and alias not in cards}
+    stand = (f"{alias} (stands for {real})" for alias, real in sorted(leading.items()))
+    names = ", ".join([*sorted(cards), *stand]) or "none now"
+    closest = get_close_matches(name, [*cards, *leading], n=1)
+    stands = f", which stands for {aliases[name]}" if name in aliases else ""
+    raise ModelNotFound(
+        f"No running worker serves this model{stands}. Served: {names}."
+        + (f" The closest is {closest[0]}." if closest else ""),
+        field="model",
+        received=name,
+        accepted=names,
+    )
 
 
 class ControlNetView(View):
@@ -74,6 +96,8 @@ class ModelView(View):
     object: Literal["model"] = "model"
     created: int = 0
     owned_by: str = "giornata"
+    aliases: list[str]
+    """Other names that requests may call it by."""
     family: str
     digest: str
     default_steps: int
@@ -152,11 +176,14 @@ def model_list(
     cards: Mapping[str, ModelCard],
     controlnets: Mapping[str, Sequence[ControlCard]],
     masks: Mapping[str, MaskCard] = MappingProxyType({}),
+    aliases: Mapping[str, str] = MappingProxyType({}),
 ) -> ModelList:
-    """Served models, by name, each with its ControlNets and what makes its masks from words."""
+    """Served models, by name, each with its aliases, its ControlNets and what makes its masks from words."""
+    led = {alias: real for alias, real in aliases.items() if alias not in cards}
+    named = {name: sorted(alias for alias, real in led.items() if real == name) for name in cards}
     return ModelList(
         data=[
-            _model(card, controlnets.get(name, ()), mask_card(masks, name))
+            _model(card, named[name], controlnets.get(name, ()), mask_card(masks, name))
             for name, card in sorted(cards.items())
         ]
     )
@@ -171,9 +198,12 @@ def mask_card(masks: Mapping[str, MaskCard], model: str | None) -> MaskCard | No
     return masks.get(model or "", None if first is None else masks[first])
 
 
-def _model(card: ModelCard, controlnets: Sequence[ControlCard], masks: MaskCard | None) -> ModelView:
+def _model(
+    card: ModelCard, aliases: Sequence[str], controlnets: Sequence[ControlCard], masks: MaskCard | None
+) -> ModelView:
     told: dict[str, object] = {
         "id": card.name,
+        "aliases": aliases,
         "size_multiple": card.pixel_multiple,
         "fields": fields_of(card, controlled=bool(controlnets), masked=masks is not None),
         "masks": None if masks is None else masks.name,

@@ -2,9 +2,9 @@
 
 Steps in the status are the router's, from the workers' telemetry: any gateway can answer without following each job's
 events, and is at most a telemetry period behind. The event stream tells every step as it happens.
-``image_edit.progress`` is ours (OpenAI's clients pass unknown types on); ``image_edit.partial_image`` and
-``image_edit.completed`` have OpenAI's fields; ``error`` has the shape from which OpenAI's clients raise. The events of
-a generation are OpenAI's, too: ``image_generation`` stands for ``image_edit``.
+``image_edit.progress`` is ours: it comes in a job's events, and in a stream that asks for it.
+``image_edit.partial_image`` and ``image_edit.completed`` have OpenAI's fields; ``error`` has the shape from which
+OpenAI's clients raise. Of a generation, ``image_generation`` stands for ``image_edit``.
 """
 
 from __future__ import annotations
@@ -25,11 +25,13 @@ from giornata.wire.values import StageTimes
 from giornata_gateway.views.answers import (
     Background,
     ErrorDetail,
+    ToldQuality,
     Usage,
     View,
     background_of,
     error_detail,
     image_url,
+    quality_of,
     size_of,
     usage_of,
 )
@@ -209,10 +211,10 @@ class PictureEvent(View):
         description="Unix time in seconds, the same in every replay. Of the end of a job: when the stream took it, or "
         "the time of telling where its last event was lost."
     )
-    background: Background = Field(description="Background of the finished picture.")
-    output_format: OutputFormat = Field(description="Format of the finished picture.")
-    quality: Literal["auto"] = "auto"
-    size: str = Field(description="WIDTHxHEIGHT of the finished picture.")
+    background: Background = Field(description="Background of the picture in this event.")
+    output_format: OutputFormat = Field(description="Format of the picture in this event.")
+    quality: ToldQuality = Field(description="As asked; `medium` of `auto` and `standard`.")
+    size: str = Field(description="WIDTHxHEIGHT of the picture in this event; `auto` where it is not known.")
     index: int = Field(description="Which picture of the job.")
     job_id: str
 
@@ -222,8 +224,8 @@ class PartialImageEvent(PictureEvent):
 
     type: PartialImageKind
     b64_json: str = Field(
-        description="A small preview, at most 32 KiB before base64, of the type `media_type`: about one pixel per "
-        "latent pixel, to be scaled up to `box`. The finished picture alone has the size and format asked for."
+        description="A small preview, at most 32 KiB before base64, of the format and size that this event tells: "
+        "about one pixel per latent pixel, to be scaled up to `box`. The finished picture has those asked for."
     )
     partial_image_index: int = Field(description="0 for the first preview of this picture.")
     step: int = Field(description="Steps computed, 1 for the first.")
@@ -269,7 +271,12 @@ def partial_image_event(record: JobRecord, event: PreviewEvent, created_at: int)
     """A preview as it is told; the record has been inspected."""
     return PartialImageEvent(
         type=KINDS[record.job.task].partial_image,
-        **_common(record, event.index, created_at),
+        **_common(record, event.index, created_at)
+        | {
+            "background": "opaque",
+            "output_format": event.format,
+            "size": "auto" if event.size is None else f"{event.size[0]}x{event.size[1]}",
+        },
         b64_json=base64.b64encode(event.image).decode(),
         partial_image_index=event.partial_image_index,
         step=event.step,
@@ -298,6 +305,7 @@ def _common(record: JobRecord, index: int, created_at: int) -> dict[str, Any]:
         "created_at": created_at,
         "background": background_of(record),
         "output_format": record.job.parameters.output_format,
+        "quality": quality_of(record),
         "size": size_of(record),
         "index": index,
         "job_id": record.job.job_id,

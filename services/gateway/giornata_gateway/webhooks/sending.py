@@ -18,11 +18,12 @@ from giornata_gateway.webhooks.rules.trying import AT_ONCE
 
 ATTEMPT_S: Final = 15.0
 """How long a receiver may take; Standard Webhooks recommends 15 to 30 s."""
-HEADERS: Final = {"Content-Type": "application/json", "User-Agent": f"Giornata/{__version__}"}
+AGENT: Final = {"User-Agent": f"Giornata/{__version__}"}
+TYPE: Final = {"Content-Type": "application/json"}
 
 
 class AddressRefusedError(OSError):
-    """A webhook may not be sent to this address."""
+    """This address may not be connected to."""
 
 
 class Sender:
@@ -40,14 +41,19 @@ class Sender:
         A name is resolved for each attempt, and each address is looked at as its socket is made: there is no second
         look-up by which another address could come (DNS rebinding). No redirect is followed, and no proxy asked.
         """
-        async with _session(networks, plain=False) as https, _session(networks, plain=True) as http:
+        async with (
+            guarded_session(networks, plain=False) as https,
+            guarded_session(networks, plain=True) as http,
+        ):
             yield cls({"https": https, "http": http})
 
     async def send(self, url: str, headers: Mapping[str, str], body: str) -> tuple[int | None, str]:
         """The status of the answer, of which no more is read, and what to tell of it; no status where none came."""
         try:
             http = self._sessions[urlsplit(url).scheme]
-            async with http.post(url, data=body.encode(), headers=headers, allow_redirects=False) as response:
+            async with http.post(
+                url, data=body.encode(), headers={**TYPE, **headers}, allow_redirects=False
+            ) as response:
                 return response.status, f"status {response.status}"
         except aiohttp.ClientConnectorError as error:
             refused = isinstance(error.os_error, AddressRefusedError)
@@ -58,7 +64,13 @@ class Sender:
             return None, f"no answer in {ATTEMPT_S:g} s"
 
 
-def _session(networks: Sequence[Network], *, plain: bool) -> aiohttp.ClientSession:
+def guarded_session(
+    networks: Sequence[Network], *, plain: bool, total_s: float = ATTEMPT_S
+) -> aiohttp.ClientSession:
+    """Connects to public addresses and to `networks` alone, or, for `plain` HTTP, to `networks` alone.
+
+    It looks at each address as its socket is made, and asks no proxy.
+    """
     connector = aiohttp.TCPConnector(
         limit=AT_ONCE,
         force_close=True,
@@ -67,9 +79,9 @@ def _session(networks: Sequence[Network], *, plain: bool) -> aiohttp.ClientSessi
     )
     return aiohttp.ClientSession(
         connector=connector,
-        timeout=aiohttp.ClientTimeout(total=ATTEMPT_S),
+        timeout=aiohttp.ClientTimeout(total=total_s),
         cookie_jar=aiohttp.DummyCookieJar(),
-        headers=HEADERS,
+        headers=AGENT,
         trust_env=False,
     )
 
@@ -78,5 +90,5 @@ def _socket(networks: Sequence[Network], address: tuple[Any, ...], *, plain: boo
     """A socket for one address of :func:`socket.getaddrinfo`; AddressRefusedError where it may not be connected to."""
     family, kind, protocol, _, place = address
     if not may_connect(ipaddress.ip_address(str(place[0]).partition("%")[0]), networks, plain=plain):
-        raise AddressRefusedError(f"a webhook may not be sent to {place[0]}")
+        raise AddressRefusedError(f"{place[0]} may not be connected to")
     return socket.socket(family, kind, protocol)

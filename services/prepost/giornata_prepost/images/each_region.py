@@ -13,7 +13,7 @@ from giornata.wire.requests import EditParameters, MaskMode
 from giornata_prepost.images import masks
 from giornata_prepost.images.geometry import Box, Size, crops_alike, output_size
 from giornata_prepost.images.paste import paste, resize
-from giornata_prepost.images.pictures import DecodedPicture, Pixels, decode, encode, flatten
+from giornata_prepost.images.pictures import DecodedPicture, Pixels, decode, encode_as_asked, flatten
 from giornata_prepost.images.references import prepare
 from giornata_prepost.images.stages import Inspected, PixelLimits, Sizes
 
@@ -92,11 +92,7 @@ def finish_regions(  # noqa: PLR0917 - the pool passes by position
     each = _unpacked([packed[str(index)].tobytes() for index in range(len(crops))])
     for alpha, region, crop in zip(each, painted, crops, strict=True):
         pixels = paste(pixels, alpha, region, crop=crop)
-    return encode(
-        DecodedPicture(resize(pixels, size), original.icc_profile),
-        parameters.output_format,
-        parameters.output_compression,
-    )
+    return encode_as_asked(DecodedPicture(resize(pixels, size), original.icc_profile), parameters)
 
 
 def _unpacked(packed: Sequence[bytes]) -> Iterator[masks.Alpha]:

@@ -6,7 +6,7 @@ from giornata.wire.jobs import Inspection
 from giornata.wire.models import ModelCard
 from giornata.wire.requests import EditParameters
 from giornata_prepost.images.geometry import generated_size
-from giornata_prepost.images.pictures import DecodedPicture, Pixels, encode
+from giornata_prepost.images.pictures import DecodedPicture, Pixels, encode_as_asked
 from giornata_prepost.images.stages import PixelLimits
 
 
@@ -45,5 +45,4 @@ def measured(
 
 def finished(parameters: EditParameters, painted: Pixels) -> bytes:
     """The finished file of `painted`, (height, width, 3) uint8."""
-    picture = DecodedPicture(painted, icc_profile=None)
-    return encode(picture, parameters.output_format, parameters.output_compression)
+    return encode_as_asked(DecodedPicture(painted, icc_profile=None), parameters)

@@ -33,7 +33,7 @@ from giornata.wire.errors import (
     TooManyPixels,
     UnsupportedImageFormat,
 )
-from giornata.wire.requests import OutputFormat
+from giornata.wire.requests import EditParameters, OutputFormat
 from giornata_prepost.images.geometry import Size
 
 Pixels: TypeAlias = npt.NDArray[np.uint8]
@@ -98,6 +98,13 @@ def decode(data: bytes, max_pixels: int, field: str = "image") -> DecodedPicture
             received=f"{len(data)} bytes ({type(error).__name__}: {error})",
             accepted="a complete " + ACCEPTED + " file",
         ) from error
+
+
+def encode_as_asked(picture: DecodedPicture, parameters: EditParameters) -> bytes:
+    """A finished picture as a request wants its file; raises as :func:`encode`."""
+    if parameters.background == "opaque":
+        picture = DecodedPicture(flatten(picture.pixels), picture.icc_profile)
+    return encode(picture, parameters.output_format, parameters.output_compression)
 
 
 def encode(picture: DecodedPicture, form: OutputFormat, compression: int | None = None) -> bytes:

@@ -12,6 +12,7 @@ import numpy as np
 from safetensors.numpy import save
 
 from giornata.wire.adapters import ControlUse
+from giornata.wire.errors import InvalidField
 from giornata.wire.models import ModelCard
 from giornata.wire.requests import EditParameters
 from giornata.wire.values import CellMap
@@ -20,7 +21,7 @@ from giornata_prepost.images.controls import View, control_images
 from giornata_prepost.images.geometry import Box, Size, crop_box, crop_size, model_size, output_size
 from giornata_prepost.images.masks import Alpha
 from giornata_prepost.images.paste import paste, resize
-from giornata_prepost.images.pictures import DecodedPicture, Pixels, decode, encode, flatten
+from giornata_prepost.images.pictures import DecodedPicture, Pixels, decode, encode_as_asked, flatten
 from giornata_prepost.images.references import Prepared, prepare
 
 
@@ -59,14 +60,24 @@ class Sizes:
         card: ModelCard,
         limits: PixelLimits,
     ) -> Self:
-        """The sizes of an edit of `original` that is computed at the size `model`; raises as :func:`output_size`."""
+        """The sizes of an edit of `original` that is computed at the size `model`.
+
+        Raises as :func:`output_size`, and InvalidField where an opaque picture is to have a transparent background.
+        """
         height, width, channels = original.pixels.shape
+        if parameters.background == "transparent" and channels != 4:
+            raise InvalidField(
+                "An edit keeps the transparency of its image, and this image has none.",
+                field="background",
+                received=parameters.background,
+                accepted="auto or opaque, or an image with an alpha channel",
+            )
         output = output_size(Size(width, height), parameters.output_size, limits.max_pixels)
         tokens = model.pixels // card.pixel_multiple**2
         return cls(
             width=width,
             height=height,
-            has_alpha=channels == 4,
+            has_alpha=channels == 4 and parameters.background != "opaque",
             model_width=model.width,
             model_height=model.height,
             output_width=output.width,
@@ -165,9 +176,7 @@ def finish(  # noqa: PLR0917 - the pool passes by position
     original = decode(image, limits.max_pixels)
     size = output_size(Size.of(original.pixels), parameters.output_size, limits.max_pixels)
     pixels = paste(original.pixels, masks.unpack(alpha), painted, size, crop)
-    return encode(
-        DecodedPicture(pixels, original.icc_profile), parameters.output_format, parameters.output_compression
-    )
+    return encode_as_asked(DecodedPicture(pixels, original.icc_profile), parameters)
 
 
 def read_edit(

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Annotated, ClassVar, Literal, TypeVar
+from typing import Annotated, ClassVar, Final, Literal, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -22,7 +22,14 @@ from giornata.wire.errors import InvalidField
 from giornata.wire.jobs import Priority
 from giornata.wire.models import Task
 from giornata.wire.references import MAX_REFERENCES, REFERENCE, reference_name
-from giornata.wire.requests import EditParameters, GenerationParameters, ModelName, OutputSize, asked
+from giornata.wire.requests import (
+    EditParameters,
+    GenerationParameters,
+    ModelName,
+    OutputFormat,
+    OutputSize,
+    asked,
+)
 from giornata_gateway.intake.rules.lists import with_lists
 
 LoraName = Annotated[str, StringConstraints(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f]+$")]
@@ -48,8 +55,20 @@ class WaitedFor(BaseModel):
         description="`image` is the default where the Accept header prefers an image type.",
     )
     stream: bool = Field(
-        default=False, description="Answer with server-sent events: every step, then the pictures."
+        default=False, description="Answer with server-sent events: the pictures, as they come."
     )
+    progress: bool = Field(
+        default=False,
+        description="Have the stream tell every state and step, too, as `image_edit.progress`, which OpenAI's clients "
+        "do not know. A job's events always tell them.",
+    )
+
+    @field_validator("progress")
+    @classmethod
+    def _travels_in_a_stream(cls, progress: bool, info: ValidationInfo) -> bool:  # noqa: FBT001 - the field's value
+        if progress and not info.data.get("stream", True):
+            raise ValueError("needs stream=true")
+        return progress
 
     @field_validator("response_format")
     @classmethod
@@ -67,15 +86,32 @@ class WaitedFor(BaseModel):
         return stream
 
 
-class EditFields(EditParameters):
+WITHOUT_EFFECT: Final = "Sent by OpenAI's clients; without effect, as the header X-Giornata-Ignored tells."
+
+
+class UnreadFields(BaseModel):
+    """Fields of OpenAI's that change nothing here. The answer's header tells which of them came."""
+
+    moderation: Literal["auto", "low"] | None = Field(None, description=WITHOUT_EFFECT)
+    input_fidelity: Literal["low", "high"] | None = Field(None, description=WITHOUT_EFFECT)
+    style: Literal["vivid", "natural"] | None = Field(None, description=WITHOUT_EFFECT)
+    complexity: Literal["low", "medium", "high"] | None = Field(None, description=WITHOUT_EFFECT)
+    safety_identifier: Annotated[str, StringConstraints(max_length=256)] | None = Field(
+        None, description=WITHOUT_EFFECT
+    )
+    _dropped: tuple[str, ...] = ()
+
+    @property
+    def ignored(self) -> tuple[str, ...]:
+        """Fields of the request that have no effect."""
+        unread = tuple(name for name in UnreadFields.model_fields if getattr(self, name) is not None)
+        return self._dropped + unread
+
+
+class EditFields(UnreadFields, EditParameters):
     """Fields of an edit, however its answer travels."""
 
     model_config = ConfigDict(extra="forbid")
-
-    quality: Literal["auto"] = Field("auto", description="Sent by OpenAI's clients; there is one quality.")
-    background: Literal["auto"] = Field(
-        "auto", description="Sent by OpenAI's clients; the image's own is kept."
-    )
 
     template_id: TemplateId | None = Field(None, description="A registered template, instead of `image`.")
 
@@ -91,13 +127,39 @@ class EditForm(WaitedFor, EditFields):
     """Fields of ``POST /v1/images/edits``."""
 
 
-class GenerationFields(GenerationParameters):
-    """Fields of a generation, however its answer travels."""
+class PictureSource(BaseModel):
+    """Where a picture of a JSON body comes from."""
 
     model_config = ConfigDict(extra="forbid")
 
-    quality: Literal["auto"] = Field("auto", description="Sent by OpenAI's clients; there is one quality.")
-    background: Literal["auto"] = Field("auto", description="Sent by OpenAI's clients; all are opaque.")
+    image_url: str | None = Field(
+        None,
+        description="A data URL of PNG, JPEG or WebP; an https URL where the gateway's configuration allows its host.",
+    )
+    file_id: str | None = Field(
+        None, description="Refused: this server keeps no files of OpenAI's Files API."
+    )
+
+
+class WrittenPictures(BaseModel):
+    """The pictures of an edit in a JSON body."""
+
+    images: list[PictureSource] = Field(
+        default_factory=list,
+        max_length=1 + MAX_REFERENCES,
+        description="The first is edited; the others are references. Left out with `template_id`.",
+    )
+    mask: PictureSource | None = Field(None, description="What to repaint; see `mask_mode`.")
+
+
+class WrittenEditForm(EditForm, WrittenPictures):
+    """Body of ``POST /v1/images/edits`` as JSON."""
+
+
+class GenerationFields(UnreadFields, GenerationParameters):
+    """Fields of a generation, however its answer travels."""
+
+    model_config = ConfigDict(extra="forbid")
 
     task: ClassVar[Task] = Task.GENERATE
 
@@ -154,14 +216,18 @@ FILES = {
     "image": "image",
     "image[]": "image",
     "mask": "mask",
+    "mask[]": "mask",
     REFERENCE: REFERENCE,
     f"{REFERENCE}[]": REFERENCE,
     **{reference_name(index): REFERENCE for index in range(MAX_REFERENCES)},
     **{name: name for name in CONTROL_IMAGES},
 }
-"""Names of file parts and what they hold; OpenAI's clients write `image[]` for each of a list."""
-LISTED = "image[]"
-"""OpenAI's edits take several: the first one is edited, and the others are references."""
+"""Names of file parts and what they hold; clients of OpenAI write `image[]`, or `image` again, for each of a list.
+
+The first image is edited, and the others are references.
+"""
+FREE_TEXTS = frozenset({"prompt", "negative_prompt", "mask_prompt"})
+"""Fields that mean something where they are empty; any other is as if left out."""
 ONE_FILE = "one PNG, JPEG or WebP file"
 
 Form = EditFields | GenerationFields
@@ -208,7 +274,10 @@ def read_form(kind: type[F], fields: Iterable[tuple[str, object]], accept: str =
     Raises:
         InvalidField, UnknownField: names the field at fault.
     """
-    values = with_lists(once_each(fields))
+    values = with_lists(_given(kind, once_each(fields)))
+    dropped = tuple(name for name in ("output_compression",) if name in values and _is_png(values))
+    for name in dropped:  # OpenAI's clients send it with any format
+        del values[name]
     waiting = issubclass(kind, WaitedFor)
     if waiting and prefers_image(accept):
         values.setdefault("response_format", ResponseFormat.IMAGE)
@@ -223,6 +292,7 @@ def read_form(kind: type[F], fields: Iterable[tuple[str, object]], accept: str =
     if not issubclass(kind, EditParameters):
         generations.check_fields(values)
     form = asked(kind, values)
+    form._dropped = dropped  # noqa: SLF001 - what the form cannot tell from its fields
     streamed: bool = getattr(form, "stream", True)  # a job's events can always be followed
     if form.partial_images and not streamed:
         raise InvalidField(
@@ -232,6 +302,16 @@ def read_form(kind: type[F], fields: Iterable[tuple[str, object]], accept: str =
             accepted="0, or stream=true, or POST /v1/jobs and the event stream of the job",
         )
     return form
+
+
+def _given(kind: type[BaseModel], values: Mapping[str, object]) -> dict[str, object]:
+    """`values` without the optional fields that are empty: clients write null as an empty text in a form."""
+    left_out = kind.model_fields.keys() - FREE_TEXTS
+    return {name: value for name, value in values.items() if value != "" or name not in left_out}
+
+
+def _is_png(values: Mapping[str, object]) -> bool:
+    return values.get("output_format", OutputFormat.PNG) == OutputFormat.PNG
 
 
 V = TypeVar("V")
@@ -259,7 +339,7 @@ def missing_image() -> InvalidField:
     return InvalidField("An edit needs a picture.", field="image", received="no image", accepted=ONE_FILE)
 
 
-def check_filled(picture: bytes, field: str) -> None:
+def check_filled(picture: bytes | bytearray, field: str) -> None:
     """Raise InvalidField where a file has no bytes."""
     if not picture:
         raise InvalidField("The file is empty.", field=field, received="0 bytes", accepted=ONE_FILE)

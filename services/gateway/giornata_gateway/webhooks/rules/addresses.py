@@ -14,6 +14,7 @@ Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 MAX_URL: Final = 2000
 FIELD: Final = "webhook"
+REFUSED: Final = "A webhook cannot be sent there."
 _TRANSLATED: Final = ipaddress.ip_network("64:ff9b::/96")
 """NAT64: the last 32 bits are an IPv4 address."""
 _UNICAST: Final = ipaddress.ip_network("2000::/3")
@@ -27,19 +28,13 @@ def networks_in(text: str) -> tuple[Network, ...]:
     return tuple(ipaddress.ip_network(part.strip()) for part in text.split(",") if part.strip())
 
 
-def check_networks(text: str) -> str:
-    """`text`, if :func:`networks_in` reads it."""
-    networks_in(text)
-    return text
-
-
-def check_url(url: str, networks: Sequence[Network]) -> str:
-    """`url` if a webhook may be sent there, as far as its text tells; InvalidField otherwise.
+def check_url(url: str, networks: Sequence[Network], field: str = FIELD, why: str = REFUSED) -> str:
+    """`url` if it may be connected to, as far as its text tells; InvalidField otherwise.
 
     Plain HTTP is for the networks that the operator allows. Addresses of names are looked at when a connection is made.
     """
     accepted = "https://HOST/PATH" + (", or http:// within the networks that are allowed" if networks else "")
-    refusal = InvalidField("A webhook cannot be sent there.", field=FIELD, received=url, accepted=accepted)
+    refusal = InvalidField(why, field=field, received=url, accepted=accepted)
     plain = url.isascii() and url.isprintable() and " " not in url and len(url) <= MAX_URL
     if not plain:
         raise refusal
@@ -61,7 +56,7 @@ def check_url(url: str, networks: Sequence[Network]) -> str:
 
 
 def may_connect(address: Address, networks: Sequence[Network], *, plain: bool) -> bool:
-    """Whether a webhook may be sent to `address`: within `networks`, or, unless it is `plain` HTTP, a public one."""
+    """Whether `address` may be connected to: within `networks`, or, unless it is `plain` HTTP, a public one."""
     inner = _inner(address)
     if any(one.version == inner.version and inner in one for one in networks):
         return True

@@ -1,0 +1,326 @@
+"""What clients of OpenAI's image API send today, as their own code or their logs have it, and what they are told."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import io
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import openai
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from giornata.wire.models import Task
+from giornata.wire.requests import MAX_SEED
+from tests.integration.fake_router import CARD, picture_of
+from tests.integration.gateway_fakes import Stage, open_stage
+
+PICTURE = "data:image/png;base64," + base64.b64encode(b"picture").decode()
+OTHER = "data:image/png;base64," + base64.b64encode(b"other").decode()
+UNREAD = {
+    "moderation": "low", "input_fidelity": "high", "style": "vivid", "complexity": "low", "safety_identifier": "u1",
+}  # fmt: skip
+PAINTER = CARD.model_copy(
+    update={
+        "tasks": tuple(Task),
+        "generation_guidance_scale": 3.5,
+        "default_steps": 5,
+        "max_references": 15,
+    }
+)
+
+
+@pytest.fixture
+async def door(stage: Stage) -> Stage:
+    """A stage whose model edits, generates, and looks at as many pictures as any."""
+    stage.router.cards = (PAINTER,)
+    await stage.router.announce()
+    return stage
+
+
+@pytest.fixture
+async def client(door: Stage) -> AsyncIterator[openai.AsyncOpenAI]:
+    async with openai.AsyncOpenAI(base_url=f"{door.url}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+async def post(stage: Stage, body: dict[str, Any], path: str = "edits") -> tuple[int, dict[str, Any]]:
+    async with stage.http.post(f"/v1/images/{path}", json=body) as response:
+        return response.status, await response.json()
+
+
+async def test_every_field_of_openais_client_is_taken_and_those_without_effect_are_told(
+    door: Stage, client: openai.AsyncOpenAI
+) -> None:
+    edited = await client.images.with_raw_response.edit(
+        image=[("a.png", b"picture"), ("b.png", b"other")],
+        mask=("mask.png", b"mask"),
+        prompt="a scarf",
+        background="opaque",
+        input_fidelity="high",
+        model="tiny",
+        n=2,
+        output_compression=90,
+        output_format="png",
+        quality="high",
+        response_format="b64_json",
+        size="auto",
+        user="me",
+        extra_body={"moderation": "low", "style": "natural", "safety_identifier": "u1"},
+    )
+    told = edited.headers["X-Giornata-Ignored"]
+    assert told == "output_compression, moderation, input_fidelity, style, safety_identifier"
+    answer = edited.parse()
+    assert (answer.quality, answer.background, len(answer.data or [])) == ("high", "opaque", 2)
+    parameters = (await door.record()).job.parameters
+    assert (parameters.num_inference_steps, parameters.reuse) == (8, "off")
+    assert (parameters.output_compression, parameters.background, parameters.user) == (None, "opaque", "me")
+
+    made = await client.images.with_raw_response.generate(
+        prompt="a barn",
+        background="auto",
+        moderation="auto",
+        output_compression=80,
+        output_format="jpeg",
+        quality="low",
+        style="vivid",
+        user="me",
+    )
+    assert made.headers["X-Giornata-Ignored"] == "moderation, style"
+    assert made.parse().quality == "low"
+    parameters = (await door.record()).job.parameters
+    assert (parameters.num_inference_steps, parameters.output_compression) == (3, 80)
+
+    plain = await client.images.with_raw_response.edit(image=b"picture", prompt="a scarf")
+    assert "X-Giornata-Ignored" not in plain.headers
+    assert plain.parse().quality == "medium"
+
+
+async def test_the_request_itself_goes_before_its_quality(door: Stage) -> None:
+    status, answer = await door.edit(quality="high", num_inference_steps="2", reuse="auto")
+    assert (status, answer["quality"], answer["giornata"]["steps"]) == (200, "high", 2)
+    status, answer = await door.edit(quality="standard")
+    assert (status, answer["quality"], answer["giornata"]["steps"]) == (200, "medium", 5)
+    assert answer["giornata"]["reuse"] == "auto"
+
+
+async def test_a_form_says_in_many_ways_what_it_leaves_out(door: Stage) -> None:
+    """LiteLLM writes None as an empty part; forms of browsers write an empty file without a name."""
+    form = aiohttp.FormData()
+    form.add_field("image[]", b"picture", filename="image.png", content_type="image/png")
+    form.add_field("image[]", b"other", filename="image.png", content_type="image/png")
+    form.add_field("mask", io.BytesIO(b""), filename="", content_type="application/octet-stream")
+    for name, value in {
+        "model": "tiny",
+        "prompt": "a scarf",
+        "n": "",
+        "size": "",
+        "quality": "",
+        "user": "",
+    }.items():
+        form.add_field(name, value)
+    async with door.http.post("/v1/images/edits", data=form) as response:
+        assert response.status == 200, await response.text()
+    job = (await door.record()).job
+    assert (job.mask, len(job.references)) == (None, 1)
+
+
+async def test_open_webui_is_served(door: Stage) -> None:
+    form = aiohttp.FormData()
+    for name, value in {
+        "model": "tiny", "prompt": "a scarf", "n": "1", "background": "transparent", "response_format": "b64_json",
+    }.items():  # fmt: skip
+        form.add_field(name, value)
+    form.add_field("image", b"picture", filename="image.png", content_type="image/png")
+    async with door.http.post("/v1/images/edits?api-version=2025-04-01-preview", data=form) as response:
+        assert response.status == 200, await response.text()
+    assert (await door.record()).job.parameters.background == "transparent"
+    body = {"model": "tiny", "prompt": "a barn", "n": 1, "size": "512x512", "response_format": "b64_json"}
+    status, answer = await post(door, body, "generations")
+    assert (status, base64.b64decode(answer["data"][0]["b64_json"])) == (200, picture_of(0))
+
+
+async def test_images_and_masks_may_have_either_name_and_there_may_be_sixteen(door: Stage) -> None:
+    for name in ("image", "image[]"):
+        form = aiohttp.FormData()
+        for index in range(16):
+            form.add_field(name, bytes([65 + index]), filename=f"{index}.png")
+        form.add_field("mask[]", b"mask", filename="mask.png")
+        form.add_field("prompt", "a scarf")
+        async with door.http.post("/v1/images/edits", data=form) as response:
+            assert response.status == 200, await response.text()
+        job = (await door.record()).job
+        assert job.image is not None
+        assert job.mask is not None
+        stored = [await door.router.blobs.get(ref) for ref in (job.image, *job.references)]
+        assert stored == [bytes([65 + index]) for index in range(16)]
+
+
+async def test_an_edit_may_be_json(door: Stage) -> None:
+    body = {
+        "prompt": "a scarf",
+        "images": [{"image_url": PICTURE}, {"image_url": OTHER}],
+        "mask": {"image_url": OTHER},
+        "n": 1,
+        "stream": False,
+        "quality": None,
+        **UNREAD,
+    }
+    async with door.http.post("/v1/images/edits", json=body) as response:
+        assert response.status == 200, await response.text()
+        assert response.headers["X-Giornata-Ignored"] == ", ".join(UNREAD)
+    job = (await door.record()).job
+    assert job.image is not None
+    assert job.mask is not None
+    stored = [await door.router.blobs.get(ref) for ref in (job.image, job.mask, *job.references)]
+    assert stored == [b"picture", b"other", b"other"]
+
+
+@pytest.mark.parametrize(
+    ("pictures", "code", "param"),
+    [
+        ({"images": [{"file_id": "file-1"}]}, "invalid_field", "images"),
+        ({"images": [{}]}, "invalid_field", "images"),
+        ({"images": [{"image_url": PICTURE, "detail": "high"}]}, "invalid_field", "images.0.detail"),
+        ({"images": []}, "invalid_field", "image"),
+        ({"images": PICTURE}, "invalid_field", "images"),
+        ({"images": [{"image_url": PICTURE}] * 17}, "invalid_field", "images"),
+        ({"images": [{"image_url": "https://example.com/a.png"}]}, "invalid_field", "images"),
+        ({"images": [{"image_url": "data:image/png;base64,%"}]}, "invalid_field", "images"),
+        (
+            {"images": [{"image_url": PICTURE}], "mask": {"file_id": "file-1"}},
+            "invalid_field",
+            "mask",
+        ),
+        ({"image": PICTURE}, "unknown_field", "image"),
+    ],
+)
+async def test_pictures_of_json_are_refused_by_name(
+    door: Stage, pictures: dict[str, Any], code: str, param: str
+) -> None:
+    status, answer = await post(door, {"prompt": "a scarf", **pictures})
+    assert (status, answer["error"]["code"], answer["error"]["param"]) == (400, code, param), answer
+    assert not door.router.jobs
+
+
+async def test_pictures_come_from_allowed_hosts_alone(nats_url: str, redis_url: str, tmp_path: Path) -> None:
+    asked = asyncio.Event()
+
+    async def served(request: web.Request) -> web.StreamResponse:
+        match request.path:
+            case "/a.png":
+                return web.Response(body=b"picture")
+            case "/large.png":
+                return web.Response(body=bytes(4096))
+            case "/moved.png":
+                raise web.HTTPFound("/a.png")
+            case "/empty.png":
+                return web.Response()
+        asked.set()
+        raise web.HTTPNotFound
+
+    app = web.Application()
+    app.router.add_get("/{name}", served)
+    async with TestServer(app) as server:
+        here, there = f"http://127.0.0.1:{server.port}", f"http://localhost:{server.port}"
+        options = {"image_hosts": "127.0.0.1, example.com", "max_file_bytes": 1024}
+        async with open_stage(
+            nats_url, redis_url, tmp_path, webhook_networks="127.0.0.0/8,::1/128", **options
+        ) as stage:
+            named = {"prompt": "a scarf", "images": [{"image_url": f"{here}/a.png"}]}
+            assert (await post(stage, named))[0] == 200
+            job = (await stage.record()).job
+            assert job.image is not None
+            assert await stage.router.blobs.get(job.image) == b"picture"
+            for url, status, why in (
+                (f"{here}/large.png", 413, "too large"),
+                (f"{here}/moved.png", 400, "status 302"),
+                (f"{here}/empty.png", 400, "0 bytes"),
+                (f"{here}/none.png", 400, "status 404"),
+                (f"{there}/a.png", 400, "a URL at 127.0.0.1, example.com"),
+                ("https://user@example.com/a.png", 400, "cannot be fetched"),
+                ("ftp://example.com/a.png", 400, "cannot be fetched"),
+            ):
+                got, answer = await post(stage, {"prompt": "x", "images": [{"image_url": url}]})
+                assert (got, answer["error"]["param"]) == (status, "images"), answer
+                assert why in str(answer["error"]), answer
+        assert asked.is_set()
+        asked.clear()
+        (tmp_path / "port").unlink()
+        async with open_stage(nats_url, redis_url, tmp_path, **options) as stage:
+            status, answer = await post(stage, {"prompt": "x", "images": [{"image_url": f"{here}/none.png"}]})
+            assert (status, answer["error"]["message"]) == (400, "A picture cannot be fetched from there.")
+            secure = f"https://127.0.0.1:{server.port}/none.png"
+            assert (await post(stage, {"prompt": "x", "images": [{"image_url": secure}]}))[0] == 400
+        assert not asked.is_set(), "an address of this machine is no public one"
+
+
+async def test_long_prompts_are_taken(door: Stage, client: openai.AsyncOpenAI) -> None:
+    longest = "\N{GRINNING FACE}" * 32_000  # four bytes each, the most that UTF-8 has
+    for prompt in (longest, longest[:-1]):
+        answer = await client.images.edit(image=b"picture", prompt=prompt)
+        assert answer.data
+    assert (await door.record()).job.parameters.prompt == longest[:-1]
+    assert (await post(door, {"prompt": longest}, "generations"))[0] == 200
+    with pytest.raises(openai.BadRequestError) as refused:
+        await client.images.generate(prompt=longest + "x")
+    assert refused.value.param == "prompt"
+
+
+async def test_streams_tell_what_openais_client_knows_alone(door: Stage, client: openai.AsyncOpenAI) -> None:
+    kinds = [
+        event.type async for event in await client.images.edit(image=b"x", prompt="a scarf", stream=True)
+    ]
+    assert kinds == ["image_edit.completed"]
+    stream = await client.images.generate(prompt="a barn", stream=True, partial_images=1)
+    shown = {event.type async for event in stream}
+    assert shown == {"image_generation.partial_image", "image_generation.completed"}
+
+
+async def test_every_answer_has_an_id_of_its_request(door: Stage, client: openai.AsyncOpenAI) -> None:
+    answer = await client.images.edit(image=b"picture", prompt="a scarf")
+    assert (answer._request_id or "").startswith("req_")
+    with pytest.raises(openai.NotFoundError) as missed:
+        await client.models.retrieve("absent")
+    assert (missed.value.request_id or "").startswith("req_")
+    for given, told in (("trace-7", "trace-7"), ("no good id", None), ("x" * 200, None)):
+        async with door.http.get("/v1/models", headers={"X-Request-Id": given}) as response:
+            assert (response.headers["X-Request-Id"] == told) == (told is not None)
+
+
+async def test_pages_of_configured_origins_may_call(nats_url: str, redis_url: str, tmp_path: Path) -> None:
+    page, stranger = "https://app.example", "https://other.example"
+    async with open_stage(
+        nats_url, redis_url, tmp_path, cors_origins=f"{page}, http://localhost:3000"
+    ) as stage:
+        for origin, may in ((page, True), (stranger, False)):
+            headers = {
+                "Origin": origin,
+                "Access-Control-Request-Method": "POST",
+                "Access-Control-Request-Headers": "authorization,x-stainless-os",
+            }
+            async with stage.http.options("/v1/images/edits", headers=headers) as response:
+                assert response.status == (204 if may else 405)
+                assert response.headers.get("Access-Control-Allow-Origin") == (origin if may else None)
+                allowed = response.headers.get("Access-Control-Allow-Headers")
+                assert allowed == ("authorization,x-stainless-os" if may else None)
+            headers = {"Origin": origin, "Sec-Fetch-Site": "cross-site"}
+            async with stage.http.post("/v1/images/edits", data=stage.form(), headers=headers) as response:
+                assert response.status == (200 if may else 403)
+                assert response.headers.get("Access-Control-Allow-Origin") == (origin if may else None)
+                assert ("X-Request-Id" in response.headers.get("Access-Control-Expose-Headers", "")) == may
+
+
+async def test_every_seed_that_is_told_can_be_asked_for(door: Stage) -> None:
+    for first in (0, 2**53, MAX_SEED - 1):
+        _, answer = await door.edit(n="3", seed=str(first))
+        seeds = answer["giornata"]["seeds"]
+        assert seeds == [(first + index) % (MAX_SEED + 1) for index in range(3)]
+        for seed in seeds:
+            status, again = await door.edit(seed=str(seed))
+            assert (status, again["giornata"]["seeds"]) == (200, [seed])
