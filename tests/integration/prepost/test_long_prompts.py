@@ -35,7 +35,7 @@ def words(count: int, *last: str) -> str:
 
 
 def encoded(model: ImageModel, prompt: str) -> torch.Tensor:
-    seen = picture() if model.text_varies_with_picture else None
+    seen = [picture()] if model.text_varies_with_picture else []
     return model.encode_text(prompt, SIZE, seen)["prompt_embeds"]
 
 
