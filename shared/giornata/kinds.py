@@ -128,6 +128,7 @@ _FLUX2: Final = replace(
     embeds_guidance=True,
     distilled=None,
     max_references=8,
+    prompt_frame=31,  # the pipeline's system message, between marks
 )
 _QWEN_IMAGE: Final = Kind(
     Family.QWEN_IMAGE,
