@@ -89,3 +89,17 @@ def test_rows_with_and_without_share_steps(family: Family, exact: Opened, tmp_pa
             assert_equals(mine[job], expected(of, how, nets), without[job])
         else:
             assert_close(mine[job], without[job])
+
+
+@pytest.mark.parametrize("family", [Family.SD, Family.SDXL])
+def test_a_controlnet_sees_a_prompt_in_chunks(family: Family, exact: Opened, tmp_path: Path) -> None:
+    """Its halves have texts of different lengths, and beside it is a row with a short prompt."""
+    of, words = exact(family), " ".join(["red"] * 80)
+    one = control(of, tmp_path / "net")
+    asked = {"long": Asked(prompt=words, steps=2), "short": Asked(steps=2)}
+    plain = {job: of.edit(how, job) for job, how in asked.items()}
+    rows = [under(of, plain[job], [one], how.size) for job, how in asked.items()]
+    both, alone = controlled(of, rows, [one]), controlled(of, rows[:1], [one])
+    assert_close(both["long"], alone["long"])
+    assert_close(both["short"], expected(of, asked["short"], [one]).latents)
+    assert not torch.equal(both["long"], denoised(of, [plain["long"]])["long"])
