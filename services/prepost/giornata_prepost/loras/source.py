@@ -87,18 +87,30 @@ def read_source(
             return _factors(placed, scales, configs)
         if len(left) < len(best):
             best, dropped = left, not _sources(renamed.values()).intersection(left)
+    idle = {_module(name) for name, factor in named.items() if not factor.any()}
+    trained = {name: tensor for name, tensor in tensors.items() if _module(name) not in idle}
+    if idle and trained:  # products of zeros change nothing, whatever their modules are
+        return read_source(trained, metadata, modules)
     if dropped:
         raise LoraNotSupported(
             "diffusers reads this LoRA without some of its tensors.",
             received=f"{best[0]}, one of {len(best)}",
             accepted="files of which every tensor counts",
         )
+    texts = [name for name in best if name.startswith(("text_encoder", "lora_te"))]
+    best = [name for name in texts if modules.split(name)[0] == modules.network_name] or best
     told = next((metadata[name] for name in BASE_NAMES if metadata.get(name)), None)
     raise LoraMismatch(
         f"The LoRA has modules that the model does not have{width}.",
         received=f"{best[0]}, one of {len(best)}" + ("" if told is None else f", of a LoRA for {told}"),
         accepted=f"linear layers and convolutions of {modules.index['_class_name']}",
     )
+
+
+def _module(name: str) -> str:
+    """The file's own module of a factor or an alpha."""
+    found = read_factor_name(name)
+    return found.module if found else name.removesuffix(ALPHA)
 
 
 def _by_loader(named: Named, modules: CheckpointModules) -> Mapping[str, Tensor]:
@@ -206,7 +218,8 @@ def _left(
     """Names of the factors without a place, or without one for all that is made of them, if anything is missing."""
     used = _sources(one for pair in placed.values() for one in pair.values())
     used -= _sources(one for name, one in renamed.items() if modules.find(name) is None)
-    return [name for name in sorted(named.keys() - used) if not _is_repeated(name, placed, modules)]
+    left = sorted(named.keys() - used)
+    return [name for name in left if not _is_repeated(name, placed, modules)]
 
 
 def _sources(tensors: Iterable[Tensor]) -> frozenset[str]:
@@ -270,8 +283,8 @@ def _factors(
         if len(pair) != 2:
             raise LoraNotSupported("A module has one factor and not two.", received=f"{part}.{module}")
         down, up = pair[True], pair[False]
-        own = read_factor_name(min(down.sources))
         rank = down.shape[0]
-        scale = scales[own.module] if own and scales else configs[part].alpha(module, rank) / rank
+        own = _module(min(down.sources))
+        scale = scales[own] if scales else configs[part].alpha(module, rank) / rank
         made.setdefault(part, {})[module] = Factors(untraced(down), untraced(up), scale)
     return made

@@ -280,6 +280,23 @@ def test_text_parts_of_kohyas_and_onetrainers_files_are_read(
     check_same(normalised(tensors, folder, tmp_path), expected)
 
 
+@pytest.mark.parametrize("naming", ["ComfyUI", "ai-toolkit"])
+def test_factors_of_zeros_need_no_module(naming: str, tiny_checkpoint: Checkpoint, tmp_path: Path) -> None:
+    """Some files of Flux have untrained factors for T5, which diffusers purges; alone, they are no LoRA."""
+    folder = tiny_checkpoint(Family.FLUX_INPAINT)
+    tensors, expected = namings.file_of(
+        "flux-inpaint", naming, CheckpointModules(folder).network, "transformer"
+    )
+    sides = namings.ORIGINAL_NAMINGS[naming].sides
+    layer = "text_encoders.t5xxl.transformer.encoder.block.0.layer.0.SelfAttention.q"
+    idle = {layer + sides[0]: torch.randn(4, 64), layer + sides[1]: torch.zeros(64, 4)}
+    check_same(normalised(tensors | idle, folder, tmp_path), expected)
+    with pytest.raises(LoraMismatch, match="t5xxl"):
+        normalised(idle, folder, tmp_path)
+    with pytest.raises((LoraMismatch, LoraNotSupported), match="t5xxl"):
+        normalised(tensors | idle | {layer + sides[1]: torch.ones(64, 4)}, folder, tmp_path)
+
+
 @pytest.mark.parametrize("naming", ["diffusers", "ai-toolkit", "kohya", "original, bare"])
 def test_a_control_lora_is_refused_by_name(naming: str, wide_flux: Path, tmp_path: Path) -> None:
     network = CheckpointModules(wide_flux).network
