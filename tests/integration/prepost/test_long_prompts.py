@@ -18,7 +18,7 @@ from giornata_tools.model.text import CORPUS
 from tests.integration.prepost.oracle import SIZE, picture
 
 UNETS = {Family.SD, Family.SD_INPAINT, Family.SDXL, Family.SDXL_INPAINT}
-UNCUT = {Family.QWEN_IMAGE_EDIT, Family.QWEN_IMAGE_21}
+UNCUT = {Family.QWEN_IMAGE_EDIT, Family.QWEN_IMAGE_EDIT_PLUS, Family.QWEN_IMAGE_21}
 WORDS = [word for word in dict.fromkeys(CORPUS.split()) if word.isalpha()]
 OTHER, ANOTHER = WORDS[0], WORDS[1]
 
