@@ -6,7 +6,7 @@ import re
 import types
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Annotated, Any, Final, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, Final, Literal, TypeVar, Union, get_args, get_origin
 
 import click
 from pydantic import BaseModel
@@ -92,6 +92,8 @@ def _plain(annotation: Any) -> Any:
 def _option_type(name: str, plain: Any, field: FieldInfo) -> click.ParamType[Any]:
     if isinstance(plain, type) and issubclass(plain, StrEnum):
         return click.Choice([member.value for member in plain])
+    if get_origin(plain) is Literal:
+        return click.Choice(get_args(plain))
     limits: dict[str, Any] = {}
     for rule in field.metadata:
         for limit, range_ in LIMITS.items():
