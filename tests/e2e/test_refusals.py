@@ -59,7 +59,7 @@ FIELDS = {
     "steps": ({"num_inference_steps": 100_000}, 400, "invalid_field", "num_inference_steps"),
     "size": ({"size": "huge"}, 400, "invalid_field", "size"),
     "size of another shape": ({"size": "512x512"}, 400, "size_mismatch", None),
-    "quality": ({"quality": "hd"}, 400, "invalid_field", "quality"),
+    "quality": ({"quality": "ultra"}, 400, "invalid_field", "quality"),
     "background": ({"background": "transparent"}, 400, "invalid_field", "background"),
     "unknown": ({"colour": "teal"}, 400, "unknown_field", "colour"),
     "adapter": ({"loras": "x"}, 400, "invalid_field", "loras"),
