@@ -242,6 +242,7 @@ async def test_pictures_come_from_allowed_hosts_alone(nats_url: str, redis_url: 
                 (f"{here}/moved.png", 400, "status 302"),
                 (f"{here}/empty.png", 400, "0 bytes"),
                 (f"{here}/none.png", 400, "status 404"),
+                (f"{here}/none.png?{'key=' * 60}", 400, "status 404"),
                 (f"{there}/a.png", 400, "a URL at 127.0.0.1, example.com"),
                 ("https://user@example.com/a.png", 400, "cannot be fetched"),
                 ("ftp://example.com/a.png", 400, "cannot be fetched"),
