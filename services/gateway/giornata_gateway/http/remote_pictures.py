@@ -36,7 +36,7 @@ async def read_source(config: GatewayConfig, grow: Grow, source: PictureSource, 
     )
     networks = networks_in(config.webhook_networks)
     if url:
-        check_url(url, networks or (), field, "A picture cannot be fetched from there.")
+        check_url(url, networks, field, "A picture cannot be fetched from there.")
     if source.file_id is not None or urlsplit(url).hostname not in hosts:
         why = (
             "There are no files of OpenAI's Files API here."
