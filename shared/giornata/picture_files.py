@@ -22,6 +22,7 @@ MAX_SEGMENTS: Final = 4096
 _PNG: Final = b"\x89PNG\r\n\x1a\n"
 _PIXEL_CHUNKS: Final = (b"tRNS", b"acTL", b"fcTL", b"fdAT")
 """Ancillary chunks that change what is seen: transparent colours and animation."""
+_READ_CHUNKS: Final = (b"eXIf", b"iCCP")
 _MARKER: Final = re.compile(rb"\xff([^\xff\x00\x01\xd0-\xd8])")
 """What begins a segment of a JPEG; restart markers and stuffed bytes begin none."""
 _COLOUR_SEGMENTS: Final = {0xE0: (b"JFIF\0", 14), 0xEE: (b"Adobe", 12), 0xE2: (b"ICC_PROFILE\0", 14)}
@@ -80,7 +81,7 @@ def _parts_of_png(data: bytes) -> PictureParts:
         pixels = pixels or kind == b"IDAT"
         if not kind.isalpha() or kind[:1].isupper() or kind in _PIXEL_CHUNKS:
             kept.append(view[start:stop])
-        elif not pixels and kind not in read:
+        elif not pixels and kind in _READ_CHUNKS and kind not in read:
             read[kind] = _content(view[start:stop])
     orientation = exif_orientation(read.get(b"eXIf", b""))
     return PictureParts(b"".join(kept), orientation, _inflated_profile(read.get(b"iCCP", b"")))

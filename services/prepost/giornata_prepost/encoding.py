@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from giornata import tensors
 from giornata.wire.adapters import control_name
-from giornata.wire.errors import InputLost, NotSupported, TaskNotSupported
+from giornata.wire.errors import InputLost, InvalidField, NotSupported, TaskNotSupported
 from giornata.wire.jobs import Job, PromptTokens
 from giornata.wire.models import Task
 from giornata.wire.references import REFERENCE, named_references
@@ -30,6 +30,9 @@ from giornata_prepost.families.protocol import (
 from giornata_prepost.images.geometry import Size
 from giornata_prepost.images.pictures import Pixels
 from giornata_prepost.loras.acting import TextLora, acting
+
+MOST_TOKENS: Final = 16_384
+"""Most tokens of a prompt that no family cuts: memory and time grow with their square."""
 
 
 class Inputs(NamedTuple):
@@ -61,12 +64,21 @@ def encoded(model: ImageModel, job: Job, inputs: Inputs, size: Size) -> Encoded:
     """The conditioning of a job whose picture has this `size`.
 
     Raises:
+        InvalidField: the model would read more than :data:`MOST_TOKENS` of the prompt.
         TaskNotSupported, NotSupported: the model generates nothing, or takes no references or ControlNets.
         LoraMismatch: a LoRA has text modules that the model does not have.
     """
     parameters = job.parameters
     if parameters.seed is None or parameters.strength is None:
         raise ValueError("encoding needs resolved parameters")
+    prompt_tokens = model.prompt_tokens(parameters.prompt)
+    if prompt_tokens.read > MOST_TOKENS:
+        raise InvalidField(
+            f"The model {model.card.name} reads all of a prompt, and this one is too long for it.",
+            field="prompt",
+            received=f"{prompt_tokens.given} tokens",
+            accepted=f"at most {MOST_TOKENS} tokens",
+        )
     text = _text(model, job, inputs, size)
     references = None if inputs.references is None else _references(model, inputs.references)
     controls = _controls(model, job, inputs)
@@ -89,7 +101,7 @@ def encoded(model: ImageModel, job: Job, inputs: Inputs, size: Size) -> Encoded:
     return Encoded(
         text,
         *_packed(rows, names, shared=controls.shared),
-        model.prompt_tokens(parameters.prompt),
+        prompt_tokens,
         None if negative is None else model.prompt_tokens(negative),
         references,
     )

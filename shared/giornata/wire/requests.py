@@ -115,7 +115,10 @@ class GenerationParameters(Recorded):
     )
     output_format: OutputFormat = Field(OutputFormat.PNG, description="Encoding of the pictures.")
     output_compression: int | None = Field(
-        None, ge=0, le=100, description="Quality of JPEG and WebP, 100 the best; default 95. Refused for PNG."
+        None,
+        ge=0,
+        le=100,
+        description="Of JPEG and WebP, 100 the best; default 95. HTTP ignores it with PNG.",
     )
     quality: Quality = Field(
         "auto",

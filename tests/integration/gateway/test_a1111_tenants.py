@@ -113,3 +113,14 @@ async def test_a_page_of_another_site_cannot_use_a_password_that_the_browser_rem
     assert (status, answer["error"]["code"]) == (403, "cross_site")
     status, _ = await post(doors, "interrupt", None, Authorization="Bearer sk-alice-123", **foreign)
     assert status == 200
+
+
+async def test_where_every_page_may_call_none_uses_a_remembered_password(
+    nats_url: str, redis_url: str, tmp_path: Path
+) -> None:
+    keys = write_keys(tmp_path, {"sk-alice-123": "alice"})
+    page = {"Sec-Fetch-Site": "cross-site", "Origin": "https://any.example"}
+    async with open_stage(nats_url, redis_url, tmp_path, api_keys_file=keys, cors_origins="*") as stage:
+        for key, expected in (("Bearer sk-alice-123", 200), (basic("sk-alice-123"), 403)):
+            status, answer = await post(stage, "interrupt", None, Authorization=key, **page)
+            assert status == expected, answer

@@ -242,6 +242,7 @@ async def test_pictures_come_from_allowed_hosts_alone(nats_url: str, redis_url: 
                 (f"{here}/moved.png", 400, "status 302"),
                 (f"{here}/empty.png", 400, "0 bytes"),
                 (f"{here}/none.png", 400, "status 404"),
+                (f"{here}/none.png?{'key=' * 60}", 400, "status 404"),
                 (f"{there}/a.png", 400, "a URL at 127.0.0.1, example.com"),
                 ("https://user@example.com/a.png", 400, "cannot be fetched"),
                 ("ftp://example.com/a.png", 400, "cannot be fetched"),
@@ -249,8 +250,12 @@ async def test_pictures_come_from_allowed_hosts_alone(nats_url: str, redis_url: 
                 got, answer = await post(stage, {"prompt": "x", "images": [{"image_url": url}]})
                 assert (got, answer["error"]["param"]) == (status, "images"), answer
                 assert why in str(answer["error"]), answer
-        assert asked.is_set()
-        asked.clear()
+            assert asked.is_set()
+            asked.clear()
+            given = {"prompt": "x", "images": [{"image_url": f"{here}/none.png"}], "template_id": "tpl_1"}
+            status, answer = await post(stage, given)
+            assert (status, answer["error"]["param"]) == (400, "template_id"), answer
+            assert not asked.is_set(), "what is refused anyway is not fetched"
         (tmp_path / "port").unlink()
         async with open_stage(nats_url, redis_url, tmp_path, **options) as stage:
             status, answer = await post(stage, {"prompt": "x", "images": [{"image_url": f"{here}/none.png"}]})

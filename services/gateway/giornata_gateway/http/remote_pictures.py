@@ -15,10 +15,8 @@ from giornata_gateway.intake.limits import Grow
 from giornata_gateway.intake.rules.forms import PictureSource, check_filled
 from giornata_gateway.intake.rules.written import picture
 from giornata_gateway.webhooks.rules.addresses import check_url, networks_in
-from giornata_gateway.webhooks.sending import guarded_session
+from giornata_gateway.webhooks.sending import guarded_session, told
 
-FETCH_S: Final = 15.0
-"""Longest time for one picture, from the look-up of its host to its last byte."""
 CHUNK_BYTES: Final = 64 << 10
 
 
@@ -38,7 +36,7 @@ async def read_source(config: GatewayConfig, grow: Grow, source: PictureSource, 
     )
     networks = networks_in(config.webhook_networks)
     if url:
-        check_url(url, networks or (), field, "A picture cannot be fetched from there.")
+        check_url(url, networks, field, "A picture cannot be fetched from there.")
     if source.file_id is not None or urlsplit(url).hostname not in hosts:
         why = (
             "There are no files of OpenAI's Files API here."
@@ -51,21 +49,22 @@ async def read_source(config: GatewayConfig, grow: Grow, source: PictureSource, 
     data = bytearray()
     try:
         async with (
-            guarded_session(networks, plain=url.startswith("http:"), total_s=FETCH_S) as http,
-            http.get(url, allow_redirects=False, raise_for_status=_check_good) as answer,
+            grow.receiving(),
+            guarded_session(networks, plain=urlsplit(url).scheme == "http") as http,
+            http.get(url, allow_redirects=False) as answer,
         ):
+            if answer.status != 200:
+                raise _not_fetched(f"status {answer.status}", url, field)
             async for chunk in answer.content.iter_chunked(CHUNK_BYTES):
                 if len(data) + len(chunk) > config.max_file_bytes:
                     raise too_large(f"The picture at {url}", config.max_file_bytes, field)
                 grow(len(chunk))
                 data += chunk
-    except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
-        received = f"{url}: {str(error) or type(error).__name__}"
-        raise InvalidField("A picture could not be fetched.", field=field, received=received) from error
+    except (aiohttp.ClientError, OSError, ValueError) as error:
+        raise _not_fetched(told(error), url, field) from error
     check_filled(data, field)
     return bytes(data)
 
 
-async def _check_good(answer: aiohttp.ClientResponse) -> None:
-    if answer.status != 200:
-        raise ValueError(f"status {answer.status}")
+def _not_fetched(why: str, url: str, field: str) -> InvalidField:
+    return InvalidField(f"A picture could not be fetched: {why}.", field=field, received=url)

@@ -91,13 +91,12 @@ async def _read_written(request: web.Request, kind: type[F], grow: Grow, accept:
     references, controls = fields.pop(REFERENCE, []), _taken(fields, CONTROL_IMAGES)
     form = read_form(kind, fields.items(), accept)
     more, controlled = await asyncio.to_thread(_pictures, references, controls)
+    check_source(given.images or None, form.template_id if isinstance(form, EditFields) else None)
+    check_count(len(given.images[1:]) + len(more))
     config = request.app[GATEWAY].config
     images = [await read_source(config, grow, source, "images") for source in given.images]
     mask = None if given.mask is None else await read_source(config, grow, given.mask, "mask")
-    image = images[0] if images else None
-    check_source(image, form.template_id if isinstance(form, EditFields) else None)
-    check_count(len(images[1:]) + len(more))
-    return form, Upload((), image, mask, (*images[1:], *more), controlled)
+    return form, Upload((), images[0] if images else None, mask, (*images[1:], *more), controlled)
 
 
 def _taken(fields: dict[str, object], names: Iterable[str]) -> dict[str, object]:

@@ -22,7 +22,7 @@ from giornata.wire.models import Task
 from giornata_gateway.http import jobs, loras, masks, requests, status, templates, webhooks
 from giornata_gateway.http.connections import claim
 from giornata_gateway.http.errors import GATEWAY, JOB_ID, TENANT, Handler
-from giornata_gateway.intake.rules.cors import is_allowed
+from giornata_gateway.intake.rules.cors import origins_in
 from giornata_gateway.intake.rules.forms import (
     EditForm,
     GenerationForm,
@@ -137,9 +137,9 @@ class Route:
         authorization = request.headers.get("Authorization")
         written = password(authorization) if self.basic else None
         if self.method != GET:  # a page of another site cannot read what a GET answers
-            # browsers remember passwords, and send them by themselves
+            # browsers remember passwords, and send them by themselves: `*` trusts no page with those
             keyed = gateway.keys is not None and written is None
-            trusted = is_allowed(request.headers.get("Origin"), gateway.config.cors_origins)
+            trusted = request.headers.get("Origin") in origins_in(gateway.config.cors_origins)
             check_site(request.headers.get("Sec-Fetch-Site"), keyed=keyed or trusted)
         if self.keyed:
             request[TENANT] = gateway.tenant(written or bearer(authorization))

@@ -98,10 +98,10 @@ def _application(gateway: Gateway) -> web.Application:
 @web.middleware
 async def _counted(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Count a request that has come: it is answered, though the gateway leaves meanwhile. Its logs have its id."""
-    if request.transport is None:
-        raise ConnectionAbortedError("The client has left.")
     given = request.headers.get(REQUEST_ID_HEADER, "")
     request[REQUEST_ID] = given if _ID.fullmatch(given) else f"req_{secrets.token_hex(16)}"
+    if request.transport is None:
+        raise ConnectionAbortedError("The client has left.")
     with (
         request.app[GATEWAY].departure.answering(request.transport),
         structlog.contextvars.bound_contextvars(request_id=request[REQUEST_ID]),

@@ -17,7 +17,7 @@ from giornata_gateway.webhooks.rules.addresses import Network, may_connect
 from giornata_gateway.webhooks.rules.trying import AT_ONCE
 
 ATTEMPT_S: Final = 15.0
-"""How long a receiver may take; Standard Webhooks recommends 15 to 30 s."""
+"""From the look-up of a host to the last byte of its answer; Standard Webhooks recommends 15 to 30 s."""
 AGENT: Final = {"User-Agent": f"Giornata/{__version__}"}
 TYPE: Final = {"Content-Type": "application/json"}
 
@@ -55,18 +55,19 @@ class Sender:
                 url, data=body.encode(), headers={**TYPE, **headers}, allow_redirects=False
             ) as response:
                 return response.status, f"status {response.status}"
-        except aiohttp.ClientConnectorError as error:
-            refused = isinstance(error.os_error, AddressRefusedError)
-            return None, "the address is not allowed" if refused else "no connection"
         except (aiohttp.ClientError, OSError, ValueError) as error:
-            return None, type(error).__name__
-        except TimeoutError:
-            return None, f"no answer in {ATTEMPT_S:g} s"
+            return None, told(error)
 
 
-def guarded_session(
-    networks: Sequence[Network], *, plain: bool, total_s: float = ATTEMPT_S
-) -> aiohttp.ClientSession:
+def told(error: Exception) -> str:
+    """What to tell of an attempt without an answer: nothing of the addresses that a name leads to."""
+    if isinstance(error, aiohttp.ClientConnectorError):
+        refused = isinstance(error.os_error, AddressRefusedError)
+        return "the address is not allowed" if refused else "no connection"
+    return f"no answer in {ATTEMPT_S:g} s" if isinstance(error, TimeoutError) else type(error).__name__
+
+
+def guarded_session(networks: Sequence[Network], *, plain: bool) -> aiohttp.ClientSession:
     """Connects to public addresses and to `networks` alone, or, for `plain` HTTP, to `networks` alone.
 
     It looks at each address as its socket is made, and asks no proxy.
@@ -79,7 +80,7 @@ def guarded_session(
     )
     return aiohttp.ClientSession(
         connector=connector,
-        timeout=aiohttp.ClientTimeout(total=total_s),
+        timeout=aiohttp.ClientTimeout(total=ATTEMPT_S),
         cookie_jar=aiohttp.DummyCookieJar(),
         headers=AGENT,
         trust_env=False,
