@@ -95,7 +95,7 @@ async def test_a_cache_that_means_nothing_is_refused_at_both_doors(fresco: LiveS
     ):
         error = (await answer.json())["error"]
     assert (answer.status, error["param"], error["code"]) == (400, "step_cache", "invalid_field")
-    assert "Received: first-block. Accepted: " in error["message"]
+    assert (error["received"], error["accepted"]) == ("first-block", "Input should be 'off' or 'taylorseer'")
     with pytest.raises(InvalidField, match="needs step_cache taylorseer"):
         await edited(fresco, step_cache_interval=3)
     async with aiohttp.ClientSession(fresco.url) as http, http.get("/v1/models") as answer:
