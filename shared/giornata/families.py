@@ -111,8 +111,8 @@ class Kind:
     """Whether edits reuse unless they ask not to; a family does once a trained model has shown what that costs."""
     samplers: tuple[Sampler, ...] = FLOW_MATCHING
     """What requests may ask for; the default of models with discrete times is the checkpoint's scheduler."""
-    step_caches: tuple[StepCache, ...] = (StepCache.FIRST_BLOCK, StepCache.TAYLORSEER)
-    """By which rules rows may compute fewer blocks."""
+    step_caches: tuple[StepCache, ...] = (StepCache.TAYLORSEER,)
+    """By which rules rows may compute fewer steps."""
     other_text_tokens: int = 0
     """Text tokens of another encoder, or of a picture in the prompt, which come before those."""
     autoencoder: str = "AutoencoderKL"

@@ -18,19 +18,18 @@ from typing import Any, Final, TypeVar
 import click
 import numpy as np
 import torch
-from diffusers import FirstBlockCacheConfig, FluxFillPipeline, TaylorSeerCacheConfig
+from diffusers import FluxFillPipeline, TaylorSeerCacheConfig
 from PIL import Image
 
 from giornata.wire.step_caches import WARMUP, Extrapolation
 from giornata_denoiser.engine.protocol import StepReport
 from giornata_denoiser.rows.row import RecordingSpec
-from giornata_denoiser.rows.step_cache import FirstBlockRule, Rule, TaylorRule
+from giornata_denoiser.rows.step_cache import TaylorRule
 from giornata_prepost.images.geometry import Size
 from giornata_prepost.images.pictures import Pixels
 from giornata_tools.quality import metrics
 from tests.bench.compute.bench_model import BenchModel, Request, box_of, held_out
 from tests.bench.compute.setting import DEFAULT
-from tests.bench.compute.static_batching import skipped_share
 from tests.bench.reporting.options import wait_for
 from tests.bench.reporting.report import write
 from tests.flags import Several, option, parsed
@@ -49,7 +48,6 @@ def options_of(arguments: Sequence[str] | None = None) -> SimpleNamespace:
             option("--side", type=int, default=256, help="of the pictures: 128 or 256"),
             option("--steps", type=int, default=20),
             option("--guidance", type=float, default=30.0),
-            option("--thresholds", type=Several(float), default=[0.1, 0.2], help="of the first-block cache"),
             option(
                 "--taylorseer",
                 type=Several(str),
@@ -113,10 +111,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         device=options.device,
         dtype=getattr(torch, options.dtype),
     )
-    caches: list[Rule] = [
-        *(FirstBlockRule(threshold) for threshold in options.thresholds),
-        *(_taylor(told) for told in options.taylorseer),
-    ]
+    caches = [_taylor(told) for told in options.taylorseer]
     timed = partial(
         _timed, model.family.device, time.process_time if options.processor_time else time.perf_counter
     )
@@ -129,14 +124,12 @@ def _taylor(told: str) -> TaylorRule:
     return TaylorRule(Extrapolation(interval, WARMUP), order)
 
 
-def _name(rule: Rule | None) -> str:
-    if isinstance(rule, FirstBlockRule):
-        return f"first-block cache, {rule.threshold:g}"
+def _name(rule: TaylorRule | None) -> str:
     return "no cache" if rule is None else f"TaylorSeer, {rule.steps.interval}/{rule.order}"
 
 
 def _ours(
-    model: BenchModel, requests: Sequence[Request], caches: Sequence[Rule], timed: Callable[..., Any]
+    model: BenchModel, requests: Sequence[Request], caches: Sequence[TaylorRule], timed: Callable[..., Any]
 ) -> list[dict[str, Any]]:
     """Without reuse and with it, without a cache and with each."""
     recording = RecordingSpec(frozenset({DEFAULT.form}), DEFAULT.bits)
@@ -171,7 +164,7 @@ def _count(blocks: list[int], report: StepReport) -> None:
 
 
 def _diffusers(
-    model: BenchModel, requests: Sequence[Request], caches: Sequence[Rule], timed: Callable[..., Any]
+    model: BenchModel, requests: Sequence[Request], caches: Sequence[TaylorRule], timed: Callable[..., Any]
 ) -> list[dict[str, Any]]:
     diffusers = Diffusers(model)
 
@@ -184,21 +177,15 @@ def _diffusers(
     for rule in caches:
         transformer.enable_cache(_config(rule, model.family.dtype))
         fast, fast_s = timed(every)
-        share = ""
-        if isinstance(rule, FirstBlockRule):
-            share = f"{skipped_share(transformer, every) * (1 - 1 / model.family.depth):.0%}"
-        elif isinstance(rule, TaylorRule):
-            share = f"{rule.steps.skipped(model.steps) / model.steps:.0%}"
         transformer.disable_cache()
+        share = f"{rule.steps.skipped(model.steps) / model.steps:.0%}"
         pictures = [fast, slow]
         name = f"diffusers, {_name(rule)}"
         lines.append(_line(name, slow_s / fast_s, requests, pictures, kib="", skipped=share))
     return lines
 
 
-def _config(rule: Rule, dtype: torch.dtype) -> Any:
-    if isinstance(rule, FirstBlockRule):
-        return FirstBlockCacheConfig(threshold=rule.threshold)
+def _config(rule: TaylorRule, dtype: torch.dtype) -> Any:
     return TaylorSeerCacheConfig(
         cache_interval=rule.steps.interval,
         disable_cache_before_step=rule.steps.warmup,

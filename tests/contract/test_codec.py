@@ -17,6 +17,7 @@ from giornata.wire.loras import LoraRecord
 from giornata.wire.masks import FoundRegion, MaskCard, MaskedRegion, MaskParameters, MaskPicture
 from giornata.wire.messages import CancelRows, Picture
 from giornata.wire.models import ModelCard
+from giornata.wire.step_caches import SETTINGS, StepCache
 from giornata.wire.values import Wire
 from giornata.wire.workers import ServiceState
 from tests.contract.messages import CARD, ENCODING, INSPECTION, JOB, LORA, MESSAGES
@@ -80,6 +81,15 @@ def test_a_job_from_before_weights_and_idempotency_keys_is_understood() -> None:
     del fields["weight"], fields["fingerprint"]
     job = codec.decode(Job, msgpack.packb(fields))
     assert (job.weight, job.fingerprint) == (1.0, None)
+
+
+def test_a_job_with_the_step_cache_that_is_gone_is_read_and_computes_all_blocks() -> None:
+    fields = codec.unpack(codec.encode(JOB))
+    earlier = {name: value for name, value in fields["parameters"].items() if name not in SETTINGS}
+    fields["parameters"] = {**earlier, "step_cache": "first-block", "step_cache_threshold": 0.1}
+    job = codec.decode(Job, msgpack.packb(fields))
+    assert job.parameters.step_cache is StepCache.OFF
+    assert job.parameters.prompt == JOB.parameters.prompt
 
 
 def test_telemetry_from_before_cost_models_is_understood() -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 from giornata_denoiser.families.flux.checkpoints import FluxInpaint
 from giornata_denoiser.families.quantizing import Quantize, chosen, quantize
 from giornata_denoiser.rows.row import Row
-from giornata_denoiser.rows.step_cache import FirstBlockRule, Rule
+from giornata_denoiser.rows.step_cache import TaylorRule
 from giornata_denoiser.rows.template import Form
 from tests.fakes import tiny_flux
 from tests.fakes.step_caches import taylor
@@ -22,8 +22,7 @@ from tests.gpu.engines import FLOAT32, GRID, edit, family, finished, latents, te
 CPU = torch.device("cpu")
 ALLOCATED = 512
 """The least that torch's allocator takes for a tensor."""
-RULES: list[Rule | None] = [FirstBlockRule(1e9), None, taylor(3, 1, 2)]
-"""The first never decides by a rounded change: a device that adds in another order may decide otherwise."""
+RULES: list[TaylorRule | None] = [taylor(2, 2, 3), None, taylor(3, 1, 2)]
 
 
 def rows_of(where: torch.device, *, takes: bool) -> tuple[list[Row], dict[str, Tensor]]:

@@ -176,6 +176,8 @@ def test_a_field_that_was_removed_is_named_with_what_holds_now(kind: type[BaseMo
     with pytest.raises(UnknownField, match="own seed's noise") as told:
         asked(kind, {"prompt": "x", "approximate": value})
     assert (told.value.field, told.value.accepted) == ("approximate", "leave approximate out")
+    with pytest.raises(UnknownField, match="step_cache_threshold was removed"):
+        asked(kind, {"prompt": "x", "step_cache": "first-block", "step_cache_threshold": value})
 
 
 def test_what_a_model_does_not_take_is_refused() -> None:

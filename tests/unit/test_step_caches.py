@@ -25,24 +25,14 @@ CACHED = CARD.model_copy(update={"step_caches": tuple(StepCache)[1:], "name": "c
 @pytest.mark.parametrize(
     ("given", "field", "told"),
     [
-        ({"step_cache": "teacache"}, "step_cache", "'off', 'first-block' or 'taylorseer'"),
-        ({"step_cache_threshold": 0.1}, "step_cache_threshold", "needs step_cache first-block"),
+        ({"step_cache": "teacache"}, "step_cache", "'off' or 'taylorseer'"),
         (
-            {"step_cache": "taylorseer", "step_cache_threshold": 0.1},
-            "step_cache_threshold",
-            "needs step_cache first-block",
+            {"step_cache": "first-block"},
+            "step_cache",
+            "Received: first-block. Accepted: Input should be 'off' or",
         ),
-        (
-            {"step_cache": "first-block", "step_cache_interval": 3},
-            "step_cache_interval",
-            "needs step_cache taylorseer",
-        ),
-        ({"step_cache": "first-block", "step_cache_threshold": 0}, "step_cache_threshold", "greater than 0"),
-        (
-            {"step_cache": "first-block", "step_cache_threshold": "nan"},
-            "step_cache_threshold",
-            "Received: nan",
-        ),
+        ({"step_cache_interval": 3}, "step_cache_interval", "needs step_cache taylorseer"),
+        ({"step_cache": "off", "step_cache_order": 0}, "step_cache_order", "needs step_cache taylorseer"),
         ({"step_cache": "taylorseer", "step_cache_interval": 1}, "step_cache_interval", "equal to 2"),
         ({"step_cache": "taylorseer", "step_cache_order": 4}, "step_cache_order", "equal to 3"),
         ({"step_cache": "taylorseer", "step_cache_warmup": 0}, "step_cache_warmup", "equal to 1"),
@@ -57,14 +47,11 @@ def test_a_step_cache_that_means_nothing_is_refused(given: dict[str, object], fi
 
 def test_a_model_without_a_step_cache_refuses_it_and_names_those_that_have_it() -> None:
     asked = EditParameters(prompt="x", step_cache=StepCache.TAYLORSEER)
-    one = CACHED.model_copy(update={"step_caches": (StepCache.FIRST_BLOCK,)})
     with pytest.raises(
-        InvalidField, match=r"Received: taylorseer. Accepted: off, first-block; models that take it: cached"
+        InvalidField, match=r"Received: taylorseer. Accepted: off; models that take it: cached"
     ):
-        resolve(asked, one, 1, [one, CACHED])
-    told = fields_of(one, controlled=False, masked=False)[Task.EDIT]
-    assert {"step_cache", "step_cache_threshold"} < set(told)
-    assert "step_cache_order" not in told
+        resolve(asked, CARD, 1, [CARD, CACHED])
+    assert {"step_cache", *SETTINGS} < set(fields_of(CACHED, controlled=False, masked=False)[Task.EDIT])
     assert not any(
         name.startswith("step_cache") for name in fields_of(CARD, controlled=True, masked=False)[Task.EDIT]
     )
@@ -72,9 +59,9 @@ def test_a_model_without_a_step_cache_refuses_it_and_names_those_that_have_it() 
 
 def test_a_step_cache_is_refused_with_controlnets() -> None:
     asked = EditParameters(
-        prompt="x", step_cache=StepCache.FIRST_BLOCK, controlnets=(AskedControl(model="canny", image=0),)
+        prompt="x", step_cache=StepCache.TAYLORSEER, controlnets=(AskedControl(model="canny", image=0),)
     )
-    with pytest.raises(InvalidField, match="first-block with controlnets"):
+    with pytest.raises(InvalidField, match="taylorseer with controlnets"):
         resolve(asked, CACHED, 1)
 
 
@@ -83,17 +70,15 @@ def test_a_step_cache_has_the_defaults_of_its_kind_and_of_the_number_of_steps() 
         found = resolve(EditParameters.model_validate({"prompt": "x", **given}), CACHED, 1)
         return [getattr(found, field) for field in SETTINGS]
 
-    assert settings() == [None] * 4
-    assert settings(step_cache="first-block") == [0.1, None, None, None]
-    assert settings(step_cache="first-block", step_cache_threshold=0.3) == [0.3, None, None, None]
+    assert settings() == [None] * 3
     for steps, interval in ((4, 2), (10, 3), (39, 3), (40, 5)):
-        assert settings(step_cache="taylorseer", num_inference_steps=steps) == [None, interval, 1, 3]
-    assert settings(step_cache="taylorseer", step_cache_interval=7, step_cache_order=0) == [None, 7, 0, 3]
+        assert settings(step_cache="taylorseer", num_inference_steps=steps) == [interval, 1, 3]
+    assert settings(step_cache="taylorseer", step_cache_interval=7, step_cache_order=0) == [7, 0, 3]
 
 
 def test_a_model_tells_the_least_of_what_its_workers_have() -> None:
     one = CACHED.model_copy(update={"name": "m"})
-    few = one.model_copy(update={"step_caches": (StepCache.TAYLORSEER,)})
+    few = one.model_copy(update={"step_caches": ()})
 
     def told(*of: ModelCard) -> tuple[str, ...]:
         states = [

@@ -27,7 +27,7 @@ class LiveTokens:
     """
 
     def __init__(self, sequences: Sequences, uses: Sequence[Use]) -> None:
-        self._sequences, self._uses = sequences, uses
+        self._sequences = sequences
         self.taken = {s: use.taken for s, use in enumerate(uses) if use.taken is not None}
         self.recorders = {s: use.recorder for s, use in enumerate(uses) if use.recorder is not None}
         self._residuals = {s: use.residuals for s, use in enumerate(uses) if use.residuals is not None}
@@ -69,39 +69,6 @@ class LiveTokens:
     def add_joint(self, block: int, joint: Tensor) -> Tensor:
         """:meth:`add` for the joint order."""
         return self._added(block, joint, _pictures(self.now.layout)) if self._residuals else joint
-
-    def computed(self, sequence: int, image: Tensor) -> Tensor:
-        """A sequence's tokens of its region, of the image stream of all live tokens, (live_tokens, channels)."""
-        part, region = (
-            image[slice(*self.now.layout.image.bounds[sequence])],
-            self._sequences.regions[sequence],
-        )
-        whole = region is None or not self.now.whole[sequence]
-        return part if whole or region is None else part.index_select(0, region.computed)
-
-    def some(self, of: tuple[int, ...]) -> LiveTokens:
-        """The live tokens of the sequences `of` alone, as they are now behind a block."""
-        kept = LiveTokens(self._sequences.some(of), [self._uses[sequence] for sequence in of])
-        kept.now = kept.sequences.live(tuple(self.now.whole[sequence] for sequence in of))
-        return kept
-
-    def streams(self, of: tuple[int, ...], text: Tensor, image: Tensor) -> tuple[Tensor, Tensor]:
-        """The live tokens of the sequences `of` alone, of both streams."""
-        layout = self.now.layout
-        of_text, of_image = layout.text.bounds, layout.image.bounds
-        return (
-            torch.cat([text[slice(*of_text[sequence])] for sequence in of]),
-            torch.cat([image[slice(*of_image[sequence])] for sequence in of]),
-        )
-
-    @property
-    def sequences(self) -> Sequences:
-        """The sequences that these tokens belong to."""
-        return self._sequences
-
-    def left(self) -> None:
-        """The tokens that :meth:`leave` gives are live from now on, whoever has left."""
-        self.now = self._sequences.live((False,) * len(self._sequences.regions))
 
     def leave(self, image: Tensor) -> Tensor:
         """The regions' tokens of the image stream behind the last block."""

@@ -117,10 +117,6 @@ class Owners:
         """The set of one sequence."""
         return self._low_ranks[sequence] if self._low_ranks else None
 
-    def some(self, of: Sequence[int]) -> Owners:
-        """The sets of the sequences `of` alone."""
-        return Owners([self._low_ranks[sequence] for sequence in of] if self._low_ranks else ())
-
     def over(self, lengths: tuple[int, ...], of: tuple[int, ...] | None = None) -> Spans:
         """Where sets act on a tensor that is packed by sequence, so many units of each, all sequences or those `of`.
 

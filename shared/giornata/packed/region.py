@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, field
-from typing import Final
 
 import torch
 from torch import Tensor
@@ -15,8 +14,6 @@ from giornata.wire.values import CellMap
 
 Rotary = tuple[Tensor, Tensor]
 """Cosine and sine, (tokens, head_dim) float32 each."""
-SUBSETS: Final = 4
-"""How many parts of a batch are kept with it; each takes the rotary embedding of its tokens."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,7 +131,6 @@ class Sequences:
     _live: dict[tuple[bool, ...], Live] = field(default_factory=dict, init=False)
     _beyond: dict[tuple[int, ...], Beyond] = field(default_factory=dict, init=False)
     _unpadded: dict[tuple[int, ...], Unpadded] = field(default_factory=dict, init=False)
-    _some: dict[tuple[int, ...], Sequences] = field(default_factory=dict, init=False)
 
     def without_padding(self, of: tuple[int, ...]) -> Unpadded:
         """The batch without the padding of the sequences `of`, which have text beside it; kept with the batch."""
@@ -157,31 +153,6 @@ class Sequences:
         if of not in self._beyond:
             self._beyond[of] = self._outside(of)
         return self._beyond[of]
-
-    def some(self, of: tuple[int, ...]) -> Sequences:
-        """The batch of the sequences `of` alone, in order; the last :data:`SUBSETS` of them are kept with the batch."""
-        found = self._some.pop(of, None)
-        if found is None:
-            while len(self._some) >= SUBSETS:
-                del self._some[next(iter(self._some))]
-            found = self._subset(of)
-        self._some[of] = found  # as the one used last
-        return found
-
-    def _subset(self, of: tuple[int, ...]) -> Sequences:
-        full, device = self.layout, self.layout.joint.device
-        tokens = [torch.arange(*full.joint.bounds[sequence], device=device) for sequence in of]
-        return Sequences(
-            layout(
-                [full.text.lengths[sequence] for sequence in of],
-                [full.image.lengths[sequence] for sequence in of],
-                device,
-                empty=True,
-            ),
-            self._rotary_at(torch.cat(tokens)),
-            tuple(self.regions[sequence] for sequence in of),
-            tuple(self.padding[sequence] for sequence in of) if self.padding else (),
-        )
 
     def _without_padding(self, of: tuple[int, ...]) -> Unpadded:
         full = self.layout

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from torch import Tensor
 
 from giornata.packed.attention import Apart
 from giornata.packed.low_rank import LowRank
 from giornata.wire.values import Mode
-
-if TYPE_CHECKING:
-    from giornata.packed.first_block import FirstBlockCache
 
 T = TypeVar("T")
 
@@ -94,8 +91,6 @@ class Use:
     """Its LoRAs, which change what the layers make of its tokens; None for none."""
     residuals: Residuals | None = None
     """None where no ControlNet acts on it."""
-    first_block: FirstBlockCache | None = None
-    """By which it may leave behind the first block; None passes all blocks."""
 
 
 def by_sequence(of_rows: Sequence[Sequence[T]]) -> tuple[T, ...]:

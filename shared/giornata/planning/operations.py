@@ -161,35 +161,18 @@ class Operations:
         """(features,) of a sequence with these modes, one a block."""
         return _of_sequence(self, shape, modes)
 
-    def first(self, shape: Shape, mode: Mode) -> Array:
-        """(features,) of a sequence in the first block alone."""
-        computed: Array = self.by_block[0] @ np.array(shape.amounts(mode))
-        return computed
-
     def in_modes(self, modes: tuple[Mode, ...]) -> tuple[tuple[Mode, Array], ...]:
         """The modes among these, one a block, and the (features, amounts) of the blocks in each."""
         return _in_modes(self, modes)
 
 
-def step_work(
-    operations: Operations,
-    shapes: Sequence[Shape],
-    modes: Sequence[Sequence[Mode]],
-    left: Sequence[bool] = (),
-) -> Work:
-    """What a whole step computes; `modes` holds those of every shape's blocks.
-
-    Sequences that have `left` computed the first block alone; empty where none has.
-    """
+def step_work(operations: Operations, shapes: Sequence[Shape], modes: Sequence[Sequence[Mode]]) -> Work:
+    """What a whole step computes; `modes` holds those of every shape's blocks."""
     if not shapes:
         return Work(calls=1)
-    parts = [
-        operations.first(shape, own[0]) if gone else operations.of(shape, tuple(own))
-        for shape, own, gone in zip(shapes, modes, left or [False] * len(shapes), strict=True)
-    ]
+    parts = [operations.of(shape, tuple(own)) for shape, own in zip(shapes, modes, strict=True)]
     _, *kinds = np.sum(parts, 0).tolist()
-    sequences = len(shapes) - sum(left) * (1 - 1 / operations.blocks)
-    return Work(operations.calls(shapes, modes), sequences, *kinds)
+    return Work(operations.calls(shapes, modes), len(shapes), *kinds)
 
 
 class Amounts(NamedTuple):
@@ -203,20 +186,16 @@ class Amounts(NamedTuple):
     pairs: float
 
 
-def mean_amounts(
-    shapes: Sequence[Shape], modes: Sequence[tuple[Mode, ...]], left: Sequence[bool] = ()
-) -> Amounts:
-    """What the blocks of a step compute on average; `modes` and `left` are as in :func:`step_work`."""
-    image = projected = pairs = text = 0.0
-    for shape, own, gone in zip(shapes, modes, left or [False] * len(shapes), strict=True):
-        passed = own[:1] if gone else own
-        text += shape.live_text * (len(passed) / len(own))
-        for mode, count in Counter(passed).items():
+def mean_amounts(shapes: Sequence[Shape], modes: Sequence[tuple[Mode, ...]]) -> Amounts:
+    """What the blocks of a step compute on average; `modes` are as in :func:`step_work`."""
+    image = projected = pairs = 0.0
+    for shape, own in zip(shapes, modes, strict=True):
+        for mode, count in Counter(own).items():
             share = count / len(own)
             image += share * shape.own(mode)
             projected += share * shape.projected(mode)
             pairs += share * shape.pairs(mode)
-    return Amounts(image, round(text), projected, pairs)
+    return Amounts(image, sum(shape.live_text for shape in shapes), projected, pairs)
 
 
 @lru_cache(maxsize=4096)

@@ -5,14 +5,16 @@ One request is one job; its `n` pictures are `n` rows with seeds seed + i, one s
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
 
-from pydantic import ConfigDict
+from pydantic import ConfigDict, field_validator
 
 from giornata.wire.adapters import ControlUse, LoraUse
 from giornata.wire.errors import ServiceUnavailable
 from giornata.wire.models import ModelCard, Task
 from giornata.wire.requests import MAX_SEED, EditParameters, Reuse, evaluations_of
+from giornata.wire.step_caches import StepCache
 from giornata.wire.values import CellMap, Grain, Recorded
 
 TAKE_OVER_S = 600
@@ -96,6 +98,14 @@ class Job(Recorded):
     """How often the network is evaluated for each row; None from versions that had one sampler."""
     cfg_scale: float | None = None
     """Read it by :func:`giornata.wire.resolution.guided_by`, which knows jobs of older gateways."""
+
+    @field_validator("parameters", mode="before")
+    @classmethod
+    def _computes_all_blocks(cls, parameters: object) -> object:
+        """Jobs of older gateways may name a step cache that is gone: their rows compute all blocks."""
+        if isinstance(parameters, Mapping) and parameters.get("step_cache") == "first-block":
+            return {**parameters, "step_cache": StepCache.OFF}
+        return parameters
 
     @property
     def task(self) -> Task:

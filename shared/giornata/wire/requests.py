@@ -29,7 +29,7 @@ from giornata.wire.adapters import (
 from giornata.wire.errors import GiornataError, InvalidField, UnknownField
 from giornata.wire.mask_words import MaskFromWords
 from giornata.wire.samplers import Sampler, evaluations
-from giornata.wire.step_caches import MAX_INTERVAL, MAX_ORDER, SETTINGS, Extrapolation, StepCache, set_for
+from giornata.wire.step_caches import MAX_INTERVAL, MAX_ORDER, SETTINGS, Extrapolation, StepCache
 from giornata.wire.values import Recorded, not_blank
 
 MAX_STEPS: Final = 200
@@ -46,7 +46,8 @@ ALIASES: Final[Mapping[str, str]] = {
 }
 """What others call fields → how they are named here."""
 REMOVED: Final[Mapping[str, str]] = {
-    "approximate": "Every picture begins with its own seed's noise, and none with an earlier picture's latent any more"
+    "approximate": "Every picture begins with its own seed's noise, and none with an earlier picture's latent any more",
+    "step_cache_threshold": "The first-block cache that it set is gone; step_cache taylorseer serves better",
 }
 """Fields of earlier versions → what holds now."""
 
@@ -190,12 +191,8 @@ class GenerationParameters(Recorded):
     )
     step_cache: StepCache = Field(
         StepCache.OFF,
-        description="By which rule fewer blocks are computed: `off`; `first-block`, those behind the first one are "
-        "skipped where it adds nearly what it added when they were last computed; `taylorseer`, outputs between "
-        "computed steps are extrapolated. `GET /v1/models` tells which ones a model takes.",
-    )
-    step_cache_threshold: float | None = Field(
-        None, gt=0, le=1, description="Of `first-block`: the largest relative change that is nearly nothing."
+        description="By which rule fewer steps are computed: `off`; `taylorseer`, outputs between computed steps are "
+        "extrapolated. `GET /v1/models` tells which ones a model takes.",
     )
     step_cache_interval: int | None = Field(
         None, ge=2, le=MAX_INTERVAL, description="Of `taylorseer`: one step in so many is computed."
@@ -245,8 +242,9 @@ class GenerationParameters(Recorded):
 
     @field_validator(*SETTINGS)
     @classmethod
-    def _sets_the_cache_asked_for(cls, value: float | None, info: ValidationInfo) -> float | None:
-        set_for(info.field_name or "", value, info.data.get("step_cache"))
+    def _sets_the_cache_asked_for(cls, value: int | None, info: ValidationInfo) -> int | None:
+        if value is not None and info.data.get("step_cache") is StepCache.OFF:
+            raise ValueError(f"needs step_cache {StepCache.TAYLORSEER}")
         return value
 
     @property

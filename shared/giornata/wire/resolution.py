@@ -34,8 +34,7 @@ def fields_of(card: ModelCard, *, controlled: bool, masked: bool) -> Mapping[Tas
     refused = {field for field, takes, _ in _BY_CARD if not takes(card)}
     refused |= set() if card.max_references else {REFERENCE}
     refused |= set() if masked else set(MaskFromWords.model_fields)
-    refused |= set() if card.step_caches else {"step_cache"}
-    refused |= {field for field, cache in SETTINGS.items() if cache not in card.step_caches}
+    refused |= set() if StepCache.TAYLORSEER in card.step_caches else {"step_cache", *SETTINGS}
     refused |= set() if controlled else {"controlnets", *CONTROL_IMAGES}
     return {task: [name for name in FIELDS[task] if name not in refused] for task in card.tasks}
 
@@ -127,7 +126,7 @@ def _check_step_cache(parameters: EditParameters, card: ModelCard, served: Itera
         )
     if parameters.controlnets:
         raise InvalidField(
-            "What ControlNets add belongs to one step; blocks that are skipped have no place for it.",
+            "What ControlNets add belongs to one step; steps that are skipped have no place for it.",
             field="step_cache",
             received=f"{asked} with controlnets",
             accepted=f"{StepCache.OFF}, or no controlnets",

@@ -123,8 +123,8 @@ class StepSample(Wire):
     blocks: int = 0
     """Blocks that were computed, of all sequences; 0 from versions that did not count them."""
     skipped_blocks: int = 0
-    """Blocks that step caches stood in for: those of sequences that left the forward behind its first block, and all of
-    rows whose outputs were extrapolated. Nothing else of this sample counts them."""
+    """Blocks that step caches stood in for: all of rows whose outputs were extrapolated. Nothing else of this sample
+    counts them."""
     loaded_bytes: int = 0
     """Bytes of recordings that were loaded while the step ran or waited."""
     assemble_ms: float

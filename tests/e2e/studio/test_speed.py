@@ -14,8 +14,7 @@ from tests.e2e.studio.gateway import FILL, FakeGateway, Open
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 FIELDS = rb'name="(step_cache\w*)"\r\n\r\n([^\r]*)'
-CACHING = FILL.model_copy(update={"step_caches": ("first-block", "taylorseer")})
-ONE_CACHE = FILL.model_copy(update={"name": "one", "step_caches": ("first-block",)})
+CACHING = FILL.model_copy(update={"step_caches": ("taylorseer",)})
 PLAIN = FILL.model_copy(update={"name": "plain"})
 
 
@@ -33,7 +32,7 @@ async def again(page: Page, edits: int) -> None:
 async def test_controls_are_those_that_the_model_takes_and_nothing_is_sent_before_one_is_chosen(
     opened: Open,
 ) -> None:
-    gateway = FakeGateway(models=[CACHING, ONE_CACHE, PLAIN])
+    gateway = FakeGateway(models=[CACHING, PLAIN])
     async with opened(gateway) as (page, _):
         await masked(page)
         await page.select_option("#model", CACHING.name)
@@ -44,10 +43,8 @@ async def test_controls_are_those_that_the_model_takes_and_nothing_is_sent_befor
         await page.keyboard.press("Tab")
         await expect(page.get_by_label("Step cache")).to_be_focused()
         await page.keyboard.press("ArrowDown")
-        await page.keyboard.press("ArrowDown")
         await page.keyboard.press("Tab")
         await expect(page.get_by_label("Interval")).to_be_focused()
-        await expect(page.get_by_label("Threshold")).to_be_hidden()
         await again(page, 2)
         await page.fill("#interval", "1")
         await page.click("#go")
@@ -55,20 +52,16 @@ async def test_controls_are_those_that_the_model_takes_and_nothing_is_sent_befor
         await page.fill("#interval", "4")
         await page.fill("#warmup", "2")
         await again(page, 3)
-        await page.select_option("#model", "one")
         await expect(page.locator("#step-cache option")).to_have_count(2)
+        await page.select_option("#step-cache", "off")
         await expect(page.locator("#interval")).to_be_hidden()
-        await page.select_option("#step-cache", "first-block")
-        await page.fill("#threshold", "0.2")
-        await again(page, 4)
         await page.select_option("#model", "plain")
         await expect(page.locator("#speed")).to_be_hidden()
-        await again(page, 5)
+        await again(page, 4)
     assert [sent(form) for form in gateway.forms] == [
         {},
         {"step_cache": "taylorseer"},
         {"step_cache": "taylorseer", "step_cache_interval": "4", "step_cache_warmup": "2"},
-        {"step_cache": "first-block", "step_cache_threshold": "0.2"},
         {},
     ]
 
@@ -89,7 +82,7 @@ async def test_a_refusal_of_the_gateway_opens_the_section_and_stands_at_its_cont
         watch.expected.append("status of 400")
         await masked(page)
         await page.click("#speed summary")
-        await page.select_option("#step-cache", "first-block")
+        await page.select_option("#step-cache", "taylorseer")
         await page.click("#speed summary")
         await expect(page.locator("#step-cache")).to_be_hidden()
         await page.route("**/v1/jobs", refuse)

@@ -23,7 +23,7 @@ from giornata_denoiser.checkpoint import Checkpoint, load
 from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.families.rows import build_row
 from giornata_denoiser.rows.row import Row
-from giornata_denoiser.rows.step_cache import Rule
+from giornata_denoiser.rows.step_cache import TaylorRule
 from tests.fakes import tiny_flux
 
 CPU = torch.device("cpu")
@@ -213,13 +213,15 @@ def row(model: Model, edit: Edit, tensors: dict[str, Tensor]) -> Row:
     )
 
 
-def engine_latent(model: Model, edit: Edit, tensors: dict[str, Tensor], cache: Rule | None = None) -> Tensor:
+def engine_latent(
+    model: Model, edit: Edit, tensors: dict[str, Tensor], cache: TaylorRule | None = None
+) -> Tensor:
     latent, _ = cached_latent(model, edit, tensors, cache)
     return latent
 
 
 def cached_latent(
-    model: Model, edit: Edit, tensors: dict[str, Tensor], cache: Rule | None
+    model: Model, edit: Edit, tensors: dict[str, Tensor], cache: TaylorRule | None
 ) -> tuple[Tensor, list[int]]:
     """What the engine ends with, and how many blocks each of its computed steps skipped."""
     ticks = count()

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from diffusers import FirstBlockCacheConfig, TaylorSeerCacheConfig
+from diffusers import TaylorSeerCacheConfig
 from torch import Tensor
 
-from giornata_denoiser.rows.step_cache import FirstBlockRule, TaylorRule
+from giornata_denoiser.rows.step_cache import TaylorRule
 from tests.fakes.step_caches import taylor
 from tests.integration.denoiser.oracle import (
     Edit,
@@ -56,26 +56,11 @@ def in_lite_mode(rule: TaylorRule, dtype: torch.dtype) -> TaylorSeerCacheConfig:
 
 @pytest.mark.parametrize("edit", EDITS)
 @pytest.mark.parametrize("fills", [False, True])
-@pytest.mark.parametrize("threshold", [0.5, 0.7])
-def test_first_block_cache_equals_diffusers(
-    inpaint: Models, fill: Models, edit: Edit, threshold: float, *, fills: bool
+@pytest.mark.parametrize("rule", [taylor(5, 1, 3), taylor(3, 2, 4), taylor(2, 0, 1)])
+def test_taylorseer_equals_diffusers(
+    inpaint: Models, fill: Models, edit: Edit, rule: TaylorRule, *, fills: bool
 ) -> None:
     model = (fill if fills else inpaint).double
-    inputs = conditioning(model, edit)
-    mine, skipped = cached_latent(model, edit, inputs, FirstBlockRule(threshold))
-    theirs = edited(model, edit, FirstBlockCacheConfig(threshold=threshold))
-    torch.testing.assert_close(mine, theirs, atol=TOLERANCE, rtol=0)
-    exact, none = cached_latent(model, edit, inputs, None)
-    assert 0 in skipped, "some steps pass all blocks, some the first one alone"
-    assert any(skipped)
-    assert not any(none)
-    assert (mine - exact).abs().max() > 100 * TOLERANCE, "the cache changes nothing"
-
-
-@pytest.mark.parametrize("edit", EDITS)
-@pytest.mark.parametrize("rule", [taylor(5, 1, 3), taylor(3, 2, 4), taylor(2, 0, 1)])
-def test_taylorseer_equals_diffusers(inpaint: Models, edit: Edit, rule: TaylorRule) -> None:
-    model = inpaint.double
     mine, steps = cached_latent(model, edit, conditioning(model, edit), rule)
     theirs = edited(model, edit, in_lite_mode(rule, model.dtype))
     torch.testing.assert_close(mine, theirs, atol=TOLERANCE, rtol=0)
@@ -90,19 +75,9 @@ def test_taylorseer_equals_diffusers(inpaint: Models, edit: Edit, rule: TaylorRu
     assert (mine - exact).abs().max() > 100 * TOLERANCE, "the cache changes nothing"
 
 
-@pytest.mark.parametrize("rule", [FirstBlockRule(0.5), taylor(4, 1, 3)])
-def test_both_sequences_of_guidance_have_a_cache_of_their_own(
-    inpaint: Models, rule: FirstBlockRule | TaylorRule
-) -> None:
-    edit, model = Edit(steps=20, true_cfg_scale=2.5), inpaint.double
-    config = (
-        FirstBlockCacheConfig(threshold=rule.threshold)
-        if isinstance(rule, FirstBlockRule)
-        else in_lite_mode(rule, model.dtype)
-    )
-    mine, skipped = cached_latent(model, edit, noise(model, edit), rule)
-    with caching(model, config):
+def test_both_sequences_of_guidance_have_a_cache_of_their_own(inpaint: Models) -> None:
+    edit, model, rule = Edit(steps=20, true_cfg_scale=2.5), inpaint.double, taylor(4, 1, 3)
+    mine, _ = cached_latent(model, edit, noise(model, edit), rule)
+    with caching(model, in_lite_mode(rule, model.dtype)):
         theirs = generated_latent(model, edit)
     torch.testing.assert_close(mine, theirs, atol=TOLERANCE, rtol=0)
-    if isinstance(rule, FirstBlockRule):
-        assert {0, 3, 6} == set(skipped), "they leave together, apart, and not at all"

@@ -13,7 +13,7 @@ import pytest
 import giornata_gateway
 from giornata.wire.adapters import MAX_CONTROLNETS, MAX_LORAS, MAX_SCALE, Annotator, LoraWait
 from giornata.wire.requests import EditParameters
-from giornata.wire.step_caches import THRESHOLD, WARMUP, StepCache
+from giornata.wire.step_caches import WARMUP, StepCache
 
 STATIC = Path(giornata_gateway.__file__).parent / "static"
 PAGE = (STATIC / "index.html").read_text(encoding="utf-8")
@@ -62,7 +62,6 @@ def test_what_saves_steps_has_the_choices_and_the_defaults_of_requests() -> None
         r"const CACHES = \{(.*?)\};", (STATIC / "js" / "speed.js").read_text("utf-8"), re.DOTALL
     )
     assert re.findall(r'^ *"?([\w-]+)"?: \[', caches, re.MULTILINE) == list(StepCache)
-    assert CONTROLS["step_cache_threshold"]["placeholder"] == str(THRESHOLD)
     assert CONTROLS["step_cache_warmup"]["placeholder"] == str(WARMUP)
 
 

@@ -29,7 +29,6 @@ from giornata_denoiser.engine.low_ranks import LowRanks, NoLoras, acting, adapte
 from giornata_denoiser.engine.placing import Placing
 from giornata_denoiser.engine.protocol import FailedRow, StepReport
 from giornata_denoiser.engine.sources import ReuseOptions, Sources, StepPlan
-from giornata_denoiser.engine.step_caching import caching, of_rows
 from giornata_denoiser.engine.stepping import Stepped, denoise_step, extrapolated_step
 from giornata_denoiser.families.preview_map import PreviewMap
 from giornata_denoiser.families.protocol import ModelFamily
@@ -235,10 +234,9 @@ class Computing:
         self._waits.total_s = 0.0
         uses = adapted(plan.uses, rows, low_ranks)
         added = self._controls.residuals(rows, wholly(uses, rows), self._control_waits)
-        uses = caching(controlled(uses, rows, added), rows)
+        uses = controlled(uses, rows, added)
         stepped = denoise_step(self.family, assembly, rows, uses, self._trace)
-        left = [[cache.left for cache in caches] for caches in of_rows(uses, rows)]
-        return stepped, plan.shortened(left), assembled
+        return stepped, plan, assembled
 
     def _hosted(self, rows: Sequence[Row], plan: StepPlan) -> list[Entry | None]:
         """What the step has left behind of each row, on its way to host memory; that of a row that ends is there."""

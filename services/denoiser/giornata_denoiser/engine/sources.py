@@ -23,7 +23,7 @@ from giornata_denoiser.blocks.own import OwnKeysValues, own_bits
 from giornata_denoiser.blocks.recording import CorrectionRecorder, EntryRecorder
 from giornata_denoiser.blocks.slabs import Slabs
 from giornata_denoiser.blocks.waits import Waits
-from giornata_denoiser.engine.counting import Counts, work_of
+from giornata_denoiser.engine.counting import sampled, work_of
 from giornata_denoiser.engine.loading import Loader, SlabRun
 from giornata_denoiser.engine.running import Makers, Running
 from giornata_denoiser.engine.served import Served, planned
@@ -87,16 +87,6 @@ class StepPlan:
     recording: tuple[EntryRecorder | None, ...]
     """By row: what it leaves behind of this step; None for nothing."""
 
-    counts: Counts | None = None
-    """How its sample was counted; None without one."""
-
-    def shortened(self, left: Sequence[Sequence[bool]]) -> StepPlan:
-        """The same, of whose rows these sequences `left` the forward behind its first block."""
-        if self.sample is None or self.counts is None or not any(map(any, left)):
-            return self
-        work, sample = self.counts.shortened(self.sample, left)
-        return replace(self, work=work, sample=sample)
-
     def beside(self, skipped_blocks: int) -> StepPlan:
         """The same beside rows that are not computed, and so many blocks of theirs."""
         if self.sample is None:
@@ -142,15 +132,13 @@ class Sources:
         if loader is not None and self._scheduled != (wanted := [each.wanted for each in running]):
             loader.schedule(_loads(running))
             self._scheduled = wanted
-        counts = Counts(operations, running, work, costs)
-        sample = counts.sampled(missing_bytes=missing, planned_ms=planned_ms)
+        sample = sampled(operations, running, work, costs, missing_bytes=missing, planned_ms=planned_ms)
         return StepPlan(
             by_sequence([each.uses(self._family.depth) for each in running]),
             work,
             sample,
             tuple(() if each.served is None else each.served.learning for each in running),
             tuple(each.recorder for each in running),
-            counts,
         )
 
     def _advanced(self, row: Row) -> Running:

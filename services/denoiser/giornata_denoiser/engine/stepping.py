@@ -13,10 +13,10 @@ from giornata.packed.tracing import UNTRACED, Tracing
 from giornata.packed.uses import Use, by_sequence
 from giornata_denoiser.engine.assembly import Assembly
 from giornata_denoiser.engine.sampling import advance, draw
-from giornata_denoiser.engine.step_caching import of_rows, remembered
+from giornata_denoiser.engine.step_caching import remembered
 from giornata_denoiser.families.protocol import ModelFamily, Network
 from giornata_denoiser.rows.row import Row
-from giornata_denoiser.rows.step_cache import Cached, Expansion, TaylorRule
+from giornata_denoiser.rows.step_cache import Expansion
 from giornata_denoiser.rows.track import Track
 
 
@@ -31,7 +31,7 @@ class Stepped(NamedTuple):
     """(states, tokens, channels) each, what the solver remembers, 0 outside of the row's region; None for nothing."""
     generators: tuple[Tensor | None, ...]
     """Where each row's random numbers go on; see :attr:`Row.generator`."""
-    cached: tuple[Cached | None, ...]
+    cached: tuple[Expansion | None, ...]
     """What each row remembers for its step cache."""
     skipped: tuple[int, ...]
     """Blocks that step caches stood in for, of all of the row's sequences."""
@@ -57,11 +57,9 @@ def denoise_step(
     outputs = family.network.predict(
         assembly.batch, seen, assembly.conditioning, steps, uses=uses, trace=trace
     )
-    caches = of_rows(uses, rows) if uses else [()] * len(rows)
     answers = _by_row(assembly, rows, outputs)
-    cached = [remembered(row, own, answer) for row, own, answer in zip(rows, caches, answers, strict=True)]
-    skipped = [sum(cache.left for cache in own) * (family.depth - 1) for own in caches]
-    return _stepped(family, assembly, rows, latents, outputs, cached)._replace(skipped=tuple(skipped))
+    cached = [remembered(row, answer) for row, answer in zip(rows, answers, strict=True)]
+    return _stepped(family, assembly, rows, latents, outputs, cached)
 
 
 def extrapolated_step(
@@ -82,7 +80,7 @@ def _stepped(  # noqa: PLR0917 - all that a step is made of
     rows: Sequence[Row],
     latents: Sequence[Tensor],
     outputs: Tensor,
-    cached: Sequence[Cached | None],
+    cached: Sequence[Expansion | None],
 ) -> Stepped:
     """The rows after the samplers' step, from the outputs of all sequences, (computed_tokens, channels)."""
     lengths = assembly.computed_lengths
@@ -113,7 +111,7 @@ def _stepped(  # noqa: PLR0917 - all that a step is made of
 
 def _by_row(assembly: Assembly, rows: Sequence[Row], outputs: Tensor) -> list[Tensor | None]:
     """(sequences, computed, channels) of each row that extrapolates later outputs; None of others."""
-    if not any(isinstance(row.step_cache, TaylorRule) for row in rows):
+    if not any(row.step_cache is not None for row in rows):
         return [None] * len(rows)
     lengths = assembly.computed_lengths
     guided = () if assembly.guided is None else assembly.guided.rows
@@ -121,7 +119,7 @@ def _by_row(assembly: Assembly, rows: Sequence[Row], outputs: Tensor) -> list[Te
     negative = dict(zip(guided, parts[len(rows) :], strict=True))
     return [
         torch.stack([parts[index], *([negative[index]] if index in negative else [])])
-        if isinstance(row.step_cache, TaylorRule)
+        if row.step_cache is not None
         else None
         for index, row in enumerate(rows)
     ]

@@ -91,7 +91,7 @@ def row_bytes(row: Row, family: ModelFamily, correction_bits: int | None) -> int
     held += _prefix_bytes(row, family)
     held += slab_bytes(row, itemsize) if keeps_slabs(family) else attended_bytes(row, itemsize)
     held += correction_bytes(row, itemsize, correction_bits)
-    held += cache_bytes(row, family)
+    held += cache_bytes(row)
     held += _own_bytes(row, family, correction_bits) + _padding_bytes(row, family, correction_bits)
     # Entries that are recorded leave a GPU for the host; on a CPU they stay where they are.
     return held + recorded_bytes(row, family, ENTRIES_ON_DEVICE if family.device.type == "cuda" else None)

@@ -17,7 +17,7 @@ from giornata.wire.jobs import Priority
 from giornata_denoiser.rows.adapters import NONE, Adapters
 from giornata_denoiser.rows.correction import Correction
 from giornata_denoiser.rows.snapshot import Snapshot, exported
-from giornata_denoiser.rows.step_cache import Cached, Rule
+from giornata_denoiser.rows.step_cache import Expansion, TaylorRule
 from giornata_denoiser.rows.template import Entry, Form, Recording
 from giornata_denoiser.rows.track import Track
 
@@ -117,9 +117,9 @@ class Row:
     """Whether its last step has taught it these corrections."""
     begun: bool = False
     """Whether it has made a step here."""
-    step_cache: Rule | None = None
-    """By which its steps compute fewer blocks; None for none."""
-    cached: Cached | None = None
+    step_cache: TaylorRule | None = None
+    """By which some of its steps are not computed; None for none."""
+    cached: Expansion | None = None
     """What it remembers of computed steps for that, where its latent is; None of a row that begins or goes on here."""
     records: RecordingSpec | None = None
     """What its steps leave behind: all steps of a template run; of an edit without a template, those in full."""
@@ -300,7 +300,7 @@ class Row:
         entry: Entry | None = None,
         corrections: tuple[Correction, ...] | None = None,
         degree: int = 1,
-        cached: Cached | None = None,
+        cached: Expansion | None = None,
     ) -> Row:
         """The row after one more step by so many devices, which may have left an entry, or taught its corrections."""
         return replace(

@@ -1,4 +1,4 @@
-"""Step caches of rows: by which rule a row computes fewer blocks, and what it remembers for that. Pure."""
+"""Step caches of rows: by which rule a row computes fewer steps, and what it remembers for that. Pure."""
 
 from __future__ import annotations
 
@@ -7,17 +7,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from giornata.packed.first_block import Remembered
 from giornata.wire.requests import EditParameters
 from giornata.wire.step_caches import Extrapolation, StepCache
-
-
-@dataclass(frozen=True)
-class FirstBlockRule:
-    """A sequence passes the first block alone while that adds nearly what it added in its last whole forward."""
-
-    threshold: float
-    """The largest relative change, by L1 norms."""
 
 
 @dataclass(frozen=True)
@@ -34,18 +25,13 @@ class TaylorRule:
     """Order of the highest finite difference."""
 
 
-Rule = FirstBlockRule | TaylorRule
-
-
-def rule_of(resolved: EditParameters) -> Rule | None:
+def rule_of(resolved: EditParameters) -> TaylorRule | None:
     """The rule that resolved parameters ask for; None for none."""
-    threshold, order = resolved.step_cache_threshold, resolved.step_cache_order
     interval, warmup = resolved.step_cache_interval, resolved.step_cache_warmup
-    if resolved.step_cache is StepCache.FIRST_BLOCK and threshold is not None:
-        return FirstBlockRule(threshold)
-    if resolved.step_cache is StepCache.TAYLORSEER and None not in {interval, warmup, order}:
-        return TaylorRule(Extrapolation(interval or 1, warmup or 1), order or 0)
-    return None
+    order = resolved.step_cache_order
+    if resolved.step_cache is StepCache.OFF or interval is None or warmup is None or order is None:
+        return None
+    return TaylorRule(Extrapolation(interval, warmup), order)
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,7 +68,3 @@ def expanded(before: Expansion | None, step: int, output: Tensor, order: int) ->
             factors.append((factors[-1] - known) / (step - before.step))
         return Expansion(before.began, step, tuple(factors))
     return Expansion(step, step, tuple(factors))
-
-
-Cached = tuple[Remembered, ...] | Expansion
-"""What a row remembers of its computed steps: by sequence its last whole forward, or an expansion of its outputs."""

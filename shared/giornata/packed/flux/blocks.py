@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from copy import copy
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,8 +20,6 @@ from giornata.packed.region import Beyond, Sequences
 from giornata.packed.ulysses import SharedBatch, Ulysses
 from giornata.packed.uses import KeysValues, KeysValuesRecorder, Use
 from giornata.wire.values import Mode
-
-T = TypeVar("T")
 
 
 class Parts(NamedTuple):
@@ -70,18 +67,6 @@ class FluxBlocks:
         self.owners = Owners([use.low_rank for use in uses])
         self._beyond: tuple[Beyond, tuple[int, ...]] | None = None
         """The outside tokens, and of which sequences, that layers see instead of a stream's."""
-
-    def some(self, of: tuple[int, ...]) -> FluxBlocks:
-        """The blocks over the sequences `of` alone, from where these are now; no other process shares them."""
-        if len(of) == len(self.tokens.now.whole):
-            return self
-        fewer = copy(self)
-        fewer.tokens = self.tokens.some(of)
-        fewer.modulation, fewer.owners = self.modulation.some(of), self.owners.some(of)
-        fewer._sequences = fewer._own = fewer.tokens.sequences  # noqa: SLF001 - its own class
-        fewer._padding = _of(self._padding, of)  # noqa: SLF001 - likewise
-        fewer._padding_recorders = _of(self._padding_recorders, of)  # noqa: SLF001 - likewise
-        return fewer
 
     def spans(self, path: str) -> Spans:
         """See :data:`giornata.packed.low_rank_hooks.Where`."""
@@ -215,11 +200,6 @@ class FluxBlocks:
         padding = {sequence: of.keys_values(block) for sequence, of in self._padding.items()}
         both = {s: (outside[s], kept) if s in outside else kept for s, kept in padding.items()}
         return {**outside, **both}
-
-
-def _of(by_sequence: Mapping[int, T], some: Sequence[int]) -> dict[int, T]:
-    """What some sequences have, by their places among these."""
-    return {n: by_sequence[sequence] for n, sequence in enumerate(some) if sequence in by_sequence}
 
 
 def _projected(parts: Sequence[Tensor], attn: Any, query_norm: Any, key_norm: Any) -> Projected:

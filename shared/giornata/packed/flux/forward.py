@@ -11,7 +11,6 @@ from collections.abc import Iterator, Sequence
 
 from torch import Tensor
 
-from giornata.packed.first_block import FirstBlocks
 from giornata.packed.flux.blocks import FluxBlocks, Parts
 from giornata.packed.flux.modulation import Modulation
 from giornata.packed.region import Sequences
@@ -41,7 +40,6 @@ class FluxForward:
         present = sequences if unpadded is None else unpadded.sequences
         self._live_text = None if unpadded is None else unpadded.text
         self._shared = None if parts.ulysses is None else parts.ulysses.part(present)
-        self._first_blocks = FirstBlocks(uses)
         padding = dict(enumerate(sequences.padding))
         self._over = FluxBlocks(parts, present, modulation, uses, padding, self._shared)
 
@@ -68,18 +66,18 @@ class FluxForward:
             image = image.index_select(0, over.tokens.now.image)
         image = model.x_embedder(image)
         text = model.context_embedder(text)
-        image = self._cached(text, image) if self._first_blocks else self._blocks(over, text, image)
+        image = self._blocks(text, image)
         normed = self._parts.elementwise.modulated(
             image, over.modulation.output(), over.tokens.now.layout.image, model.norm_out.norm.eps
         )
         velocity: Tensor = model.proj_out(normed)
         return velocity
 
-    def _blocks(self, over: FluxBlocks, text: Tensor, image: Tensor, first: int = 0) -> Tensor:
-        """The regions' tokens behind the last block, of the streams that enter the block `first`, a double one."""
-        model, tokens = self._transformer, over.tokens
+    def _blocks(self, text: Tensor, image: Tensor) -> Tensor:
+        """The regions' tokens behind the last block, of the streams that enter the first."""
+        model, over, tokens = self._transformer, self._over, self._over.tokens
         doubles = len(model.transformer_blocks)
-        for index, block in enumerate(list(model.transformer_blocks)[first:], first):
+        for index, block in enumerate(model.transformer_blocks):
             with self._trace.span(Lane.COMPUTE, f"block {index}"):
                 text, image = over.double(index, block, text, tokens.enter(index, image))
                 image = tokens.add(index, image)
@@ -89,23 +87,6 @@ class FluxForward:
                 joint = over.single(index, block, tokens.enter_joint(index, joint))
                 joint = tokens.add_joint(index, joint)
         return tokens.leave(joint.index_select(0, tokens.now.layout.image_positions))
-
-    def _cached(self, text: Tensor, image: Tensor) -> Tensor:
-        """:meth:`_blocks` from the first one on, behind which sequences with a cache may leave."""
-        tokens = self._over.tokens
-        with self._trace.span(Lane.COMPUTE, "block 0"):
-            entered = tokens.enter(0, image)
-            text, image = self._over.double(0, self._transformer.transformer_blocks[0], text, entered)
-            staying = self._first_blocks.decide(tokens, entered, image)
-        if not staying:
-            tokens.left()
-            return self._first_blocks.joined((), image[:0])
-        over = self._over.some(staying)
-        text, image = tokens.streams(staying, text, image)
-        with self._parts.low_ranks.acting(over.spans if over.owners else None):
-            image = self._blocks(over, text, over.tokens.add(0, image), 1)
-        tokens.left()
-        return self._first_blocks.joined(over.tokens.now.layout.image.lengths, image)
 
     def samples(self, text: Tensor, image: Tensor, hint: Tensor) -> Iterator[Tensor]:
         """What a `FluxControlNetModel` adds behind each block in turn, (live_tokens, inner_dim), unscaled.

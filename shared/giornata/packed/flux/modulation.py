@@ -6,13 +6,10 @@ Computed step by step, a batch of one row reads the weights of these layers, a q
 from __future__ import annotations
 
 from collections.abc import Sequence
-from copy import copy
 from typing import Any
 
 import torch
 from torch import Tensor
-
-from giornata.packed.moving import moved
 
 Vectors = tuple[Tensor, ...]
 """Modulation vectors of one adaLN layer, (sequences, inner_dim) each."""
@@ -43,13 +40,6 @@ class Modulation:
         packed = picked[0] if len(picked) == 1 else torch.cat(picked)
         self._parts = torch.split(packed, [layer.out_features for layer in _layers(transformer)], dim=1)
         self._doubles = len(transformer.transformer_blocks)
-
-    def some(self, of: Sequence[int]) -> Modulation:
-        """The vectors of the sequences `of` alone."""
-        fewer = copy(self)
-        index = moved(torch.tensor(of), self._parts[0].device)
-        fewer._parts = tuple(part.index_select(0, index) for part in self._parts)  # noqa: SLF001 - its own class
-        return fewer
 
     def double(self, block: int) -> tuple[Vectors, Vectors]:
         """Shift, scale and gate of the attention, then of the feed-forward: of the image and of the text stream."""

@@ -1,4 +1,4 @@
-"""Step caches: rows of one step that pass all blocks, the first one alone or none, and do not notice each other."""
+"""Step caches: rows of one step that pass all blocks or none, and do not notice each other."""
 
 from __future__ import annotations
 
@@ -8,15 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from giornata.packed.first_block import Remembered
-from giornata.packed.uses import Use
 from giornata_denoiser.engine.engine import Engine
-from giornata_denoiser.engine.step_caching import cache_bytes, caching, extrapolated
+from giornata_denoiser.engine.step_caching import cache_bytes, extrapolated
 from giornata_denoiser.engine.weighing import row_bytes
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.rows.adapters import Adapters, RowLora
 from giornata_denoiser.rows.row import RecordingSpec, Row
-from giornata_denoiser.rows.step_cache import Expansion, FirstBlockRule, Rule, TaylorRule
+from giornata_denoiser.rows.step_cache import Expansion, TaylorRule
 from giornata_denoiser.rows.stored import EXACT
 from giornata_denoiser.rows.template import Form
 from tests.fakes import tiny_flux
@@ -26,14 +24,11 @@ from tests.unit.denoiser.engine.edits import GRID, ROOMY, edit, engine, template
 from tests.unit.denoiser.engine.test_masked import BLOCKS, DOUBLE
 
 TOLERANCE = 1e-10
-LEAVES = FirstBlockRule(0.5)
-NEVER = FirstBlockRule(-1.0)
-ALWAYS = FirstBlockRule(1e9)
 TAYLOR = taylor(interval=4, order=1, warmup=2)
-RULES: list[Rule | None] = [LEAVES, None, TAYLOR, LEAVES, taylor(3, 2, 4), None]
+RULES: list[TaylorRule | None] = [taylor(2, 0, 1), None, TAYLOR, taylor(5, 1, 2), taylor(3, 2, 4), None]
 
 
-def cached(row: Row, rule: Rule | None) -> Row:
+def cached(row: Row, rule: TaylorRule | None) -> Row:
     return replace(row, step_cache=rule)
 
 
@@ -81,7 +76,7 @@ def test_a_row_in_a_batch_equals_the_row_alone(*, fill: bool, masked: bool) -> N
     of = tiny_flux.family(fill=fill, dtype=DOUBLE)
     rows = rows_of(of, masked=masked)
     together, blocks = run(engine(of, correction_bits=EXACT), {0: rows[:2], 1: rows[2:4], 3: rows[4:]})
-    assert any(skipped % BLOCKS for _, skipped in blocks), "a sequence leaves behind the first block"
+    assert any(computed and skipped for computed, skipped in blocks), "some rows of a step are not computed"
     for row in rows:
         alone, _ = run(engine(of, correction_bits=EXACT), {0: [row]})
         torch.testing.assert_close(together[row.key.job_id], alone[row.key.job_id], atol=TOLERANCE, rtol=0)
@@ -89,35 +84,6 @@ def test_a_row_in_a_batch_equals_the_row_alone(*, fill: bool, masked: bool) -> N
             plain, _ = run(engine(of, correction_bits=EXACT), {0: [cached(row, None)]})
             changed = (plain[row.key.job_id] - alone[row.key.job_id]).abs().max()
             assert changed > 1e3 * TOLERANCE, "the cache changes nothing"
-
-
-@pytest.mark.parametrize("masked", [False, True])
-def test_a_first_block_cache_that_never_leaves_changes_nothing(*, masked: bool) -> None:
-    of = tiny_flux.family(dtype=DOUBLE)
-    rows = rows_of(of, masked=masked)
-    plain, _ = run(engine(of), {0: [cached(row, None) for row in rows]})
-    found, blocks = run(engine(of), {0: [cached(row, NEVER) for row in rows]})
-    assert all(skipped == 0 for _, skipped in blocks)
-    for name, latent in plain.items():
-        assert torch.equal(found[name], latent)
-
-
-def test_a_first_block_cache_that_leaves_passes_all_blocks_once() -> None:
-    of = tiny_flux.family()
-    row = cached(tiny_flux.row(of, Spec(steps=5)), ALWAYS)
-    _, blocks = run(engine(of), {0: [row]})
-    assert blocks == [(BLOCKS, 0), *[(1, BLOCKS - 1)] * 4]
-
-
-def test_what_a_step_tells_of_its_work_leaves_out_what_was_skipped() -> None:
-    of = tiny_flux.family()
-    made = engine(of)
-    made.batch.submit([cached(tiny_flux.row(of, Spec(steps=3)), ALWAYS)])
-    samples = [report.sample for report in (made.step(), made.step()) if report is not None]
-    whole, short = (sample for sample in samples if sample is not None)
-    for name in ("linear", "attention"):
-        ratio = getattr(short, name) / getattr(whole, name)
-        assert ratio == pytest.approx(1 / BLOCKS), name
 
 
 def test_a_row_whose_output_is_extrapolated_leaves_the_sample_to_others() -> None:
@@ -165,17 +131,10 @@ def test_what_is_remembered_says_nothing_of_other_loras_other_engines_and_record
     uncorrected = replace(row, region=edit(of, None, Spec(grid=GRID)).region, template=template(of))
     assert extrapolated(uncorrected, learns=True) is None
     assert extrapolated(uncorrected, learns=False) is known
-    passed = (Remembered(output, output),)
-    first = replace(row, step_cache=LEAVES, cached=passed)
-    for each, last in ((first, passed[0]), (replace(late, step_cache=LEAVES, cached=passed), None)):
-        (use,) = caching([Use()], [each])
-        assert use.first_block is not None
-        assert use.first_block.last is last
 
 
-@pytest.mark.parametrize("rule", [LEAVES, TAYLOR])
-def test_a_row_that_goes_on_elsewhere_begins_its_cache_again(rule: Rule) -> None:
-    of = tiny_flux.family()
+def test_a_row_that_goes_on_elsewhere_begins_its_cache_again() -> None:
+    of, rule = tiny_flux.family(), TAYLOR
     spec = Spec(steps=12)
     made = engine(of)
     made.batch.submit([cached(tiny_flux.row(of, spec), rule)])
@@ -187,34 +146,31 @@ def test_a_row_that_goes_on_elsewhere_begins_its_cache_again(rule: Rule) -> None
     assert resumed.cached is None
     _, blocks = run(engine(of), {0: [resumed]})
     assert blocks[0] == (BLOCKS, 0)
-    if isinstance(rule, TaylorRule):
-        assert len(blocks) == spec.steps - 5 - rule.steps.skipped(spec.steps - 5)
+    assert len(blocks) == spec.steps - 5 - rule.steps.skipped(spec.steps - 5)
 
 
 @pytest.mark.parametrize("scale", [1.0, 2.0])
-@pytest.mark.parametrize("rule", [ALWAYS, taylor(4, 2, 4)])
+@pytest.mark.parametrize("rule", [taylor(3, 0, 1), taylor(4, 2, 4)])
 @pytest.mark.parametrize("masked", [False, True])
-def test_memory_counts_what_is_remembered(rule: Rule, scale: float, *, masked: bool) -> None:
+def test_memory_counts_what_is_remembered(rule: TaylorRule, scale: float, *, masked: bool) -> None:
     of = tiny_flux.family()
     spec = Spec(grid=GRID, steps=8, true_cfg_scale=scale)
     row = cached(replace(edit(of, None, spec), renewed_every=3) if masked else tiny_flux.row(of, spec), rule)
     counted = row_bytes(row, of, None) - row_bytes(cached(row, None), of, None)
-    assert counted == cache_bytes(row, of) > 0
+    assert counted == cache_bytes(row) > 0
     made, held = engine(of), 0
     made.batch.submit([row])
     while (report := made.step()) is not None:
         (after,) = report.advanced
         assert after.cached is not None
-        parts = after.cached if isinstance(after.cached, tuple) else (after.cached,)
-        held = max(held, sum(part.size_bytes for part in parts))
+        held = max(held, after.cached.size_bytes)
     assert held == counted
 
 
-@pytest.mark.parametrize("rule", [LEAVES, TAYLOR])
-def test_a_failed_step_is_repeated_as_it_was(rule: Rule) -> None:
+def test_a_failed_step_is_repeated_as_it_was() -> None:
     """A step that one row fails is computed again row by row: what rows remember is that of the step before."""
     of = tiny_flux.family(dtype=DOUBLE)
-    row = cached(tiny_flux.row(of, Spec("good", steps=9)), rule)
+    row = cached(tiny_flux.row(of, Spec("good", steps=9)), TAYLOR)
     alone, _ = run(engine(of), {0: [row]})
     made = Engine(of, ROOMY, lambda: 0.0)
     bad = tiny_flux.row(of, Spec("bad", steps=9, seed=3))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from copy import copy
 from enum import Enum, auto
 from functools import lru_cache
 from typing import NamedTuple
@@ -15,7 +14,6 @@ from torch import Tensor
 from giornata.packed.attention import Apart, Attention, Beside, Outside
 from giornata.packed.live import LiveTokens
 from giornata.packed.low_rank import Owners, Spans
-from giornata.packed.moving import moved
 from giornata.packed.packing import Segments
 from giornata.packed.pages import Pages
 from giornata.packed.region import Beyond, Rotary, Sequences
@@ -87,24 +85,6 @@ class Forward:
         """By sequence: keys and values of the present block's sites so far."""
         self._kept: dict[int, Outside | Pages] = {}
         """By sequence: what the present block takes, of all of its sites."""
-
-    def some(self, of: tuple[int, ...]) -> Forward:
-        """The forward of the sequences `of` alone, from where this is now; no other process shares it."""
-        if len(of) == len(self.tokens.now.whole):
-            return self
-        fewer = copy(self)
-        fewer.tokens, fewer.owners = self.tokens.some(of), self.owners.some(of)
-        fewer._sequences = fewer.tokens.sequences  # noqa: SLF001 - its own class
-        index = moved(torch.tensor(of), self._vectors.device)
-        fewer._vectors = self._vectors.index_select(0, index)  # noqa: SLF001 - likewise
-        if self._clean is not None:
-            counts = tuple(self._clean.counts[sequence] for sequence in of)
-            fewer._clean = CleanTokens(self._clean.vectors.index_select(0, index), counts)  # noqa: SLF001 - likewise
-        fewer._prefixes = {  # noqa: SLF001 - likewise
-            n: self._prefixes[sequence] for n, sequence in enumerate(of) if sequence in self._prefixes
-        }
-        fewer._shown, fewer._kept = {}, {}  # noqa: SLF001 - likewise
-        return fewer
 
     def vectors(self, start: int, width: int, stream: Stream) -> Tensor:
         """A slice of the modulation, (items, width): a vector of each of the items of :meth:`batched`."""

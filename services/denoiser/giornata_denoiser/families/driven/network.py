@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from giornata.packed import attention, elementwise
-from giornata.packed.first_block import FirstBlocks
 from giornata.packed.low_rank import LowRank
 from giornata.packed.low_rank_hooks import LowRankHooks
 from giornata.packed.region import Rotary
@@ -241,7 +240,7 @@ class DrivenNetwork(ABC):
         )
         with self.hooks.running(forward), self.low_ranks.acting(self.streams.where(forward)):
             image = self._entering(forward, batch, latents, conditioning)
-            image = Blocks(self, forward, trace).regions(batch.text, image, FirstBlocks(uses))
+            image = forward.tokens.leave(Blocks(self, forward, trace).passed(batch.text, image))
             _, places = batch.rows(forward.tokens.now)
             image = image if len(places) == len(image) else image.index_select(0, places)
             output = self.answer(forward.batched(image, Stream.OUTPUT))

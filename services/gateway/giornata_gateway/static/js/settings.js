@@ -14,7 +14,7 @@ const LARGE = 1.5; // times the model's own side
 const form = at("edit");
 const texts = ["negative_prompt", "sampler", "reuse", "size", "lora_wait"];
 const switches = ["step_cache"]; // off unless a person chooses otherwise
-const numbers = ["num_inference_steps", "guidance_scale", "true_cfg_scale", "strength", "n", "seed", "mask_blur", "padding_mask_crop", "step_cache_threshold", "step_cache_interval", "step_cache_warmup"];
+const numbers = ["num_inference_steps", "guidance_scale", "true_cfg_scale", "strength", "n", "seed", "mask_blur", "padding_mask_crop", "step_cache_interval", "step_cache_warmup"];
 
 let opened = null; // the picture, as in picture.js
 

@@ -6,7 +6,6 @@ import { at } from "./page.js";
 
 const CACHES = {
   off: ["None (off)", ""],
-  "first-block": ["Skip blocks (first-block)", "Blocks are skipped in steps whose first block adds nearly what it added before."],
   taylorseer: ["Extrapolate steps (taylorseer)", "One step in so many is computed; those between are extrapolated."],
 };
 
@@ -24,7 +23,7 @@ export function fitSpeed(model) {
 /** Shows the settings of what is chosen, and whether one is in use. */
 function show() {
   const cache = at("step-cache");
-  for (const name of ["first-block", "taylorseer"]) at(`${name}-settings`).hidden = cache.value !== name;
+  at("taylorseer-settings").hidden = cache.value !== "taylorseer";
   at("step-cache-why").textContent = CACHES[cache.value]?.[1] ?? "";
   at("speed-note").textContent = asks(cache) && cache.value !== "off" ? "1" : "";
 }
