@@ -113,11 +113,15 @@ def _inflated_profile(content: bytes) -> bytes | None:
 
 
 def _parts_of_jpeg(data: bytes) -> PictureParts:
-    kept, kept_to, exif, scans = list[bytes](), 0, b"", 0
+    kept, kept_to, before, exif, scans = list[bytes](), 0, 2, b"", 0
     for number, (marker, start, stop) in enumerate(_segments(data)):
         scans += marker == 0xDA
         if number == MAX_SEGMENTS or scans > MAX_SCANS:
             raise ValueError(f"it has more than {MAX_SCANS} scans or {MAX_SEGMENTS} segments")
+        if start > before and scans <= (marker == 0xDA):  # fill bytes, which decoders read one by one
+            kept.append(data[kept_to:before])
+            kept_to = start
+        before = stop
         if marker != 0xFE and not 0xE0 <= marker <= 0xEF:
             continue
         content = data[start + 4 : stop]

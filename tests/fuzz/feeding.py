@@ -94,6 +94,9 @@ POOL: Final = Pool(
         "jobs": _job,
         "webhooks": lambda: _job(webhook=RECEIVER),
         "templates": lambda: _made("/v1/templates", files=_picture()),
+        "models": lambda: str(
+            requests.get(f"{os.environ[GATEWAY]}/v1/models", timeout=HUNG_S).json()["data"][0]["id"]
+        ),
         "loras": lambda: _made("/v1/loras", files={"file": lora(_draw.getrandbits(32))}),
     }
 )

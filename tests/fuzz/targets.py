@@ -55,6 +55,7 @@ from giornata_gateway.intake.rules.forms import EditForm, GenerationForm, read_f
 from giornata_gateway.intake.rules.mask_forms import read_mask_form
 from giornata_gateway.intake.rules.tenants import Tenant
 from giornata_gateway.views.answers import ErrorAnswer, error_detail
+from giornata_gateway.views.catalog import choose_card
 from giornata_gateway.webhooks.rules import addresses
 from giornata_lora_store.header_reading import read_header
 from giornata_lora_store.rules.headers import Limits, recognised
@@ -89,9 +90,12 @@ async def _loras_of(tenant: str) -> list[LoraRecord]:
     return [LoraRecord(lora_id=name, tenant=tenant, created_s=0, state=ready, model=CARD.name, name="rims")]
 
 
+CARDS: Final = {card.name: card for card in (CARD, SDXL)}
 BEHIND: Final = SimpleNamespace(
     config=CONFIG,
-    fleet=SimpleNamespace(cards=lambda: {card.name: card for card in (CARD, SDXL)}, missing=list),
+    fleet=SimpleNamespace(
+        cards=lambda: CARDS, choose=lambda name, task: choose_card(CARDS, name, (), task), missing=list
+    ),
     loras=SimpleNamespace(of=_loras_of),
 )
 """What the door asks of the gateway behind it: two models, one of which generates, and a LoRA."""

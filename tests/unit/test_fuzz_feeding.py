@@ -15,7 +15,7 @@ from tests.fuzz.openapi import read
 
 def test_every_route_of_one_record_has_a_kind_that_can_be_made() -> None:
     kinds = {kind_of(route.path) for route in ROUTES if "{" in route.path}
-    assert kinds == {"jobs", "templates", "loras", "webhooks"}
+    assert kinds == {"jobs", "templates", "loras", "models", "webhooks"}
     for kind in kinds:
         assert POOL.makes(kind or "")
     assert {kind_of(route.path) for route in ROUTES if "{" not in route.path} == {None}
