@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import re
 from pathlib import Path
 
 import openai
@@ -180,7 +181,10 @@ async def test_a_stream_is_told_again_from_its_beginning(stage: Stage) -> None:
         ) as response:
             assert response.status == 200
             told.append((await response.text(), response.headers.get("Idempotent-Replayed")))
-    first, again = ([one for one in text.split("\n\n") if one.startswith("id: ")] for text, _ in told)
+    frames = (
+        re.sub(r"(?m)^:.*\n", "", text).split("\n\n") for text, _ in told
+    )  # comments keep proxies awake
+    first, again = ([one for one in each if one.startswith("id: ")] for each in frames)
     assert first == again, "steps have no ids, and are told live alone"
     assert again[-1].splitlines()[1] == "event: image_edit.completed"
     assert [repeated for _, repeated in told] == [None, "true"]
