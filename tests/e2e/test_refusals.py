@@ -76,7 +76,6 @@ FIELDS = {
         "invalid_field",
         "negative_prompt",
     ),
-    "compression of png": ({"output_compression": 50}, 400, "invalid_field", "output_compression"),
     "raw but several": ({"response_format": "image", "n": 2}, 400, "invalid_field", "response_format"),
     "another model": ({"model": "sdxl"}, 404, "model_not_found", "model"),
     "strength": ({"strength": 0}, 400, "invalid_field", "strength"),
