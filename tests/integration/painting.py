@@ -141,3 +141,22 @@ def ended(checkpoint: Checkpoint, rows: Sequence[Row], controls: Controls | None
         assert report.failed == ()
         done |= {row.key.job_id: row for row in report.advanced if row.done}
     return done
+
+
+def final_latent(of: Served, row: Row) -> Tensor:
+    """The latent of a row that is computed alone."""
+    return ended(of.checkpoint, [row])[row.key.job_id].latent
+
+
+def distance(mine: Tensor, theirs: Tensor) -> float:
+    """The largest difference, relative to the largest value."""
+    return float((mine - theirs).abs().max() / theirs.abs().max())
+
+
+def assert_paints(of: Served, row: Row, size: Size, latents: Tensor, painted: Pixels, within: float) -> None:
+    """A row that is computed alone has these latents, and their picture."""
+    mine = final_latent(of, row)
+    assert distance(mine, latents) <= within
+    decoded = of.images.decode(mine, size).astype(int)
+    assert np.abs(decoded - painted.astype(int)).max() <= 1
+    assert painted.std() > 5

@@ -28,7 +28,7 @@ from giornata_prepost.families.qwen_image_21.processor import TextProcessor
 from giornata_prepost.images.geometry import Size
 from giornata_prepost.images.pictures import Pixels
 from giornata_tools.baseline.pipeline import opened
-from tests.integration.painting import Served, ended, of_edit, of_generation, served
+from tests.integration.painting import Served, assert_paints, distance, ended, of_edit, of_generation, served
 from tests.integration.prepost.oracle import NEGATIVE, PROMPT, mask, picture
 
 SIZE: Final = Size(128, 96)
@@ -113,17 +113,8 @@ def klein(tiny_checkpoint: Callable[[Family], Path]) -> Both:
     return Both(Family.FLUX2_KLEIN_KV, served(folder), opened(Flux2KleinKVPipeline, folder))
 
 
-def distance(mine: Tensor, theirs: Tensor) -> float:
-    return float((mine - theirs).abs().max() / theirs.abs().max())
-
-
 def assert_equal(both: Both, row: Row, found: tuple[Tensor, Pixels]) -> None:
-    (mine,) = (each.latent for each in ended(both.served.checkpoint, [row]).values())
-    latents, painted = found
-    assert distance(mine, latents) <= CLOSE
-    decoded = both.served.images.decode(mine, SIZE).astype(int)
-    assert np.abs(decoded - painted.astype(int)).max() <= 1
-    assert painted.std() > 5
+    assert_paints(both.served, row, SIZE, *found, within=CLOSE)
 
 
 def edited(both: Both, key: str, size: Size = SIZE, **asked: Any) -> Row:

@@ -35,9 +35,9 @@ from giornata_prepost.families.flux2.processor import PixtralTextProcessor
 from giornata_prepost.images.geometry import Size
 from giornata_prepost.images.pictures import Pixels
 from giornata_tools.baseline.pipeline import opened
-from tests.integration.painting import Served, ended, of_edit, of_generation, served
+from tests.integration.painting import Served, distance, ended, final_latent, of_edit, of_generation, served
 from tests.integration.prepost.oracle import PROMPT, mask, picture
-from tests.integration.test_references import FIRST, SECOND, distance, with_others
+from tests.integration.test_references import FIRST, SECOND, with_others
 
 SIZE: Final = Size(112, 80)
 OTHER: Final = Size(64, 96)
@@ -147,10 +147,6 @@ def both(tiny_checkpoint: Callable[[Family], Path]) -> Both:
     return Both(served(folder), pipeline)
 
 
-def only(both: Both, row: Row) -> Tensor:
-    return ended(both.served.checkpoint, [row])[row.key.job_id].latent
-
-
 @pytest.mark.parametrize("prompt", [PROMPT, "", "a [IMG] sign", "one two some " * 30], ids=len)
 def test_conversations_are_the_tokens_of_pixtrals_processor(
     prompt: str, tiny_checkpoint: Callable[[Family], Path]
@@ -184,7 +180,7 @@ def test_a_generation_equals_the_pipeline(
     row = both.served.generated("made", of_generation(both.served.card, **asked), SIZE, references)
     assert row.companions == sum(pixels.size // 3 // 256 for pixels in references)
     latents, painted = both.made(references, guidance_scale=4.0 if scale is None else scale)
-    mine = only(both, row)
+    mine = final_latent(both.served, row)
     assert distance(mine, latents) <= LATENTS
     decoded = both.served.images.decode(mine, SIZE).astype(int)
     assert np.abs(decoded - painted.astype(int)).max() <= 1
@@ -195,7 +191,9 @@ def test_a_generation_equals_the_pipeline(
 def test_an_edit_of_a_whole_picture_equals_the_pipeline(both: Both, references: Sequence[Pixels]) -> None:
     """The picture is the first one that the pipeline is given; by default all of it is begun from noise."""
     latents, _ = both.made([picture(SIZE), *references])
-    assert distance(only(both, both.edited("whole", references, whole=True)), latents) <= LATENTS
+    assert (
+        distance(final_latent(both.served, both.edited("whole", references, whole=True)), latents) <= LATENTS
+    )
 
 
 @pytest.mark.parametrize("strength", [0.6, 1.0])
@@ -206,7 +204,7 @@ def test_a_masked_edit_equals_kleins_inpainting_of_its_network(
     row = both.edited("edit", references, strength=strength)
     sizes = [pixels.size // 3 // 256 for pixels in references]
     assert row.companions == both.served.card.companion_tokens(row.image_tokens, sizes)
-    assert distance(only(both, row), both.inpainted(references, strength=strength)) <= LATENTS
+    assert distance(final_latent(both.served, row), both.inpainted(references, strength=strength)) <= LATENTS
 
 
 def test_prompt_guidance_and_references_show(both: Both) -> None:
@@ -220,7 +218,7 @@ def test_prompt_guidance_and_references_show(both: Both) -> None:
         both.generated("both", [FIRST, SECOND]),
         both.generated("turned", [SECOND, FIRST]),
     ]
-    latents = [only(both, row) for row in rows]
+    latents = [final_latent(both.served, row) for row in rows]
     for index, latent in enumerate(latents):
         assert all(distance(latent, other) > 30 * LATENTS for other in latents[:index])
 
@@ -238,7 +236,7 @@ def test_rows_of_one_batch_equal_the_pipeline_and_each_alone(both: Both) -> None
         "edit": both.inpainted((FIRST, SECOND), scale=4.0, strength=1.0),
         "made": both.made([FIRST], OTHER, prompt="a scarf", num_inference_steps=4, guidance_scale=1.0)[0],
         "plain": both.made()[0],
-        "other": only(both, rows[2]),
+        "other": final_latent(both.served, rows[2]),
     }
     for name, latents in theirs.items():
         assert distance(together[name].latent, latents) <= LATENTS, name
@@ -264,7 +262,7 @@ def test_a_masked_row_beside_others_takes_what_was_recorded(both: Both, form: Fo
         )
         together = ended(both.served.checkpoint, [others[0], taking, others[1]])
         for other in others:
-            assert distance(together[other.key.job_id].latent, only(both, other)) <= LATENTS
+            assert distance(together[other.key.job_id].latent, final_latent(both.served, other)) <= LATENTS
         taken = together["edit"].latent
         if name == "itself":
             assert distance(taken, full.latent) <= LATENTS

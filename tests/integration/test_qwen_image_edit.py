@@ -28,7 +28,7 @@ from giornata_prepost.families.qwen_image_edit.processor import PictureProcessor
 from giornata_prepost.images.geometry import Size
 from giornata_prepost.images.pictures import Pixels
 from giornata_tools.baseline.pipeline import opened
-from tests.integration.painting import Served, ended, of_edit, served
+from tests.integration.painting import Served, assert_paints, distance, ended, final_latent, of_edit, served
 from tests.integration.prepost.oracle import NEGATIVE, PROMPT, mask, picture
 
 SIZE: Final = Size(112, 80)
@@ -90,21 +90,8 @@ def _of_any_size() -> Iterator[None]:
         yield
 
 
-def distance(mine: Tensor, theirs: Tensor) -> float:
-    return float((mine - theirs).abs().max() / theirs.abs().max())
-
-
-def only(both: Both, row: Row) -> Tensor:
-    return ended(both.served.checkpoint, [row])[row.key.job_id].latent
-
-
 def assert_equal(both: Both, row: Row, found: tuple[Tensor, Pixels]) -> None:
-    latents, painted = found
-    mine = only(both, row)
-    assert distance(mine, latents) <= LATENTS
-    decoded = both.served.images.decode(mine, SIZE).astype(int)
-    assert np.abs(decoded - painted.astype(int)).max() <= 1
-    assert painted.std() > 5
+    assert_paints(both.served, row, SIZE, *found, within=LATENTS)
 
 
 @pytest.mark.parametrize(
@@ -133,7 +120,7 @@ def test_text_encoder_and_network_see_the_picture(both: Both) -> None:
     assert float((text - moved).abs().max()) > 0.01
     row = both.edited("edit", EVERYTHING)
     blind = replace(row, conditioning={**row.conditioning, "image_latents": torch.zeros_like(row.latent)})
-    assert distance(only(both, row), only(both, blind)) > 300 * LATENTS
+    assert distance(final_latent(both.served, row), final_latent(both.served, blind)) > 300 * LATENTS
     assert images.text_tokens({"prompt_embeds": text}) == row.prompts[0].joint_tokens
 
 
@@ -149,4 +136,4 @@ def test_a_masked_row_beside_others_takes_what_was_recorded(both: Both, form: Fo
     other = both.edited("other", image=255 - picture(SIZE))
     together = ended(both.served.checkpoint, [taking, other])
     assert distance(together["edit"].latent, full.latent) <= LATENTS
-    assert distance(together["other"].latent, only(both, other)) <= LATENTS
+    assert distance(together["other"].latent, final_latent(both.served, other)) <= LATENTS

@@ -33,7 +33,7 @@ from giornata_prepost.families.qwen_image_edit.processor import PICTURE, Picture
 from giornata_prepost.images.geometry import Size
 from giornata_prepost.images.pictures import Pixels
 from giornata_tools.baseline.pipeline import opened
-from tests.integration.painting import Served, ended, of_edit, served
+from tests.integration.painting import Served, assert_paints, distance, ended, final_latent, of_edit, served
 from tests.integration.prepost.oracle import NEGATIVE, PROMPT, mask, picture
 
 SIZE: Final = Size(128, 96)
@@ -123,21 +123,8 @@ def _of_small_pictures() -> Iterator[None]:
         yield
 
 
-def distance(mine: Tensor, theirs: Tensor) -> float:
-    return float((mine - theirs).abs().max() / theirs.abs().max())
-
-
-def only(both: Both, row: Row) -> Tensor:
-    return ended(both.served.checkpoint, [row])[row.key.job_id].latent
-
-
 def assert_equal(both: Both, row: Row, found: tuple[Tensor, Pixels]) -> None:
-    latents, painted = found
-    mine = only(both, row)
-    assert distance(mine, latents) <= CLOSE
-    decoded = both.served.images.decode(mine, SIZE).astype(int)
-    assert np.abs(decoded - painted.astype(int)).max() <= 1
-    assert painted.std() > 5
+    assert_paints(both.served, row, SIZE, *found, within=CLOSE)
 
 
 class WholeProcessor(PictureProcessor):
@@ -202,7 +189,7 @@ def test_the_noise_levels_of_lightning_loras_equal_the_pipelines(both: Both) -> 
     assert row.track.levels.tolist() == pytest.approx([1.0, 0.9, 0.75, 0.5, 0.0])
     found = replace(both, pipeline=pipeline).called(1)
     assert_equal(both, row, found)
-    assert distance(only(both, both.edited("own", EVERYTHING, 1)), found[0]) > 1000 * CLOSE
+    assert distance(final_latent(both.served, both.edited("own", EVERYTHING, 1)), found[0]) > 1000 * CLOSE
 
 
 @pytest.mark.parametrize(("references", "strength", "steps"), [(0, 0.5, 2), (1, 1.0, 4), (3, 0.5, 2)])
@@ -231,7 +218,7 @@ def test_text_encoder_and_network_see_every_picture(both: Both) -> None:
     assert images.text_tokens({"prompt_embeds": text}) == row.prompts[0].joint_tokens
     clean = row.conditioning["references"]
     blind = replace(row, conditioning={**row.conditioning, "references": torch.zeros_like(clean)})
-    assert distance(only(both, row), only(both, blind)) > 300 * CLOSE
+    assert distance(final_latent(both.served, row), final_latent(both.served, blind)) > 300 * CLOSE
 
 
 def test_rows_of_one_batch_equal_each_alone(both: Both) -> None:
@@ -243,7 +230,7 @@ def test_rows_of_one_batch_equal_each_alone(both: Both) -> None:
     ]
     together = ended(both.served.checkpoint, rows)
     for row in rows:
-        assert distance(together[row.key.job_id].latent, only(both, row)) <= CLOSE
+        assert distance(together[row.key.job_id].latent, final_latent(both.served, row)) <= CLOSE
 
 
 @pytest.mark.parametrize("form", list(Form))
@@ -258,4 +245,4 @@ def test_a_masked_row_beside_others_takes_what_was_recorded(both: Both, form: Fo
     other = both.edited("other", EVERYTHING, 1, image=255 - picture(SIZE))
     together = ended(both.served.checkpoint, [taking, other])
     assert distance(together["edit"].latent, full.latent) <= CLOSE
-    assert distance(together["other"].latent, only(both, other)) <= CLOSE
+    assert distance(together["other"].latent, final_latent(both.served, other)) <= CLOSE

@@ -22,7 +22,7 @@ from giornata_denoiser.rows.template import Form, Recording
 from giornata_prepost.images.geometry import Size
 from giornata_prepost.images.pictures import Pixels
 from giornata_tools.baseline.pipeline import PIPELINES, opened
-from tests.integration.painting import Served, ended, of_edit, of_generation, served
+from tests.integration.painting import Served, distance, ended, final_latent, of_edit, of_generation, served
 from tests.integration.prepost.oracle import PROMPT, mask, picture
 
 KLEIN, KONTEXT = Family.FLUX2_KLEIN, Family.FLUX_KONTEXT
@@ -102,18 +102,10 @@ def with_others(kind: Any, others: Sequence[Image.Image]) -> Any:
     return Several
 
 
-def distance(mine: Tensor, theirs: Tensor) -> float:
-    return float((mine - theirs).abs().max() / theirs.abs().max())
-
-
 @pytest.fixture(scope="module", params=[KLEIN, KONTEXT], ids=str)
 def both(request: pytest.FixtureRequest, tiny_checkpoint: Callable[[Family], Path]) -> Both:
     folder = tiny_checkpoint(request.param)
     return Both(request.param, served(folder), opened(PIPELINES[request.param], folder))
-
-
-def only(both: Both, row: Row) -> Tensor:
-    return ended(both.served.checkpoint, [row])[row.key.job_id].latent
 
 
 @pytest.mark.parametrize("count", [0, 1, 2])
@@ -128,13 +120,16 @@ def test_a_masked_edit_equals_the_inpainting_pipeline(both: Both, count: int) ->
     assert row.companions == both.served.card.companion_tokens(
         row.image_tokens, [pixels.size // 3 // 256 for pixels in references]
     )
-    assert distance(only(both, row), both.inpainted(references)) <= LATENTS
+    assert distance(final_latent(both.served, row), both.inpainted(references)) <= LATENTS
 
 
 def test_references_show(both: Both) -> None:
     """Otherwise the tests of equality would prove little."""
-    plain, other = only(both, both.edited("a")), only(both, both.edited("b", [FIRST]))
-    moved = only(both, both.edited("c", [SECOND]))
+    plain, other = (
+        final_latent(both.served, both.edited("a")),
+        final_latent(both.served, both.edited("b", [FIRST])),
+    )
+    moved = final_latent(both.served, both.edited("c", [SECOND]))
     assert min(distance(plain, other), distance(moved, other)) > 300 * LATENTS
 
 
@@ -158,7 +153,7 @@ def test_an_edit_without_a_mask_equals_the_instruction_pipeline(both: Both) -> N
         width=SIZE.width,
         height=SIZE.height,
     )
-    assert distance(only(both, row), theirs) <= LATENTS
+    assert distance(final_latent(both.served, row), theirs) <= LATENTS
 
 
 @pytest.mark.parametrize("count", [0, 1, 2])
@@ -174,7 +169,7 @@ def test_a_generation_equals_the_pipeline_without_an_edited_picture(both: Both, 
     if both.family is KONTEXT:
         images = images and images[0]
     theirs = both.latents(kind, image=images, width=SIZE.width, height=SIZE.height)
-    assert distance(only(both, row), theirs) <= LATENTS
+    assert distance(final_latent(both.served, row), theirs) <= LATENTS
 
 
 @pytest.mark.parametrize("form", list(Form))
@@ -192,4 +187,4 @@ def test_a_masked_row_beside_others_takes_what_was_recorded(both: Both, form: Fo
     together = ended(both.served.checkpoint, [others[0], taking, others[1]])
     assert distance(together["edit"].latent, full.latent) <= LATENTS
     for other in others:
-        assert distance(together[other.key.job_id].latent, only(both, other)) <= LATENTS
+        assert distance(together[other.key.job_id].latent, final_latent(both.served, other)) <= LATENTS

@@ -23,7 +23,7 @@ from giornata_denoiser.rows.row import RecordingSpec, Row
 from giornata_denoiser.rows.stored import EXACT
 from giornata_denoiser.rows.template import Form, Recording
 from giornata_prepost.images.geometry import Size
-from tests.integration.painting import Served, ended, of_edit, of_generation, served
+from tests.integration.painting import Served, assert_paints, distance, ended, of_edit, of_generation, served
 from tests.integration.prepost.oracle import (
     IMAGE_TO_IMAGE,
     NEGATIVE,
@@ -88,17 +88,9 @@ def packed(found: Caught) -> Tensor:
     return torch.nn.functional.pixel_unshuffle(latents, 2)[0].flatten(1).T
 
 
-def distance(mine: Tensor, theirs: Tensor) -> float:
-    return float((mine - theirs).abs().max() / theirs.abs().max())
-
-
 def assert_equal(both: Both, row: Row, found: Caught) -> None:
-    (mine,) = (each.latent for each in ended(both.served.checkpoint, [row]).values())
-    assert distance(mine, packed(found)) <= LATENTS
     assert found.picture is not None
-    painted = both.served.images.decode(mine, SIZE).astype(int)
-    assert np.abs(painted - found.picture.astype(int)).max() <= 1
-    assert found.picture.std() > 5
+    assert_paints(both.served, row, SIZE, packed(found), found.picture, within=LATENTS)
 
 
 @pytest.mark.parametrize(

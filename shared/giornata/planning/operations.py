@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -196,6 +196,25 @@ def mean_amounts(shapes: Sequence[Shape], modes: Sequence[tuple[Mode, ...]]) -> 
             projected += share * shape.projected(mode)
             pairs += share * shape.pairs(mode)
     return Amounts(image, sum(shape.live_text for shape in shapes), projected, pairs)
+
+
+def counted(work: Work, amounts: Amounts) -> dict[str, Any]:
+    """The fields of a step's sample in telemetry that tell what it computes."""
+    return {
+        "sequences": round(work.sequences),
+        "image_tokens": round(amounts.image),
+        "text_tokens": amounts.text,
+        "projected_tokens": round(amounts.projected),
+        "attention_pairs": round(amounts.pairs),
+        "calls": round(work.calls),
+        "linear": work.linear,
+        "attention": work.attention,
+        "convolution": work.convolution,
+        "gathered": work.gathered,
+        "low_rank": work.low_rank,
+        "segments": round(work.segments),
+        "control": work.control,
+    }
 
 
 @lru_cache(maxsize=4096)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from giornata.planning.batch import BatchRow, plan_batch
 from giornata.planning.blocks import Link
 from giornata.planning.costs import SLABS, Loads, row_blocks
-from giornata.planning.operations import Operations, Shape, mean_amounts, step_work
+from giornata.planning.operations import Operations, Shape, counted, mean_amounts, step_work
 from giornata.scheduling.batch import RowKey
 from giornata.scheduling.demand import Pace, RowShape
 from giornata.wire.values import Mode
@@ -178,22 +178,9 @@ def sample(segment: Segment, operations: Operations) -> StepSample:
     rows = [(row, row.mode) for row in segment.rows for _ in range(row.shape.sequences)]
     shapes = [row.computed for row, _ in rows]
     modes = [(mode,) * operations.blocks for _, mode in rows]
-    work, amounts = step_work(operations, shapes, modes), mean_amounts(shapes, modes)
     return StepSample.model_construct(
         rows=len(segment.rows),
-        sequences=round(work.sequences),
-        image_tokens=round(amounts.image),
-        text_tokens=amounts.text,
-        projected_tokens=round(amounts.projected),
-        attention_pairs=round(amounts.pairs),
-        calls=round(work.calls),
-        linear=work.linear,
-        attention=work.attention,
-        convolution=work.convolution,
-        gathered=work.gathered,
-        low_rank=work.low_rank,
-        segments=round(work.segments),
-        control=work.control,
+        **counted(step_work(operations, shapes, modes), mean_amounts(shapes, modes)),
         assemble_ms=0.0,
         step_ms=segment.step_s * 1e3,
         reusing_ms=sum(row.step_ms for row in segment.rows if row.mode is not Mode.FULL),

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from giornata.planning.costs import StepCosts
-from giornata.planning.operations import Operations, Shape, Work, mean_amounts, step_work
+from giornata.planning.operations import Operations, Shape, Work, counted, mean_amounts, step_work
 from giornata.wire.values import Mode
 from giornata.wire.workers import StepSample
 from giornata_denoiser.engine.running import Running
@@ -34,22 +34,9 @@ def sampled(
     expected_ms = max(planned_ms, costs.step_ms(work))
     # What each row computes at least, in a step that waits for no load.
     least_ms = [predicted_ms([each.row], costs, operations) - costs.call_ms for each in rows]
-    amounts = mean_amounts(*_sequences(operations, rows))
     return StepSample(
         rows=len(rows),
-        sequences=round(work.sequences),
-        image_tokens=round(amounts.image),
-        text_tokens=amounts.text,
-        projected_tokens=round(amounts.projected),
-        attention_pairs=round(amounts.pairs),
-        calls=round(work.calls),
-        linear=work.linear,
-        attention=work.attention,
-        convolution=work.convolution,
-        gathered=work.gathered,
-        low_rank=work.low_rank,
-        segments=round(work.segments),
-        control=work.control,
+        **counted(work, mean_amounts(*_sequences(operations, rows))),
         blocks=round(work.sequences) * operations.blocks,
         loaded_bytes=missing_bytes,
         assemble_ms=0.0,

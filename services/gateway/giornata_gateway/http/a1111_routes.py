@@ -10,7 +10,8 @@ from pydantic import BaseModel, RootModel
 
 from giornata_gateway.fleet import FleetListener
 from giornata_gateway.http import a1111
-from giornata_gateway.http.routes import GET, JSON, ONCE, POST, Body, Reply, Route
+from giornata_gateway.http.body import JSON
+from giornata_gateway.http.routes import GET, ONCE, POST, Body, Reply, Route
 from giornata_gateway.intake.rules.a1111.forms import ImageToImage, Settings, TextToImage
 from giornata_gateway.intake.rules.a1111.units import MODULES
 from giornata_gateway.views import a1111 as views

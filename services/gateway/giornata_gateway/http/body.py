@@ -16,6 +16,7 @@ from giornata_gateway.http.errors import GATEWAY, OUTCOME, TENANT
 
 log = structlog.get_logger(__name__)
 
+JSON: Final = "application/json"
 PIECE_BYTES: Final = 1 << 20
 JSON_COPIES: Final = 4
 """A picture inside an answer is held as text and as bytes, each a third larger, and for a while as the picture."""

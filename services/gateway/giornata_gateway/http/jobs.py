@@ -12,7 +12,7 @@ from giornata.deadlines import Deadline
 from giornata.wire.errors import JobNotFinished, TaskNotSupported, from_body
 from giornata.wire.jobs import JobState
 from giornata.wire.progress import JobRecord
-from giornata_gateway.http.body import EVENT_STREAM, JSON_COPIES, looking_on, room, send
+from giornata_gateway.http.body import EVENT_STREAM, JSON, JSON_COPIES, looking_on, room, send
 from giornata_gateway.http.errors import GATEWAY, JOB_ID, OUTCOME, REPEATED, TENANT, json_answer
 from giornata_gateway.http.requests import base_path, base_url, check_query, last_event_id, number_of, receive
 from giornata_gateway.http.stream import Stream
@@ -75,7 +75,7 @@ async def create(request: web.Request) -> web.Response:
     """
     gateway = request.app[GATEWAY]
     kind: type[JobForm | GenerationJobForm]
-    kind = GenerationJobForm if request.content_type == "application/json" else JobForm
+    kind = GenerationJobForm if request.content_type == JSON else JobForm
     with ExitStack() as held:
         form, admitted = await receive(request, kind, held)
         url = None if admitted.prepared.known else form.webhook

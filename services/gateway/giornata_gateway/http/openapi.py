@@ -14,9 +14,10 @@ from giornata import __version__
 from giornata.wire.adapters import CONTROL_IMAGES
 from giornata.wire.errors import BY_CODE
 from giornata.wire.references import MAX_REFERENCES, REFERENCE
+from giornata_gateway.http.body import JSON
 from giornata_gateway.http.errors import HTTP_ERRORS
 from giornata_gateway.http.links import links_of
-from giornata_gateway.http.routes import JSON, ROUTES, Body, EventStream, Json, Reply, Route
+from giornata_gateway.http.routes import ROUTES, Body, EventStream, Json, Reply, Route
 from giornata_gateway.intake.rules.forms import LoraForm
 from giornata_gateway.intake.rules.idempotency import HEADER, MAX_CHARACTERS
 from giornata_gateway.views.answers import ErrorAnswer

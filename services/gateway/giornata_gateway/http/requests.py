@@ -17,6 +17,7 @@ from giornata.wire.jobs import Priority
 from giornata.wire.references import REFERENCE, check_count
 from giornata.wire.requests import asked
 from giornata_gateway.gateway import Admitted
+from giornata_gateway.http.body import JSON
 from giornata_gateway.http.errors import GATEWAY, TENANT
 from giornata_gateway.http.ignored import ignore
 from giornata_gateway.http.proxies import PublicOrigin, public_origin
@@ -43,7 +44,6 @@ from giornata_gateway.jobs.preparation import EditOrder
 
 MAX_PAGE: Final = 100
 DEFAULT_PAGE: Final = 20
-JSON: Final = "application/json"
 WRITTEN_PICTURES: Final = PICTURES | WrittenPictures.model_fields.keys()
 LAST_SEQUENCE: Final = 10**18 - 1
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")

@@ -20,6 +20,7 @@ from giornata.wire.errors import (
 from giornata.wire.fleet import FleetView
 from giornata.wire.models import Task
 from giornata_gateway.http import jobs, loras, masks, requests, status, templates, webhooks
+from giornata_gateway.http.body import JSON
 from giornata_gateway.http.connections import claim
 from giornata_gateway.http.errors import GATEWAY, JOB_ID, TENANT, Handler
 from giornata_gateway.intake.rules.cors import origins_in
@@ -62,7 +63,6 @@ SINGLE: Final = (
 """Headers of which a request has one at most; aiohttp sees to Host, Content-Type and those of a body's length."""
 
 Json = dict[str, Any]
-JSON: Final = "application/json"
 FORM: Final = "multipart/form-data"
 
 

@@ -73,9 +73,9 @@ class Stream:
             await end(self.request, self.response)
             return self.response
 
-    async def _tell_progress(self, items: AsyncIterator[StreamedEvent | None]) -> StreamedEvent | None:
+    async def _tell_progress(self, told: AsyncIterator[StreamedEvent | None]) -> StreamedEvent | None:
         """Relay states, steps and previews; the job's last event, or None where the stream lost it."""
-        async for item in items:
+        async for item in told:
             if item is None:
                 await write(self.request, self.response, HEARTBEAT)
                 record = await self._record()
@@ -84,9 +84,10 @@ class Stream:
             elif isinstance(item.event, DoneEvent):
                 return item
             elif not isinstance(item.event, PreviewEvent):
-                told = progress_event(self.job.task, item.event)
-                framed = frame(told.type, told, item.sequence) if self.progress else HEARTBEAT
-                await write(self.request, self.response, framed)
+                if self.progress:
+                    await self._tell(progress_event(self.job.task, item.event), item.sequence)
+                else:
+                    await write(self.request, self.response, HEARTBEAT)
             elif (record := await self._record()) is not None:  # a preview is not worth the stream
                 await self._tell(partial_image_event(record, item.event, item.time), item.sequence)
         return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import Final
 
 _ORIGIN: Final = re.compile(r"\*|[a-z][a-z0-9+.-]*://[^/\s,@?#*]+")
@@ -12,6 +13,7 @@ EXPOSED: Final = (
 """Headers of answers that pages may read."""
 
 
+@lru_cache(maxsize=8)  # each request asks with the same text
 def origins_in(text: str) -> frozenset[str]:
     """The origins that are named in `text`, with commas between them; ValueError tells one that is none."""
     origins = frozenset(part.strip() for part in text.split(",") if part.strip())

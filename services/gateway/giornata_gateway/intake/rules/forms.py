@@ -228,6 +228,7 @@ The first image is edited, and the others are references.
 """
 FREE_TEXTS = frozenset({"prompt", "negative_prompt", "mask_prompt"})
 """Fields that mean something where they are empty; any other is as if left out."""
+COMPRESSION: Final = "output_compression"
 ONE_FILE = "one PNG, JPEG or WebP file"
 
 Form = EditFields | GenerationFields
@@ -275,9 +276,9 @@ def read_form(kind: type[F], fields: Iterable[tuple[str, object]], accept: str =
         InvalidField, UnknownField: names the field at fault.
     """
     values = with_lists(_given(kind, once_each(fields)))
-    dropped = tuple(name for name in ("output_compression",) if name in values and _is_png(values))
-    for name in dropped:  # OpenAI's clients send it with any format
-        del values[name]
+    dropped = (COMPRESSION,) if COMPRESSION in values and _is_png(values) else ()
+    if dropped:  # OpenAI's clients send it with any format
+        del values[COMPRESSION]
     waiting = issubclass(kind, WaitedFor)
     if waiting and prefers_image(accept):
         values.setdefault("response_format", ResponseFormat.IMAGE)
