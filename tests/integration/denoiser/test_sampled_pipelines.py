@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from giornata.schedulers import SOLVERS
-from giornata.wire.samplers import Sampler
+from giornata.wire.samplers import DISCRETE_TIME, Sampler
 from giornata_denoiser.engine.stepping import blend
 from giornata_denoiser.families.sampling.discrete_time import DiscreteTime
 from tests.fakes.sampled import Latents, Sampled, stepped
@@ -110,7 +110,7 @@ def run(pipeline: Any, sampler: Sampler, strength: float, patch: pytest.MonkeyPa
 
 @torch.inference_mode()
 @pytest.mark.parametrize("strength", [1.0, 0.7])
-@pytest.mark.parametrize("sampler", Sampler)
+@pytest.mark.parametrize("sampler", DISCRETE_TIME)
 def test_a_row_ends_as_the_pipeline_does(
     pipeline: Any, sampler: Sampler, strength: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -57,7 +57,9 @@ async def told(stage: Stage, request: bytes) -> tuple[int, bytes, dict[str, Any]
         writer.write(request)
         head = b""
         while not head.endswith(b"\r\n\r\n"):
-            head += await reader.readline()
+            line = await reader.readline()
+            assert line, "the connection was closed within the head"
+            head += line
         length = next(line for line in head.split(b"\r\n") if line.lower().startswith(b"content-length:"))
         body = await reader.readexactly(int(length.split(b":")[1]))
     return int(head.split(b" ", 2)[1]), head, json.loads(body)["error"]
@@ -102,6 +104,7 @@ async def test_an_expectation_that_is_not_met_is_told_in_json(
     async with open_stage(nats_url, redis_url, tmp_path) as stage:
         status, head, error = await told(stage, GET + b"Expect: miracles\r\nConnection: close\r\n\r\n")
     assert (status, error["code"]) == (417, "http_error")
+    assert b"X-Request-Id: req_" in head, "no middleware has seen the request"
     assert b"miracles" not in head
     assert "miracles" not in str(error)
 

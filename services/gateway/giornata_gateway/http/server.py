@@ -98,15 +98,22 @@ def _application(gateway: Gateway) -> web.Application:
 @web.middleware
 async def _counted(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Count a request that has come: it is answered, though the gateway leaves meanwhile. Its logs have its id."""
-    given = request.headers.get(REQUEST_ID_HEADER, "")
-    request[REQUEST_ID] = given if _ID.fullmatch(given) else f"req_{secrets.token_hex(16)}"
+    request_id = _request_id(request)
     if request.transport is None:
         raise ConnectionAbortedError("The client has left.")
     with (
         request.app[GATEWAY].departure.answering(request.transport),
-        structlog.contextvars.bound_contextvars(request_id=request[REQUEST_ID]),
+        structlog.contextvars.bound_contextvars(request_id=request_id),
     ):
         return await handler(request)
+
+
+def _request_id(request: web.Request) -> str:
+    """The id of a request: given by it or by us, once. aiohttp refuses some before any middleware sees them."""
+    if REQUEST_ID not in request:
+        given = request.headers.get(REQUEST_ID_HEADER, "")
+        request[REQUEST_ID] = given if _ID.fullmatch(given) else f"req_{secrets.token_hex(16)}"
+    return request[REQUEST_ID]
 
 
 @web.middleware
@@ -124,7 +131,7 @@ async def _tell(request: web.Request, response: web.StreamResponse) -> None:
     """Before an answer's headers: what the tenant may still ask for, whether the job is repeated, whether we leave."""
     gateway, route = request.app[GATEWAY], request.get(ROUTE)
     response.headers[hdrs.SERVER] = SERVER
-    response.headers[REQUEST_ID_HEADER] = request[REQUEST_ID]
+    response.headers[REQUEST_ID_HEADER] = _request_id(request)
     origin = request.headers.get(hdrs.ORIGIN)
     if origin and hdrs.VARY not in response.headers and cors.is_allowed(origin, gateway.config.cors_origins):
         response.headers.update(cors.headers(origin))
