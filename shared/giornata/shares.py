@@ -68,6 +68,8 @@ class SharedPool:
     ) -> None:
         self.capacity, self.grace_s, self._alone, self._renews = capacity, grace_s, alone, renews
         self.used = 0
+        self.weight_of: Callable[[str], float] = lambda _: 1.0
+        """Weighs tenants that were measured."""
         self.outcomes = Counter[tuple[str, str]]()
         """How often a tenant was `refused`, or a holding of it `taken_back`."""
         self._tenants: dict[str, _Tenant] = {}
@@ -76,7 +78,7 @@ class SharedPool:
         """The amount that a tenant has."""
         return self._tenants[tenant].held if tenant in self._tenants else 0
 
-    def fits(self, holding: Holding, amount: int, now: float) -> bool:
+    def fits(self, holding: Holding, amount: int, now: float, kept: float = KEPT) -> bool:
         """Whether `amount` more is free for a holding; any amount is where nothing is held."""
         free, own = self.capacity - self.used, self._level(holding, amount)
         if not self.used or not amount:
@@ -86,14 +88,13 @@ class SharedPool:
         others = [one for name, one in self._tenants.items() if name != holding.tenant]
         if self._alone() or any(one.held / one.weight >= own for one in others):
             return True
-        kept = KEPT * self.capacity
         if holding.takeable is firm:
-            return amount <= free - kept
+            return amount <= free - kept * self.capacity
         weights = sum(one.weight for one in others if one.held)
         if weights and own <= self.capacity / (weights + holding.weight):  # it is within its share
             return True
         asked = sum(max(0, one.wanted - one.held) for one in others if now < one.until_s)
-        return amount <= free - min(kept, asked)
+        return amount <= free - min(kept * self.capacity, asked)
 
     def take(self, holding: Holding, amount: int, now: float) -> bool:
         """Give a holding `amount` more if it fits, at once or in the place of others; if not, room is kept for it."""
@@ -119,6 +120,13 @@ class SharedPool:
         holding.moved_s = now
         tenant.held += amount
         self.used += amount
+
+    def measured(self, held: Mapping[str, int]) -> None:
+        """Take in what tenants have now, all of it firm, in place of what was counted."""
+        self.used = 0
+        self._tenants.clear()
+        for name, has in held.items():
+            self.count(Holding(name, self.weight_of(name)), has, 0.0)
 
     def give_back(self, holding: Holding) -> None:
         """A holding ends, or is taken back; one that has nothing is no mistake."""
@@ -166,6 +174,5 @@ class SharedPool:
 def has_room(held: Mapping[str, int], tenant: str, amount: int, capacity: int, *, alone: bool) -> bool:
     """Whether a tenant may have `amount` more where tenants have what is `held`, all of it firm and of equal weight."""
     pool = SharedPool(capacity, lambda: alone)
-    for name, has in held.items():
-        pool.count(Holding(name), has, 0.0)
+    pool.measured(held)
     return pool.fits(Holding(tenant), amount, 0.0)

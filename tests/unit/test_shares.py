@@ -181,3 +181,25 @@ def test_tenants_that_ask_for_ever_end_with_their_shares(order: list[str]) -> No
     whole = sum(WEIGHTS.values())
     for tenant, weight in WEIGHTS.items():
         assert abs(pool.held(tenant) - CAPACITY * weight / whole) <= 1 + weight
+
+
+@given(
+    held=st.dictionaries(st.sampled_from(["", *WEIGHTS]), st.integers(1, 60), max_size=4),
+    tenant=st.sampled_from(list(WEIGHTS)),
+    amount=st.integers(1, 40),
+)
+def test_who_has_most_of_what_was_measured_leaves_a_part_and_others_may_use_it(
+    held: dict[str, int], tenant: str, amount: int
+) -> None:
+    pool = SharedPool(CAPACITY, several)
+    pool.weight_of = lambda name: WEIGHTS.get(name, 1.0)
+    pool.count(loose("dave"), 90, 0.0)
+    pool.measured(held)
+    free = CAPACITY - sum(held.values())
+    level = (held.get(tenant, 0) + amount) / WEIGHTS[tenant]
+    behind = any(has / WEIGHTS.get(name, 1.0) >= level for name, has in held.items() if name != tenant)
+    for kept in (KEPT, KEPT / 2):
+        room = free if behind or not held else free - kept * CAPACITY
+        expected = amount <= room or not held
+        assert pool.fits(Holding(tenant, WEIGHTS[tenant]), amount, 0.0, kept) == expected
+    assert (pool.used, pool.held("dave")) == (sum(held.values()), 0)

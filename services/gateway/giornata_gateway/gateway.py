@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
-from giornata.api_keys import DEFAULT_TENANT
+from giornata.api_keys import DEFAULT_TENANT, TenantLimits
 from giornata.blobs import BlobStore
 from giornata.bus import streams
 from giornata.bus.bus import Bus
@@ -102,6 +102,8 @@ class Gateway:
             "connections": SharedPool(max(1, config.max_connections - strangers), self._alone),
             "strangers": SharedPool(strangers, renews=True),
         }
+        if blobs.pool is not None:
+            pools["blobs"], blobs.pool.weight_of = blobs.pool, self._weight
         self.metrics = Metrics(lambda: len(self.ends), self._webhooks_kept, pools)
         self.places = Places(pools["pictures"])
         """For pictures in progress."""
@@ -231,6 +233,10 @@ class Gateway:
             return await self.blobs.get(ref)
         except InputLost as error:
             raise ResultExpired from error
+
+    def _weight(self, tenant: str) -> float:
+        limits = {} if self.keys is None else self.keys.current.tenants
+        return limits.get(tenant, TenantLimits()).weight or 1.0
 
     def _alone(self) -> bool:
         """Whether there is one tenant alone."""

@@ -30,16 +30,16 @@ class EmptyText:
 
     def __init__(self, model: ImageModel, thread: ModelThread, blobs: BlobStore, instance: str) -> None:
         self._model, self._thread, self._blobs = model, thread, blobs
-        self._key = f"shared/{instance}/empty-text"
+        self._key = f"shared-{instance}-empty-text"
         self._packed: OrderedDict[str, bytes] = OrderedDict()
         self._refs: dict[str, BlobRef] = {}
 
-    async def keep(self, size: Size, seen: SeenPictures = ()) -> BlobRef:
-        """A claim check of it, for pictures of `size`, or for the pictures that the text encoder has `seen`."""
+    async def keep(self, tenant: str, size: Size, seen: SeenPictures = ()) -> BlobRef:
+        """A claim check of it, for pictures of `size`, or of `tenant`, for those that the text encoder has `seen`."""
         key = self._key + self._variant(size, seen)
         packed = await self._encoded(key, size, seen)
         if seen:
-            return await self._blobs.put(key, packed, PICTURE_TTL_S)
+            return await self._blobs.put(f"{tenant}/{key}", packed, PICTURE_TTL_S)
         ref = self._refs.get(key)
         if ref is None or not await self._blobs.has(ref):
             ref = self._refs[key] = await self._blobs.put(key, packed, TTL_S)

@@ -15,12 +15,12 @@ from giornata_prepost.images.geometry import Size
 from giornata_prepost.images.stages import Inspected
 
 
-def new_key(owner: str, name: str) -> str:
+def new_key(folder: str, name: str) -> str:
     """A key that no other call has.
 
     A stage that is tried again may differ in the last digit, and an earlier claim check keeps its bytes.
     """
-    return f"{owner}/{name}-{secrets.token_hex(4)}"
+    return f"{folder}{name}-{secrets.token_hex(4)}"
 
 
 def model_size(inspection: Inspection) -> Size:
@@ -30,7 +30,7 @@ def model_size(inspection: Inspection) -> Size:
 
 async def store_intermediate(blobs: BlobStore, job: Job, name: str, data: bytes) -> BlobRef:
     """Store what the job's next stages read, for as long as an intermediate result is kept."""
-    return await blobs.put(new_key(job.job_id, name), data, job.intermediate_ttl_s)
+    return await blobs.put(new_key(job.folder, name), data, job.intermediate_ttl_s)
 
 
 def inspection_of(found: Inspected, compute_ms: float, **stored: BlobRef | None) -> Inspection:

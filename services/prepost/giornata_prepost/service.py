@@ -27,7 +27,7 @@ from giornata.wire import subjects
 from giornata.wire.cells import in_cell
 from giornata.wire.devices import HostDevice
 from giornata.wire.errors import ServiceUnavailable
-from giornata.wire.jobs import BlobRef, Encoding, Inspection, Job
+from giornata.wire.jobs import Encoding, Inspection, Job
 from giornata.wire.loras import NormaliseLora
 from giornata.wire.masks import MaskRequest
 from giornata.wire.messages import (
@@ -197,7 +197,9 @@ class Prepost:
             controls=tuple(
                 [await store(f"controls-{index}", data) for index, data in enumerate(made.controls)]
             ),
-            empty_text=await self._empty_text.keep(size, encoding.seen_by(self._model, prepared, references))
+            empty_text=await self._empty_text.keep(
+                job.tenant, size, encoding.seen_by(self._model, prepared, references)
+            )
             if job.parameters.reuse is not Reuse.OFF
             else None,
             compute_ms=compute_ms,
@@ -220,8 +222,9 @@ class Prepost:
             with span("paste", index=request.index) as pasting:
                 file, paste_ms = await self._finished(job, request.inspection, painted)
                 pasting.note(compute_ms=paste_ms)
+        key = new_key(job.folder, f"image-{request.index}")
         return FinishReply(
-            image=await self._store(job.job_id, f"image-{request.index}", file, job.result_ttl_s),
+            image=await self._blobs.put(key, file, job.result_ttl_s),
             decode_ms=decode_ms,
             paste_ms=paste_ms,
         )
@@ -239,13 +242,14 @@ class Prepost:
         row, _ = await self._thread.timed(
             Precedence.BEGIN, encoding.template_row, self._model, found.prepared
         )
-        keep = partial(self._store, template.template_id, ttl_s=TEMPLATE_INPUTS_TTL_S)
+        size = Size(found.model_width, found.model_height)
+        seen = encoding.seen_by(self._model, found.prepared)
+        folder, ttl_s = f"{template.tenant}/{template.template_id}/", TEMPLATE_INPUTS_TTL_S
+        prepared = await self._blobs.put(new_key(folder, "prepared"), found.prepared, ttl_s)
         return TemplateInputs(
-            inspection=inspection_of(found, compute_ms, prepared=await keep("prepared", found.prepared)),
-            empty_text=await self._empty_text.keep(
-                Size(found.model_width, found.model_height), encoding.seen_by(self._model, found.prepared)
-            ),
-            conditioning=await keep("row", row),
+            inspection=inspection_of(found, compute_ms, prepared=prepared),
+            empty_text=await self._empty_text.keep(template.tenant, size, seen),
+            conditioning=await self._blobs.put(new_key(folder, "row"), row, ttl_s),
         )
 
     def _until_cut_off(self, handler: Callable[[Q], Awaitable[R]]) -> Callable[[Q], Awaitable[R]]:
@@ -286,10 +290,6 @@ class Prepost:
             return await intermediate(self._blobs, inspection.alpha, Intermediate.ALPHA)
         found, _ = await self._inspecting.measured(job)
         return found.alpha
-
-    async def _store(self, owner: str, name: str, data: bytes, ttl_s: int) -> BlobRef:
-        """Keep a result of a job or template."""
-        return await self._blobs.put(new_key(owner, name), data, ttl_s)
 
     def _state(self) -> ServiceState:
         return state_of(

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import re
+import sys
+import time
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Final
@@ -11,7 +16,9 @@ import redis.exceptions
 from redis.asyncio.retry import Retry
 from redis.backoff import ExponentialBackoff
 
+from giornata.api_keys import DEFAULT_TENANT
 from giornata.blobs.store import UNANSWERED, BlobStore, verify
+from giornata.shares import KEPT, Holding, SharedPool
 from giornata.wire.errors import BlobStoreFull, ServiceUnavailable, StorageFull
 from giornata.wire.jobs import BlobRef
 
@@ -20,13 +27,24 @@ PREFIX: Final = "giornata:"
 CONNECTIONS: Final = 16
 """Most of one process. Others wait: a server that stalls would else be met by a connection for every waiting command,
 and connections stay."""
+MEASURED_S: Final = 2.0
+"""What tenants have is measured no more often; what other processes write meanwhile is not seen."""
+_MEASURE: Final = """
+local page, held = redis.call('SCAN', ARGV[1], 'MATCH', ARGV[2] .. '*/*', 'COUNT', 1000), {}
+for _, key in ipairs(page[2]) do
+  local tenant = key:match(':job_[^/]*/([^/]+)/') or key:match(':([^/]+)')
+  held[tenant] = (held[tenant] or 0) + redis.call('STRLEN', key)
+end
+return {page[1], cjson.encode(held)}"""
 
 
 class RedisBlobs(BlobStore):
     """Plain string keys on a Redis-protocol server that evicts nothing. Make it with :meth:`open`."""
 
     def __init__(self, client: redis.asyncio.Redis) -> None:
-        self._client = client
+        self._client, self._measured_s = client, -MEASURED_S
+        self._pool = pool = SharedPool(sys.maxsize, lambda: pool.held(DEFAULT_TENANT) == pool.used)
+        self.pool = pool
 
     @classmethod
     @asynccontextmanager
@@ -54,6 +72,9 @@ class RedisBlobs(BlobStore):
 
     async def write(self, key: str, data: bytes, ttl_s: int) -> None:
         with _answering(data):
+            # a tenant is first in a key, and second in one of what a job's stages make
+            if found := re.match("(?:(job_)[^/]*/)?([^/]+)/", key):
+                await self._take(found[2], len(data), KEPT / 2 if found[1] else KEPT)
             await self._client.set(PREFIX + key, data, ex=ttl_s)
 
     async def get(self, ref: BlobRef) -> bytes:
@@ -78,6 +99,31 @@ class RedisBlobs(BlobStore):
         with suppress(StorageFull), _answering():  # it answers, and can be read
             await self._client.ping()
 
+    async def _take(self, tenant: str, size_bytes: int, kept: float) -> None:
+        """Count bytes of a tenant; BlobStoreFull where the one that has most would leave less than `kept` to others."""
+        if time.monotonic() - self._measured_s >= MEASURED_S:
+            with suppress(redis.exceptions.ResponseError):  # a server that tells nothing has no shares
+                await self._measure()
+        pool, asking = self._pool, Holding(tenant, self._pool.weight_of(tenant))
+        if not pool.fits(asking, max(1, size_bytes), 0.0, kept):
+            pool.outcomes[tenant, "refused"] += 1
+            received = f"{size_bytes} bytes beside {pool.held(tenant)} of {tenant}, {pool.used} of all"
+            accepted = f"{pool.capacity} bytes, shared by all tenants"
+            message = "The blob store has no room for more of this tenant; try again later."
+            raise BlobStoreFull(message, received=received, accepted=accepted, retry_after_s=10)
+        pool.count(asking, size_bytes, 0.0)
+
+    async def _measure(self) -> None:
+        """Measure what tenants have of a store that is nearly full. Its overhead counts for each in proportion."""
+        self._measured_s, held, cursor = time.monotonic(), Counter[str](), b""
+        memory = await self._client.info("memory")
+        used, self._pool.capacity = memory["used_memory"], memory.get("maxmemory") or sys.maxsize
+        while used > (1 - KEPT) * self._pool.capacity and cursor != b"0":
+            cursor, page = await self._client.eval(_MEASURE, 0, cursor or b"0", PREFIX)
+            held.update(json.loads(page))
+        held, whole = held or Counter({"": used}), held.total() or used
+        self._pool.measured({tenant: used * part // whole for tenant, part in held.items()})
+
 
 @contextmanager
 def _answering(stored: bytes = b"") -> Iterator[None]:
@@ -88,11 +134,8 @@ def _answering(stored: bytes = b"") -> Iterator[None]:
         raise BlobStoreFull(received=f"{len(stored)} bytes", retry_after_s=10) from error
     except redis.exceptions.ResponseError as error:
         if str(error).startswith("MISCONF"):  # it writes again by itself once there is room
-            raise StorageFull(
-                "The blob store cannot write to its disk, which is probably full.",
-                received=error,
-                retry_after_s=10,
-            ) from error
+            message = "The blob store cannot write to its disk, which is probably full."
+            raise StorageFull(message, received=error, retry_after_s=10) from error
         raise ServiceUnavailable(
             "The blob store refuses a command.", received=error, retry_after_s=2
         ) from error

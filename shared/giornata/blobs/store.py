@@ -7,6 +7,7 @@ import hashlib
 from abc import abstractmethod
 from typing import Final, Protocol
 
+from giornata.shares import SharedPool
 from giornata.wire.errors import InputLost, IntermediateLost
 from giornata.wire.jobs import BlobRef
 from giornata.wire.values import Intermediate
@@ -20,11 +21,14 @@ UNANSWERED: Final = "The blob store does not answer; is GIORNATA_BLOBS_URL right
 class BlobStore(Protocol):
     """Keeps bytes under a key for a time. A claim check names the key, the size and a hash."""
 
+    pool: SharedPool | None = None
+    """Bytes of tenants, where the store tells its limit."""
+
     @abstractmethod
     async def write(self, key: str, data: bytes, ttl_s: int) -> None:
         """Store `data` for `ttl_s` seconds, in place of what the key had.
 
-        BlobStoreFull if there is no room: nothing is evicted. StorageFull if the store's disk is full.
+        BlobStoreFull if there is no room for the key's tenant; nothing is evicted. StorageFull if its disk is full.
         """
 
     async def put(self, key: str, data: bytes, ttl_s: int) -> BlobRef:

@@ -12,7 +12,7 @@ class TracedBlobs(BlobStore):
     """`store`, told of; it stands in front only where tracing is on."""
 
     def __init__(self, store: BlobStore) -> None:
-        self._store = store
+        self._store, self.pool = store, store.pool
 
     async def write(self, key: str, data: bytes, ttl_s: int) -> None:
         with span("blob write", Kind.ASKS, bytes=len(data)):

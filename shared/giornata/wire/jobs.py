@@ -149,7 +149,7 @@ class Job(Recorded):
     @property
     def folder(self) -> str:
         """Begins the keys of what stages make of this job alone."""
-        return f"{self.job_id}/"
+        return f"{self.job_id}/{self.tenant}/"
 
     @property
     def intermediate_ttl_s(self) -> int:

@@ -120,7 +120,7 @@ class Denoiser(FakeDenoiser):
 
 
 async def store(blobs: BlobStore, job: Job, name: str) -> BlobRef:
-    return await blobs.put(f"{job.job_id}/{name}-{secrets.token_hex(4)}", b"x", 60)
+    return await blobs.put(f"{job.folder}{name}-{secrets.token_hex(4)}", b"x", 60)
 
 
 async def stored_job(blobs: Blobs, n: int = 1) -> Job:
@@ -219,7 +219,7 @@ async def test_of_a_cancelled_job_nothing_stays_that_its_record_names(
     found = await left(bench, blobs, job)
     gate.set()
     # the answer that the router did not wait for ends with its time
-    stages = {key.split("/")[1].split("-")[0] for key in found}
+    stages = {key.split("/")[2].split("-")[0] for key in found}
     assert stages <= {"inspect": {"prepared", "alpha"}, "encode": {"text", "row"}, "finish": {"image"}}[held]
 
 

@@ -41,11 +41,11 @@ class Encoder(SimpleNamespace):
 async def test_it_is_encoded_once_where_sizes_do_not_matter(thread: ModelThread) -> None:
     model, blobs = Encoder(varies=False), MemoryBlobs()
     text = EmptyText(_model(model), thread, blobs, "p1")
-    one = await text.keep(Size(64, 64))
-    assert await text.keep(Size(64, 128)) == one
+    one = await text.keep("alice", Size(64, 64))
+    assert await text.keep("alice", Size(64, 128)) == one
     assert model.asked == [Size(64, 64)]
     await blobs.delete(one)
-    again = await text.keep(Size(64, 64))
+    again = await text.keep("alice", Size(64, 64))
     assert await blobs.has(again)
     assert len(model.asked) == 1, "what is gone is written again, not encoded again"
 
@@ -54,15 +54,15 @@ async def test_the_sizes_used_last_are_remembered(thread: ModelThread) -> None:
     model, blobs = Encoder(varies=True), MemoryBlobs()
     text = EmptyText(_model(model), thread, blobs, "p1")
     first, *others = [Size(64, 64 * i) for i in range(1, SIZES + 2)]
-    refs = {size: await text.keep(size) for size in (first, *others[:-1])}
+    refs = {size: await text.keep("alice", size) for size in (first, *others[:-1])}
     assert len({ref.key for ref in refs.values()}) == SIZES
     assert tensors.unpack(await blobs.get(refs[first]))["prompt_embeds"].tolist() == [0.0, 64.0, 64.0]
-    await text.keep(first)
+    await text.keep("alice", first)
     assert len(model.asked) == SIZES
-    await text.keep(others[-1])  # pushes out the one that was used longest ago
-    await text.keep(first)
+    await text.keep("alice", others[-1])  # pushes out the one that was used longest ago
+    await text.keep("alice", first)
     assert len(model.asked) == SIZES + 1
-    await text.keep(others[0])
+    await text.keep("alice", others[0])
     assert len(model.asked) == SIZES + 2
 
 
@@ -70,14 +70,16 @@ async def test_a_picture_that_is_seen_has_its_own(thread: ModelThread) -> None:
     model, blobs, size = Encoder(varies=False), MemoryBlobs(), Size(4, 2)
     text = EmptyText(_model(model), thread, blobs, "p1")
     black, white = (np.full((2, 4, 3), colour, np.uint8) for colour in (0, 255))
-    refs = [await text.keep(size, [seen]) for seen in (black, white, black)]
+    refs = [await text.keep("alice", size, [seen]) for seen in (black, white, black)]
     assert [tensors.unpack(await blobs.get(ref))["prompt_embeds"][-1] for ref in refs] == [0, 255, 0]
     assert len(model.asked) == 2
-    turned = await text.keep(Size(2, 4), [black.reshape(4, 2, 3)])
+    turned = await text.keep("alice", Size(2, 4), [black.reshape(4, 2, 3)])
     assert turned.key not in {ref.key for ref in refs}, "equal pixels of another size are another picture"
-    beside = await text.keep(size, [black, white])
+    beside = await text.keep("alice", size, [black, white])
     assert tensors.unpack(await blobs.get(beside))["prompt_embeds"].tolist()[-2:] == [0, 255]
-    one, other = [await text.keep(size, [black, black.reshape(sides)]) for sides in ((1, 8, 3), (8, 1, 3))]
+    one, other = [
+        await text.keep("alice", size, [black, black.reshape(sides)]) for sides in ((1, 8, 3), (8, 1, 3))
+    ]
     assert len({beside.key, one.key, other.key, *(ref.key for ref in refs)}) == 5
 
 

@@ -86,7 +86,7 @@ class Outcomes:
     async def _put(self, job: Job, row: Row) -> BlobRef:
         """Keep a row's latents under a key that no other attempt has: for prepost now, or for any denoiser later."""
         data = await asyncio.to_thread(lambda: tensors.pack(row.export().tensors))
-        key = f"{job.job_id}/latents-{row.key.index}-{secrets.token_hex(4)}"
+        key = f"{job.folder}latents-{row.key.index}-{secrets.token_hex(4)}"
         return await self._blobs.put(key, data, job.intermediate_ttl_s)
 
     @retries.patiently(nats.errors.Error).wraps

@@ -136,7 +136,7 @@ class Preparation:
         try:
             kept = {
                 name: await stored(self.blobs, f"{folder}/{name}", data, self._picture_s(order))
-                for name, data in order.pictures.items()
+                for name, data in (order.pictures or {"room": b""}).items()  # results need room in any case
             }
             if prepost is not None:
                 kept[MASK], regions = await self._mask(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import structlog
 
@@ -41,8 +41,6 @@ class Registration:
     fleet: FleetListener
     tasks: asyncio.TaskGroup
     """Owns what outlives a request: forgetting a template whose registration failed."""
-    deleted: list[tuple[float, TemplateRecord]] = field(default_factory=list)
-    """Templates that were deleted here, and until when their pictures stay."""
 
     async def register(
         self, tenant: str, image: bytes, form: TemplateForm, deadline: Deadline
@@ -109,7 +107,6 @@ class Registration:
         record = await self.get(tenant, template_id)
         await self.records.delete(record)
         await self.blobs.renew(record.image, self._edit_s)
-        self.deleted.append((time.monotonic() + self._edit_s, record))
         if record.template_key is not None:
             message = RemoveTemplate(tenant=tenant, template_key=record.template_key)
             await self.bus.publish(subjects.TEMPLATE_REMOVED, message)
@@ -156,26 +153,18 @@ class Registration:
         if template_id in names:
             return
         if len(names) >= most:
-            raise TemplateLimit(
-                received=f"{len(names) + 1} templates",
-                accepted=f"at most {most}; delete one, or wait until one expires",
-            )
+            accepted = f"at most {most}; delete one, or wait until one expires"
+            raise TemplateLimit(received=f"{len(names) + 1} templates", accepted=accepted)
         held = Counter[str]()
-        for record in (*(await self.records.bucket.everything()).values(), *self._leaving()):
+        for record in (await self.records.bucket.everything()).values():
             held[record.tenant] += record.image.size_bytes
         capacity = self.config.max_template_bytes
         if not has_room(held, tenant, size_bytes, capacity, alone=self.config.api_keys_file is None):
             raise TemplateLimit(
                 "There is no room for another template of this tenant.",
                 received=f"{size_bytes} bytes beside {held[tenant]} of this tenant's and {held.total()} of all",
-                accepted=f"{capacity} bytes, shared by all tenants; a deleted one counts for {self._edit_s} s",
+                accepted=f"{capacity} bytes, shared by all tenants; delete one, or wait until one expires",
             )
-
-    def _leaving(self) -> list[TemplateRecord]:
-        """Templates that were deleted here, with pictures that edits which have begun may still read."""
-        now_s = time.monotonic()
-        self.deleted[:] = [(until_s, record) for until_s, record in self.deleted if until_s > now_s]
-        return [record for _, record in self.deleted]
 
     async def _forget(self, record: TemplateRecord) -> None:
         try:

@@ -17,7 +17,7 @@ def leftovers(record: JobRecord, made: Iterable[BlobRef]) -> tuple[BlobRef, ...]
     """
     job = record.job
     delivered = {row.image.key for row in record.rows if row.image is not None}
-    found = [ref for ref in (*of_record(record), *made) if ref.key.startswith(job.folder)]
+    found = [ref for ref in (*of_record(record), *made) if ref.key.startswith(f"{job.job_id}/")]
     if record.error is None or record.error.code != AttemptsExhausted.code:
         found += [ref for ref in job.pictures if ref.key.startswith(job.upload_folder)]
     by_key = {ref.key: ref for ref in found if ref.key not in delivered}
