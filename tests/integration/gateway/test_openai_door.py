@@ -228,7 +228,7 @@ async def test_pictures_come_from_allowed_hosts_alone(nats_url: str, redis_url: 
     app.router.add_get("/{name}", served)
     async with TestServer(app) as server:
         here, there = f"http://127.0.0.1:{server.port}", f"http://localhost:{server.port}"
-        options = {"image_hosts": "127.0.0.1, example.com", "max_file_bytes": 1024}
+        options = {"image_hosts": f"127.0.0.1:{server.port}, example.com", "max_file_bytes": 1024}
         async with open_stage(
             nats_url, redis_url, tmp_path, webhook_networks="127.0.0.0/8,::1/128", **options
         ) as stage:
@@ -243,7 +243,10 @@ async def test_pictures_come_from_allowed_hosts_alone(nats_url: str, redis_url: 
                 (f"{here}/empty.png", 400, "0 bytes"),
                 (f"{here}/none.png", 400, "status 404"),
                 (f"{here}/none.png?{'key=' * 60}", 400, "status 404"),
-                (f"{there}/a.png", 400, "a URL at 127.0.0.1, example.com"),
+                (f"{there}/a.png", 400, f"a URL at 127.0.0.1:{server.port}, example.com"),
+                ("http://127.0.0.1:1/a.png", 400, f"a URL at 127.0.0.1:{server.port}, example.com"),
+                ("https://127.0.0.1/a.png", 400, f"a URL at 127.0.0.1:{server.port}, example.com"),
+                ("https://example.com:8443/a.png", 400, f"a URL at 127.0.0.1:{server.port}, example.com"),
                 ("https://user@example.com/a.png", 400, "cannot be fetched"),
                 ("ftp://example.com/a.png", 400, "cannot be fetched"),
             ):

@@ -141,6 +141,10 @@ class PictureSource(BaseModel):
     )
 
 
+NamedSource = tuple[str, PictureSource]
+"""A picture and the field that it came in."""
+
+
 class WrittenPictures(BaseModel):
     """The pictures of an edit in a JSON body."""
 
@@ -247,6 +251,8 @@ class Upload:
     """In the order of their parts."""
     control_images: tuple[bytes, ...] = ()
     """In the order of their numbers."""
+    sources: tuple[NamedSource, ...] = ()
+    """Where more pictures are: the mask, the image and first references, as far as there are any."""
 
     @property
     def picture(self) -> bytes:
