@@ -10,8 +10,21 @@ from PIL import Image
 from transformers import AutoTokenizer, BatchFeature, Qwen2VLProcessor
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
+from giornata.wire.errors import InvalidField
+
 PICTURE: Final = "<|image_pad|>"
 """Where a picture stands in a prompt; each of its tokens is one of these."""
+
+
+def check_words(prompt: str, field: str) -> None:
+    """Raise InvalidField where a prompt holds the token that stands for a picture."""
+    if PICTURE in prompt:
+        raise InvalidField(
+            "The model would look for one more picture in the prompt.",
+            field=field,
+            received=PICTURE,
+            accepted=f"words without {PICTURE}",
+        )
 
 
 class PictureProcessor(Qwen2VLProcessor):  # type: ignore[misc]  # transformers' is not typed
