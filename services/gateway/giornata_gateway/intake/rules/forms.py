@@ -120,7 +120,7 @@ class EditFields(UnreadFields, EditParameters):
     def parameters(self) -> EditParameters:
         """The parameters without the fields of this door alone."""
         values = {name: getattr(self, name) for name in EditParameters.model_fields}
-        return EditParameters.model_construct(**values)
+        return EditParameters.model_construct(self.model_fields_set & values.keys(), **values)
 
 
 class EditForm(WaitedFor, EditFields):
