@@ -14,11 +14,8 @@ P = TypeVar("P", bound=GenerationParameters)
 Default = float | int | str
 ToldQuality = Literal["low", "medium", "high", "xhigh", "max"]
 QUALITIES: Final[Mapping[Quality, tuple[ToldQuality, float]]] = {
-    "low": ("low", 0.5),
-    **dict.fromkeys(("auto", "standard", "medium"), ("medium", 1.0)),
-    **dict.fromkeys(("high", "hd"), ("high", 1.5)),
-    "xhigh": ("xhigh", 2.0),
-    "max": ("max", 2.0),
+    "auto": ("medium", 1.0), "standard": ("medium", 1.0), "low": ("low", 0.5), "medium": ("medium", 1.0),
+    "high": ("high", 1.5), "hd": ("high", 1.5), "xhigh": ("xhigh", 2.0), "max": ("max", 2.0),
 }  # fmt: skip
 """What OpenAI's answers call each quality, and its steps as a share of the model's; more than 1 turns reuse off."""
 
@@ -49,9 +46,8 @@ def defaults_of(card: ModelCard, task: Task) -> Mapping[str, Default]:
 
 def steps_of(quality: Quality, card: ModelCard, task: Task) -> int:
     """Steps that a quality stands for."""
-    return min(
-        MAX_STEPS, math.ceil(int(defaults_of(card, task)["num_inference_steps"]) * QUALITIES[quality][1])
-    )
+    steps = int(defaults_of(card, task)["num_inference_steps"]) * QUALITIES[quality][1]
+    return min(MAX_STEPS, math.ceil(steps))
 
 
 def filled(parameters: P, card: ModelCard, task: Task) -> P:

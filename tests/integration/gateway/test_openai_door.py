@@ -161,6 +161,20 @@ async def test_images_and_masks_may_have_either_name_and_there_may_be_sixteen(do
         assert stored == [bytes([65 + index]) for index in range(16)]
 
 
+@pytest.mark.parametrize("count", [9, 15])
+async def test_more_references_than_the_model_takes_are_refused_with_its_number(
+    stage: Stage, count: int
+) -> None:
+    eight, more = (CARD.model_copy(update={"name": f"m{most}", "max_references": most}) for most in (8, 15))
+    stage.router.cards = (eight, more)
+    await stage.router.announce()
+    body = {"prompt": "a scarf", "model": "m8", "images": [{"image_url": PICTURE}] * (1 + count)}
+    status, answer = await post(stage, body)
+    assert (status, answer["error"]["code"], answer["error"]["param"]) == (400, "invalid_field", "reference")
+    assert answer["error"]["received"] == f"{count} pictures"
+    assert answer["error"]["accepted"] == "at most 8; models that take so many: m15"
+
+
 async def test_an_edit_may_be_json(door: Stage) -> None:
     body = {
         "prompt": "a scarf",
@@ -315,6 +329,7 @@ async def test_pages_of_configured_origins_may_call(nats_url: str, redis_url: st
                 "Access-Control-Request-Headers": "authorization,x-stainless-os",
             }
             async with stage.http.options("/v1/images/edits", headers=headers) as response:
+                assert response.headers["Vary"] == "Origin"
                 assert response.status == (204 if may else 405)
                 assert response.headers.get("Access-Control-Allow-Origin") == (origin if may else None)
                 allowed = response.headers.get("Access-Control-Allow-Headers")
@@ -322,8 +337,18 @@ async def test_pages_of_configured_origins_may_call(nats_url: str, redis_url: st
             headers = {"Origin": origin, "Sec-Fetch-Site": "cross-site"}
             async with stage.http.post("/v1/images/edits", data=stage.form(), headers=headers) as response:
                 assert response.status == (200 if may else 403)
+                assert response.headers["Vary"] == "Origin"
                 assert response.headers.get("Access-Control-Allow-Origin") == (origin if may else None)
                 assert ("X-Request-Id" in response.headers.get("Access-Control-Expose-Headers", "")) == may
+        async with stage.http.get("/v1/models") as response:
+            assert (response.status, response.headers["Vary"]) == (200, "Origin")
+    (tmp_path / "port").unlink()
+
+    async with (
+        open_stage(nats_url, redis_url, tmp_path) as stage,
+        stage.http.get("/v1/models", headers={"Origin": page}) as response,
+    ):
+        assert (response.status, "Vary" in response.headers) == (200, False)
 
 
 async def test_every_seed_that_is_told_can_be_asked_for(door: Stage) -> None:

@@ -63,11 +63,8 @@ async def read_sources(config: GatewayConfig, grow: Grow, sources: Sequence[Name
         async with grow.receiving(), asyncio.timeout(FETCH_S), asyncio.TaskGroup() as tasks:
             reading = [tasks.create_task(read(*source)) for source in sources]
     except TimeoutError as error:
-        raise InvalidField(
-            f"The pictures could not be fetched in {FETCH_S:g} s.",
-            field=sources[0][0],
-            received=f"{len(sources)} pictures",
-        ) from error
+        why, received = f"The pictures could not be fetched in {FETCH_S:g} s.", f"{len(sources)} pictures"
+        raise InvalidField(why, field=sources[0][0], received=received) from error
     except ExceptionGroup as group:
         raise group.exceptions[0] from group
     return [one.result() for one in reading]

@@ -16,7 +16,7 @@ from PIL import Image
 from giornata.wire.models import ModelCard
 from giornata_prepost.families.pipeline import MODE, SAMPLE, PipelineImages, ReferringImages
 from giornata_prepost.families.protocol import SeenPictures, Tensors
-from giornata_prepost.families.qwen_image_edit.processor import PictureProcessor, check_words
+from giornata_prepost.families.qwen_image_edit.processor import PictureProcessor
 from giornata_prepost.images.geometry import Size
 
 
@@ -29,16 +29,6 @@ class QwenEditImages(PipelineImages):
     @classmethod
     def _loaded(cls, folder: Path) -> dict[str, Any]:
         return {"processor": PictureProcessor.of(folder / "processor")}
-
-    def encode_text(self, prompt: str, size: Size, seen: SeenPictures = ()) -> Tensors:
-        """As the protocol; raises as :func:`check_words`."""
-        check_words(prompt, "prompt")
-        return super().encode_text(prompt, size, seen)
-
-    def encode_unguided(self, negative_prompt: str | None, size: Size, seen: SeenPictures = ()) -> Tensors:
-        """As the protocol; raises as :func:`check_words`."""
-        check_words(negative_prompt or "", "negative_prompt")
-        return super().encode_unguided(negative_prompt, size, seen)
 
     def _prompt(self, prompt: str, size: Size, seen: SeenPictures) -> Tensors:
         """`prompt_embeds` (text_tokens, dim) of the picture's tokens and the prompt's: there is no padding."""

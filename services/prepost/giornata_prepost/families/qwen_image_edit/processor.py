@@ -16,17 +16,6 @@ PICTURE: Final = "<|image_pad|>"
 """Where a picture stands in a prompt; each of its tokens is one of these."""
 
 
-def check_words(prompt: str, field: str) -> None:
-    """Raise InvalidField where a prompt holds the token that stands for a picture."""
-    if PICTURE in prompt:
-        raise InvalidField(
-            "The model would look for one more picture in the prompt.",
-            field=field,
-            received=PICTURE,
-            accepted=f"words without {PICTURE}",
-        )
-
-
 class PictureProcessor(Qwen2VLProcessor):  # type: ignore[misc]  # transformers' is not typed
     """What Qwen-Image-Edit's pipelines ask of their processor: prompts, each with as many pictures."""
 
@@ -58,10 +47,13 @@ class PictureProcessor(Qwen2VLProcessor):  # type: ignore[misc]  # transformers'
 
 
 def _widened(prompts: Sequence[str], counts: Sequence[int]) -> Iterator[str]:
-    """Each prompt with as many tokens for each of its pictures as the picture has."""
+    """Each prompt with as many tokens for each of its pictures as the picture has; InvalidField where it names more."""
     each = len(counts) // len(prompts)
     for first, prompt in enumerate(prompts):
         before, *rest = prompt.split(PICTURE, each)
+        if PICTURE in rest[-1]:  # one more than the template has
+            why = "The prompt or the negative prompt holds the token of a picture."
+            raise InvalidField(why, field="prompt", received=PICTURE, accepted=f"words without {PICTURE}")
         yield before + "".join(
             PICTURE * count + words for count, words in zip(counts[first * each :], rest, strict=False)
         )
