@@ -112,10 +112,11 @@ def _max_prompt_tokens(folder: Path, kind: Kind, padded: int) -> int | None:
 def _kind(folder: Path, index: Mapping[str, Any]) -> Kind:
     pipeline = str(index.get("_class_name"))
     if pipeline not in KINDS:
-        (closest,) = get_close_matches(pipeline, KINDS, n=1, cutoff=0.0)
+        named = {name.removesuffix("Pipeline"): name for name in KINDS}
+        close = get_close_matches(pipeline.removesuffix("Pipeline"), named, n=1, cutoff=0.7)
+        closest = "".join(f"; the closest that is: {named[one]}" for one in close)
         raise ValueError(
-            f"{folder} holds a {pipeline}, which is not served; the closest that is: {closest}. "
-            f"All that are: {', '.join(KINDS)}"
+            f"{folder} holds a {pipeline}, which is not served{closest}. All that are: {', '.join(KINDS)}"
         )
     return KINDS[pipeline]
 

@@ -16,6 +16,7 @@ from giornata.wire.generations import carried_out, fitted
 from giornata.wire.models import Guidance, ModelCard, Task
 from giornata.wire.requests import MAX_STEPS, EditParameters, GenerationParameters
 from giornata.wire.resolution import fields_of, resolve
+from giornata_gateway.intake.rules.forms import EditForm, read_form
 from giornata_gateway.views.catalog import model_list
 from tests.fakes.fleet import CARD
 
@@ -66,6 +67,11 @@ def test_a_quality_stands_for_steps_and_reuse(quality: str, steps: int, reuse: s
     assert generated == math.ceil(9 * steps / 10)
     named = carried(card, Task.EDIT, quality=quality, num_inference_steps=3, reuse="strict")
     assert (named.num_inference_steps, named.reuse) == (3, "strict")
+    assert carried(card, Task.EDIT, quality=quality, reuse="auto").reuse == "auto", "named, it goes first"
+    fields = [("prompt", "x"), ("quality", quality), ("reuse", "auto")]
+    for given, expected in ((fields, "auto"), (fields[:2], reuse)):
+        assert resolve(read_form(EditForm, given).parameters(), card, 1).reuse == expected
+    assert carried(card, Task.GENERATE, quality=quality).reuse == "off"
     many = card.model_copy(update={"default_steps": 150})
     assert (carried(many, Task.EDIT, quality=quality).num_inference_steps or 0) <= MAX_STEPS
 

@@ -56,12 +56,29 @@ def test_another_pipeline_is_refused_with_those_that_are_served(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("unknown", "closest"),
     [
-        ("StableDiffusionXLInstructPix2PixPipeline", "StableDiffusionXLInpaintPipeline"),
-        ("HunyuanDiTPipeline", ""),
+        (
+            "StableDiffusionXLInstructPix2PixPipeline",
+            "; the closest that is: StableDiffusionXLInpaintPipeline",
+        ),
+        ("StableDiffusion3ControlNetPipeline", "; the closest that is: StableDiffusion3Pipeline"),
+        *(
+            (name, "")
+            for name in (
+                "HunyuanDiTPipeline",
+                "SanaPipeline",
+                "HiDreamImagePipeline",
+                "ErnieImagePipeline",
+                "None",
+            )
+        ),
     ],
 )
-def test_a_refusal_names_the_closest_pipeline(tmp_path: Path, unknown: str, closest: str) -> None:
-    with pytest.raises(ValueError, match=f"the closest that is: {closest}"):
+def test_a_refusal_names_the_closest_pipeline_if_one_is_close(
+    tmp_path: Path, unknown: str, closest: str
+) -> None:
+    with pytest.raises(
+        ValueError, match=f"{unknown}, which is not served{closest}. All that are: FluxPipeline"
+    ):
         read_model_card(flux_checkpoint(tmp_path, unknown))
 
 

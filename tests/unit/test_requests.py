@@ -9,11 +9,15 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from giornata.families import Family
-from giornata.wire.adapters import LoraWait
+from giornata.wire import codec, stores
+from giornata.wire.adapters import MAX_CONTROLNETS, LoraWait
 from giornata.wire.errors import GiornataError, InvalidField, UnknownField
+from giornata.wire.jobs import BlobRef
 from giornata.wire.models import Guidance, ModelCard, Task
+from giornata.wire.references import MAX_REFERENCES
 from giornata.wire.requests import (
     MAX_SEED,
+    PROMPT_BYTES,
     EditParameters,
     GenerationParameters,
     OutputFormat,
@@ -22,6 +26,7 @@ from giornata.wire.requests import (
 )
 from giornata.wire.resolution import cfg_scale, fields_of, guided_by, resolve
 from giornata.wire.samplers import DISCRETE_TIME, Sampler
+from giornata_router.config import RouterConfig
 from tests.contract.messages import JOB
 from tests.fakes.fleet import CARD
 
@@ -95,6 +100,46 @@ def test_fields_that_would_have_no_effect_are_refused_by_name(fields: dict[str, 
     assert isinstance(error, InvalidField)
     assert error.field == named
     assert named in error.message
+
+
+@pytest.mark.parametrize(
+    ("fields", "field", "size_bytes"),
+    [
+        ({"prompt": "🎩" * 9_001}, "prompt", 36_004),
+        ({"prompt": "🎩" * 32_000}, "prompt", 128_000),
+        ({"prompt": "x" * 32_000, "negative_prompt": "é" * 2_001}, "negative_prompt", 36_002),
+        ({"negative_prompt": "é" * 18_000}, "negative_prompt", 36_001),
+    ],
+)
+def test_prompts_of_more_bytes_than_a_queue_has_room_for_are_refused(
+    fields: dict[str, object], field: str, size_bytes: int
+) -> None:
+    error = refusal(**fields)
+    assert (error.code, error.field) == ("invalid_field", field)
+    assert f"have {size_bytes} bytes in UTF-8" in error.message
+    assert f"at most {PROMPT_BYTES} are accepted" in str(error.accepted)
+
+
+@pytest.mark.parametrize(("prompt", "negative"), [("x" * 32_000, "é" * 2_000), ("🎩" * 9_000, "")])
+def test_the_jobs_with_the_longest_prompts_that_one_tenant_may_queue_fit_their_stream(
+    prompt: str, negative: str
+) -> None:
+    ref = BlobRef(key="k" * 160, size_bytes=1 << 24, sha256="f" * 64)
+    parameters = asked(EditParameters, {"prompt": prompt, "negative_prompt": negative, "user": "u" * 256})
+    job = JOB.model_copy(
+        update={
+            "parameters": parameters,
+            **dict.fromkeys(("image", "mask"), ref),
+            "references": (ref,) * MAX_REFERENCES,
+            "control_images": (ref,) * MAX_CONTROLNETS,
+        }
+    )
+    options = RouterConfig.model_fields
+    limits = options["queue_limit_interactive"].default + options["queue_limit_batch"].default
+    envelope = 400  # JetStream's own, with the subject and the header
+    size_bytes = len(codec.encode(job)) + envelope
+    jobs = round(options["tenant_share"].default * limits)
+    assert jobs * size_bytes <= stores.limits(stores.STORE_BYTES)[stores.JOBS]
 
 
 def test_fields_that_have_an_effect_together_are_accepted() -> None:

@@ -12,7 +12,7 @@ from giornata.config import ServiceConfig
 from giornata_gateway.intake.rules.cors import origins_in
 from giornata_gateway.intake.rules.model_aliases import aliases_in
 from giornata_gateway.intake.rules.tenants import is_loopback
-from giornata_gateway.webhooks.rules.addresses import networks_in
+from giornata_gateway.webhooks.rules.addresses import hosts_in, networks_in
 
 
 def checked_by(read: Callable[[str], object]) -> Callable[[str], str]:
@@ -170,11 +170,11 @@ class GatewayConfig(ServiceConfig):
         description="Networks beside the public addresses to which webhooks may be sent, with commas between them, "
         "such as 10.1.0.0/16; there plain HTTP will do.",
     )
-    image_hosts: str = Field(
+    image_hosts: Annotated[str, AfterValidator(checked_by(hosts_in))] = Field(
         "",
-        pattern=r"^[A-Za-z0-9.:, -]*$",
         description="Hosts, with commas between them, from which pictures that a JSON edit names by URL are fetched, "
-        "over HTTPS at public addresses, or in webhook_networks. Default: none; data URLs are always taken.",
+        "over HTTPS at public addresses, or in webhook_networks; HOST:PORT for another port than the usual one. "
+        "Default: none; data URLs are always taken.",
     )
     cors_origins: Annotated[str, AfterValidator(checked_by(origins_in))] = Field(
         "",

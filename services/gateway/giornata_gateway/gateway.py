@@ -142,19 +142,20 @@ class Gateway:
         defaults = Tenant(DEFAULT_TENANT, config.tenant_in_progress, config.tenant_per_minute)
         return tenant_of(key, None if self.keys is None else self.keys.current, defaults)
 
-    async def admit(self, order: EditOrder, key: str | None, held: ExitStack) -> Admitted:
+    async def admit(
+        self, order: EditOrder, key: str | None, held: ExitStack, stay: Stay | None = None
+    ) -> Admitted:
         """The job of an order, admitted and prepared, or the job that `key` led to before; submit it at once.
 
-        `key` is an idempotency key. `held` keeps the edit's places until it is closed.
+        `key` is an idempotency key. `held` keeps the edit's places until it is closed; `stay` are those that it has.
         """
         order = await order.identified(key)
         known = await self.submission.known(order)
         if known is not None:  # nothing is computed, and its pictures may be gone
-            return Admitted(known, held.enter_context(self.places.held(order.tenant)))
+            return Admitted(known, stay or held.enter_context(self.places.held(order.tenant)))
         await self.preparation.check_blobs(order)
         started_s = time.monotonic()
-        longest_s = order.deadline.remaining_s() + TAKE_OVER_S  # its job has ended then in any case
-        stay = held.enter_context(self.stay(order.tenant, order.most_rows, order.job_id, longest_s))
+        stay = stay or self.stay_of(order, held)
         prepared = await self.preparation.prepare(await self.registration.applied(order))
         return Admitted(prepared, stay, started_s)
 
@@ -176,15 +177,23 @@ class Gateway:
             admitted.accepted(awaited.job, awaited=True)
             yield awaited
 
+    def stay_of(self, order: EditOrder, held: ExitStack, *, always: bool = False) -> Stay:
+        """Hold the places of an order until `held` is closed; counts and raises as :meth:`stay`."""
+        longest_s = order.deadline.remaining_s() + TAKE_OVER_S  # its job has ended then in any case
+        stay = self.stay(order.tenant, order.most_rows, order.job_id, longest_s, always=always)
+        return held.enter_context(stay)
+
     @contextmanager
-    def stay(self, tenant: Tenant, pictures: int, name: str, longest_s: float) -> Iterator[Stay]:
+    def stay(
+        self, tenant: Tenant, pictures: int, name: str, longest_s: float, *, always: bool = False
+    ) -> Iterator[Stay]:
         """Hold places for pictures that `tenant` asks for while inside, and count them as in its progress.
 
-        `name` names the job, or the registration of a template. They count at most for `longest_s`. What is raised says
-        why the gateway or the tenant has no room for them.
+        `name` names the job, or the registration of a template. They count at most for `longest_s`; `always` is that of
+        :meth:`Quotas.enter`. What is raised says why the gateway or the tenant has no room for them.
         """
         self.places.check(tenant, pictures)
-        counted = self.quotas.enter(tenant, pictures, name, longest_s)
+        counted = self.quotas.enter(tenant, pictures, name, longest_s, always=always)
         with self.places.held(tenant, pictures) as stay:
             try:
                 yield stay

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Final, TypeVar
+from typing import Final, Literal, TypeVar
 
 from giornata.wire.models import ModelCard, Task
-from giornata.wire.requests import MAX_STEPS, GenerationParameters, Reuse
+from giornata.wire.requests import MAX_STEPS, GenerationParameters, Quality, Reuse
 from giornata.wire.samplers import Sampler
 
 P = TypeVar("P", bound=GenerationParameters)
 Default = float | int | str
-STEP_SHARES: Final[Mapping[str, float]] = {"low": 0.5, "high": 1.5, "hd": 1.5, "xhigh": 2.0, "max": 2.0}
-"""Steps of a quality as a share of the model's; any other has its own. More than 1 also turns reuse off."""
+ToldQuality = Literal["low", "medium", "high", "xhigh", "max"]
+QUALITIES: Final[Mapping[Quality, tuple[ToldQuality, float]]] = {
+    "auto": ("medium", 1.0), "standard": ("medium", 1.0), "low": ("low", 0.5), "medium": ("medium", 1.0),
+    "high": ("high", 1.5), "hd": ("high", 1.5), "xhigh": ("xhigh", 2.0), "max": ("max", 2.0),
+}  # fmt: skip
+"""What OpenAI's answers call each quality, and its steps as a share of the model's; more than 1 turns reuse off."""
 
 
 def defaults_of(card: ModelCard, task: Task) -> Mapping[str, Default]:
@@ -40,12 +44,18 @@ def defaults_of(card: ModelCard, task: Task) -> Mapping[str, Default]:
     return defaults
 
 
+def steps_of(quality: Quality, card: ModelCard, task: Task) -> int:
+    """Steps that a quality stands for."""
+    steps = int(defaults_of(card, task)["num_inference_steps"]) * QUALITIES[quality][1]
+    return min(MAX_STEPS, math.ceil(steps))
+
+
 def filled(parameters: P, card: ModelCard, task: Task) -> P:
     """`parameters` with the model's defaults where they name nothing, as `quality` changes them."""
     defaults = dict(defaults_of(card, task))
-    share = STEP_SHARES.get(parameters.quality, 1.0)
-    defaults["num_inference_steps"] = min(MAX_STEPS, math.ceil(int(defaults["num_inference_steps"]) * share))
-    if share > 1 and "reuse" in defaults:
+    defaults["num_inference_steps"] = steps_of(parameters.quality, card, task)
+    named = "reuse" in parameters.model_fields_set
+    if QUALITIES[parameters.quality][1] > 1 and "reuse" in defaults and not named:
         defaults["reuse"] = Reuse.OFF
     if parameters.negative_prompt is None:
         defaults.pop("true_cfg_scale", None)

@@ -93,6 +93,10 @@ MODEL_NAME: Final = "[A-Za-z0-9][A-Za-z0-9_.-]{0,95}"
 ModelName = Annotated[str, StringConstraints(pattern=f"^{MODEL_NAME}$")]
 Prompt = Annotated[str, StringConstraints(min_length=1, max_length=32_000)]
 """As many characters as OpenAI's API takes; how many tokens of it a model reads is the model's."""
+NegativePrompt = Annotated[str, StringConstraints(max_length=32_000)]
+PROMPT_BYTES: Final = 36_000
+"""Most bytes of a prompt and its negative prompt together, so that the jobs that one tenant may have queued fit into
+their stream: half of the routers' default limits."""
 OutputSize = Annotated[str, StringConstraints(pattern=r"^(auto|[1-9]\d{1,4}x[1-9]\d{1,4})$")]
 """`auto` or WIDTHxHEIGHT."""
 M = TypeVar("M", bound=BaseModel)
@@ -146,7 +150,7 @@ class GenerationParameters(Recorded):
         description="Classifier-free guidance against `negative_prompt`; refused by models for which `guidance_scale` "
         "is that.",
     )
-    negative_prompt: Annotated[str, StringConstraints(max_length=4000)] | None = Field(
+    negative_prompt: NegativePrompt | None = Field(
         None,
         validate_default=True,
         description="What to keep away from; needs classifier-free guidance.",
@@ -208,6 +212,16 @@ class GenerationParameters(Recorded):
     )
 
     _says_something = field_validator("prompt")(not_blank)
+
+    @field_validator("prompt", "negative_prompt")
+    @classmethod
+    def _fits_the_queue(cls, text: str | None, info: ValidationInfo) -> str | None:
+        together = (info.data.get("prompt") or "") + (text or "")
+        if (size_bytes := len(together.encode())) > PROMPT_BYTES:
+            raise ValueError(
+                f"prompt and negative_prompt have {size_bytes} bytes in UTF-8, and at most {PROMPT_BYTES} are accepted"
+            )
+        return text
 
     @field_validator("lora_join")
     @classmethod

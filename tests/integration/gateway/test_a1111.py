@@ -85,6 +85,7 @@ async def test_an_edit_becomes_a_job_and_is_answered_in_a1111s_form(stage: Stage
     assert answer["parameters"]["prompt"] == "a red star"
     assert "init_images" not in answer["parameters"]
     info = json.loads(answer["info"])
+    assert (info["prompt_tokens"], info["negative_prompt_tokens"]) == ({"given": 60, "read": 47}, None)
     assert (info["all_seeds"], info["steps"], info["denoising_strength"]) == ([7, 8], 6, 0.6)
     assert info["infotexts"][1].splitlines()[1].startswith("Steps: 6, Sampler: Euler, CFG scale: 12, Seed: 8")
     job = (await stage.record()).job
@@ -224,6 +225,19 @@ async def test_options_are_not_kept(painter: Stage) -> None:
         assert await post(painter, "options", {"sd_model_checkpoint": title}) == (200, {})
     status, answer = await post(painter, "options", {"sd_model_checkpoint": "sdxl"})
     assert (status, answer["error"]["param"]) == (400, "sd_model_checkpoint")
+
+
+async def test_options_may_name_a_model_by_its_alias(nats_url: str, redis_url: str, tmp_path: Path) -> None:
+    aliases = "sdxl=tiny, lost=away, again=sdxl"
+    async with open_stage(nats_url, redis_url, tmp_path, model_aliases=aliases) as stage:
+        for name, expected in (("tiny", 200), ("sdxl", 200), ("lost", 400), ("again", 400), ("other", 400)):
+            assert (await post(stage, "options", {"sd_model_checkpoint": name}))[0] == expected
+        for name, stands in (("lost", "away"), ("again", "sdxl")):
+            status, answer = await post(
+                stage, "txt2img", {"prompt": "x", "override_settings": {"sd_model_checkpoint": name}}
+            )
+            assert (status, answer["error"]["code"]) == (404, "model_not_found")
+            assert f"stands for {stands}. Served: tiny" in answer["error"]["message"]
 
 
 async def test_a_gateway_may_be_without_it(nats_url: str, redis_url: str, tmp_path: Path) -> None:

@@ -206,11 +206,14 @@ async def test_a_page_of_another_site_changes_nothing_where_no_key_is_asked_for(
     assert not (await stage.record()).cancel
     async with stage.http.get(f"/v1/jobs/{job_id}", headers=foreign) as response:
         assert response.status == 200  # a link to it; a page cannot read the answer
-    for site in ("same-origin", "same-site", "none"):
-        async with stage.http.post(
-            "/v1/jobs", data=stage.form(), headers={"Sec-Fetch-Site": site}
-        ) as response:
-            assert response.status == 202
+    for headers, expected in (
+        *(({"Sec-Fetch-Site": site}, 202) for site in ("same-origin", "same-site", "none")),
+        ({"Origin": stage.url}, 202),
+        ({"Origin": "https://other.example", "Sec-Fetch-Site": "same-site"}, 202),
+        ({"Origin": "https://other.example"}, 403),
+    ):
+        async with stage.http.post("/v1/jobs", data=stage.form(), headers=headers) as response:
+            assert response.status == expected
     stage.router.hold.set()
 
 

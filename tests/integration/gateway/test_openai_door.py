@@ -161,6 +161,20 @@ async def test_images_and_masks_may_have_either_name_and_there_may_be_sixteen(do
         assert stored == [bytes([65 + index]) for index in range(16)]
 
 
+@pytest.mark.parametrize("count", [9, 15])
+async def test_more_references_than_the_model_takes_are_refused_with_its_number(
+    stage: Stage, count: int
+) -> None:
+    eight, more = (CARD.model_copy(update={"name": f"m{most}", "max_references": most}) for most in (8, 15))
+    stage.router.cards = (eight, more)
+    await stage.router.announce()
+    body = {"prompt": "a scarf", "model": "m8", "images": [{"image_url": PICTURE}] * (1 + count)}
+    status, answer = await post(stage, body)
+    assert (status, answer["error"]["code"], answer["error"]["param"]) == (400, "invalid_field", "reference")
+    assert answer["error"]["received"] == f"{count} pictures"
+    assert answer["error"]["accepted"] == "at most 8; models that take so many: m15"
+
+
 async def test_an_edit_may_be_json(door: Stage) -> None:
     body = {
         "prompt": "a scarf",
@@ -228,7 +242,7 @@ async def test_pictures_come_from_allowed_hosts_alone(nats_url: str, redis_url: 
     app.router.add_get("/{name}", served)
     async with TestServer(app) as server:
         here, there = f"http://127.0.0.1:{server.port}", f"http://localhost:{server.port}"
-        options = {"image_hosts": "127.0.0.1, example.com", "max_file_bytes": 1024}
+        options = {"image_hosts": f"127.0.0.1:{server.port}, example.com", "max_file_bytes": 1024}
         async with open_stage(
             nats_url, redis_url, tmp_path, webhook_networks="127.0.0.0/8,::1/128", **options
         ) as stage:
@@ -243,7 +257,10 @@ async def test_pictures_come_from_allowed_hosts_alone(nats_url: str, redis_url: 
                 (f"{here}/empty.png", 400, "0 bytes"),
                 (f"{here}/none.png", 400, "status 404"),
                 (f"{here}/none.png?{'key=' * 60}", 400, "status 404"),
-                (f"{there}/a.png", 400, "a URL at 127.0.0.1, example.com"),
+                (f"{there}/a.png", 400, f"a URL at 127.0.0.1:{server.port}, example.com"),
+                ("http://127.0.0.1:1/a.png", 400, f"a URL at 127.0.0.1:{server.port}, example.com"),
+                ("https://127.0.0.1/a.png", 400, f"a URL at 127.0.0.1:{server.port}, example.com"),
+                ("https://example.com:8443/a.png", 400, f"a URL at 127.0.0.1:{server.port}, example.com"),
                 ("https://user@example.com/a.png", 400, "cannot be fetched"),
                 ("ftp://example.com/a.png", 400, "cannot be fetched"),
             ):
@@ -266,15 +283,17 @@ async def test_pictures_come_from_allowed_hosts_alone(nats_url: str, redis_url: 
 
 
 async def test_long_prompts_are_taken(door: Stage, client: openai.AsyncOpenAI) -> None:
-    longest = "\N{GRINNING FACE}" * 32_000  # four bytes each, the most that UTF-8 has
-    for prompt in (longest, longest[:-1]):
+    longest, faces = "x" * 32_000, "\N{GRINNING FACE}" * 9_000  # four bytes each, the most that UTF-8 has
+    for prompt in (longest, faces):
         answer = await client.images.edit(image=b"picture", prompt=prompt)
         assert answer.data
-    assert (await door.record()).job.parameters.prompt == longest[:-1]
-    assert (await post(door, {"prompt": longest}, "generations"))[0] == 200
-    with pytest.raises(openai.BadRequestError) as refused:
-        await client.images.generate(prompt=longest + "x")
-    assert refused.value.param == "prompt"
+        assert (await door.record()).job.parameters.prompt == prompt
+        assert (await post(door, {"prompt": prompt}, "generations"))[0] == 200
+    for prompt, why in ((longest + "x", "32000 characters"), (faces + "x", "36001 bytes")):
+        with pytest.raises(openai.BadRequestError) as refused:
+            await client.images.generate(prompt=prompt)
+        assert (refused.value.code, refused.value.param) == ("invalid_field", "prompt")
+        assert why in refused.value.message
 
 
 async def test_streams_tell_what_openais_client_knows_alone(door: Stage, client: openai.AsyncOpenAI) -> None:
@@ -310,6 +329,7 @@ async def test_pages_of_configured_origins_may_call(nats_url: str, redis_url: st
                 "Access-Control-Request-Headers": "authorization,x-stainless-os",
             }
             async with stage.http.options("/v1/images/edits", headers=headers) as response:
+                assert response.headers["Vary"] == "Origin"
                 assert response.status == (204 if may else 405)
                 assert response.headers.get("Access-Control-Allow-Origin") == (origin if may else None)
                 allowed = response.headers.get("Access-Control-Allow-Headers")
@@ -317,8 +337,18 @@ async def test_pages_of_configured_origins_may_call(nats_url: str, redis_url: st
             headers = {"Origin": origin, "Sec-Fetch-Site": "cross-site"}
             async with stage.http.post("/v1/images/edits", data=stage.form(), headers=headers) as response:
                 assert response.status == (200 if may else 403)
+                assert response.headers["Vary"] == "Origin"
                 assert response.headers.get("Access-Control-Allow-Origin") == (origin if may else None)
                 assert ("X-Request-Id" in response.headers.get("Access-Control-Expose-Headers", "")) == may
+        async with stage.http.get("/v1/models") as response:
+            assert (response.status, response.headers["Vary"]) == (200, "Origin")
+    (tmp_path / "port").unlink()
+
+    async with (
+        open_stage(nats_url, redis_url, tmp_path) as stage,
+        stage.http.get("/v1/models", headers={"Origin": page}) as response,
+    ):
+        assert (response.status, "Vary" in response.headers) == (200, False)
 
 
 async def test_every_seed_that_is_told_can_be_asked_for(door: Stage) -> None:

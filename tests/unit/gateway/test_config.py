@@ -24,6 +24,8 @@ ANYWHERE = "0.0.0.0"  # noqa: S104 - what is refused
         ({"cors_origins": "https://a.example/page"}, "not 'https://a.example/page'"),
         ({"cors_origins": "a.example"}, "an origin is SCHEME://HOST"),
         ({"image_hosts": "a.example/b"}, "image_hosts"),
+        ({"image_hosts": "https://a.example"}, "image_hosts"),
+        ({"image_hosts": "::1"}, "image_hosts"),
         ({"model_aliases": "gpt-image-1"}, "ALIAS=NAME, each alias once, and not 'gpt-image-1'"),
         ({"model_aliases": "a=b,a=c"}, "not 'a=c'"),
         ({"model_aliases": "a=b c"}, "not 'a=b c'"),

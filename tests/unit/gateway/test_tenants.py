@@ -88,11 +88,17 @@ def test_bearer_tokens() -> None:
 
 
 def test_pages_of_other_sites_are_refused_unless_a_key_is_asked_for() -> None:
-    with pytest.raises(CrossSite, match="cross-site"):
-        check_site("cross-site", keyed=False)
-    check_site("cross-site", keyed=True)
+    foreign, own = "http://other.example", ("gateway.example:8000", "")
+    for site, origin in (("cross-site", foreign), ("cross-site", None), (None, foreign), (None, "null")):
+        with pytest.raises(CrossSite) as refused:
+            check_site(site, origin, own, keyed=False)
+        assert str(site or origin) in str(refused.value.received)
+        check_site(site, origin, own, keyed=True)
     for site in (None, "", "none", "same-origin", "same-site"):
-        check_site(site, keyed=False)
+        for origin in (None, "http://gateway.example:8000", *([foreign] if site else [])):
+            check_site(site, origin, own, keyed=False)
+    with pytest.raises(CrossSite):
+        check_site(None, "http://gateway.example", own, keyed=False)
 
 
 @pytest.mark.parametrize(

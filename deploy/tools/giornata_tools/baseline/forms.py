@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Final, Literal
+from typing import Final, Literal
 
 from PIL import Image
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import BaseModel, ConfigDict, Field
 
 from giornata.wire.errors import InvalidField
-from giornata.wire.requests import MAX_IMAGES, MAX_SEED, MAX_STEPS, MaskMode, OutputSize
+from giornata.wire.requests import MAX_IMAGES, MAX_SEED, MAX_STEPS, MaskMode, OutputSize, Prompt
 from giornata_prepost.images.masks import edited_region
 from giornata_prepost.images.pictures import decode
 
@@ -22,7 +22,7 @@ class BaselineForm(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    prompt: Annotated[str, StringConstraints(min_length=1, max_length=4000)]
+    prompt: Prompt
     model: str | None = None
     n: int = Field(1, ge=1, le=MAX_IMAGES)
     size: OutputSize = "auto"

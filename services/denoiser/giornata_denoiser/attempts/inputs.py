@@ -17,10 +17,12 @@ from giornata.packed.region import Region, beside, region_of, united
 from giornata.planning.controls import work_of
 from giornata.planning.costs import renewed_every, renewed_later
 from giornata.scheduling.batch import RowKey
+from giornata.wire.defaults import steps_of
 from giornata.wire.errors import InputLost, InvalidField, SchemaMismatch, TaskNotSupported
 from giornata.wire.messages import RunRequest
 from giornata.wire.models import Task
 from giornata.wire.progress import RowRecord
+from giornata.wire.requests import EditParameters
 from giornata.wire.resolution import guided_by
 from giornata.wire.step_caches import StepCache
 from giornata.wire.values import Intermediate
@@ -34,6 +36,7 @@ from giornata_denoiser.rows.row import Row
 from giornata_denoiser.rows.snapshot import Snapshot
 from giornata_denoiser.rows.step_cache import rule_of
 from giornata_denoiser.rows.template import Recording
+from giornata_denoiser.rows.track import Track
 from giornata_denoiser.templates.lookup import Reusing
 
 log = structlog.get_logger(__name__)
@@ -98,6 +101,22 @@ async def _latents(row: RowRecord, blobs: BlobStore) -> bytes | None:
         return None
 
 
+def track_of(parameters: EditParameters, checkpoint: Checkpoint, task: Task, cells: int) -> Track:
+    """The track of a row; InvalidField names what the request said of its steps: their number, or the quality."""
+    schedule, steps = checkpoint.family.schedule, parameters.num_inference_steps
+    if steps is None or parameters.strength is None:
+        raise SchemaMismatch("Denoising needs resolved parameters.")
+    sampler, quality = parameters.sampler or schedule.default_sampler, parameters.quality
+    try:
+        return schedule.track(sampler=sampler, steps=steps, strength=parameters.strength, cells=cells)
+    except InvalidField as error:
+        meant = quality != "auto" and steps == steps_of(quality, checkpoint.card, task)
+        if meant and error.field == "num_inference_steps":
+            error.field, error.received = "quality", f"{quality}, which is {steps} steps"
+            error.accepted = f"{error.accepted} steps, by another quality or num_inference_steps"
+        raise
+
+
 def _made(
     request: RunRequest,
     checkpoint: Checkpoint,
@@ -112,8 +131,6 @@ def _made(
 ) -> Row:
     """One row from safetensors. Unpacking and regions take milliseconds: call it in a worker thread."""
     parameters, inspection = request.job.parameters, request.inspection
-    if parameters.num_inference_steps is None or parameters.strength is None:
-        raise SchemaMismatch("Denoising needs resolved parameters.")
     generated = request.job.task is Task.GENERATE
     if generated and Task.GENERATE not in checkpoint.card.tasks:
         raise TaskNotSupported(received=Task.GENERATE, accepted=", ".join(checkpoint.card.tasks))
@@ -127,12 +144,7 @@ def _made(
     multiple, family = checkpoint.card.pixel_multiple, checkpoint.family
     fields, painted = tensors.unpack(conditioning), painted_region(request)
     where = None if reusing is None else painted
-    track = family.schedule.track(
-        sampler=parameters.sampler or family.schedule.default_sampler,
-        steps=parameters.num_inference_steps,
-        strength=parameters.strength,
-        cells=inspection.tokens,
-    )
+    track = track_of(parameters, checkpoint, request.job.task, inspection.tokens)
     built = build_row(
         family,
         RowKey(request.job.job_id, request.attempt, row.index),

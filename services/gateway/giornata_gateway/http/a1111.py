@@ -137,8 +137,9 @@ async def set_options(request: web.Request) -> web.Response:
         settings, ignored = read_settings(await read_json(request, grow, ()))
     ignore(request, ignored)
     model, cards = settings.sd_model_checkpoint, gateway.fleet.cards()
+    name = None if model is None else model_of(model, cards)
     stands = {
-        "sd_model_checkpoint": model is None or [model_of(model, cards)] == list(cards),
+        "sd_model_checkpoint": name is None or list(cards) in ([name], [gateway.fleet.aliases.get(name)]),
         "emphasis": settings.emphasis is Emphasis.ORIGINAL,
     }
     if name := next((name for name, same in stands.items() if not same), None):

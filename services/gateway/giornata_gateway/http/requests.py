@@ -6,6 +6,7 @@ import asyncio
 import re
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Final
 
 from aiohttp import web
@@ -21,7 +22,7 @@ from giornata_gateway.http.body import JSON
 from giornata_gateway.http.errors import GATEWAY, TENANT
 from giornata_gateway.http.ignored import ignore
 from giornata_gateway.http.proxies import PublicOrigin, public_origin
-from giornata_gateway.http.remote_pictures import read_source
+from giornata_gateway.http.remote_pictures import check_sources, read_sources
 from giornata_gateway.http.uploads import PICTURES, read_json, read_upload
 from giornata_gateway.intake.limits import Grow
 from giornata_gateway.intake.rules.controls import in_order
@@ -52,6 +53,8 @@ _TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 async def receive(request: web.Request, kind: type[F], held: ExitStack) -> tuple[F, Admitted]:
     """The form of a request, and what it asks for, admitted; on return the pictures are stored and not in memory.
 
+    A repetition whose pictures are fetched counts as the tenant's: what they are tells that it is one.
+
     `held` keeps the job's places until it is closed.
     """
     gateway, tenant = request.app[GATEWAY], request[TENANT]
@@ -61,9 +64,17 @@ async def receive(request: web.Request, kind: type[F], held: ExitStack) -> tuple
         gateway.quotas.check(tenant)
     with gateway.uploads.growing(tenant) as grow:
         form, upload = await _read(request, kind, grow)
-        order = _order(request, form, upload)
+        order, stay = _order(request, form, upload), None
         ignore(request, form.ignored)
-        return form, await gateway.admit(order, key, held)
+        if check_sources(gateway.config, upload.sources):  # fetched for no more than the tenant may ask for
+            order = await order.identified(key)
+            stay = gateway.stay_of(order, held, always=True)
+        pictures = await read_sources(gateway.config, grow, upload.sources)
+        if pictures:
+            mask = pictures.pop(0) if upload.sources[0][0] == "mask" else None
+            image = pictures.pop(0) if pictures else None
+            order = replace(order, image=image, mask=mask, references=(*pictures, *order.references))
+        return form, await gateway.admit(order, key, held, stay)
 
 
 async def _read(request: web.Request, kind: type[F], grow: Grow) -> tuple[F, Upload]:
@@ -85,7 +96,7 @@ async def _read(request: web.Request, kind: type[F], grow: Grow) -> tuple[F, Upl
 
 
 async def _read_written(request: web.Request, kind: type[F], grow: Grow, accept: str) -> tuple[F, Upload]:
-    """The form of an edit in JSON, and its pictures, some of which may be fetched from where it says."""
+    """The form of an edit in JSON, and its pictures, some of which are still where it says."""
     fields = await read_json(request, grow, WRITTEN_PICTURES)
     given = asked(WrittenPictures, _taken(fields, WrittenPictures.model_fields))
     references, controls = fields.pop(REFERENCE, []), _taken(fields, CONTROL_IMAGES)
@@ -93,10 +104,9 @@ async def _read_written(request: web.Request, kind: type[F], grow: Grow, accept:
     more, controlled = await asyncio.to_thread(_pictures, references, controls)
     check_source(given.images or None, form.template_id if isinstance(form, EditFields) else None)
     check_count(len(given.images[1:]) + len(more))
-    config = request.app[GATEWAY].config
-    images = [await read_source(config, grow, source, "images") for source in given.images]
-    mask = None if given.mask is None else await read_source(config, grow, given.mask, "mask")
-    return form, Upload((), images[0] if images else None, mask, (*images[1:], *more), controlled)
+    sources = [("mask", given.mask)] if given.mask else []
+    sources += [("images", source) for source in given.images]
+    return form, Upload((), None, None, more, controlled, tuple(sources))
 
 
 def _taken(fields: dict[str, object], names: Iterable[str]) -> dict[str, object]:

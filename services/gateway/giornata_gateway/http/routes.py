@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 from aiohttp import hdrs, web
 from pydantic import BaseModel
@@ -139,8 +140,10 @@ class Route:
         if self.method != GET:  # a page of another site cannot read what a GET answers
             # browsers remember passwords, and send them by themselves: `*` trusts no page with those
             keyed = gateway.keys is not None and written is None
-            trusted = request.headers.get("Origin") in origins_in(gateway.config.cors_origins)
-            check_site(request.headers.get("Sec-Fetch-Site"), keyed=keyed or trusted)
+            origin = request.headers.get("Origin")
+            own = {request.host, urlsplit(gateway.config.public_url).netloc}
+            trusted = origin in origins_in(gateway.config.cors_origins)
+            check_site(request.headers.get("Sec-Fetch-Site"), origin, own, keyed=keyed or trusted)
         if self.keyed:
             request[TENANT] = gateway.tenant(written or bearer(authorization))
             claim(request, request[TENANT])

@@ -133,7 +133,9 @@ async def _tell(request: web.Request, response: web.StreamResponse) -> None:
     response.headers[hdrs.SERVER] = SERVER
     response.headers[REQUEST_ID_HEADER] = _request_id(request)
     origin = request.headers.get(hdrs.ORIGIN)
-    if origin and hdrs.VARY not in response.headers and cors.is_allowed(origin, gateway.config.cors_origins):
+    if gateway.config.cors_origins:
+        response.headers[hdrs.VARY] = "Origin"  # of each answer: caches would give one origin's to all
+    if origin and cors.is_allowed(origin, gateway.config.cors_origins):
         response.headers.update(cors.headers(origin))
     if route is not None and route.form and TENANT in request:
         response.headers.update(gateway.quotas.headers(request[TENANT]))

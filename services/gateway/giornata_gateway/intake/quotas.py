@@ -87,16 +87,20 @@ class Quotas:
         if tenant.per_minute and self._bucket(tenant).peek(tenant.name).remaining < 1:
             self._take(tenant, 1)  # raises, and knows how long to wait
 
-    def enter(self, tenant: Tenant, pictures: int, name: str, longest_s: float) -> bool:
+    def enter(
+        self, tenant: Tenant, pictures: int, name: str, longest_s: float, *, always: bool = False
+    ) -> bool:
         """Count `pictures` as asked for, and as in progress until `name` leaves, at most for `longest_s`.
 
-        Returns False where `name` is in progress already, as with a repeated request.
+        Returns False where `name` is in progress already, as with a repeated request, which `always` counts as asked
+        for all the same.
 
         Raises:
             InvalidField: more pictures than the tenant may ever ask for at once.
             ConcurrencyLimited, RateLimited: not now; says when.
         """
-        if name in self._in_progress:
+        known = name in self._in_progress
+        if known and not always:
             return False
         for limit, period in ((tenant.in_progress, "at a time"), (tenant.per_minute, "a minute")):
             if limit and pictures > limit:
@@ -106,11 +110,13 @@ class Quotas:
                     received=pictures,
                     accepted=f"at most {limit} pictures {period}",
                 )
-        self._check_in_progress(tenant, pictures)
+        if not known:
+            self._check_in_progress(tenant, pictures)
         if tenant.per_minute:
             self._take(tenant, pictures)
-        self._in_progress.enter(tenant.name, name, pictures, self._clock() + longest_s)
-        return True
+        if not known:
+            self._in_progress.enter(tenant.name, name, pictures, self._clock() + longest_s)
+        return not known
 
     def leave(self, name: str) -> None:
         """An edit is done, or a job has ended; what is not counted any more is no mistake."""

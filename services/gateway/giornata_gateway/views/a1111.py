@@ -11,7 +11,7 @@ from pydantic import RootModel
 
 from giornata import __version__
 from giornata.wire.adapters import ControlCard
-from giornata.wire.jobs import JobState
+from giornata.wire.jobs import JobState, PromptTokens
 from giornata.wire.loras import LoraRecord, LoraState
 from giornata.wire.messages import Forecast
 from giornata.wire.models import ModelCard
@@ -20,7 +20,7 @@ from giornata.wire.samplers import Sampler
 from giornata_gateway.intake.rules.a1111.models import hash_of, title_of
 from giornata_gateway.intake.rules.a1111.prompts import names_of
 from giornata_gateway.intake.rules.a1111.samplers import AUTOMATIC, NAMES, taken
-from giornata_gateway.views.answers import PictureError, View, error_detail
+from giornata_gateway.views.answers import PictureError, View, error_detail, usage_of
 from giornata_gateway.views.jobs import job_view
 
 
@@ -61,6 +61,9 @@ class PaintedInfo(View):
     """The job's id in Giornata: `/v1/jobs` tells more of it."""
     errors: list[PictureError]
     """Why pictures are missing, where others were made."""
+    prompt_tokens: PromptTokens | None
+    negative_prompt_tokens: PromptTokens | None
+    """How many tokens the prompts have, and how many were read; null where that is not known."""
 
 
 class ProgressState(View):
@@ -187,6 +190,7 @@ def _info(record: JobRecord, created: float) -> PaintedInfo:
     width, height = (
         (record.inspection.output_width, record.inspection.output_height) if record.inspection else (0, 0)
     )
+    tokens = usage_of(record, 0).input_tokens_details
     scales = (job.cfg_scale, asked.guidance_scale)
     scale = next((scale for scale in scales if scale is not None), 1.0)
     info = PaintedInfo(
@@ -212,6 +216,8 @@ def _info(record: JobRecord, created: float) -> PaintedInfo:
         errors=[
             PictureError(index=row.index, error=error_detail(row.error)) for row in record.rows if row.error
         ],
+        prompt_tokens=tokens.prompt_tokens,
+        negative_prompt_tokens=tokens.negative_prompt_tokens,
     )
     return info.model_copy(update={"infotexts": [_infotext(info, seed) for seed in seeds]})
 
@@ -219,7 +225,7 @@ def _info(record: JobRecord, created: float) -> PaintedInfo:
 def _infotext(info: PaintedInfo, seed: int) -> str:
     """A picture's parameters in the lines that A1111 writes into its files."""
     negative = f"\nNegative prompt: {info.negative_prompt}" if info.negative_prompt else ""
-    told = {
+    shown = {
         "Steps": info.steps,
         "Sampler": info.sampler_name,
         "CFG scale": f"{info.cfg_scale:g}",
@@ -230,7 +236,7 @@ def _infotext(info: PaintedInfo, seed: int) -> str:
         "Denoising strength": info.denoising_strength,
     }
     return f"{info.prompt}{negative}\n" + ", ".join(
-        f"{name}: {value}" for name, value in told.items() if value is not None
+        f"{name}: {value}" for name, value in shown.items() if value is not None
     )
 
 
@@ -260,46 +266,46 @@ def progress(records: Sequence[JobRecord], forecast: Forecast | None, now: float
 
 def models(cards: Mapping[str, ModelCard]) -> StableDiffusionModels:
     """Served models."""
-    told = [
+    listed = [
         StableDiffusionModel(
             title=title_of(card), model_name=name, hash=hash_of(card), sha256=card.digest, filename=name
         )
         for name, card in sorted(cards.items())
     ]
-    return StableDiffusionModels(told)
+    return StableDiffusionModels(listed)
 
 
 def samplers(cards: Mapping[str, ModelCard]) -> SamplerItems:
     """The samplers that the served models take, each once."""
-    told = {named.name: named for card in cards.values() for named in taken(card) if named.automatic}
+    listed = {named.name: named for card in cards.values() for named in taken(card) if named.automatic}
     items = [
         SamplerItem(
             name=name,
             aliases=[sampler for sampler, other in NAMES.items() if other.name == name],
             options={"scheduler": named.scheduler},
         )
-        for name, named in sorted(told.items())
+        for name, named in sorted(listed.items())
     ]
     return SamplerItems(items)
 
 
 def schedulers(cards: Mapping[str, ModelCard]) -> SchedulerItems:
     """The noise levels that the served models take, each once."""
-    told = {named.scheduler for card in cards.values() for named in taken(card)}
+    listed = {named.scheduler for card in cards.values() for named in taken(card)}
     return SchedulerItems(
-        [SchedulerItem(name=name, label=name.title()) for name in (AUTOMATIC, *sorted(told))]
+        [SchedulerItem(name=name, label=name.title()) for name in (AUTOMATIC, *sorted(listed))]
     )
 
 
 def control_models(controlnets: Mapping[str, Sequence[ControlCard]]) -> ControlModels:
     """The served ControlNets by name, each once."""
-    told = {f"{card.name} [{card.digest[:8]}]" for cards in controlnets.values() for card in cards}
-    return ControlModels(model_list=sorted(told))
+    listed = {f"{card.name} [{card.digest[:8]}]" for cards in controlnets.values() for card in cards}
+    return ControlModels(model_list=sorted(listed))
 
 
 def loras(records: Iterable[LoraRecord]) -> LoraItems:
     """LoRAs that are ready."""
-    told = [
+    listed = [
         LoraItem(
             name=names_of(record)[0],
             alias=record.lora_id,
@@ -309,7 +315,7 @@ def loras(records: Iterable[LoraRecord]) -> LoraItems:
         for record in records
         if record.state is LoraState.READY
     ]
-    return LoraItems(told)
+    return LoraItems(listed)
 
 
 def options(cards: Mapping[str, ModelCard]) -> Options:

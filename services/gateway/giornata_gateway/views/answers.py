@@ -7,22 +7,20 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping
-from typing import Final, Literal, cast
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from giornata.wire.defaults import QUALITIES, ToldQuality
 from giornata.wire.errors import BY_CODE, ErrorBody, Failed, GiornataError, JobCancelled, from_body
 from giornata.wire.jobs import JobState, PromptTokens
 from giornata.wire.models import Task
 from giornata.wire.progress import JobRecord, TemplateUse
-from giornata.wire.requests import OutputFormat, Quality, Reuse
+from giornata.wire.requests import OutputFormat, Reuse
 from giornata.wire.values import ComputeTimes, StageTimes
 
 ErrorType = Literal["invalid_request_error", "authentication_error", "rate_limit_error", "server_error"]
 Background = Literal["opaque", "transparent"]
-ToldQuality = Literal["low", "medium", "high", "xhigh", "max"]
-TOLD: Final[Mapping[Quality, ToldQuality]] = {"auto": "medium", "standard": "medium", "hd": "high"}
-"""What answers call the qualities that OpenAI's answers do not know."""
 
 
 class View(BaseModel):
@@ -201,8 +199,7 @@ def background_of(record: JobRecord) -> Background:
 
 def quality_of(record: JobRecord) -> ToldQuality:
     """The quality that was asked for, by the names that OpenAI's answers have."""
-    asked = record.job.parameters.quality
-    return TOLD.get(asked) or cast("ToldQuality", asked)
+    return QUALITIES[record.job.parameters.quality][0]
 
 
 def image_url(base: str, job_id: str, index: int) -> str:

@@ -14,6 +14,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 from pydantic import Field
 
+from giornata.wire.defaults import ToldQuality
 from giornata.wire.errors import GiornataError
 from giornata.wire.events import PreviewEvent, StateEvent, StepEvent
 from giornata.wire.jobs import Box, JobState, Priority
@@ -25,7 +26,6 @@ from giornata.wire.values import StageTimes
 from giornata_gateway.views.answers import (
     Background,
     ErrorDetail,
-    ToldQuality,
     Usage,
     View,
     background_of,

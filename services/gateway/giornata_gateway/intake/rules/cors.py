@@ -32,7 +32,7 @@ def is_allowed(origin: str | None, origins: str) -> bool:
 
 def headers(origin: str, asked: str | None = None) -> dict[str, str]:
     """What lets a page of `origin` read an answer, and send a request that has the headers `asked`."""
-    read = {"Access-Control-Allow-Origin": origin, "Access-Control-Expose-Headers": EXPOSED, "Vary": "Origin"}
+    read = {"Access-Control-Allow-Origin": origin, "Access-Control-Expose-Headers": EXPOSED}
     if asked is None:
         return read
     methods = {

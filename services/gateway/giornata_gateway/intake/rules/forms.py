@@ -120,7 +120,7 @@ class EditFields(UnreadFields, EditParameters):
     def parameters(self) -> EditParameters:
         """The parameters without the fields of this door alone."""
         values = {name: getattr(self, name) for name in EditParameters.model_fields}
-        return EditParameters.model_construct(**values)
+        return EditParameters.model_construct(self.model_fields_set & values.keys(), **values)
 
 
 class EditForm(WaitedFor, EditFields):
@@ -139,6 +139,10 @@ class PictureSource(BaseModel):
     file_id: str | None = Field(
         None, description="Refused: this server keeps no files of OpenAI's Files API."
     )
+
+
+NamedSource = tuple[str, PictureSource]
+"""A picture and the field that it came in."""
 
 
 class WrittenPictures(BaseModel):
@@ -247,6 +251,8 @@ class Upload:
     """In the order of their parts."""
     control_images: tuple[bytes, ...] = ()
     """In the order of their numbers."""
+    sources: tuple[NamedSource, ...] = ()
+    """Where more pictures are: the mask, the image and first references, as far as there are any."""
 
     @property
     def picture(self) -> bytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hmac
 import ipaddress
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from giornata.api_keys import KeysFile, TenantLimits, hash_of
@@ -52,15 +53,17 @@ def tenant_of(key: str | None, file: KeysFile | None, defaults: Tenant) -> Tenan
     return replace(defaults, name=name, inbox=inbox, **limits.model_dump(exclude_none=True))
 
 
-def check_site(site: str | None, *, keyed: bool) -> None:
+def check_site(site: str | None, origin: str | None, own: Collection[str], *, keyed: bool) -> None:
     """Raise CrossSite for a page of another web site: any page can have its visitor's browser send a form here.
 
-    `site` is the ``Sec-Fetch-Site`` header, which browsers set and pages cannot; other clients send none. A `keyed`
-    gateway asks for an API key, which the page would not know.
+    `site` is the ``Sec-Fetch-Site`` header, which browsers set and pages cannot; over plain HTTP they send ``Origin``
+    alone, which is compared with the gateway's `own` hosts. Other clients send neither. A `keyed` gateway asks for an
+    API key, which the page would not know.
     """
-    if not keyed and site == "cross-site":
+    foreign = site is None and origin is not None and (origin.partition("://")[2] or origin) not in own
+    if not keyed and (foreign or site == "cross-site"):
         raise CrossSite(
-            received=f"Sec-Fetch-Site: {site}",
+            received=f"Origin: {origin}" if foreign else f"Sec-Fetch-Site: {site}",
             accepted="requests from pages of the gateway's own site, from programs, or to a gateway with API keys",
         )
 

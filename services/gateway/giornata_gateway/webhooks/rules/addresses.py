@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 from collections.abc import Sequence
 from typing import Final
 from urllib.parse import urlsplit
@@ -21,6 +22,8 @@ _UNICAST: Final = ipaddress.ip_network("2000::/3")
 """All of IPv6 that is given out as public. What lies beside it may carry an IPv4 address, or be a site's own."""
 _ASSIGNED: Final = ipaddress.ip_network("192.0.0.0/24")
 """For protocols; Python takes part of it for public."""
+_HOST: Final = re.compile(r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]+)?")
+PORTS: Final = {"https": 443, "http": 80}
 
 
 def networks_in(text: str) -> tuple[Network, ...]:
@@ -28,12 +31,34 @@ def networks_in(text: str) -> tuple[Network, ...]:
     return tuple(ipaddress.ip_network(part.strip()) for part in text.split(",") if part.strip())
 
 
+def hosts_in(text: str) -> frozenset[str]:
+    """The hosts that are named in `text`, with commas between them; ValueError tells one that is none."""
+    hosts = frozenset(part.strip().lower() for part in text.split(",") if part.strip())
+    for host in sorted(hosts):
+        if not _HOST.fullmatch(host):
+            raise ValueError(f"a host is HOST or HOST:PORT, an IPv6 address in brackets, and not {host!r}")
+    return hosts
+
+
+def names_of(url: str) -> set[str]:
+    """What :func:`hosts_in` may call the host of `url`: HOST:PORT, and at its scheme's own port HOST."""
+    try:
+        parts = urlsplit(url)
+        usual, name = PORTS.get(parts.scheme), parts.hostname or ""
+        port = parts.port or usual
+    except ValueError:
+        return set()
+    name = f"[{name}]" if ":" in name else name
+    return {f"{name}:{port}", name} if port == usual else {f"{name}:{port}"}
+
+
 def check_url(url: str, networks: Sequence[Network], field: str = FIELD, why: str = REFUSED) -> str:
     """`url` if it may be connected to, as far as its text tells; InvalidField otherwise.
 
     Plain HTTP is for the networks that the operator allows. Addresses of names are looked at when a connection is made.
     """
-    accepted = "https://HOST/PATH" + (", or http:// within the networks that are allowed" if networks else "")
+    within = ", or http:// within the networks that are allowed" if networks else ""
+    accepted = f"https://HOST/PATH at a public address{within}"
     refusal = InvalidField(why, field=field, received=url, accepted=accepted)
     plain = url.isascii() and url.isprintable() and " " not in url and len(url) <= MAX_URL
     if not plain:

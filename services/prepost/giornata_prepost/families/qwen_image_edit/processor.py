@@ -10,6 +10,8 @@ from PIL import Image
 from transformers import AutoTokenizer, BatchFeature, Qwen2VLProcessor
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
+from giornata.wire.errors import InvalidField
+
 PICTURE: Final = "<|image_pad|>"
 """Where a picture stands in a prompt; each of its tokens is one of these."""
 
@@ -45,10 +47,13 @@ class PictureProcessor(Qwen2VLProcessor):  # type: ignore[misc]  # transformers'
 
 
 def _widened(prompts: Sequence[str], counts: Sequence[int]) -> Iterator[str]:
-    """Each prompt with as many tokens for each of its pictures as the picture has."""
+    """Each prompt with as many tokens for each of its pictures as the picture has; InvalidField where it names more."""
     each = len(counts) // len(prompts)
     for first, prompt in enumerate(prompts):
         before, *rest = prompt.split(PICTURE, each)
+        if PICTURE in rest[-1]:  # one more than the template has
+            why = "The prompt or the negative prompt holds the token of a picture."
+            raise InvalidField(why, field="prompt", received=PICTURE, accepted=f"words without {PICTURE}")
         yield before + "".join(
             PICTURE * count + words for count, words in zip(counts[first * each :], rest, strict=False)
         )
