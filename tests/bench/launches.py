@@ -1,6 +1,7 @@
 """What a step asks of a GPU: operations that launch kernels, and bytes that they read and write, by rows.
 
-``python -m tests.bench.launches`` needs no GPU: on the device `meta` nothing is computed, at FLUX.1-dev's whole shape.
+``python -m tests.bench.launches`` needs no GPU: on the device `meta` nothing is computed, at FLUX.1-dev's whole shape,
+or that of a transformer with ``--family``.
 A kernel's start takes 5 to 10 microseconds of the host, so that a step of 1,000 operations cannot take less than 5 to
 10 milliseconds. `÷ full` compares with a step in full of as many rows.
 """
@@ -15,7 +16,7 @@ from giornata.packed.tracing import Lane
 from tests.bench.compute.batches import MASK, Batches, StepKind
 from tests.bench.compute.launches import Launches, counted
 from tests.bench.compute.models import described
-from tests.bench.reporting.options import rows_of, shared
+from tests.bench.reporting.options import family_option, rows_of, shared
 from tests.bench.reporting.report import write
 from tests.flags import Several, option, parsed
 
@@ -29,6 +30,7 @@ def options_of(arguments: Sequence[str] | None = None) -> SimpleNamespace:
         __doc__,
         [
             *shared(tokens=4096, text=512, repeats=1, model="real", device="meta"),
+            family_option(),
             option("--rows", type=Several(int), default=[1, 8], help="of a step"),
         ],
         arguments,

@@ -29,6 +29,7 @@ from giornata_prepost.config import PrepostConfig
 from giornata_prepost.families.protocol import GeneratingModel, ImageModel, ReferringModel
 from giornata_prepost.images.geometry import Size
 from giornata_prepost.images.pictures import Pixels
+from tests.distances import distance
 
 
 @dataclass(frozen=True)
@@ -146,11 +147,6 @@ def ended(checkpoint: Checkpoint, rows: Sequence[Row], controls: Controls | None
 def final_latent(of: Served, row: Row) -> Tensor:
     """The latent of a row that is computed alone."""
     return ended(of.checkpoint, [row])[row.key.job_id].latent
-
-
-def distance(mine: Tensor, theirs: Tensor) -> float:
-    """The largest difference, relative to the largest value."""
-    return float((mine - theirs).abs().max() / theirs.abs().max())
 
 
 def assert_paints(of: Served, row: Row, size: Size, latents: Tensor, painted: Pixels, within: float) -> None:

@@ -35,7 +35,8 @@ from giornata_prepost.families.flux2.processor import PixtralTextProcessor
 from giornata_prepost.images.geometry import Size
 from giornata_prepost.images.pictures import Pixels
 from giornata_tools.baseline.pipeline import opened
-from tests.integration.painting import Served, distance, ended, final_latent, of_edit, of_generation, served
+from tests.distances import distance
+from tests.integration.painting import Served, ended, final_latent, of_edit, of_generation, served
 from tests.integration.prepost.oracle import PROMPT, mask, picture
 from tests.integration.test_references import FIRST, SECOND, with_others
 

@@ -28,7 +28,8 @@ from giornata_prepost.families.qwen_image_edit.processor import PictureProcessor
 from giornata_prepost.images.geometry import Size
 from giornata_prepost.images.pictures import Pixels
 from giornata_tools.baseline.pipeline import opened
-from tests.integration.painting import Served, assert_paints, distance, ended, final_latent, of_edit, served
+from tests.distances import distance
+from tests.integration.painting import Served, assert_paints, ended, final_latent, of_edit, served
 from tests.integration.prepost.oracle import NEGATIVE, PROMPT, mask, picture
 
 SIZE: Final = Size(112, 80)

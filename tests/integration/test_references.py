@@ -22,7 +22,8 @@ from giornata_denoiser.rows.template import Form, Recording
 from giornata_prepost.images.geometry import Size
 from giornata_prepost.images.pictures import Pixels
 from giornata_tools.baseline.pipeline import PIPELINES, opened
-from tests.integration.painting import Served, distance, ended, final_latent, of_edit, of_generation, served
+from tests.distances import distance
+from tests.integration.painting import Served, ended, final_latent, of_edit, of_generation, served
 from tests.integration.prepost.oracle import PROMPT, mask, picture
 
 KLEIN, KONTEXT = Family.FLUX2_KLEIN, Family.FLUX_KONTEXT

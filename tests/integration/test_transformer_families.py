@@ -23,7 +23,8 @@ from giornata_denoiser.rows.row import RecordingSpec, Row
 from giornata_denoiser.rows.stored import EXACT
 from giornata_denoiser.rows.template import Form, Recording
 from giornata_prepost.images.geometry import Size
-from tests.integration.painting import Served, assert_paints, distance, ended, of_edit, of_generation, served
+from tests.distances import distance
+from tests.integration.painting import Served, assert_paints, ended, of_edit, of_generation, served
 from tests.integration.prepost.oracle import (
     IMAGE_TO_IMAGE,
     NEGATIVE,

@@ -23,6 +23,7 @@ from giornata_denoiser.engine.assembly import assemble, place
 from giornata_denoiser.engine.loading import device_for
 from giornata_denoiser.engine.low_ranks import adapted
 from giornata_denoiser.engine.stepping import denoise_step
+from giornata_denoiser.families.driven.network import DrivenNetwork
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.rows.correction import Correction
 from giornata_denoiser.rows.row import Row
@@ -86,7 +87,10 @@ class Batches:
         if self._on_meta:
             network: Any = self._family.network
             # What their `choose` picks in half precision on a GPU.
-            network._parts = network._parts._replace(attend=varlen, elementwise=TRITON)
+            if isinstance(network, DrivenNetwork):
+                network._attend = partial(varlen, gather=TRITON.gather)
+            else:
+                network._parts = network._parts._replace(attend=varlen, elementwise=TRITON)
         self._entry = self._made_entry()
 
     def prepared(self, kind: StepKind, count: int, low_ranks: Sequence[LowRank | None] = ()) -> Step:

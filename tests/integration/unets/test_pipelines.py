@@ -18,6 +18,7 @@ from giornata.wire.samplers import Sampler
 from giornata_prepost.families.protocol import GeneratingModel
 from giornata_prepost.images.geometry import Size
 from giornata_tools.baseline.pipeline import PIPELINES, opened
+from tests.distances import distance
 from tests.integration.unets.served import Asked, Ended, Served, denoised
 
 FAMILIES = (Family.SD, Family.SD_INPAINT, Family.SDXL, Family.SDXL_INPAINT)
@@ -28,8 +29,7 @@ CLOSE = 3e-5
 
 
 def assert_equals(of: Served, mine: Tensor, theirs: Ended, size: Size) -> None:
-    scale = float(theirs.latents.abs().max())
-    torch.testing.assert_close(mine, theirs.latents, atol=CLOSE * scale, rtol=0)
+    assert distance(mine, theirs.latents) <= CLOSE
     painted = of.images.decode(mine, size)
     assert np.abs(painted.astype(int) - theirs.picture.astype(int)).max() <= 1
     assert theirs.picture.std() > 5

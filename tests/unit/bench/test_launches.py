@@ -79,14 +79,32 @@ GIGABYTES = {(StepKind.FULL, 1): 84.5, (StepKind.MASKED, 1): 41.6, (StepKind.MAS
 """That the operations of a step read and write, pictures of 1024²."""
 
 
-@cache
-def batches() -> Batches:
-    return Batches(rows_of(launches.options_of([])))
+DRIVEN = {
+    ("flux2", StepKind.FULL): 221,
+    ("flux2", StepKind.MASKED): 224,
+    ("qwen-image-edit-plus", StepKind.FULL): 397,
+    ("qwen-image-edit-plus", StepKind.MASKED): 396,
+}
+"""Operations of a step of one row with its own picture behind it, of a network of four blocks."""
 
 
 @cache
-def step(kind: StepKind, rows: int) -> Launches:
-    return counted(batches().prepared(kind, rows), "meta")
+def batches(family: str = "flux") -> Batches:
+    small = [] if family == "flux" else ["--model", "mid", "--tokens", "256", "--text", "16"]
+    return Batches(rows_of(launches.options_of(["--family", family, *small])))
+
+
+@cache
+def step(kind: StepKind, rows: int, family: str = "flux") -> Launches:
+    return counted(batches(family).prepared(kind, rows), "meta")
+
+
+@pytest.mark.parametrize(("family", "kind"), DRIVEN)
+def test_a_step_beside_clean_pictures_launches_no_more_than_today(family: str, kind: StepKind) -> None:
+    """Also, nothing in it waits for the device: `meta` has no values to wait for."""
+    found = step(kind, 1, family)
+    assert found.count(Lane.LOAD) == 0
+    assert 4 < found.count(Lane.COMPUTE) <= DRIVEN[family, kind]
 
 
 @pytest.mark.parametrize(("kind", "rows"), MOST)

@@ -163,6 +163,13 @@ ADDED: Final = "add_q_proj", "add_k_proj", "add_v_proj"
 _JOINT: Final = _own(
     *(f"transformer_blocks.0.attn.{name}" for name in ("to_q", "to_out.0", "add_k_proj", "to_add_out"))
 )
+_FLUX2: Final = _own(
+    "single_transformer_blocks.1.attn.to_qkv_mlp_proj", "single_transformer_blocks.0.attn.to_out", "norm_out.linear",
+    "transformer_blocks.0.ff.linear_in", "double_stream_modulation_txt.linear", "x_embedder",
+) | _JOINT  # fmt: skip
+_QWEN: Final = (
+    _own("transformer_blocks.1.img_mod.1", "transformer_blocks.1.txt_mlp.net.0.proj", "img_in") | _JOINT
+)
 OWN: Final[Mapping[str, Mapping[str, Sequence[str]]]] = {
     "sd": _own(
         "conv_in", "time_embedding.linear_1", "down_blocks.1.attentions.0.proj_in", "mid_block.resnets.0.conv1",
@@ -192,12 +199,10 @@ OWN: Final[Mapping[str, Mapping[str, Sequence[str]]]] = {
         "noise_refiner.0.attention.to_k", "context_refiner.0.feed_forward.w2", "all_x_embedder.2-1", "cap_embedder.1",
         "all_final_layer.2-1.adaLN_modulation.1", "t_embedder.mlp.0",
     ),
-    "flux2-klein": _own(
-        "single_transformer_blocks.1.attn.to_qkv_mlp_proj", "single_transformer_blocks.0.attn.to_out",
-        "norm_out.linear",
-        "transformer_blocks.0.ff.linear_in", "double_stream_modulation_txt.linear", "x_embedder",
-    ) | _JOINT,
-    "qwen-image": _own("transformer_blocks.1.img_mod.1", "transformer_blocks.1.txt_mlp.net.0.proj", "img_in") | _JOINT,
+    "flux2": _FLUX2 | _own("time_guidance_embed.guidance_embedder.linear_1"),
+    "flux2-klein": _FLUX2,
+    "qwen-image": _QWEN,
+    "qwen-image-edit-plus": _QWEN,
 }  # fmt: skip
 """Modules by their names in diffusers, by family."""
 _FLUX_BLOCKS: Final = {
@@ -208,8 +213,16 @@ _FLUX_BLOCKS: Final = {
     "img_in": ("x_embedder",),
     "txt_in": ("context_embedder",),
 }
+_FLUX2_ORIGINAL: Final = {
+    **_FLUX_BLOCKS,
+    "double_blocks.0.img_mlp.0": ("transformer_blocks.0.ff.linear_in",),
+    "single_blocks.1.linear1": ("single_transformer_blocks.1.attn.to_qkv_mlp_proj",),
+    "single_blocks.0.linear2": ("single_transformer_blocks.0.attn.to_out",),
+    "final_layer.linear": ("proj_out",),
+}
 ORIGINAL: Final[Mapping[str, Mapping[str, Sequence[str]]]] = {
-    "qwen-image": OWN["qwen-image"],
+    "qwen-image": _QWEN,
+    "qwen-image-edit-plus": _QWEN,
     "sd": {
         "input_blocks.1.1.transformer_blocks.0.attn2.to_v": (
             "down_blocks.0.attentions.0.transformer_blocks.0.attn2.to_v",
@@ -263,15 +276,28 @@ ORIGINAL: Final[Mapping[str, Mapping[str, Sequence[str]]]] = {
         "layers.1.adaLN_modulation.0": ("layers.1.adaLN_modulation.0",),
         "cap_embedder.1": ("cap_embedder.1",),
     },
-    "flux2-klein": {
-        **_FLUX_BLOCKS,
-        "double_blocks.0.img_mlp.0": ("transformer_blocks.0.ff.linear_in",),
-        "single_blocks.1.linear1": ("single_transformer_blocks.1.attn.to_qkv_mlp_proj",),
-        "single_blocks.0.linear2": ("single_transformer_blocks.0.attn.to_out",),
-        "final_layer.linear": ("proj_out",),
-    },
+    "flux2": _FLUX2_ORIGINAL,
+    "flux2-klein": _FLUX2_ORIGINAL,
 }
 """Modules of diffusers by their names in the original checkpoint, by family."""
+FLUX2_EMBEDDERS: Final = {
+    "guidance_in.in_layer": ("time_guidance_embed.guidance_embedder.linear_1",),
+    "double_stream_modulation_img.lin": ("double_stream_modulation_img.linear",),
+    "time_in.out_layer": ("time_guidance_embed.timestep_embedder.linear_2",),
+}
+"""Modules of Flux.2 that diffusers reads under the original's names, but not in kohya's spelling of them."""
+LIGHTNING: Final = _own(
+    *(
+        f"transformer_blocks.{block}.{name}"
+        for block in (0, 1)
+        for name in (
+            *(f"attn.{each}" for each in ("to_q", "to_k", "to_v", "to_out.0", *ADDED, "to_add_out")),
+            *(f"{each}_mlp.net.{layer}" for each in ("img", "txt") for layer in ("0.proj", "2")),
+            *("img_mod.1", "txt_mod.1"),
+        )
+    )
+)
+"""Every layer of Qwen-Image's blocks, as the Lightning LoRAs have factors for them."""
 ORIGINAL_SWAPPED: Final = {
     "sd3": ("joint_blocks.2.context_block.adaLN_modulation.1",),
     "flux-inpaint": ("final_layer.adaLN_modulation.1",),
@@ -279,18 +305,16 @@ ORIGINAL_SWAPPED: Final = {
 """Modules whose halves diffusers swaps."""
 
 
+FLUX2: Final = ("flux2", "flux2-klein")
+QWEN: Final = ("qwen-image", "qwen-image-edit-plus")
 READ_BY_DIFFUSERS: Final = (
     *((family, naming) for family in OWN for naming in ("diffusers", "diffusers, older")),
     *((family, "diffusers, with alphas") for family in ("flux-inpaint", "chroma")),
-    *(
-        (family, naming)
-        for family in ("z-image", "qwen-image")
-        for naming in ("PEFT, default", "bare, with alphas")
-    ),
+    *((family, naming) for family in ("z-image", *QWEN) for naming in ("PEFT, default", "bare, with alphas")),
     *((family, naming) for family in ("flux-inpaint", "chroma") for naming in ("kohya", "ComfyUI")),
-    *((family, "kohya") for family in ("sdxl", "z-image", "flux2-klein", "qwen-image")),
-    *(("qwen-image", naming) for naming in ("ComfyUI", "ai-toolkit", "ai-toolkit, with alphas")),
-    *(("flux2-klein", naming) for naming in ("ai-toolkit", "PEFT of the original")),
+    *((family, "kohya") for family in ("sdxl", "z-image", *FLUX2, *QWEN)),
+    *((family, naming) for family in QWEN for naming in ("ComfyUI", "ai-toolkit", "ai-toolkit, with alphas")),
+    *((family, naming) for family in FLUX2 for naming in ("ai-toolkit", "PEFT of the original")),
 )
 """Family and naming of the files that diffusers loads.
 

@@ -124,6 +124,38 @@ def test_the_published_flux_is_read_in_each_naming_of_its_original(
             torch.testing.assert_close(found[path], change, rtol=1e-4, atol=1e-4, msg=path)
 
 
+@pytest.mark.parametrize("naming", ["ai-toolkit", "PEFT of the original", "kohya"])
+def test_embedders_of_flux2_count_where_diffusers_reads_them(
+    naming: str, tiny_checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    """Its converter of kohya's names knows none of them: such a file is refused by their names."""
+    folder = tiny_checkpoint(Family.FLUX2)
+    pipeline = oracle.opened(folder)
+    lora = namings.trained(pipeline.transformer, namings.ORIGINAL["flux2"] | namings.FLUX2_EMBEDDERS)
+    tensors = namings.written(lora, namings.ORIGINAL_NAMINGS[naming], "transformer")
+    if naming == "kohya":
+        with pytest.raises(LoraNotSupported, match="lora_unet_double_stream_modulation_img_lin"):
+            normalised(tensors, folder, tmp_path)
+        return
+    found = normalised(tensors, folder, tmp_path)
+    check_same(found, namings.changes(lora, scaled=False))
+    check_same(found, _loaded(pipeline, tmp_path))
+
+
+@pytest.mark.parametrize("rank", [4, 32])
+@pytest.mark.parametrize("naming", ["bare, with alphas", "PEFT, default"])
+def test_lightning_loras_of_qwen_image_edit_plus_mean_what_diffusers_takes_them_for(
+    naming: str, rank: int, tiny_checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    """Those of 2509 and 2511 have factors for every layer of the blocks."""
+    folder = tiny_checkpoint(Family.QWEN_IMAGE_EDIT_PLUS)
+    pipeline, how = oracle.opened(folder), namings.OWN_NAMINGS[naming]
+    lora = namings.trained(pipeline.transformer, namings.LIGHTNING, rank=rank)
+    found = normalised(namings.written(lora, how, "transformer"), folder, tmp_path)
+    check_same(found, namings.changes(lora, scaled=how.alphas))
+    check_same(found, _loaded(pipeline, tmp_path))
+
+
 XLABS: Final = {
     **{
         f"double_blocks.{i}.processor.qkv_lora1": f"transformer_blocks.{i}.attn.to_q to_k to_v"
@@ -201,6 +233,8 @@ def test_whole_projections_of_z_image_beside_their_parts_count_once(
         ("z-image", "kohya"),
         ("flux2-klein", "ai-toolkit, with alphas"),
         ("qwen-image", "bare, with alphas"),
+        ("flux2", "kohya"),
+        ("qwen-image-edit-plus", "bare, with alphas"),
     ],
 )
 def test_alphas_are_numbers_of_any_type(
@@ -320,6 +354,8 @@ def test_a_control_lora_is_refused_by_name(naming: str, wide_flux: Path, tmp_pat
         ("z-image", "transformer_blocks.0.attn.to_q", "ZImageInpaintPipeline"),
         ("sd3", "lora_unet_joint_blocks_9_x_block_attn_qkv", "StableDiffusion3InpaintPipeline"),
         ("flux2-klein", "lora_te1_text_model_encoder_layers_0_mlp_fc1", "Flux2KleinInpaintPipeline"),
+        ("flux2", "diffusion_model.transformer_blocks.0.img_mod.1", "Flux2Pipeline"),
+        ("qwen-image-edit-plus", "lora_unet_double_blocks_0_img_attn_qkv", "QwenImageEditPlusPipeline"),
         ("flux-inpaint", "text_encoders.t5xxl.transformer.encoder.block.0", "FluxInpaintPipeline"),
     ],
 )

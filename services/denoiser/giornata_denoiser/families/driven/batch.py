@@ -8,6 +8,7 @@ from typing import NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from giornata.packed.attention import Outside
 from giornata.packed.moving import moved
@@ -71,12 +72,11 @@ class DrivenBatch:
 
     def rows(self, live: Live) -> tuple[Tensor, Tensor]:
         """The pictures' live tokens, int64 each: rows of the latents, and places in the image stream."""
-        if self.shared is None and not any(self.companions):
-            return live.image, torch.arange(len(live.image), device=live.image.device)
-        if live.whole not in self._rows:
-            found = self.latent_rows.index_select(0, live.image)
-            places = (found >= 0).nonzero().squeeze(1)
-            self._rows[live.whole] = found.index_select(0, places), places
+        if live.whole not in self._rows:  # counted on the host, which waits for no device
+            tokens = zip(live.layout.image.bounds, self.companions, live.whole, strict=True)
+            own = [torch.arange(start, end - count * whole) for (start, end), count, whole in tokens]
+            places = moved(torch.cat(own), live.image.device)
+            self._rows[live.whole] = self.latent_rows[live.image[places]], places
         return self._rows[live.whole]
 
 
@@ -94,6 +94,10 @@ def assembled(sequences: Sequence[SequenceInputs], at: Places, device: torch.dev
         )
         for prompt, own, sequence in zip(prompts, image, sequences, strict=True)
     ]
+    latent_rows = [
+        functional.pad(picture, (0, count), value=-1)
+        for picture, count in zip(torch.arange(sum(cells)).split(cells), companions, strict=True)
+    ]
     prepared = tuple(cast("Prepared", sequence.prepared) for sequence in sequences)
     regions = tuple(sequence.region for sequence in sequences)
     output = (
@@ -105,7 +109,7 @@ def assembled(sequences: Sequence[SequenceInputs], at: Places, device: torch.dev
         Sequences(layout(text, image, device), (cosine, sine), regions),
         prepared,
         torch.cat([each.text for each in prepared]),
-        _latent_rows(cells, companions).to(device),
+        moved(torch.cat(latent_rows), device),
         _packed([at.positions(sequence.grid) for sequence in sequences]),
         tuple(companions),
         Segments(tuple(output), device),
@@ -156,13 +160,3 @@ def _packed(parts: Sequence[Tensor | None]) -> Tensor | None:
     """All parts one behind the other; None where there are none."""
     found = [part for part in parts if part is not None]
     return torch.cat(found) if found else None
-
-
-def _latent_rows(cells: Sequence[int], companions: Sequence[int]) -> Tensor:
-    """See :attr:`DrivenBatch.latent_rows`."""
-    pictures = torch.split(torch.arange(sum(cells)), list(cells))
-    padded = (
-        torch.nn.functional.pad(picture, (0, count), value=-1)
-        for picture, count in zip(pictures, companions, strict=True)
-    )
-    return torch.cat(list(padded))
