@@ -131,7 +131,7 @@ def test_embedders_of_flux2_count_where_diffusers_reads_them(
     """Its converter of kohya's names knows none of them: such a file is refused by their names."""
     folder = tiny_checkpoint(Family.FLUX2)
     pipeline = oracle.opened(folder)
-    lora = namings.trained(pipeline.transformer, namings.ORIGINAL["flux2"] | namings.FLUX2_EMBEDDERS)
+    lora = namings.trained(pipeline.transformer, {**namings.ORIGINAL["flux2"], **namings.FLUX2_EMBEDDERS})
     tensors = namings.written(lora, namings.ORIGINAL_NAMINGS[naming], "transformer")
     if naming == "kohya":
         with pytest.raises(LoraNotSupported, match="lora_unet_double_stream_modulation_img_lin"):

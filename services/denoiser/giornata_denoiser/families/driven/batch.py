@@ -96,7 +96,7 @@ def assembled(sequences: Sequence[SequenceInputs], at: Places, device: torch.dev
     ]
     latent_rows = [
         functional.pad(picture, (0, count), value=-1)
-        for picture, count in zip(torch.arange(sum(cells)).split(cells), companions, strict=True)
+        for picture, count in zip(torch.split(torch.arange(sum(cells)), cells), companions, strict=True)
     ]
     prepared = tuple(cast("Prepared", sequence.prepared) for sequence in sequences)
     regions = tuple(sequence.region for sequence in sequences)
