@@ -44,6 +44,9 @@ class Device:
         """What has to move for `slab_bytes` that are gathered from `stored` now."""
         return slab_bytes
 
+    def give_back(self) -> None:
+        """Keep nothing that was brought: memory is out."""
+
     def produced(self) -> None:
         """What loading reads was made on the current stream: it comes after this point."""
 

@@ -112,14 +112,14 @@ class Computing:
         self._checks.retain(present)
         self._give_back()
 
-    def compute(self, rows: tuple[Row, ...]) -> StepReport:
-        """One step of `rows`; changes nothing but what is kept for the next one.
+    def compute(self, rows: tuple[Row, ...], *, roomy: bool = False) -> StepReport:
+        """One step of `rows`; changes nothing but what is kept for the next one. `roomy`: nothing is left to give back.
 
         A GPU may still compute it: rows that the report calls advanced may then fail in the next one, and its sample is
         of the step before. A row that is done, shown or taught in this step is known to be finite.
 
         If the step raises, every row is computed alone: the culprit fails, the others do not notice. If memory was out,
-        what is kept for rows is given back before, and later steps take fewer rows.
+        what is kept for rows and of templates is given back before, and later steps take fewer rows.
 
         Raises:
             torch.AcceleratorError: the device itself is lost, and no row can be blamed.
@@ -136,20 +136,23 @@ class Computing:
         except Exception as error:  # a row's edge: the row is answered with it, and the service logs it
             if self.family.group:  # the others would not compute the rows alone
                 raise
-            if len(rows) == 1 and rows[0].template is None and not rows[0].renewed_every:
+            out_of_memory = isinstance(error, torch.OutOfMemoryError)
+            plain = len(rows) == 1 and rows[0].template is None and not rows[0].renewed_every
+            if plain and (roomy or not out_of_memory):
                 return StepReport(
                     began, self._clock(), failed=(FailedRow(rows[0], results.row_error(error)),)
                 )
-            out_of_memory = isinstance(error, torch.OutOfMemoryError)
         # Outside of the handler, since the traceback keeps the tensors of the failed step alive.
         if out_of_memory:
             if len(rows) > 1:
                 self._ran_out(rows)
             self._give_back()
+            self.sources.give_back()
             if self.family.device.type == "cuda":
                 torch.cuda.empty_cache()
         if len(rows) == 1:  # what is taken is never the reason of a failure
-            return self.compute((replace(rows[0], template=None, renewed_every=0, records=None),))
+            alone = rows[0] if plain else replace(rows[0], template=None, renewed_every=0, records=None)
+            return self.compute((alone,), roomy=out_of_memory)
         parts = [self.compute((row,)) for row in rows]
         return StepReport(
             began,

@@ -217,6 +217,13 @@ class Accelerator(Device):
         """All of `stored`, or nothing where it is on the device."""
         return 0 if stored.data.is_cuda or str(id(stored)) in self._here else stored.size_bytes
 
+    def give_back(self) -> None:
+        """Copies that a load still reads stay until it has ended."""
+        with self._lock:
+            for name in self._here:
+                self._ledger.remove(name)
+            self._here.clear()
+
     def produced(self) -> None:
         """An event on the computing stream, which later loads wait for on theirs."""
         event: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch's is not typed

@@ -119,6 +119,12 @@ class Sources:
         if self._options.loader is not None:
             self._options.loader.schedule(())
 
+    def give_back(self) -> None:
+        """As :meth:`rest`, and keep none of what the device has of templates: it is brought again when it is taken."""
+        self.rest()
+        if self._options.device is not None:
+            self._options.device.give_back()
+
     def step(self, rows: Sequence[Row]) -> StepPlan:
         """Plan the next step of the batch of `rows`, and begin to load what it takes."""
         running = [self._advanced(row) for row in rows]

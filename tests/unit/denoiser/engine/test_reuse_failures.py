@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from giornata.planning.costs import StepCosts
+from giornata.wire.errors import InternalError
 from giornata.wire.values import Mode
-from giornata_denoiser.blocks.device import Arrival
+from giornata_denoiser.blocks.device import Arrival, Device
 from giornata_denoiser.blocks.slabs import Slabs
 from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.engine.loading import Loader
@@ -244,6 +245,64 @@ def test_a_row_that_does_not_fit_alone_lowers_no_limit() -> None:
     assert [failed.row.key.job_id for failed in report.failed] == ["large"]
     made.batch.submit(small)
     assert len(made.plan()) == 4
+
+
+class Crowded(Device):
+    """A device whose memory templates fill until they are given back."""
+
+    def __init__(self) -> None:
+        self.given_back = 0
+
+    def give_back(self) -> None:
+        self.given_back += 1
+
+
+class Full(FluxInpaint):
+    """A network that has room for nothing until `crowded` has given templates back, and then for so many steps."""
+
+    crowded: Crowded
+    tries = 0
+
+    def predict(self, *args: Any, **named: Any) -> Tensor:
+        self.tries += 1
+        if not self.crowded.given_back:
+            raise torch.OutOfMemoryError("no room")
+        return super().predict(*args, **named)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_a_row_alone_that_runs_out_of_memory_is_tried_again_without_templates_on_the_device(
+    masked: bool,
+) -> None:
+    of = tiny_flux.family()
+    network = Full(tiny_flux.transformer())
+    network.crowded = Crowded()
+    crowded = tiny_flux.family(network)
+    made = Engine(crowded, ROOMY, lambda: 0.0, reusing=ReuseOptions(device=network.crowded))
+    row = edit(of, template(of) if masked else None, Spec("a", grid=GRID, steps=3, seed=1), None)
+    made.batch.submit([row])
+    report = made.step()
+    assert report is not None
+    assert [(row.step, report.failed) for row in report.advanced] == [(1, ())]
+    assert (network.tries, network.crowded.given_back) == (2, 1)
+    calm = engine(of)
+    calm.batch.submit([replace(row, template=None, renewed_every=0, records=None)])
+    torch.testing.assert_close(finished(made)["a"].latent, finished(calm)["a"].latent, atol=FLOAT32, rtol=0)
+
+
+def test_a_row_that_has_no_room_at_all_fails_at_the_second_try() -> None:
+    network = Full(tiny_flux.transformer())
+    network.crowded = Crowded()
+    device = Crowded()
+    made = Engine(tiny_flux.family(network), ROOMY, lambda: 0.0, reusing=ReuseOptions(device=device))
+    made.batch.submit([tiny_flux.row(tiny_flux.family(), Spec("a", grid=GRID, steps=3))])
+    report = made.step()
+    assert report is not None
+    assert [type(failure.error) for failure in report.failed] == [InternalError], (
+        "another denoiser may have room"
+    )
+    assert report.failed[0].error.retryable
+    assert (network.tries, device.given_back) == (2, 1)
 
 
 def test_the_limit_rises_again_slowly() -> None:
