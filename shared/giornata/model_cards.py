@@ -13,16 +13,25 @@ from typing import Any, Final
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from giornata.components import Configs, LatentShape
+from giornata.components import Config, Configs, LatentShape
 from giornata.families import Distilled, Family, Kind
 from giornata.kinds import KINDS
+from giornata.memory_plan import QUANTIZED, ModelMemory
 from giornata.schedulers import sampler_of
 from giornata.wire.models import ModelCard
 from giornata.wire.samplers import DISCRETE_TIME, Sampler
 
 SAMPLE_BYTES: Final = 1 << 20
 """How much of each end of a weight file enters the digest; hashing all of a 24 GB checkpoint takes a minute."""
+HEADER_BYTES: Final = 100 << 20
+"""Of a safetensors file, at most: the format's own limit."""
 SERVING: Final = "serving.json"
+ITEM_BYTES: Final = 2
+"""Of a number on a GPU: bfloat16."""
+TEMPLATE_BITS: Final = 4
+"""Bits of a recorded value, as a denoiser has them by default."""
+STEP_NUMBERS: Final = 20
+"""Numbers that a step has at its peak for each token and channel: 13 to 18, and more with rows of unlike lengths."""
 
 
 class ServingDefaults(BaseModel):
@@ -98,6 +107,74 @@ def level_bytes(folder: Path, card: ModelCard, bits: int) -> int:
         ) from error
     tokens = (card.native_size // card.pixel_multiple) ** 2
     return kept.size_bytes(tokens + card.companion_tokens(tokens), bits)
+
+
+def model_memory(folder: Path, *, quantized: bool = False) -> ModelMemory:
+    """What the checkpoint in `folder` takes on a GPU; with 8 bits for its blocks' weights where it is `quantized`.
+
+    Raises:
+        ValueError: it is not served, or neither weights nor an index tell the size of a part.
+        OSError: a file cannot be read.
+    """
+    card, index = read_model_card(folder), _read_json(folder / "model_index.json")
+    kind = _kind(folder, index)
+    network, autoencoder = (_read_json(folder / part / "config.json") for part in (kind.network, "vae"))
+    # As prepost loads it: activations of SDXL's overflow in 16 bits.
+    upcast = 2 if card.family.startswith("sdxl") and autoencoder.get("force_upcast", True) else 1
+    tokens = (card.native_size // card.pixel_multiple) ** 2
+    beside = tokens + card.companion_tokens(tokens)
+    try:
+        step, pixel = STEP_NUMBERS * _width(network, card.token_latents), _decoding_numbers(autoencoder)
+    except KeyError as error:
+        raise ValueError(f"{folder} does not tell its shape: {error} is missing") from error
+    return ModelMemory(
+        round(_weights(folder / kind.network) * (QUANTIZED if quantized else 1)),
+        sum(
+            _weights(folder / one)
+            for one in index
+            if one.startswith("text_encoder") and (folder / one).is_dir()
+        ),
+        upcast * _weights(folder / "vae"),
+        upcast * ITEM_BYTES * pixel,
+        # an entry of a template, and a correction of its size
+        ITEM_BYTES * step + 2 * level_bytes(folder, card, TEMPLATE_BITS) / beside,
+        card.pixel_multiple**2 * tokens / beside,
+        card.max_text_tokens if kind.network == "transformer" else 0,
+    )
+
+
+def _width(network: Config, tile: int) -> int:
+    """Channels of a token: of a UNet's, all cells of a tile where it is widest."""
+    if "block_out_channels" in network:
+        return int(tile**2 * network["block_out_channels"][0])
+    return int(network.get("dim") or network["num_attention_heads"] * network["attention_head_dim"])
+
+
+def _decoding_numbers(autoencoder: Config) -> float:
+    """Most numbers that a pixel has while it is decoded: of Qwen-Image 2.1, Qwen-Image, and all others."""
+    if "decoder_base_dim" in autoencoder:
+        return 22.4 * int(autoencoder["decoder_base_dim"])
+    if "base_dim" in autoencoder:
+        return 18.1 * int(autoencoder["base_dim"])
+    channels = autoencoder.get("decoder_block_out_channels") or autoencoder["block_out_channels"]
+    return 3.02 * int(channels[:2][-1])
+
+
+def _weights(part: Path) -> int:
+    """Bytes of a component's weights as they are loaded; of an index alone, as they are stored."""
+    files = sorted(part.glob("*.safetensors"))
+    plain = [file for file in files if "." not in file.stem]  # others are variants: `model.fp16`
+    if files:
+        return ITEM_BYTES * sum(map(_numbers, plain or files))
+    for index in sorted(part.glob("*.safetensors.index.json")):
+        return int(_read_json(index)["metadata"]["total_size"])
+    raise ValueError(f"{part} has neither weights nor an index that tells their size")
+
+
+def _numbers(file: Path) -> int:
+    with file.open("rb") as opened:
+        header = json.loads(opened.read(min(HEADER_BYTES, int.from_bytes(opened.read(8), "little"))))
+    return sum(math.prod(tensor["shape"]) for name, tensor in header.items() if name != "__metadata__")
 
 
 def _max_prompt_tokens(folder: Path, kind: Kind, padded: int) -> int | None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import sys
 from contextlib import closing
 from importlib import metadata
 from pathlib import Path
 
+import click
 import pytest
+from click.testing import CliRunner
 from huggingface_hub import try_to_load_from_cache
 
 from giornata_tools import provenance
@@ -18,6 +21,7 @@ from giornata_tools.cli.doctor import command as doctor
 from giornata_tools.cli.doctor.accelerator import Torch
 from giornata_tools.cli.doctor.finding import Finding, Verdict, fail, ok, warn, worst
 from tests.e2e.studio import browsing
+from tests.fakes.published import published
 
 ROOT = Path(__file__).parents[3]
 CPU = Torch("2.13.0+cpu", None, None, [])
@@ -236,3 +240,68 @@ def test_a_model_whose_templates_do_not_fit_is_told() -> None:
     tight = checkpoint.model(folder, memory_bytes=1000)
     assert tight.verdict is Verdict.WARN
     assert "TEMPLATE_MEMORY_MB" in (tight.remedy or "")
+
+
+def of_device(name: str, size: str, folder: Path) -> Finding:
+    return checkpoint.device(str(published(folder / name, name)), checkpoint.size_of(size))
+
+
+def test_a_gpu_with_room_is_told_what_each_part_takes(tmp_path: Path) -> None:
+    found = of_device("flux", "80GB", tmp_path)
+    assert (found.verdict, found.remedy) == (Verdict.OK, None)
+    assert "the network 23.8 GB, text encoders 9.8 GB, the autoencoder 0.2 GB, " in found.sentence
+    assert "decoding 1024 x 1024 1.6 GB" in found.sentence
+    assert "host memory while the denoiser loads 23.8 GB, and prepost 9.9 GB" in found.sentence
+    assert re.search(r"80 GB have room for \d+ rows in a step beside prepost$", found.sentence)
+
+
+def test_a_gpu_whose_text_encoders_do_not_fit_is_a_warning(tmp_path: Path) -> None:
+    found = of_device("flux", "32GB", tmp_path)
+    assert found.verdict is Verdict.WARN
+    assert "once its text encoders are on the CPU" in found.sentence
+
+
+def test_what_does_not_fit_is_told_with_what_would(tmp_path: Path) -> None:
+    found = of_device("qwen-image", "40 gb", tmp_path)
+    assert found.verdict is Verdict.FAIL
+    assert "40 GB have no room for one row beside prepost" in found.sentence
+    assert re.match(
+        r"Of rows of that size GIORNATA_QUANTIZE=int8 has room for \d+ in a step; a GPU of 48 GB",
+        found.remedy or "",
+    )
+    smallest = checkpoint.device(str(tmp_path / "qwen-image"), 10**9)
+    assert (smallest.verdict, "a GPU of 32 GB" in (smallest.remedy or "")) == (Verdict.FAIL, False)
+
+
+def test_a_model_without_sizes_is_told(tmp_path: Path, hub_home: Path) -> None:
+    assert "in the hub's cache" in checkpoint.device("owner/name", 10**9).sentence
+    (published(tmp_path, "flux") / "vae" / "model.safetensors").unlink()
+    found = checkpoint.device(str(tmp_path), 10**9)
+    assert (found.verdict, "vae has neither weights nor an index" in found.sentence) == (Verdict.FAIL, True)
+    assert checkpoint.device(str(tmp_path / "vae"), 10**9).verdict is Verdict.FAIL
+
+
+def test_a_model_of_the_hub_is_looked_at_in_its_cache(tmp_path: Path, hub_home: Path) -> None:
+    published(hub_home / "hub" / "models--owner--flux" / "snapshots" / "1", "flux")
+    assert checkpoint.device("owner/flux", 80 * 10**9).verdict is Verdict.OK
+
+
+@pytest.mark.parametrize("size", ["", "GB", "0GB", "80GiB", "a lot", "-3"])
+def test_a_size_that_is_none_is_refused(size: str) -> None:
+    with pytest.raises(click.BadParameter, match="write it as 80GB"):
+        checkpoint.size_of(size)
+
+
+@pytest.mark.parametrize(("size", "status"), [("80GB", 0), ("16", 1)])
+def test_the_exit_status_is_that_of_the_device_alone(size: str, status: int, tmp_path: Path) -> None:
+    """Nothing else is looked at: a machine without a gateway, or without torch, can be asked."""
+    folder = str(published(tmp_path / "flux", "flux"))
+    ended = CliRunner().invoke(doctor.doctor, ["--model", folder, "--device", size, "--json"])
+    assert ended.exit_code == status
+    assert [one["name"] for one in json.loads(ended.stdout)["checks"]] == ["flux on a GPU"]
+
+
+def test_a_device_needs_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GIORNATA_MODEL", raising=False)
+    ended = CliRunner().invoke(doctor.doctor, ["--device", "80GB"])
+    assert (ended.exit_code, "--device needs --model" in ended.output) == (2, True)

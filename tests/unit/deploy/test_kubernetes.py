@@ -5,16 +5,19 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from ipaddress import ip_network
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 
+from giornata.model_cards import model_memory
 from giornata.wire.workers import ServiceName
 from giornata_denoiser.service import HAND_BACK_S
 from giornata_gateway.http.routes import ROUTES
 from giornata_gateway.http.server import CLOSE_S
 from giornata_gateway.webhooks.rules.addresses import may_connect
+from tests.fakes.published import published
 from tests.unit.deploy.kustomize import identity
 from tests.unit.deploy.overlays import (
     BUILT,
@@ -42,7 +45,8 @@ def test_variables_are_options_that_the_service_reads(key: tuple[str, str]) -> N
         assert hosts == (["nats"] if replicas == 1 else [f"nats-{index}.nats" for index in range(replicas)])
         stores = re.findall(r"//([^:/]+)", config.blobs_url)
         assert stores == (["pictures"] if key[0] == "documented" else ["valkey"])
-    assert getattr(config, "device_claims", None) is None, "the device plugin gives each container its own"
+    for folder in ("device_claims", "device_ledger"):
+        assert getattr(config, folder, None) is None, "the device plugin gives each container its own"
 
 
 @every_service
@@ -94,6 +98,23 @@ def test_a_container_has_no_rights_and_bounded_memory(key: tuple[str, str]) -> N
     mounted = {mount["name"] for mount in container["volumeMounts"]}
     claims = {one["metadata"]["name"] for one in WORKLOADS[key]["spec"].get("volumeClaimTemplates", ())}
     assert mounted == {volume["name"] for volume in pod.get("volumes", ())} | claims
+
+
+@pytest.mark.parametrize("overlay", ["gpu", "documented"])
+@pytest.mark.parametrize("name", ["flux", "qwen-image", "z-image", "sdxl"])
+def test_on_gpus_host_memory_holds_what_passes_through_it(name: str, overlay: str, tmp_path: Path) -> None:
+    """Weights, and four GiB for the process itself and, of prepost, the pictures that it works on."""
+    model = model_memory(published(tmp_path, name))
+    for service, weights in (
+        (ServiceName.DENOISER, model.network),
+        (ServiceName.PREPOST, model.encoders + model.autoencoder),
+    ):
+        resources = container_of(WORKLOADS[overlay, service])["resources"]
+        limit, request = (
+            int(resources[kind]["memory"].removesuffix("Gi")) << 30 for kind in ("limits", "requests")
+        )
+        assert weights + (4 << 30) <= limit
+        assert request <= limit
 
 
 @every_service

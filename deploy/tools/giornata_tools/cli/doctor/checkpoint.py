@@ -10,16 +10,20 @@ from os import environ
 from pathlib import Path
 from typing import Final
 
+import click
+
 from giornata import machine
-from giornata.model_cards import level_bytes, read_model_card
+from giornata.memory_plan import CONTEXT_BYTES, USABLE, plan_device
+from giornata.model_cards import TEMPLATE_BITS, level_bytes, model_memory, read_model_card
 from giornata.planning.specs import LEAST_LEVELS
 from giornata.wire.models import ModelCard
 from giornata_tools.cli.doctor.finding import Finding, fail, ok, warn
 from giornata_tools.cli.doctor.machine import GIB
 from giornata_tools.launcher.model import Model, repeated_name
 
-BITS: Final = 4
-"""Bits of a recorded value, as a denoiser has them by default."""
+GB: Final = 10**9
+GPU_GB: Final = (16, 24, 32, 48, 80, 96, 141, 192)
+"""Sizes of GPUs that there are."""
 
 
 def model(source: str | None, memory_bytes: int | None = None) -> Finding:
@@ -45,6 +49,52 @@ def model(source: str | None, memory_bytes: int | None = None) -> Finding:
     return _with_templates(folder, card, known, _template_bytes() if memory_bytes is None else memory_bytes)
 
 
+def device(source: str, device_bytes: int) -> Finding:
+    """A denoiser and a prepost of a checkpoint fit on one GPU of so many bytes; if not, what would fit."""
+    folder = Path(source) if Path(source).is_dir() else _cached(source)
+    if folder is None:
+        return fail(f"{source} is no folder, and not in the hub's cache.", f"Fetch it: hf download {source}")
+    try:
+        side = read_model_card(folder).native_size
+        model, fewer = model_memory(folder), model_memory(folder, quantized=True)
+    except (ValueError, OSError) as error:
+        return fail(f"{error}.", "Name the folder of a diffusers checkpoint with its weights.")
+    prepost, rows = plan_device(device_bytes, model, side**2)
+    sizes = {
+        "the network": model.network,
+        "text encoders": model.encoders,
+        "the autoencoder": model.autoencoder,
+        f"decoding {side} x {side}": model.pixel * side**2,
+        "each row": model.row(side**2),
+        "each process": CONTEXT_BYTES,
+        "host memory while the denoiser loads": model.network,
+        "and prepost": model.encoders + model.autoencoder,
+    }
+    apart = int((USABLE * device_bytes - model.denoiser(side**2, 0)) // model.row(side**2))
+    ways = {
+        "GIORNATA_QUANTIZE=int8": plan_device(device_bytes, fewer, side**2)[1],
+        "prepost elsewhere": apart,
+    }
+    ways |= {f"a GPU of {gb} GB": plan_device(gb * GB, model, side**2)[1] for gb in GPU_GB}
+    better = [f"{way} has room for {more} in a step" for way, more in ways.items() if more > max(0, rows)]
+    told = ", ".join(f"{name} {size / GB:.1f} GB" for name, size in sizes.items())
+    remedy = f"Of rows of that size {'; '.join(better[:3])}." if better else "Take a smaller model."
+    if rows < 1:
+        return fail(f"{told}. {device_bytes / GB:.0f} GB have no room for one row beside prepost.", remedy)
+    fit = f"{told}. {device_bytes / GB:.0f} GB have room for {rows} rows in a step beside prepost"
+    if prepost.encoders:
+        return ok(fit)
+    return warn(f"{fit}, once its text encoders are on the CPU: GIORNATA_TEXT_ENCODERS=auto.", remedy)
+
+
+def size_of(text: str) -> int:
+    """Bytes of a size such as ``80GB``; click.BadParameter for another."""
+    number = text.upper().removesuffix("GB").strip()
+    if not number.isdecimal() or not int(number):
+        raise click.BadParameter(f"{text} is no size; write it as 80GB")
+    return int(number) * GB
+
+
 def names(models: Sequence[Model]) -> Finding:
     """Requests tell several models by their names."""
     if twice := repeated_name(models):
@@ -54,7 +104,7 @@ def names(models: Sequence[Model]) -> Finding:
 
 def _with_templates(folder: Path, card: ModelCard, known: str, room: int) -> Finding:
     """Memory has room for one template of the model's native size, with as many noise levels as pictures need."""
-    least = LEAST_LEVELS * level_bytes(folder, card, BITS)
+    least = LEAST_LEVELS * level_bytes(folder, card, TEMPLATE_BITS)
     if least <= room:
         return ok(known)
     return warn(
@@ -71,7 +121,7 @@ def _template_bytes() -> int:
 
 
 def _on_hub(source: str) -> Finding:
-    if _cached(source):
+    if _cached(source) is not None:
         return ok(f"{source} is in the hub's cache")
     if _has_token():
         return ok(f"{source} is to be fetched from the hub, with the token of this machine")
@@ -81,10 +131,10 @@ def _on_hub(source: str) -> Finding:
     )
 
 
-def _cached(source: str) -> bool:
+def _cached(source: str) -> Path | None:
     cache = environ.get("HF_HUB_CACHE") or environ.get("HUGGINGFACE_HUB_CACHE") or _home() / "hub"
     folder = Path(cache).expanduser() / f"models--{source.replace('/', '--')}"
-    return any(folder.glob("snapshots/*/model_index.json"))
+    return next((index.parent for index in folder.glob("snapshots/*/model_index.json")), None)
 
 
 def _has_token() -> bool:

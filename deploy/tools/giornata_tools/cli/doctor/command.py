@@ -43,6 +43,8 @@ class CheckedSystem:
     blobs_url: str | None
     models: tuple[str, ...]
     """As `giornata up` takes them; none: the built-in one."""
+    device_bytes: int | None = None
+    """Of a GPU; then nothing is looked at but what the models take of it."""
 
 
 @click.command()
@@ -50,10 +52,24 @@ class CheckedSystem:
 @models_option(
     "Checkpoint to look at, by default that of GIORNATA_MODEL; give it several times to look at several."
 )
+@click.option(
+    "--device",
+    "device_bytes",
+    callback=lambda _ctx, _option, size: checkpoint.size_of(size) if size else None,
+    metavar="80GB",
+    help="Tell only what a model takes of a GPU of this size, and what would fit where it does not.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
 @click.pass_context
 def doctor(
-    ctx: click.Context, /, *, url: str | None, models: tuple[str, ...], as_json: bool, **named: str | None
+    ctx: click.Context,
+    /,
+    *,
+    url: str | None,
+    models: tuple[str, ...],
+    device_bytes: int | None,
+    as_json: bool,
+    **named: str | None,
 ) -> None:
     """Look at everything that an edit on this machine needs; say what is missing and what to do.
 
@@ -63,7 +79,11 @@ def doctor(
     """
     if not models and (own := os.environ.get("GIORNATA_MODEL")):
         models = (own,)
-    around = CheckedSystem(checkout.find(), gateway_of(url), url is not None, models=models, **named)
+    if device_bytes is not None and not models:
+        raise click.UsageError("--device needs --model, or GIORNATA_MODEL.")
+    around = CheckedSystem(
+        checkout.find(), gateway_of(url), url is not None, models=models, device_bytes=device_bytes, **named
+    )
     ctx.exit(interrupts.run(lambda: run(around, as_json=as_json)))
 
 
@@ -85,6 +105,9 @@ async def examine(around: CheckedSystem) -> dict[str, Finding]:
 
     Without a checkout nothing can be started here: then what a system needs is not looked at, and a gateway is needed.
     """
+    if around.device_bytes is not None:
+        names = {each.served_name: each.source for each in map(Model.read, around.models)}
+        return {f"{name} on a GPU": checkpoint.device(names[name], around.device_bytes) for name in names}
     needed = around.gateway_named or around.root is None
     serving = asyncio.ensure_future(_guarded(lambda: servers.gateway(around.gateway_url, named=needed)))
     want = machine.wanted(around.root) if around.root else {"giornata": installed("giornata") or ""}

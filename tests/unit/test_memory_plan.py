@@ -1,0 +1,132 @@
+"""The memory plan: what published checkpoints take, and what it does where that does not fit."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from giornata.memory_plan import CONTEXT_BYTES, TILE, USABLE, ModelMemory, plan_device, plan_prepost
+from giornata.model_cards import model_memory, read_model_card
+from tests.fakes.published import published, write_header
+
+GB = 10**9
+SIDE = 1024
+LARGE = 2048
+
+
+@pytest.mark.parametrize(
+    ("name", "network", "encoders", "decoding", "decoding_large", "step"),
+    [
+        ("flux", 23.8, 9.8, 1.61, 6.44, 111.2),
+        ("qwen-image", 40.9, 16.6, 3.63, 14.5, 111.6),
+        ("z-image", 12.3, 8.0, 1.61, 6.44, 127.9),
+        ("sdxl", 5.13, 1.6, 3.22, 12.9, 161.6),
+    ],
+)
+def test_published_checkpoints_take_what_their_shapes_were_seen_to_take(
+    name: str,
+    network: float,
+    encoders: float,
+    decoding: float,
+    decoding_large: float,
+    step: float,
+    tmp_path: Path,
+) -> None:
+    """Gigabytes; `step` are the peak's kilobytes for each token, which the plan exceeds for rows of unlike lengths."""
+    folder = published(tmp_path, name)
+    model, card = model_memory(folder), read_model_card(folder)
+    assert model.network == pytest.approx(network * GB, rel=0.01)
+    assert model.encoders == pytest.approx(encoders * GB, rel=0.03)
+    assert decoding * GB <= model.pixel * SIDE**2 <= 1.03 * decoding * GB
+    assert decoding_large * GB <= model.pixel * LARGE**2 <= 1.03 * decoding_large * GB
+    beside = card.native_size**2 / model.pixels_a_token
+    assert beside == (card.native_size // card.pixel_multiple) ** 2
+    row_without_template = step * 1e3 * (beside + model.text_tokens)
+    assert row_without_template < model.row(card.native_size**2)
+    assert model_memory(folder, quantized=True).network == pytest.approx(0.55 * model.network, rel=0.01)
+
+
+def test_weights_are_those_that_are_loaded(tmp_path: Path) -> None:
+    """Variants beside them are not counted, those alone are, and an index tells what has not been fetched."""
+    folder = published(tmp_path, "flux")
+    whole = model_memory(folder)
+    write_header(folder / "transformer" / "model.fp16.safetensors", 10**9)
+    assert model_memory(folder) == whole
+    (folder / "transformer" / "model.safetensors").unlink()
+    assert model_memory(folder).network == 2 * GB
+    (folder / "transformer" / "model.fp16.safetensors").unlink()
+    with pytest.raises(
+        ValueError, match=r"transformer has neither weights nor an index that tells their size"
+    ):
+        model_memory(folder)
+    index = {"metadata": {"total_size": 5 * GB}, "weight_map": {}}
+    (folder / "transformer" / "diffusion_pytorch_model.safetensors.index.json").write_text(json.dumps(index))
+    assert model_memory(folder).network == 5 * GB
+
+
+def test_a_broken_header_is_told(tmp_path: Path) -> None:
+    folder = published(tmp_path, "flux")
+    (folder / "vae" / "model.safetensors").write_bytes(b"\xff" * 9)
+    with pytest.raises(ValueError):
+        model_memory(folder)
+
+
+def test_qwen_image_starts_on_80_gb_beside_its_prepost(tmp_path: Path) -> None:
+    model = model_memory(published(tmp_path, "qwen-image"))
+    prepost, rows = plan_device(80 * GB, model, SIDE**2)
+    assert prepost.encoders
+    assert rows >= 4
+    small, few = plan_device(64 * GB, model, SIDE**2)
+    assert not small.encoders, "they make room for the first row"
+    assert few >= 1
+    assert plan_device(40 * GB, model, SIDE**2)[1] < 1
+
+
+MODELS = st.builds(
+    ModelMemory,
+    network=st.integers(10**6, 50 * GB),
+    encoders=st.integers(0, 20 * GB),
+    autoencoder=st.integers(10**6, GB),
+    pixel=st.floats(100, 10_000),
+    token=st.floats(1e4, 1e6),
+    pixels_a_token=st.sampled_from([128.0, 256.0, 1024.0]),
+    text_tokens=st.integers(0, 512),
+)
+PIXELS = st.integers(TILE**2, 4096**2)
+
+
+@given(MODELS, st.integers(0, 200 * GB), PIXELS)
+def test_what_is_planned_fits_or_is_the_least_there_is(model: ModelMemory, room: int, pixels: int) -> None:
+    plan = plan_prepost(room, model, pixels)
+    least = plan_prepost(0, model, pixels)
+    assert plan.size_bytes <= room or plan == least
+    assert (least.encoders, least.whole_pixels) == (False, TILE**2)
+    assert TILE**2 <= plan.whole_pixels <= pixels
+    assert not plan.encoders or plan.whole_pixels == pixels, "a picture as a whole comes before encoders"
+
+
+@given(MODELS, st.integers(0, 200 * GB), st.integers(0, 20 * GB), PIXELS)
+def test_more_room_never_gives_less(model: ModelMemory, room: int, more: int, pixels: int) -> None:
+    before, after = (plan_prepost(each, model, pixels) for each in (room, room + more))
+    assert (before.encoders, before.whole_pixels) <= (after.encoders, after.whole_pixels)
+
+
+@given(MODELS, st.integers(GB, 200 * GB), PIXELS)
+def test_both_services_together_fit_on_the_device(model: ModelMemory, device: int, pixels: int) -> None:
+    prepost, rows = plan_device(device, model, pixels)
+    if rows >= 1:
+        assert prepost.size_bytes + model.denoiser(pixels, rows) <= USABLE * device + 2
+    assert prepost.size_bytes + model.denoiser(pixels, max(rows, 0) + 1) > USABLE * device - 2
+
+
+@given(MODELS, PIXELS, st.booleans())
+def test_encoders_asked_for_are_where_they_are_asked_for(
+    model: ModelMemory, pixels: int, encoders: bool
+) -> None:
+    plan = plan_prepost(0, model, pixels, encoders)
+    assert plan.encoders is encoders
+    assert plan.size_bytes >= CONTEXT_BYTES + encoders * model.encoders
