@@ -38,6 +38,11 @@ class DeviceConfig(CellConfig):
         description="Folder that the replicas of this host share: each claims a free GPU there, and keeps it while it "
         "runs. Without effect on a CPU, or where a GPU is named by number; default: all take the first one.",
     )
+    device_ledger: Path | None = Field(
+        None,
+        description="Folder in which services of this host state what they need of a GPU's memory, so that none takes "
+        "what another one needs; default: each takes what is free.",
+    )
     dtype: Literal["auto", "float32", "bfloat16"] = Field(
         "auto", description="Of the weights; auto: bfloat16 on a GPU, float32 on a CPU."
     )

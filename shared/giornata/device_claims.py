@@ -1,18 +1,21 @@
 """A GPU for each replica: an instance claims free GPUs of its host when it starts, and keeps them while it runs.
 
 A claim is a lock on a file, named for a service and a GPU, in a folder that the replicas of a host share. It is
-advisory: a process that does not ask can use the GPU all the same. Different services may have one GPU. Imports torch.
+advisory: a process that does not ask can use the GPU all the same. Different services may have one GPU: each states in
+a ledger what it needs of its memory, before it takes that. Imports torch.
 """
 
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
+from uuid import uuid4
 
 import structlog
 import torch
@@ -28,6 +31,8 @@ from giornata.wire.workers import ServiceName
 VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
 ASKING_S: Final = 120.0
 """Most that telling the GPUs may take: it loads torch and wakes the driver."""
+SUFFIX: Final = ".memory"
+"""Of the files in a ledger, which may lie in the folder of the claims."""
 DEVICES: Final = TypeAdapter(tuple[HostDevice, ...])
 
 log = structlog.get_logger(__name__)
@@ -161,3 +166,60 @@ def _claim(path: Path, instance: str) -> Iterator[str | None]:
             os.ftruncate(handle, 0)
             os.pwrite(handle, instance.encode(), 0)
             yield None
+
+
+class Stated(NamedTuple):
+    """What a living process needs of its GPU."""
+
+    gpu: str
+    service: str
+    size_bytes: int
+
+
+class DeviceLedger:
+    """What the processes of a host need of its GPUs, in `folder`, as one of `service` on `gpu` sees it.
+
+    A statement is a locked file, as a claim is: it ends with its process. Without a folder, or a GPU, there are none.
+
+    Raises:
+        Failed: the folder is no folder that this user may write.
+    """
+
+    def __init__(self, folder: Path | None = None, gpu: str | None = None, service: str = "") -> None:
+        self.folder, self.gpu = folder if gpu else None, gpu
+        if self.folder is None:
+            return
+        try:
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with alone(self.folder):  # nobody takes it for a dead one's before it is locked
+                self._own = self.folder / f"{gpu}@{service}@{uuid4().hex}{SUFFIX}"
+                self._handle = os.open(
+                    self._own, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600
+                )  # until the end
+                fcntl.flock(self._handle, fcntl.LOCK_EX)
+        except OSError as error:
+            raise Failed(f"No memory can be stated in {folder}: {error.strerror or error}.") from error
+
+    def state(self, size_bytes: int) -> None:
+        """State what this process needs, in place of what it has stated before."""
+        if self.folder is not None:
+            os.pwrite(self._handle, f"{size_bytes:020}".encode(), 0)
+
+    def others(self) -> list[Stated]:
+        """What others have stated. Of two that state first and then look here, at least one sees the other."""
+        found: list[Stated] = []
+        if self.folder is None:
+            return found
+        with alone(self.folder):
+            for path in set(self.folder.glob(f"*{SUFFIX}")) - {self._own}:
+                with lock_if_free(path) as of_the_dead:
+                    gpu, service, _ = path.name.split("@")
+                    if of_the_dead is None:
+                        found.append(Stated(gpu, service, int(path.read_text(encoding="ascii") or 0)))
+                    else:
+                        path.unlink()
+        return found
+
+    def others_bytes(self) -> int:
+        """What others need of the GPU of this process."""
+        return sum(one.size_bytes for one in self.others() if one.gpu == self.gpu)

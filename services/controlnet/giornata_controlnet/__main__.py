@@ -8,8 +8,9 @@ import sys
 from giornata import runtime
 from giornata.blobs import open_blobs
 from giornata.bus.bus import connect_as
-from giornata.device_claims import gpus_of
+from giornata.device_claims import DeviceLedger, gpus_of
 from giornata.heap import keep_freed
+from giornata.memory_plan import CONTEXT_BYTES
 from giornata.wire.workers import ServiceName
 from giornata_controlnet.config import ControlNetConfig
 from giornata_controlnet.nets import Nets, read_cards
@@ -26,11 +27,14 @@ async def serve(config: ControlNetConfig, stop: asyncio.Event) -> None:
     ):
         if config.torch_device().type == "cpu":
             keep_freed()
+        budget_bytes = config.budget_bytes()
+        ledger = DeviceLedger(config.device_ledger, gpus[0].id if gpus else None, ServiceName.CONTROLNET)
+        ledger.state(CONTEXT_BYTES + budget_bytes)
         with Nets(
             configured,
             config.torch_device(),
             config.torch_dtype(),
-            budget_bytes=config.budget_bytes(),
+            budget_bytes=budget_bytes,
             loads=config.control_loads,
         ) as nets:
             await ControlNetService(config, bus, blobs, nets, gpus).run(stop)

@@ -12,10 +12,13 @@ import torch
 
 from giornata.checkpoints import checkpoint_folder
 from giornata.control.protocol import ControlNet
+from giornata.device_claims import DeviceLedger
 from giornata.families import Family
-from giornata.model_cards import read_model_card
+from giornata.gpus import host_device
+from giornata.model_cards import model_memory, read_model_card
 from giornata.wire.errors import Failed
 from giornata.wire.models import ModelCard
+from giornata.wire.workers import ServiceName
 from giornata_denoiser.config import DenoiserConfig
 from giornata_denoiser.controls.networks import controlled
 from giornata_denoiser.controls.opening import open_controls
@@ -56,6 +59,8 @@ class Checkpoint:
     """What previews are seen through; of the checkpoint's own autoencoder. None of an outline."""
     controlnets: Mapping[str, ControlNet] = field(default_factory=dict)
     """Those that this process computes, by digest."""
+    ledger: DeviceLedger = field(default_factory=DeviceLedger)
+    """Where this process states what it needs of its GPU."""
 
 
 def open_checkpoint(config: DenoiserConfig) -> Checkpoint:
@@ -66,6 +71,7 @@ def open_checkpoint(config: DenoiserConfig) -> Checkpoint:
     """
     try:
         folder, dtype = checkpoint_folder(config.model), config.torch_dtype()
+        ledger = stated(config, folder)
         check(config.quantize, config.torch_device())
         found = load(
             folder,
@@ -81,7 +87,18 @@ def open_checkpoint(config: DenoiserConfig) -> Checkpoint:
         nets = open_controls(config.controlnets, network, dtype=dtype, device=config.torch_device())
     except (ValueError, OSError) as error:
         raise Failed(f"The ControlNets {config.controlnets} cannot be loaded: {error}") from error
-    return replace(found, controlnets=nets)
+    return replace(found, controlnets=nets, ledger=ledger)
+
+
+def stated(config: DenoiserConfig, folder: Path) -> DeviceLedger:
+    """A ledger with what a denoiser needs of its GPU at least: the network, and a row of the native size."""
+    device = config.torch_device()
+    if device.type != "cuda":
+        return DeviceLedger()
+    ledger = DeviceLedger(config.device_ledger, host_device(device).id, ServiceName.DENOISER)
+    model = model_memory(folder, quantized=config.quantize is not Quantize.OFF)
+    ledger.state(model.denoiser(read_model_card(folder).native_size ** 2))
+    return ledger
 
 
 def outline(config: DenoiserConfig) -> Checkpoint:

@@ -12,7 +12,9 @@ from typing import Final
 import structlog
 import torch
 
+from giornata.device_claims import DeviceLedger
 from giornata.machine import memory_bytes
+from giornata.memory_plan import CONTEXT_BYTES, USABLE
 from giornata.packed.tracing import UNTRACED
 from giornata.planning.batch import PLANNERS
 from giornata.planning.costing import CostModel
@@ -92,7 +94,7 @@ def engine_of(
     holds the LoRAs of rows, `controls` their ControlNets.
     """
     device = checkpoint.family.device
-    memory = memory_of(config, free_bytes(device))
+    memory = memory_on(config, checkpoint)
     _tell(config, checkpoint, memory)
     trace = Trace(device) if config.trace_file is not None else None
 
@@ -146,9 +148,24 @@ def budget_of(config: DenoiserConfig, profile: Profile, memory: Memory) -> Budge
     )
 
 
-def free_bytes(device: torch.device) -> int | None:
-    """What is free on a GPU, once the model is there; None for a CPU."""
-    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else None
+def memory_on(config: DenoiserConfig, checkpoint: Checkpoint, spared: int = 0) -> Memory:
+    """:func:`memory_of` what the model and others leave of its device, once `spared` bytes are taken."""
+    device = checkpoint.family.device
+    if device.type != "cuda":
+        return memory_of(config, None)
+    free, total = torch.cuda.mem_get_info(device)
+    own = CONTEXT_BYTES + torch.cuda.memory_reserved(device) + spared
+    return shared_memory(config, checkpoint.ledger, free - spared, total, own)
+
+
+def shared_memory(config: DenoiserConfig, ledger: DeviceLedger, free: int, total: int, own: int) -> Memory:
+    """:func:`memory_of` a GPU of which this process has taken `own` bytes; what it may take is stated in the ledger.
+
+    Of what others have stated, some may be free yet.
+    """
+    memory = memory_of(config, max(0, min(free, int(USABLE * total) - own - ledger.others_bytes())))
+    ledger.state(own + memory.device + int(memory.rows))
+    return memory
 
 
 def _tell(config: DenoiserConfig, checkpoint: Checkpoint, memory: Memory) -> None:

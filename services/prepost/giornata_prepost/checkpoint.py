@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Final
 
 import torch
 
 from giornata.checkpoints import checkpoint_folder
+from giornata.device_claims import DeviceLedger
 from giornata.families import Family
-from giornata.model_cards import read_model_card
+from giornata.gpus import host_device
+from giornata.model_cards import model_memory, read_model_card
 from giornata.wire.errors import Failed
-from giornata.wire.models import ModelCard
+from giornata.wire.workers import ServiceName
 from giornata_prepost.config import PrepostConfig
 from giornata_prepost.families.chroma.images import ChromaImages
 from giornata_prepost.families.flux import images as flux
@@ -25,8 +26,9 @@ from giornata_prepost.families.sd import images as sd
 from giornata_prepost.families.sd3.images import SD3Images
 from giornata_prepost.families.sdxl import images as sdxl
 from giornata_prepost.families.z_image.images import ZImageImages
+from giornata_prepost.placement import ON_DEVICE, planned
 
-FAMILIES: Final[dict[str, Callable[[Path, ModelCard, torch.device, torch.dtype], ImageModel]]] = {
+FAMILIES: Final[dict[str, Callable[..., ImageModel]]] = {
     Family.FLUX_INPAINT: flux.InpaintImages,
     Family.FLUX_KONTEXT: flux.KontextImages,
     Family.FLUX_FILL: flux.FillImages,
@@ -57,6 +59,11 @@ def open_model(config: PrepostConfig) -> ImageModel:
     try:
         folder = checkpoint_folder(config.model)
         card = read_model_card(folder, config.served_name)
-        return FAMILIES[card.family](folder, card, config.torch_device(), config.torch_dtype())
+        device, plan = config.torch_device(), ON_DEVICE
+        if device.type == "cuda":
+            ledger = DeviceLedger(config.device_ledger, host_device(device).id, ServiceName.PREPOST)
+            device_bytes = torch.cuda.mem_get_info(device)[1]
+            plan = planned(config, model_memory(folder), card, ledger, device_bytes)
+        return FAMILIES[card.family](folder, card, device, config.torch_dtype(), plan)
     except (ValueError, OSError) as error:
         raise Failed(f"The model {config.model} cannot be loaded: {error}") from error

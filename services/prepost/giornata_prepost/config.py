@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import Field, ValidationInfo, field_validator
 
 from giornata.checkpoints import ModelConfig
@@ -46,6 +48,12 @@ class PrepostConfig(ModelConfig):
         ge=1024,
         le=16 << 20,
         description="Most pixels that the model computes; larger pictures are scaled down to it.",
+    )
+
+    text_encoders: Literal["auto", "device", "cpu"] = Field(
+        "auto",
+        description="Where text encoders compute; auto: on the device, or on the CPU where they do not fit beside the "
+        "denoiser of the same GPU.",
     )
 
     @field_validator("mask_refiner")

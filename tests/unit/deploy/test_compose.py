@@ -175,7 +175,8 @@ def test_the_gpu_profile_swaps_the_computing_services(compose: dict[str, Any], s
     assert device["device_ids"] == [f"${{{service.upper()}_GPU:-{default}}}"]
     assert "resources" not in cpu["deploy"]
     assert gpu["deploy"]["replicas"] == cpu["deploy"]["replicas"]
-    more = {"GIORNATA_DEVICE": "cuda"}  # a container whose GPU does not work is not to compute on its CPU
+    # A container whose GPU does not work is not to compute on its CPU.
+    more = {"GIORNATA_DEVICE": "cuda", "GIORNATA_DEVICE_LEDGER": "/devices"}
     assert gpu["environment"] == cpu["environment"] | more
 
 

@@ -23,3 +23,14 @@ def test_denoisers_of_a_model_claim_a_gpu_each_in_memory_that_they_share() -> No
         assert "GIORNATA_DEVICE_CLAIMS" not in compose["services"][variant]["environment"], (
             "it shares SECOND_GPU with its prepost, and with whoever is there"
         )
+
+
+def test_services_on_gpus_state_what_they_need_where_all_see_it() -> None:
+    services = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]
+    computing = [name for name in services if name.startswith(("denoiser", "prepost", "controlnet"))]
+    on_gpus = [name for name in computing if name.endswith("-gpu")]
+    assert len(on_gpus) == 5
+    for name in computing:
+        folder = services[name]["environment"].get("GIORNATA_DEVICE_LEDGER")
+        assert folder == ("/devices" if name in on_gpus else None)
+        assert folder is None or f"devices:{folder}" in services[name]["volumes"]

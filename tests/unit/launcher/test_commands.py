@@ -16,6 +16,7 @@ from giornata.nats_users import USERS_CONF
 from giornata.wire.nats_config import has_anonymous
 from giornata.wire.stores import STORE_BYTES
 from giornata.wire.workers import ServiceName
+from giornata_prepost.config import PrepostConfig
 from giornata_tools.cli.system import up
 from giornata_tools.launcher.commands import GatewayPorts, environment, model_environment, service_command
 from giornata_tools.launcher.model import DOWNLOAD_S, Model, builder_digest, choose, choose_all, publish
@@ -68,6 +69,18 @@ def test_a_service_reads_what_the_launcher_says(monkeypatch: pytest.MonkeyPatch)
     config = load(ServiceConfig, "router", ["--instance", "router-1"])
     assert (config.nats_url, config.blobs_url) == (NATS_URL, REDIS_URL)
     assert (config.instance, config.drain_s) == ("router-1", 3.5)
+
+
+def test_services_state_what_they_need_of_gpus_in_the_stack_s_own_folder(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told = surroundings({})["GIORNATA_DEVICE_LEDGER"]
+    assert told == str(PLAN.state / "devices")
+    monkeypatch.setenv("GIORNATA_DEVICE_LEDGER", told)
+    assert load(PrepostConfig, "prepost", ["--model", "m"]).device_ledger == PLAN.state / "devices"
+    assert (
+        surroundings({"GIORNATA_DEVICE_LEDGER": "/of/the/host"})["GIORNATA_DEVICE_LEDGER"] == "/of/the/host"
+    )
 
 
 def test_cells_share_the_room_of_one_store() -> None:

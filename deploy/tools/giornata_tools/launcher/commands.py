@@ -44,6 +44,7 @@ def environment(
     shared = {f"{ENV_PREFIX}NATS_STORE_BYTES": str(STORE_BYTES // len(plan.cells))}
     return {
         f"{ENV_PREFIX}LORA_FOLDER": str(plan.state / "loras"),
+        f"{ENV_PREFIX}DEVICE_LEDGER": str(plan.state / "devices"),
         **(shared if len(plan.cells) > 1 else {}),
         **base,
         **dict.fromkeys(threads, str(plan.torch_threads)),

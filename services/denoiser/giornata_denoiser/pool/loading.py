@@ -25,7 +25,7 @@ from giornata_denoiser.pool.messages import Opening, Ready
 from giornata_denoiser.pool.rank import Loaded
 from giornata_denoiser.pool.steps import RankSteps
 from giornata_denoiser.profiling.calibration import profile_of
-from giornata_denoiser.tuning import free_bytes, memory_of, reusing_of
+from giornata_denoiser.tuning import memory_on, reusing_of
 
 GROUP_BYTES: Final = 700 << 20
 """GPU memory of a group: 544 to 688 MB a communicator of NCCL have been seen on an A100 (nccl#964)."""
@@ -76,8 +76,7 @@ def loaded(opening: Opening) -> Iterator[Loaded]:
     profile = profile_of(config, checkpoint)
     model = CostModel.of(profile)
     device = checkpoint.family.device
-    free = free_bytes(device)
-    memory = memory_of(config, None if free is None else max(0, free - opening.groups * GROUP_BYTES))
+    memory = memory_on(config, checkpoint, opening.groups * GROUP_BYTES)
     with Loader() as loader:
         reusing = reusing_of(config, device, memory, loader, model)
 

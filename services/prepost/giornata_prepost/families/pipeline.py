@@ -14,12 +14,14 @@ A sampler that draws noise goes on with the same generator: its state after thes
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+import structlog
 import torch
 from diffusers.image_processor import VaeImageProcessor
 from diffusers.pipelines.stable_diffusion.pipeline_stable_diffusion_img2img import retrieve_latents
@@ -29,12 +31,18 @@ from torch import nn
 from torch.nn.functional import interpolate, pixel_shuffle, pixel_unshuffle
 
 from giornata.latents import normalisation_of
+from giornata.memory_plan import TILE, PrepostPlan
 from giornata.wire.errors import RowPoisoned
 from giornata.wire.jobs import PromptTokens
 from giornata.wire.models import ModelCard
 from giornata_prepost.families.protocol import Condition, SeenPictures, Tensors, nothing, tokens_of
 from giornata_prepost.images.geometry import Size
 from giornata_prepost.images.pictures import Pixels
+from giornata_prepost.placement import ON_DEVICE, in_tiles
+
+Coded = TypeVar("Coded")
+
+log = structlog.get_logger(__name__)
 
 SAMPLE, MODE = "sample", "argmax"
 """The `sample_mode` by which diffusers' `retrieve_latents` takes latents from a posterior."""
@@ -60,7 +68,14 @@ class PipelineImages(ABC):
 
     The image-to-image pipeline, which an edit of a whole picture equals, has none."""
 
-    def __init__(self, folder: Path, card: ModelCard, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        card: ModelCard,
+        device: torch.device,
+        dtype: torch.dtype,
+        plan: PrepostPlan = ON_DEVICE,
+    ) -> None:
         pipeline = self.kind.from_pretrained(
             folder,
             dtype=dtype,
@@ -74,19 +89,22 @@ class PipelineImages(ABC):
             told = {"do_normalize": False, "do_binarize": True, "do_convert_grayscale": True}
             pipeline.mask_processor = VaeImageProcessor(vae_scale_factor=card.vae_scale_factor, **told)
         self.card, self.device, self.dtype = card, device, dtype
-        self.pipeline = pipeline.to(device)
+        self.text_device = device if plan.encoders else torch.device("cpu")
+        self._whole_pixels = plan.whole_pixels
+        self.pipeline = pipeline
+        self._place()
         self._normalisation = normalisation_of(pipeline.vae)
 
     @torch.no_grad()
     def encode_text(self, prompt: str, size: Size, seen: SeenPictures = ()) -> Tensors:
         """As the protocol; what it holds, :meth:`_prompt` of the family tells."""
-        return {name: tensor.cpu() for name, tensor in self._prompt(prompt, size, seen).items()}
+        return self._text(partial(self._prompt, prompt, size, seen))
 
     @torch.no_grad()
     def encode_unguided(self, negative_prompt: str | None, size: Size, seen: SeenPictures = ()) -> Tensors:
         """As the protocol."""
-        text = self._unguided(negative_prompt, size, seen)
-        return {f"negative_{name}": tensor.cpu() for name, tensor in text.items()}
+        text = self._text(partial(self._unguided, negative_prompt, size, seen))
+        return {f"negative_{name}": tensor for name, tensor in text.items()}
 
     def prompt_tokens(self, prompt: str) -> PromptTokens:
         """As the protocol."""
@@ -145,8 +163,7 @@ class PipelineImages(ABC):
         grid = (size.height // multiple, size.width // multiple)
         tokens = latents.to(self.device, self.dtype)
         unpacked = pixel_shuffle(tokens.T.reshape(1, -1, *grid), side)
-        vae = self.pipeline.vae
-        picture = self._normalisation.decoded(vae, unpacked.to(vae.dtype))
+        picture = self._coded(unpacked, size.width * size.height, self._normalisation.decoded)
         if not bool(torch.isfinite(picture).all()):
             raise RowPoisoned("The denoised latents do not decode to a picture: values are not finite.")
         return np.asarray(self.pipeline.image_processor.postprocess(picture, output_type="pil")[0])
@@ -155,6 +172,43 @@ class PipelineImages(ABC):
         """As :class:`giornata_prepost.families.protocol.AdaptedModel`."""
         found: nn.Module | None = self.pipeline.components.get(name)
         return found
+
+    def _text(self, encode: Callable[[], Tensors]) -> Tensors:
+        """What encoders make of a prompt, on the CPU. Where they run out of memory, they stay there from then on."""
+        try:
+            return {name: tensor.cpu() for name, tensor in encode().items()}
+        except torch.OutOfMemoryError:
+            if self.text_device.type == "cpu":
+                raise
+        # Outside of the handler, since the traceback keeps tensors alive.
+        log.warning("text_encoders_out_of_memory", now="on the CPU")
+        self.text_device = torch.device("cpu")
+        self._place()
+        return self._text(encode)
+
+    def _coded(self, picture: torch.Tensor, pixels: int, code: Callable[[Any, torch.Tensor], Coded]) -> Coded:
+        """What the autoencoder makes of a `picture` of so many pixels, or of its latents; of a large one in tiles.
+
+        A size that ran out of memory is not tried again as a whole.
+        """
+        vae = self.pipeline.vae
+        if pixels <= self._whole_pixels:
+            try:
+                return code(vae, picture.to(vae.dtype))
+            except torch.OutOfMemoryError:
+                if pixels <= TILE**2:
+                    raise
+            self._whole_pixels = pixels - 1
+            log.warning("autoencoder_out_of_memory", pixels=pixels, now="in tiles")
+            torch.cuda.empty_cache()
+        with in_tiles(vae):
+            return code(vae, picture.to(vae.dtype))
+
+    def _place(self) -> None:
+        for name, part in self.pipeline.components.items():
+            if isinstance(part, nn.Module):
+                part.to(self.text_device if name.startswith("text_encoder") else self.device)
+        torch.cuda.empty_cache()
 
     @classmethod
     def _left_out(cls, folder: Path) -> tuple[str, ...]:  # noqa: ARG003 - families with optional encoders look there
@@ -209,9 +263,8 @@ class PipelineImages(ABC):
 
     def _posterior(self, picture: torch.Tensor) -> Any:
         """What the autoencoder makes of (1, 3, height, width) pixels in -1..1."""
-        vae = self.pipeline.vae
         pixels = picture.to(self.device, self.dtype)  # rounded as the pipeline rounds, whatever encodes
-        return self._normalisation.posterior(vae, pixels.to(vae.dtype))
+        return self._coded(pixels, picture[0, 0].numel(), self._normalisation.posterior)
 
     def _latents(self, posterior: Any, generator: torch.Generator, how: str) -> torch.Tensor:
         """(1, latent_channels, h, w) of a posterior, as the network sees them."""

@@ -38,7 +38,7 @@ class TiledImages(ControlledImages):
             return None
         return [
             torch.tensor(
-                [_framed(one, each[n * room : (n + 1) * room]) for n in range(count)], device=self.device
+                [_framed(one, each[n * room : (n + 1) * room]) for n in range(count)], device=self.text_device
             )
             for one, each in zip(tokenizers, ids, strict=True)
         ]

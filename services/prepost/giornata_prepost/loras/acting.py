@@ -45,7 +45,8 @@ def acting(model: ImageModel, loras: Sequence[TextLora]) -> Iterator[None]:
 def _added(
     _module: nn.Module, given: tuple[Tensor, ...], output: Tensor, *, down: Tensor, up: Tensor, scale: float
 ) -> Tensor:
-    return output + linear(linear(given[0], down), up) * scale
+    # Encoders that ran out of memory have gone to another device since.
+    return output + linear(linear(given[0], down.to(output)), up.to(output)) * scale
 
 
 def _linear(encoder: nn.Module | None, name: str, path: str, factors: TextFactors) -> nn.Linear:

@@ -13,6 +13,7 @@ import pytest
 import structlog
 import torch
 
+from giornata.device_claims import DeviceLedger
 from giornata.machine import memory_bytes
 from giornata.packed.region import region
 from giornata.planning.batch import PlannerName
@@ -25,7 +26,7 @@ from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.rows.row import RecordingSpec, Row
 from giornata_denoiser.rows.stored import EXACT
 from giornata_denoiser.rows.template import Form, Recording
-from giornata_denoiser.tuning import Memory, budget_of, engine_of, memory_of
+from giornata_denoiser.tuning import Memory, budget_of, engine_of, memory_of, shared_memory
 from tests.contract.messages import CARD
 from tests.fakes import tiny_flux
 from tests.fakes.profiles import PROFILE, Steady
@@ -129,6 +130,30 @@ def test_budgets_follow_the_machine_unless_they_are_configured() -> None:
     assert on_gpu.device + on_gpu.rows == pytest.approx(0.9 * gpu)
     own = memory_of(config(template_memory_mb=1, template_device_mb=2, template_ahead_mb=3, memory_mb=4), gpu)
     assert own == Memory(1 << 20, 2 << 20, 3 << 20, 4 << 20)
+
+
+def test_a_gpu_is_divided_once_what_others_have_stated_is_left_out(tmp_path: Path) -> None:
+    """Whether they have taken it or not: free memory alone would tell of what they have taken."""
+    denoiser, prepost, elsewhere = (
+        DeviceLedger(tmp_path, gpu, service)
+        for gpu, service in (("GPU-a", "denoiser"), ("GPU-a", "prepost"), ("GPU-b", "prepost"))
+    )
+    elsewhere.state(30 << 30)
+    total, own = 80 << 30, 25 << 30
+    alone = shared_memory(config(), denoiser, total - own, total, own)
+    prepost.state(20 << 30)
+    before, after = (
+        shared_memory(config(), denoiser, free, total, own)
+        for free in (total - own, total - own - (20 << 30))  # prepost has loaded nothing yet; everything
+    )
+    assert before == after
+    assert alone.device + alone.rows == pytest.approx(0.9 * 51 * 2**30)
+    assert before.device + before.rows == pytest.approx(0.9 * 31 * 2**30)
+    assert prepost.others_bytes() == pytest.approx(own + before.device + before.rows, abs=1)
+    scarce = shared_memory(config(), denoiser, 3 << 30, total, own)
+    assert scarce.device + scarce.rows == pytest.approx(0.9 * 3 * 2**30), "a stranger has taken more"
+    prepost.state(70 << 30)
+    assert shared_memory(config(), denoiser, total - own, total, own).rows == 0
 
 
 @pytest.mark.parametrize(("memory_mb", "told"), [(1 << 20, []), (0, ["0 of 4"])])

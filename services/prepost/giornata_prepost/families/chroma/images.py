@@ -22,7 +22,7 @@ class ChromaImages(GeneratingImages):
         """`prompt_embeds` (text_tokens, dim): the prompt's own tokens, and one of padding that attends."""
         embeds, _, mask, *_ = self.pipeline.encode_prompt(
             prompt,
-            device=self.device,
+            device=self.text_device,
             do_classifier_free_guidance=False,
             max_sequence_length=self.card.max_text_tokens,
         )

@@ -24,7 +24,10 @@ class FluxImages(ControlledImages):
         See :data:`giornata.tensors.PROMPT_MASK`.
         """
         embeds, pooled, _ = self.pipeline.encode_prompt(
-            prompt=prompt, prompt_2=None, device=self.device, max_sequence_length=self.card.max_text_tokens
+            prompt=prompt,
+            prompt_2=None,
+            device=self.text_device,
+            max_sequence_length=self.card.max_text_tokens,
         )
         return {
             "prompt_embeds": embeds[0],

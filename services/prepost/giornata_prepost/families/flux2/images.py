@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from diffusers import Flux2KleinInpaintPipeline, Flux2Pipeline
 from diffusers.utils.torch_utils import randn_tensor
 from torch.nn.functional import interpolate, pixel_shuffle
 
-from giornata.wire.models import ModelCard
 from giornata_prepost.families.flux2.processor import PixtralTextProcessor
 from giornata_prepost.families.pipeline import MODE, GeneratingImages, ReferringImages
 from giornata_prepost.families.protocol import Condition, SeenPictures, Tensors
@@ -24,7 +24,7 @@ class KleinImages(GeneratingImages, ReferringImages):
     def _prompt(self, prompt: str, size: Size, seen: SeenPictures) -> Tensors:  # noqa: ARG002 - protocol
         """`prompt_embeds` (text_tokens, 3 * dim): three layers side by side, and padding, which attends too."""
         embeds, _ = self.pipeline.encode_prompt(
-            prompt, device=self.device, max_sequence_length=self.card.max_text_tokens
+            prompt, device=self.text_device, max_sequence_length=self.card.max_text_tokens
         )
         return {"prompt_embeds": embeds[0]}
 
@@ -64,8 +64,8 @@ class Flux2Images(KleinImages):
     kind = Flux2Pipeline
     left_out = ("transformer", "tokenizer")
 
-    def __init__(self, folder: Path, card: ModelCard, device: torch.device, dtype: torch.dtype) -> None:
-        super().__init__(folder, card, device, dtype)
+    def __init__(self, folder: Path, *more: Any) -> None:
+        super().__init__(folder, *more)
         # diffusers compares a tokenizer that it is given with Pixtral's own, which needs torchvision
         self.pipeline.tokenizer = PixtralTextProcessor.from_pretrained(
             str(folder / "tokenizer"), local_files_only=True

@@ -17,6 +17,6 @@ class QwenImages(GeneratingImages):
     def _prompt(self, prompt: str, size: Size, seen: SeenPictures) -> Tensors:  # noqa: ARG002 - protocol
         """`prompt_embeds` (text_tokens, dim) of the prompt's own tokens: there is no padding."""
         embeds, _ = self.pipeline.encode_prompt(
-            prompt, device=self.device, max_sequence_length=self.card.max_text_tokens
+            prompt, device=self.text_device, max_sequence_length=self.card.max_text_tokens
         )
         return {"prompt_embeds": embeds[0]}

@@ -24,7 +24,7 @@ class Qwen21Images(GeneratingImages):
 
     def _prompt(self, prompt: str, size: Size, seen: SeenPictures) -> Tensors:  # noqa: ARG002 - protocol
         """`prompt_embeds` (text_tokens, dim) of the prompt's own tokens: there is no padding."""
-        embeds, _, _ = self.pipeline.encode_prompt(prompt, device=self.device)
+        embeds, _, _ = self.pipeline.encode_prompt(prompt, device=self.text_device)
         return {"prompt_embeds": embeds[0]}
 
     def _picture_mode(self, strength: float, *, whole: bool) -> str:  # noqa: ARG002 - protocol

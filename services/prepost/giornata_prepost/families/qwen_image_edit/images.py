@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import torch
 from diffusers import QwenImageEditInpaintPipeline, QwenImageEditPlusPipeline
 from diffusers.pipelines.qwenimage.pipeline_qwenimage_edit_plus import (
     CONDITION_IMAGE_SIZE,
@@ -13,7 +12,6 @@ from diffusers.pipelines.qwenimage.pipeline_qwenimage_edit_plus import (
 )
 from PIL import Image
 
-from giornata.wire.models import ModelCard
 from giornata_prepost.families.pipeline import MODE, SAMPLE, PipelineImages, ReferringImages
 from giornata_prepost.families.protocol import SeenPictures, Tensors
 from giornata_prepost.families.qwen_image_edit.processor import PictureProcessor
@@ -34,7 +32,9 @@ class QwenEditImages(PipelineImages):
         """`prompt_embeds` (text_tokens, dim) of the picture's tokens and the prompt's: there is no padding."""
         if not seen:
             raise ValueError(f"a prompt of Qwen-Image-Edit holds the picture of {size}, and there is none")
-        embeds, _ = self.pipeline.encode_prompt(prompt, image=Image.fromarray(seen[0]), device=self.device)
+        embeds, _ = self.pipeline.encode_prompt(
+            prompt, image=Image.fromarray(seen[0]), device=self.text_device
+        )
         return {"prompt_embeds": embeds[0]}
 
     def _picture_mode(self, strength: float, *, whole: bool) -> str:
@@ -45,8 +45,8 @@ class QwenEditImages(PipelineImages):
 class QwenEditPlusImages(QwenEditImages, ReferringImages):
     """`QwenImageEditPlusPipeline`, which has the same components; it paints no mask: steps are blended."""
 
-    def __init__(self, folder: Path, card: ModelCard, device: torch.device, dtype: torch.dtype) -> None:
-        super().__init__(folder, card, device, dtype)
+    def __init__(self, folder: Path, *more: Any) -> None:
+        super().__init__(folder, *more)
         self._plus = QwenImageEditPlusPipeline(**self.pipeline.components)
 
     def _prompt(self, prompt: str, size: Size, seen: SeenPictures) -> Tensors:
@@ -54,7 +54,7 @@ class QwenEditPlusImages(QwenEditImages, ReferringImages):
         if not seen:
             raise ValueError(f"a prompt of Qwen-Image-Edit holds the picture of {size}, and there is none")
         pictures = [self._resized(Image.fromarray(picture)) for picture in seen]
-        embeds, _ = self._plus.encode_prompt(prompt, image=pictures, device=self.device)
+        embeds, _ = self._plus.encode_prompt(prompt, image=pictures, device=self.text_device)
         return {"prompt_embeds": embeds[0]}
 
     def _resized(self, picture: Image.Image) -> Image.Image:

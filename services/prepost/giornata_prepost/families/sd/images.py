@@ -21,7 +21,7 @@ class _StableDiffusion(TiledImages):
         if (chunks := self.chunks(prompt)) is not None:
             return {"prompt_embeds": self.pipeline.text_encoder(chunks[0])[0].flatten(0, 1)}
         embeds, _ = self.pipeline.encode_prompt(
-            prompt, self.device, num_images_per_prompt=1, do_classifier_free_guidance=False
+            prompt, self.text_device, num_images_per_prompt=1, do_classifier_free_guidance=False
         )
         return {"prompt_embeds": embeds[0]}
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import torch
 from diffusers import SD3Transformer2DModel, StableDiffusion3InpaintPipeline
 
 from giornata.wire.adapters import ControlInput
-from giornata.wire.models import ModelCard
 from giornata_prepost.families.controls import ControlledImages
 from giornata_prepost.families.pipeline import GeneratingImages
 from giornata_prepost.families.protocol import SeenPictures, Tensors
@@ -29,8 +29,8 @@ class SD3Images(GeneratingImages, ControlledImages):
     left_out = ("transformer", "feature_extractor", "image_encoder")
     control_inputs = frozenset({ControlInput.USUAL, ControlInput.UNSHIFTED, ControlInput.MASKED})
 
-    def __init__(self, folder: Path, card: ModelCard, device: torch.device, dtype: torch.dtype) -> None:
-        super().__init__(folder, card, device, dtype)
+    def __init__(self, folder: Path, *more: Any) -> None:
+        super().__init__(folder, *more)
         if (
             self.pipeline.text_encoder_3 is None
         ):  # the pipeline puts zeros in its place, as wide as the network says
@@ -49,7 +49,7 @@ class SD3Images(GeneratingImages, ControlledImages):
             prompt,
             prompt_2=None,
             prompt_3=None,
-            device=self.device,
+            device=self.text_device,
             do_classifier_free_guidance=False,
             max_sequence_length=self.card.max_text_tokens - self.pipeline.tokenizer_max_length,
         )

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from diffusers import StableDiffusionXLInpaintPipeline
 
-from giornata.wire.models import ModelCard
 from giornata_prepost.families.protocol import SeenPictures, Tensors
 from giornata_prepost.families.unets import BlendedUNet, MaskedUNet, TiledImages
 from giornata_prepost.images.geometry import Size
@@ -20,10 +19,10 @@ class _StableDiffusionXL(TiledImages):
     options: ClassVar = {"add_watermarker": False}
     text_varies_with_size = True
 
-    def __init__(self, folder: Path, card: ModelCard, device: torch.device, dtype: torch.dtype) -> None:
-        super().__init__(folder, card, device, dtype)
+    def __init__(self, folder: Path, *more: Any) -> None:
+        super().__init__(folder, *more)
         # the pipeline too encodes in float32, since activations overflow in 16 bits
-        if dtype != torch.float32 and self.pipeline.vae.config.force_upcast:
+        if self.dtype != torch.float32 and self.pipeline.vae.config.force_upcast:
             self.pipeline.vae.to(torch.float32)
 
     def _prompt(self, prompt: str, size: Size, seen: SeenPictures) -> Tensors:  # noqa: ARG002 - protocol
@@ -34,7 +33,7 @@ class _StableDiffusionXL(TiledImages):
         """
         if (chunks := self.chunks(prompt)) is None:
             embeds, _, pooled, _ = self.pipeline.encode_prompt(
-                prompt, device=self.device, do_classifier_free_guidance=False
+                prompt, device=self.text_device, do_classifier_free_guidance=False
             )
         else:
             encoders = (self.pipeline.text_encoder, self.pipeline.text_encoder_2)

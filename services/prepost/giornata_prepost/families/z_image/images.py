@@ -18,7 +18,7 @@ class ZImageImages(GeneratingImages):
         """`prompt_embeds` (text_tokens, dim) of the prompt's own tokens; the network pads with learnt ones."""
         embeds, _ = self.pipeline.encode_prompt(
             prompt,
-            device=self.device,
+            device=self.text_device,
             do_classifier_free_guidance=False,
             max_sequence_length=self.card.max_text_tokens,
         )

@@ -1,0 +1,85 @@
+"""What processes of a host state of a GPU's memory: seen by the others, and gone with the process."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from giornata.device_claims import DeviceLedger, Stated
+from giornata.wire.errors import Failed
+from tests.patience import HUNG_S
+
+PROCESS = """
+import sys
+from pathlib import Path
+from giornata.device_claims import DeviceLedger
+ledger = DeviceLedger(Path(sys.argv[1]), "GPU-a", "prepost")
+ledger.state(int(sys.argv[2]))
+print("stated", flush=True)
+sys.stdin.read()
+"""
+
+
+def process(folder: Path, size_bytes: int) -> subprocess.Popen[str]:
+    """Another process that has stated so many bytes."""
+    started = subprocess.Popen(
+        [sys.executable, "-c", PROCESS, str(folder), str(size_bytes)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert started.stdout is not None
+    assert started.stdout.readline() == "stated\n"
+    return started
+
+
+def test_a_statement_ends_with_its_process_however_that_ends(tmp_path: Path) -> None:
+    mine = DeviceLedger(tmp_path / "ledger", "GPU-a", "denoiser")
+    mine.state(5)
+    first, second = process(tmp_path / "ledger", 7), process(tmp_path / "ledger", 11)
+    try:
+        assert sorted(mine.others()) == [Stated("GPU-a", "prepost", 7), Stated("GPU-a", "prepost", 11)]
+        assert mine.others_bytes() == 18
+        first.kill()
+        first.wait(HUNG_S)
+        assert mine.others_bytes() == 11
+        second.communicate(timeout=HUNG_S)
+        assert mine.others() == []
+        assert len(list((tmp_path / "ledger").iterdir())) == 1, "the files of the dead are removed"
+    finally:
+        for one in (first, second):
+            one.kill()
+            one.communicate()
+
+
+def test_processes_see_each_other_and_sum_up_their_own_gpu_alone(tmp_path: Path) -> None:
+    one, same, other = (
+        DeviceLedger(tmp_path, gpu, service)
+        for gpu, service in (("GPU-a", "denoiser"), ("GPU-a", "prepost"), ("GPU-b", "denoiser"))
+    )
+    assert one.others_bytes() == 0, "a process that has stated nothing yet needs nothing"
+    for ledger, size_bytes in ((one, 1), (same, 10**11), (other, 100)):
+        ledger.state(size_bytes)
+    same.state(20)
+    assert (one.others_bytes(), same.others_bytes(), other.others_bytes()) == (20, 1, 0)
+    assert len(other.others()) == 2
+
+
+def test_without_a_folder_or_a_gpu_nothing_is_stated(tmp_path: Path) -> None:
+    for alone in (
+        DeviceLedger(),
+        DeviceLedger(None, "GPU-a", "denoiser"),
+        DeviceLedger(tmp_path, None, "prepost"),
+    ):
+        alone.state(5)
+        assert (alone.folder, alone.others(), alone.others_bytes()) == (None, [], 0)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_is_none_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(Failed, match=r"No memory can be stated in .*file"):
+        DeviceLedger(tmp_path / "file", "GPU-a", "denoiser")
