@@ -15,6 +15,7 @@ import torch
 
 from giornata.device_claims import DeviceLedger
 from giornata.machine import memory_bytes
+from giornata.memory_plan import CONTEXT_BYTES
 from giornata.packed.region import region
 from giornata.planning.batch import PlannerName
 from giornata.planning.costing import CostModel
@@ -26,7 +27,7 @@ from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.rows.row import RecordingSpec, Row
 from giornata_denoiser.rows.stored import EXACT
 from giornata_denoiser.rows.template import Form, Recording
-from giornata_denoiser.tuning import Memory, budget_of, engine_of, memory_of, shared_memory
+from giornata_denoiser.tuning import Memory, budget_of, engine_of, memory_of, memory_on, shared_memory
 from tests.contract.messages import CARD
 from tests.fakes import tiny_flux
 from tests.fakes.profiles import PROFILE, Steady
@@ -154,6 +155,19 @@ def test_a_gpu_is_divided_once_what_others_have_stated_is_left_out(tmp_path: Pat
     assert scarce.device + scarce.rows == pytest.approx(0.9 * 3 * 2**30), "a stranger has taken more"
     prepost.state(70 << 30)
     assert shared_memory(config(), denoiser, total - own, total, own).rows == 0
+
+
+def test_what_cuda_tells_of_its_memory_is_divided(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _device: (50 << 30, 80 << 30))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _device: 24 << 30)
+    ledger, prepost = (DeviceLedger(tmp_path, "GPU-a", name) for name in ("denoiser", "prepost"))
+    prepost.state(10 << 30)
+    gpu: Any = SimpleNamespace(family=SimpleNamespace(device=torch.device("cuda")), ledger=ledger)
+    spared = 2 << 30
+    own = CONTEXT_BYTES + (24 << 30) + spared
+    assert memory_on(config(), gpu, spared) == shared_memory(config(), ledger, 48 << 30, 80 << 30, own)
+    cpu: Any = SimpleNamespace(family=SimpleNamespace(device=torch.device("cpu")), ledger=DeviceLedger())
+    assert memory_on(config(), cpu).rows == math.inf
 
 
 @pytest.mark.parametrize(("memory_mb", "told"), [(1 << 20, []), (0, ["0 of 4"])])

@@ -70,11 +70,9 @@ def device(source: str, device_bytes: int) -> Finding:
         "host memory while the denoiser loads": model.network,
         "and prepost": model.encoders + model.autoencoder,
     }
+    quantized = plan_device(device_bytes, fewer, side**2)[1]
     apart = int((USABLE * device_bytes - model.denoiser(side**2, 0)) // model.row(side**2))
-    ways = {
-        "GIORNATA_QUANTIZE=int8": plan_device(device_bytes, fewer, side**2)[1],
-        "prepost elsewhere": apart,
-    }
+    ways = {"GIORNATA_QUANTIZE=int8": quantized, "prepost elsewhere": apart}
     ways |= {f"a GPU of {gb} GB": plan_device(gb * GB, model, side**2)[1] for gb in GPU_GB}
     better = [f"{way} has room for {more} in a step" for way, more in ways.items() if more > max(0, rows)]
     told = ", ".join(f"{name} {size / GB:.1f} GB" for name, size in sizes.items())

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 import click
@@ -62,14 +62,7 @@ class CheckedSystem:
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
 @click.pass_context
 def doctor(
-    ctx: click.Context,
-    /,
-    *,
-    url: str | None,
-    models: tuple[str, ...],
-    device_bytes: int | None,
-    as_json: bool,
-    **named: str | None,
+    ctx: click.Context, /, *, url: str | None, models: tuple[str, ...], as_json: bool, **named: Any
 ) -> None:
     """Look at everything that an edit on this machine needs; say what is missing and what to do.
 
@@ -79,11 +72,9 @@ def doctor(
     """
     if not models and (own := os.environ.get("GIORNATA_MODEL")):
         models = (own,)
-    if device_bytes is not None and not models:
+    if named["device_bytes"] and not models:
         raise click.UsageError("--device needs --model, or GIORNATA_MODEL.")
-    around = CheckedSystem(
-        checkout.find(), gateway_of(url), url is not None, models=models, device_bytes=device_bytes, **named
-    )
+    around = CheckedSystem(checkout.find(), gateway_of(url), url is not None, models=models, **named)
     ctx.exit(interrupts.run(lambda: run(around, as_json=as_json)))
 
 
