@@ -79,7 +79,7 @@ def device(source: str, device_bytes: int) -> Finding:
     remedy = f"Of rows of that size {'; '.join(better[:3])}." if better else "Take a smaller model."
     if rows < 1:
         return fail(f"{told}. {device_bytes / GB:.0f} GB have no room for one row beside prepost.", remedy)
-    fit = f"{told}. {device_bytes / GB:.0f} GB have room for {rows} rows in a step beside prepost"
+    fit = f"{told}. {device_bytes / GB:.0f} GB have room for {rows} row{'s'[: rows > 1]} in a step beside prepost"
     if prepost.encoders:
         return ok(fit)
     return warn(f"{fit}, once its text encoders are on the CPU: GIORNATA_TEXT_ENCODERS=auto.", remedy)
