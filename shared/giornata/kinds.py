@@ -1,8 +1,8 @@
 """The table of model families: what a checkpoint folder is, by the pipeline that it names. Free of torch.
 
 A checkpoint is a plain diffusers folder (``model_index.json``, one sub-folder per component). A new family is a row of
-:data:`KINDS`, and a folder in prepost's and the denoiser's ``families``. Defaults of requests are those of the family's
-inpainting pipeline in diffusers; steps and guidance of generations are those of its text-to-image pipeline.
+:data:`KINDS`, a class in prepost's ``families``, and a folder in the denoiser's. Defaults of requests are those of the
+family's inpainting pipeline in diffusers; steps and guidance of generations are those of its text-to-image pipeline.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from giornata.wire.masks import MaskCard, MaskReply, MaskRequest
 from giornata_prepost.config import PrepostConfig
 from giornata_prepost.images.pictures import Pixels
 from giornata_prepost.images.regions import HeatMap, Wanted
-from giornata_prepost.words.finding import Finding
+from giornata_prepost.segmentation import Finding
 from giornata_prepost.work import ImagePool, ModelThread
 
 COLOURS: Final[Mapping[str, tuple[int, int, int]]] = {

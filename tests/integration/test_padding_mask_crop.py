@@ -23,7 +23,7 @@ from giornata.wire.resolution import resolve
 from giornata_denoiser.checkpoint import load
 from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.families.rows import build_row
-from giornata_prepost.families.flux.images import InpaintImages
+from giornata_prepost.families.flux import InpaintImages
 from giornata_prepost.images import pictures
 from giornata_prepost.images.geometry import Box, Size
 from giornata_prepost.images.pictures import Pixels

@@ -29,7 +29,7 @@ from giornata.packed.region import beside, region
 from giornata_denoiser.rows.row import RecordingSpec, Row
 from giornata_denoiser.rows.stored import EXACT
 from giornata_denoiser.rows.template import Form, Recording
-from giornata_prepost.families.qwen_image_edit.processor import PICTURE, PictureProcessor
+from giornata_prepost.families.processors import PICTURE, PictureProcessor
 from giornata_prepost.images.geometry import Size
 from giornata_prepost.images.pictures import Pixels
 from giornata_tools.baseline.pipeline import opened

@@ -15,8 +15,8 @@ if __name__ == "__main__":
     from giornata.wire.workers import ServiceName
     from giornata_prepost.checkpoint import open_model
     from giornata_prepost.config import PrepostConfig
+    from giornata_prepost.segmentation import open_segmenter
     from giornata_prepost.service import Prepost
-    from giornata_prepost.words.opening import open_segmenter
     from giornata_prepost.work import ImagePool
 
     async def serve(config: PrepostConfig, stop: asyncio.Event) -> None:

@@ -5,37 +5,37 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
+import structlog
 import torch
 
 from giornata.checkpoints import checkpoint_folder
 from giornata.device_claims import DeviceLedger
 from giornata.families import Family
 from giornata.gpus import host_device
+from giornata.memory_plan import TILE, USABLE, ModelMemory, PrepostPlan, plan_prepost
 from giornata.model_cards import model_memory, read_model_card
 from giornata.wire.errors import Failed
+from giornata.wire.models import ModelCard
 from giornata.wire.workers import ServiceName
 from giornata_prepost.config import PrepostConfig
-from giornata_prepost.families.chroma.images import ChromaImages
-from giornata_prepost.families.flux import images as flux
-from giornata_prepost.families.flux2.images import Flux2Images, KleinImages, KleinKVImages
+from giornata_prepost.families import flux, unets
+from giornata_prepost.families.flow import ChromaImages, ZImageImages
+from giornata_prepost.families.flux2 import Flux2Images, KleinImages, KleinKVImages
+from giornata_prepost.families.pipeline import ON_DEVICE
 from giornata_prepost.families.protocol import ImageModel
-from giornata_prepost.families.qwen_image.images import QwenImages
-from giornata_prepost.families.qwen_image_21.images import Qwen21Images
-from giornata_prepost.families.qwen_image_edit.images import QwenEditImages, QwenEditPlusImages
-from giornata_prepost.families.sd import images as sd
-from giornata_prepost.families.sd3.images import SD3Images
-from giornata_prepost.families.sdxl import images as sdxl
-from giornata_prepost.families.z_image.images import ZImageImages
-from giornata_prepost.placement import ON_DEVICE, planned
+from giornata_prepost.families.qwen_image import Qwen21Images, QwenEditImages, QwenEditPlusImages, QwenImages
+from giornata_prepost.families.sd3 import SD3Images
+
+log = structlog.get_logger(__name__)
 
 FAMILIES: Final[dict[str, Callable[..., ImageModel]]] = {
     Family.FLUX_INPAINT: flux.InpaintImages,
     Family.FLUX_KONTEXT: flux.KontextImages,
     Family.FLUX_FILL: flux.FillImages,
-    Family.SD: sd.PlainImages,
-    Family.SD_INPAINT: sd.InpaintImages,
-    Family.SDXL: sdxl.PlainImages,
-    Family.SDXL_INPAINT: sdxl.InpaintImages,
+    Family.SD: unets.SDImages,
+    Family.SD_INPAINT: unets.SDInpaintImages,
+    Family.SDXL: unets.SDXLImages,
+    Family.SDXL_INPAINT: unets.SDXLInpaintImages,
     Family.SD3: SD3Images,
     Family.Z_IMAGE: ZImageImages,
     Family.FLUX2: Flux2Images,
@@ -67,3 +67,22 @@ def open_model(config: PrepostConfig) -> ImageModel:
         return FAMILIES[card.family](folder, card, device, config.torch_dtype(), plan)
     except (ValueError, OSError) as error:
         raise Failed(f"The model {config.model} cannot be loaded: {error}") from error
+
+
+def planned(
+    config: PrepostConfig, model: ModelMemory, card: ModelCard, ledger: DeviceLedger, device_bytes: int
+) -> PrepostPlan:
+    """Plan what this prepost has of a GPU, and state it in the ledger.
+
+    Where no denoiser has stated anything, one of this checkpoint may come to this GPU.
+    """
+    ledger.state(model.prepost(TILE**2, encoders=False))
+    others = ledger.others()
+    room = USABLE * device_bytes - sum(one.size_bytes for one in others if one.gpu == ledger.gpu)
+    if ledger.folder and all(one.service != ServiceName.DENOISER for one in others):
+        room -= model.denoiser(card.native_size**2)
+    asked = {"auto": None, "device": True, "cpu": False}[config.text_encoders]
+    plan = plan_prepost(room, model, config.model_pixels, asked)
+    ledger.state(plan.size_bytes)
+    log.info("memory_plan", **plan._asdict(), device_bytes=device_bytes)
+    return plan

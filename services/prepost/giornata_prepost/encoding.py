@@ -29,7 +29,7 @@ from giornata_prepost.families.protocol import (
 )
 from giornata_prepost.images.geometry import Size
 from giornata_prepost.images.pictures import Pixels
-from giornata_prepost.loras.acting import TextLora, acting
+from giornata_prepost.loras.text_parts import TextLora, acting
 
 MOST_TOKENS: Final = 16_384
 """Most tokens of a prompt that no family cuts: memory and time grow with their square."""

@@ -53,13 +53,18 @@ from giornata_prepost.images.each_region import finish_regions
 from giornata_prepost.images.geometry import Box, Size
 from giornata_prepost.images.pictures import Pixels
 from giornata_prepost.images.stages import PixelLimits, finish, inspect_template
-from giornata_prepost.inspecting import Inspecting
-from giornata_prepost.intermediates import inspection_of, latents_of, model_size, new_key, store_intermediate
+from giornata_prepost.inspecting import (
+    Inspecting,
+    inspection_of,
+    latents_of,
+    model_size,
+    new_key,
+    store_intermediate,
+)
 from giornata_prepost.loras.normaliser import Normaliser
 from giornata_prepost.loras.text_parts import TextParts
 from giornata_prepost.loras.work import LoraPool
-from giornata_prepost.words.finding import Finding
-from giornata_prepost.words.segmenter import Segmenter, rehearse_segmenter
+from giornata_prepost.segmentation import Finding, Segmenter, rehearse_segmenter
 from giornata_prepost.work import ImagePool, ModelThread, Precedence
 
 Q = TypeVar("Q", bound=Question)

@@ -27,8 +27,8 @@ from giornata.wire.templates import TemplateInputs, TemplateRecord
 from giornata.wire.workers import ServiceName, ServiceState
 from giornata_prepost.config import PrepostConfig
 from giornata_prepost.families.protocol import ImageModel
+from giornata_prepost.segmentation import Segmenter
 from giornata_prepost.service import Prepost
-from giornata_prepost.words.segmenter import Segmenter
 from giornata_prepost.work import ImagePool
 from tests.patience import HUNG_MS, HUNG_S
 

@@ -15,9 +15,9 @@ from giornata.families import Family
 from giornata.memory_plan import TILE, PrepostPlan
 from giornata.model_cards import read_model_card
 from giornata_prepost.checkpoint import FAMILIES
+from giornata_prepost.families.pipeline import in_tiles
 from giornata_prepost.images.geometry import Size
 from giornata_prepost.images.pictures import Pixels
-from giornata_prepost.placement import in_tiles
 from tests.integration.prepost.oracle import HALVES, PROMPT
 
 ROOT = Path(__file__).parents[3]

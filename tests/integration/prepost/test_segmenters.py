@@ -23,9 +23,7 @@ from transformers.image_transforms import center_to_corners_format
 from giornata.wire.errors import Failed, InvalidField
 from giornata_prepost.config import PrepostConfig
 from giornata_prepost.images.regions import Candidate, HeatMap, Wanted
-from giornata_prepost.words.opening import open_segmenter
-from giornata_prepost.words.sam2 import Sam2
-from giornata_prepost.words.segmenter import Segmenter, rehearse_segmenter
+from giornata_prepost.segmentation import Sam2, Segmenter, open_segmenter, rehearse_segmenter
 from tests.fakes import tiny_segmenters
 
 PICTURE = np.random.default_rng(0).integers(0, 256, (50, 90, 3), np.uint8)

@@ -13,7 +13,7 @@ from giornata.families import Family
 from giornata.model_cards import read_model_card
 from giornata.wire.errors import InvalidField
 from giornata_prepost.checkpoint import FAMILIES
-from giornata_prepost.families.qwen_image_edit.processor import PICTURE
+from giornata_prepost.families.processors import PICTURE
 from tests.integration.prepost.oracle import SIZE, picture
 
 KNOWN = (

@@ -14,7 +14,7 @@ from giornata import families, kinds
 from giornata.wire.requests import EditParameters
 from giornata_prepost import checkpoint
 from giornata_prepost.config import PrepostConfig
-from giornata_prepost.families.flux.images import FillImages
+from giornata_prepost.families.flux import FillImages
 from giornata_prepost.families.protocol import Condition, rehearse
 from giornata_prepost.images.stages import PixelLimits, inspect
 from giornata_tools.model.random.build import build

@@ -15,8 +15,7 @@ from safetensors.numpy import load
 from giornata.wire.adapters import Annotator, ControlUse
 from giornata.wire.errors import GiornataError, SizeMismatch
 from giornata_prepost.images import controls, pictures
-from giornata_prepost.images.annotators import canny, tile
-from giornata_prepost.images.controls import View, control_images, scaled, seen
+from giornata_prepost.images.controls import View, canny, control_images, scaled, seen, tile
 from giornata_prepost.images.geometry import Box, Size
 from giornata_prepost.images.pictures import Pixels, flatten
 from giornata_prepost.images.stages import Controls, inspect

@@ -11,8 +11,8 @@ from giornata.device_claims import DeviceLedger
 from giornata.memory_plan import TILE, USABLE, ModelMemory, PrepostPlan
 from giornata.model_cards import model_memory, read_model_card
 from giornata.wire.models import ModelCard
+from giornata_prepost.checkpoint import planned
 from giornata_prepost.config import PrepostConfig
-from giornata_prepost.placement import planned
 from tests.fakes.published import published
 
 GB = 10**9

@@ -13,11 +13,13 @@ A sampler that draws noise goes on with the same generator: its state after thes
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -38,12 +40,13 @@ from giornata.wire.models import ModelCard
 from giornata_prepost.families.protocol import Condition, SeenPictures, Tensors, nothing, tokens_of
 from giornata_prepost.images.geometry import Size
 from giornata_prepost.images.pictures import Pixels
-from giornata_prepost.placement import ON_DEVICE, in_tiles
 
 Coded = TypeVar("Coded")
 
 log = structlog.get_logger(__name__)
 
+ON_DEVICE: Final = PrepostPlan(encoders=True, whole_pixels=sys.maxsize, size_bytes=0)
+"""Of a device with room for everything."""
 SAMPLE, MODE = "sample", "argmax"
 """The `sample_mode` by which diffusers' `retrieve_latents` takes latents from a posterior."""
 
@@ -307,3 +310,18 @@ class GeneratingImages(PipelineImages):
             if draws:
                 row["generator"] = generator.get_state()
             yield {name: tensor.cpu().contiguous() for name, tensor in row.items()}
+
+
+@contextmanager
+def in_tiles(autoencoder: Any) -> Iterator[None]:
+    """Inside, larger pictures pass an autoencoder of diffusers in tiles of :data:`giornata.memory_plan.TILE` pixels."""
+    if hasattr(autoencoder, "tile_latent_min_size"):
+        factor = 2 ** (len(autoencoder.config.block_out_channels) - 1)
+        autoencoder.tile_sample_min_size, autoencoder.tile_latent_min_size = TILE, TILE // factor
+        autoencoder.enable_tiling()
+    else:
+        autoencoder.enable_tiling(TILE, TILE, TILE * 3 // 4, TILE * 3 // 4)
+    try:
+        yield
+    finally:
+        autoencoder.disable_tiling()

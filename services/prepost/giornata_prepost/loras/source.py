@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterable, Mapping
-from typing import Final, NamedTuple, TypeAlias
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import torch
 from diffusers.loaders.single_file_utils import convert_sd3_transformer_checkpoint_to_diffusers
@@ -20,7 +20,50 @@ from giornata.wire.errors import LoraMismatch, LoraNotSupported
 from giornata_prepost.loras.adapter_config import AdapterConfig, read_configs
 from giornata_prepost.loras.canonical import DOWN, UP
 from giornata_prepost.loras.checkpoint_modules import CheckpointModules
-from giornata_prepost.loras.provenance import Traced, traced, untraced
+
+
+class Traced(Tensor):
+    """A tensor that knows from which sources it was computed; so does every result of an operation on it."""
+
+    sources: frozenset[str] = frozenset()
+    """Names of the source's tensors."""
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Carry out an operation. Its result has the sources of all its operands."""
+        result = super().__torch_function__(func, types, args, kwargs)  # type: ignore[no-untyped-call]  # torch annotates it in part
+        operands = _traced((*args, *(kwargs or {}).values()))
+        sources = frozenset[str]().union(*(operand.sources for operand in operands))
+        for made in _traced((result,)):
+            made.sources = sources
+        return result
+
+
+def traced(name: str, tensor: Tensor) -> Traced:
+    """The same tensor as its own source."""
+    made = tensor.as_subclass(Traced)
+    made.sources = frozenset({name})
+    return made
+
+
+def untraced(tensor: Tensor) -> Tensor:
+    """The tensor itself."""
+    return tensor.as_subclass(torch.Tensor)
+
+
+def _traced(values: Iterable[Any]) -> Iterable[Traced]:
+    for value in values:
+        if isinstance(value, Traced):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from _traced(value)
+
 
 BASE_NAMES: Final = ("modelspec.architecture", "ss_base_model_version", "base_model")
 """Where trainers write for which model they trained."""

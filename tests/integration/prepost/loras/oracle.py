@@ -15,7 +15,7 @@ from peft.utils import get_peft_model_state_dict
 from safetensors import safe_open
 from torch import Tensor, nn
 
-from giornata_prepost.families.qwen_image_21.processor import TextProcessor
+from giornata_prepost.families.processors import TextProcessor
 
 FILE: Final = "pytorch_lora_weights.safetensors"
 TARGETS: Final = {

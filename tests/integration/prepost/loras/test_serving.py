@@ -23,9 +23,9 @@ from giornata.wire.loras import LoraRecord, LoraState, StoredFile
 from giornata_prepost.checkpoint import open_model
 from giornata_prepost.config import PrepostConfig
 from giornata_prepost.families.protocol import Tensors
-from giornata_prepost.intermediates import model_size
-from giornata_prepost.loras.acting import TextLora, acting
+from giornata_prepost.inspecting import model_size
 from giornata_prepost.loras.canonical import TextFactors, read_text_part
+from giornata_prepost.loras.text_parts import TextLora, acting
 from tests.integration.lora_bench import open_bench
 from tests.integration.prepost.asking import MASK, SCENE, a_job, encoded, inspected, png, serving
 from tests.integration.prepost.loras import oracle

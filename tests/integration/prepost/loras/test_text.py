@@ -14,9 +14,9 @@ from giornata.model_cards import read_model_card
 from giornata.wire.errors import LoraMismatch, LoraUnreadable
 from giornata_prepost.checkpoint import FAMILIES
 from giornata_prepost.images.geometry import Size
-from giornata_prepost.loras.acting import TextLora, acting
 from giornata_prepost.loras.canonical import TextFactors, read_text_part, write_canonical, write_text_part
 from giornata_prepost.loras.normalising import normalise
+from giornata_prepost.loras.text_parts import TextLora, acting
 from tests.integration.prepost.loras import oracle
 from tests.integration.prepost.oracle import NEGATIVE, PROMPT, SIZE
 

@@ -9,8 +9,7 @@ from diffusers import (
     QwenImage21Transformer2DModel,
 )
 
-from giornata_prepost.families.qwen_image_21.processor import TextProcessor
-from giornata_prepost.families.qwen_image_edit.processor import PICTURE
+from giornata_prepost.families.processors import PICTURE, TextProcessor
 from giornata_tools.model.random.autoencoders import qwen_21_autoencoder, sharpen
 from giornata_tools.model.random.flow_transformers import BLOCKS, SHIFTED_BY_SIZE, TEXT_TOKENS, flux2_klein
 from giornata_tools.model.random.qwen_text import CHAT_IN_PARTS, qwen3_vl, qwen_tokenizer

@@ -9,7 +9,7 @@ from diffusers.pipelines.flux2.system_messages import SYSTEM_MESSAGE
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import Mistral3Config, Mistral3ForConditionalGeneration, PreTrainedTokenizerFast
 
-from giornata_prepost.families.flux2.processor import PixtralTextProcessor
+from giornata_prepost.families.processors import PixtralTextProcessor
 from giornata_tools.model.random.qwen_text import byte_pairs, text_shape
 from giornata_tools.model.text import CORPUS
 

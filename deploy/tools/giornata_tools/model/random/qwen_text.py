@@ -18,7 +18,7 @@ from transformers import (
 )
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-from giornata_prepost.families.qwen_image_edit.processor import PICTURE, PictureProcessor
+from giornata_prepost.families.processors import PICTURE, PictureProcessor
 from giornata_tools.model.text import CORPUS, learn_merges
 
 SPACE: Final = "\u0120"

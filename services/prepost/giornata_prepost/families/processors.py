@@ -1,16 +1,54 @@
-"""Qwen2-VL's processor of prompts that hold a picture. The whole one needs torchvision for its video part."""
+"""Processors of prompts, of which the whole ones need torchvision for parts that are not used here."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Self
 
 from PIL import Image
-from transformers import AutoTokenizer, BatchFeature, Qwen2VLProcessor
+from transformers import AutoTokenizer, BatchFeature, ProcessorMixin, Qwen2VLProcessor, Qwen3VLProcessor
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from giornata.wire.errors import InvalidField
+
+
+class PixtralTextProcessor(ProcessorMixin):  # type: ignore[misc]  # transformers' is not typed
+    """What `Flux2Pipeline` asks of its tokenizer, a `PixtralProcessor`: conversations without pictures."""
+
+    def __init__(self, tokenizer: Any, chat_template: str | None = None) -> None:
+        super().__init__(tokenizer, chat_template=chat_template)
+
+    def apply_chat_template(self, conversation: Any, **how: Any) -> Any:
+        """Token ids and their mask; the tokenizer's options are named as such, or transformers warns in every call."""
+        sized = {name: how.pop(name) for name in ("padding", "truncation", "max_length")}
+        return super().apply_chat_template(conversation, processor_kwargs=sized, **how)
+
+
+class TextProcessor(Qwen3VLProcessor):  # type: ignore[misc]  # transformers' is not typed
+    """What `QwenImage21Pipeline` asks of its processor for prompts without pictures."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        # not the parent's, which demands the parts for pictures
+        self.tokenizer = tokenizer
+
+    @classmethod
+    def of(cls, folder: Path) -> Self:
+        """From a processor's folder; OSError if it has no tokenizer."""
+        return cls(AutoTokenizer.from_pretrained(str(folder), local_files_only=True))
+
+    def __call__(self, text: Sequence[str], **how: object) -> Any:
+        """Token ids and their mask, as the tokenizer's options say."""
+        return self.tokenizer(list(text), **how)
+
+    def apply_chat_template(self, conversation: Sequence[Mapping[str, Any]], **how: object) -> list[Any]:
+        """One conversation's tokens, as the only one of a batch."""
+        return [self.tokenizer.apply_chat_template(list(conversation), **how)]
+
+    def save_pretrained(self, save_directory: str | Path, **_: object) -> None:
+        """Write the tokenizer."""
+        self.tokenizer.save_pretrained(save_directory)
+
 
 PICTURE: Final = "<|image_pad|>"
 """Where a picture stands in a prompt; each of its tokens is one of these."""

@@ -10,8 +10,8 @@ from diffusers import Flux2KleinInpaintPipeline, Flux2Pipeline
 from diffusers.utils.torch_utils import randn_tensor
 from torch.nn.functional import interpolate, pixel_shuffle
 
-from giornata_prepost.families.flux2.processor import PixtralTextProcessor
 from giornata_prepost.families.pipeline import MODE, GeneratingImages, ReferringImages
+from giornata_prepost.families.processors import PixtralTextProcessor
 from giornata_prepost.families.protocol import Condition, SeenPictures, Tensors
 from giornata_prepost.images.geometry import Size
 

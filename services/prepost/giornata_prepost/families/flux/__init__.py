@@ -1,1 +1,0 @@
-"""Flux and Flux Fill checkpoints."""

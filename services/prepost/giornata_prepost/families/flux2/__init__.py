@@ -1,1 +1,0 @@
-"""Flux.2 checkpoints: dev and Klein."""

@@ -1,1 +1,0 @@
-"""Qwen-Image checkpoints."""

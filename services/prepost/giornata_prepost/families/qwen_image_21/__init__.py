@@ -1,1 +1,0 @@
-"""Qwen-Image 2.1 checkpoints."""

@@ -1,1 +1,0 @@
-"""Stable Diffusion 1 and 2 checkpoints."""

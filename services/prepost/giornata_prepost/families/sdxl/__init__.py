@@ -1,1 +1,0 @@
-"""Stable Diffusion XL checkpoints."""

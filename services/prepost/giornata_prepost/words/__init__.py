@@ -1,1 +1,0 @@
-"""Masks from words: the models that find what words name, and the question that asks them."""
