@@ -1,7 +1,7 @@
 """Text parts of LoRAs: fetched from the LoRA store, and kept on disk by the digest of their canonical file.
 
-Of a canonical file, which may have hundreds of megabytes, the text part alone is kept. Parts act while one job's prompts
-are encoded: by hooks, so that the weights stay as they are.
+Of a canonical file, which may have hundreds of megabytes, the text part alone is kept. Parts act while one job's
+prompts are encoded: by hooks, so that the weights stay as they are.
 """
 
 from __future__ import annotations
