@@ -17,13 +17,11 @@ from giornata.weight_files import chosen_weights
 from giornata.wire.errors import Failed
 
 FILES: Final = ["*.json", "*/*.json", "*/*.txt", "*/*.model", "*/*.jinja", "*/*.safetensors"]
-"""Files of a hub repository: the whole diffusers folder, which enters the digest, and no single-file weights.
-
-Of weights only those variants that are loaded: see :func:`giornata.weight_files.chosen_weights`."""
+"""Files of a hub repository: the whole diffusers folder, no single-file weights, and of variants the one loaded."""
 CONTROL_FILES: Final = [
     "config.json",
     "diffusion_pytorch_model*.safetensors",
-    "diffusion_pytorch_model*.safetensors.index*.json",
+    "diffusion_pytorch_model*.json",
 ]
 """Files of a ControlNet's repository: those of `save_pretrained`, and of its variants the one that is loaded."""
 DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -110,12 +108,11 @@ def checkpoint_folder(model: str, files: Sequence[str] = FILES) -> Path:
     folder = Path(model)
     if folder.is_dir():
         return folder
-    allowed, unused = list(files), list[str]()
+    allowed = list(files)
     try:
-        listed = [file.filename for file in snapshot_download(model, allow_patterns=allowed, dry_run=True)]
+        listed = snapshot_download(model, allow_patterns=allowed, dry_run=True)
     except DryRunError:  # the hub does not answer: what the cache has was chosen before
-        pass
-    else:
-        weights = {name for name in listed if name.endswith(".safetensors")}
-        unused = [escape(name) for name in weights - chosen_weights(weights)]
+        listed = []
+    weights = {file.filename for file in listed if file.filename.endswith(".safetensors")}
+    unused = [escape(name) for name in weights - chosen_weights(weights)]
     return Path(snapshot_download(model, allow_patterns=allowed, ignore_patterns=unused))

@@ -27,11 +27,12 @@ def load_network(kind: Any, folder: Path, subfolder: str = "", *, dtype: torch.d
         ValueError: it cannot be made of this configuration, or of these weights.
         OSError: weights are missing; safetensors alone are read.
     """
-    variant = variant_of(folder / subfolder)
-    check_weights(folder / subfolder)
-    options = {"torch_dtype": dtype, "variant": variant, "use_safetensors": True, "local_files_only": True}
-    network = kind.from_pretrained(str(folder), subfolder=subfolder or None, **options)
-    multiply_scales(network, folder / subfolder)
+    check_weights(part := folder / subfolder)
+    options = {"torch_dtype": dtype, "use_safetensors": True, "local_files_only": True}
+    network = kind.from_pretrained(
+        str(folder), subfolder=subfolder or None, variant=variant_of(part), **options
+    )
+    multiply_scales(network, part)
     return network
 
 
@@ -53,8 +54,9 @@ def multiply_scales(network: nn.Module, folder: Path) -> None:
     """Multiply the weights of `network` by the scales in its `folder`, which its library leaves out without a word.
 
     Raises:
-        ValueError: a scale does not fit the weights, or the network has no such layer.
+        ValueError: as :func:`check_weights`, or a scale does not fit the weights.
     """
+    check_weights(folder)
     headers, tensors = _headers(folder), network.state_dict(keep_vars=True)
     for name, (_, path) in headers.items():
         layer, _, part = name.rpartition(".")

@@ -57,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         line = _line(count, full, masked, batches.kept_bytes(count))
         for kind, name in ((StepKind.FULL, "full"), (StepKind.MASKED, "masked")):
             line[f"{name} TFLOP/s"] = round(
-                batches.tera_operations(kind, count) / line[f"{name} ms"] * 1e3, 1
+                batches.tera_operations(kind, count) / line[f"{name} ms"] * 1e3, 3
             )
         lines.append(line)
     _with_differences(lines)

@@ -158,8 +158,8 @@ def _line(
         "text share": round(shape.live_text / (shape.live_text + shape.computed), 3),
         "full ms": round(statistics.median(full), 1),
         "masked ms": round(statistics.median(ours), 1),
-        "full TFLOP/s": round(1e3 * tera_operations(family, [row], Mode.FULL) / statistics.median(full), 1),
-        "masked TFLOP/s": round(1e3 * tera_operations(family, [row], mode) / statistics.median(ours), 1),
+        "full TFLOP/s": round(1e3 * tera_operations(family, [row], Mode.FULL) / statistics.median(full), 3),
+        "masked TFLOP/s": round(1e3 * tera_operations(family, [row], mode) / statistics.median(ours), 3),
     }
 
 

@@ -99,7 +99,8 @@ def _tell(record: Record, most: Mapping[str, float]) -> None:
         shares = [f"{value:.2f} {name}" for name, value in row.items() if name.endswith("of the peak")]
         if shares:
             TERMINAL.print(
-                f"achieved over possible, {next(iter(row.values()))}: {', '.join(shares)}", markup=False
+                f"achieved over possible, {' '.join(map(str, list(row.values())[:2]))}: {', '.join(shares)}",
+                markup=False,
             )
 
 

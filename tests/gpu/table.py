@@ -41,7 +41,7 @@ def over_possible(rows: Rows, most: Mapping[str, float]) -> list[dict[str, Any]]
 def _with_shares(row: Mapping[str, Any], most: Mapping[str, float]) -> Iterator[tuple[str, Any]]:
     for column, value in row.items():
         yield column, value
-        unit = row.get("unit") if column == "median" else column.rpartition(" ")[2]
+        unit = str(row.get("unit")) if column == "median" else column.rpartition(" ")[2]
         if unit in most and most[unit] and isinstance(value, (int, float)):
             yield (
                 f"{column.removesuffix(unit)}of the peak".replace("medianof", "of"),

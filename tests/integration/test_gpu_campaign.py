@@ -157,7 +157,7 @@ def test_what_is_known_of_missing_packages_is_what_the_pinned_ones_say() -> None
     """But for what a marker leaves out on Linux, and what torch brings."""
 
     def said(name: str) -> set[str]:
-        found = set()
+        found: set[str] = set()
         for line in requires(name) or ():
             requirement = Requirement(line)
             if requirement.marker is None or requirement.marker.evaluate({**LINUX, "extra": ""}):

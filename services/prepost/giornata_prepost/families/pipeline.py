@@ -30,7 +30,7 @@ from torch.nn.functional import interpolate, pixel_shuffle, pixel_unshuffle
 
 from giornata.latents import normalisation_of
 from giornata.weight_files import pipeline_variant
-from giornata.weight_loading import check_weights, multiply_scales
+from giornata.weight_loading import multiply_scales
 from giornata.wire.errors import RowPoisoned
 from giornata.wire.jobs import PromptTokens
 from giornata.wire.models import ModelCard
@@ -76,7 +76,6 @@ class PipelineImages(ABC):
         )
         for name, part in pipeline.components.items():
             if isinstance(part, nn.Module):
-                check_weights(folder / name)
                 multiply_scales(part, folder / name)
         if not hasattr(pipeline, "mask_processor"):  # it paints no mask; others make one of these
             told = {"do_normalize": False, "do_binarize": True, "do_convert_grayscale": True}
