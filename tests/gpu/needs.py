@@ -43,6 +43,7 @@ NEEDS: Final[Mapping[str, Mapping[str, str]]] = MappingProxyType(
         "oracles": TESTS,
         "tests": TESTS,
         "tests_of_processes": TESTS,
+        "launches": ENGINE | {"triton": "triton"},  # it counts what a GPU would launch
         "pictures": ENGINE | {"PIL": "pillow", "skimage": "scikit-image"},
     }
 )

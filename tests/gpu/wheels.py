@@ -19,7 +19,7 @@ from tests.gpu import needs
 
 OUT: Final = Path(".whl")
 WITH_TORCH: Final = frozenset(
-    {"torch", "filelock", "fsspec", "jinja2", "markupsafe", "mpmath", "networkx", "sympy"}
+    {"torch", "triton", "filelock", "fsspec", "jinja2", "markupsafe", "mpmath", "networkx", "sympy"}
 )
 """torch, and what it needs but for typing-extensions, of which a newer one is wanted."""
 CARRIED: Final = ("diffusers", "pydantic", "pydantic-settings", "structlog", "torchao", "typing-extensions")
