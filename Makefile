@@ -1,7 +1,7 @@
 # `make` lists the targets. A machine needs Python 3.11 or newer with its venv module, make and a shell.
 
 PYTHON ?= python3
-## More flags for `make demo`, `make up`, `make quality`, `make bench`, `make gpu`, `make chaos` or `make fuzz`: make up ARGS="--denoisers 2".
+## More flags for `make demo`, `make up`, `make quality`, `make bench`, `make gpu`, `make gpu-wheels`, `make chaos` or `make fuzz`: make up ARGS="--denoisers 2".
 ARGS ?=
 ## Which images `make images` builds: cpu or gpu.
 PROFILE ?= cpu
@@ -25,7 +25,7 @@ PYTEST := $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist lo
 READY := .venv/.ready-$(TORCH_BUILD)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo up quality test test-long compose-test images check bench gpu chaos fuzz sbom clean
+.PHONY: help setup demo up quality test test-long compose-test images check bench gpu gpu-wheels chaos fuzz sbom clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r target text; do \
@@ -96,6 +96,9 @@ bench: setup ## measure speed beside its baselines and what serving adds; write 
 # Without `setup`: a machine with a GPU may have torch and no network. What is missing there is told.
 gpu: ## test and measure on a GPU, 25 minutes at most, again where it stopped; write out/gpu/*.json and results.md
 	$(or $(wildcard $(BIN)/python),$(PYTHON)) -m tests.gpu $(ARGS)
+
+gpu-wheels: ## collect what a machine with torch and no network lacks, about 10 MB, into .whl; ARGS="--python 3.12"
+	$(or $(wildcard $(BIN)/python),$(PYTHON)) -m tests.gpu.wheels $(ARGS)
 
 chaos: setup ## kill, freeze and restart everything under load, count what becomes of the edits and write out/chaos.json
 	$(BIN)/python -m tests.chaos $(ARGS)

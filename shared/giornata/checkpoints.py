@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from glob import escape
 from pathlib import Path
 from typing import Final, Literal
 
 import torch
 from huggingface_hub import snapshot_download
+from huggingface_hub.errors import DryRunError
 from pydantic import Field
 
 from giornata.config import CellConfig
+from giornata.weight_files import chosen_weights
 from giornata.wire.errors import Failed
 
 FILES: Final = ["*.json", "*/*.json", "*/*.txt", "*/*.model", "*/*.jinja", "*/*.safetensors"]
-"""Files of a hub repository: the whole diffusers folder, which enters the digest, and no single-file weights."""
+"""Files of a hub repository: the whole diffusers folder, no single-file weights, and of variants the one loaded."""
 CONTROL_FILES: Final = [
     "config.json",
-    "diffusion_pytorch_model.safetensors",
-    "diffusion_pytorch_model-*.safetensors",
-    "diffusion_pytorch_model.safetensors.index.json",
+    "diffusion_pytorch_model*.safetensors",
+    "diffusion_pytorch_model*.json",
 ]
-"""Files of a ControlNet's repository: those of `save_pretrained`, and no other variants."""
+"""Files of a ControlNet's repository: those of `save_pretrained`, and of its variants the one that is loaded."""
 DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -109,4 +111,13 @@ def checkpoint_folder(model: str, files: Sequence[str] = FILES) -> Path:
     neither a folder nor a hub id.
     """
     folder = Path(model)
-    return folder if folder.is_dir() else Path(snapshot_download(model, allow_patterns=list(files)))
+    if folder.is_dir():
+        return folder
+    allowed = list(files)
+    try:
+        listed = snapshot_download(model, allow_patterns=allowed, dry_run=True)
+    except DryRunError:  # the hub does not answer: what the cache has was chosen before
+        listed = []
+    weights = {file.filename for file in listed if file.filename.endswith(".safetensors")}
+    unused = [escape(name) for name in weights - chosen_weights(weights)]
+    return Path(snapshot_download(model, allow_patterns=allowed, ignore_patterns=unused))

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from giornata.control_inputs import control_input
 from giornata.model_cards import digest
+from giornata.weight_files import chosen_weights, unloadable
 from giornata.wire.adapters import ControlCard, ControlKind
 
 KINDS: Final[Mapping[str, ControlKind]] = {
@@ -45,7 +46,9 @@ def read_control_card(folder: Path, name: str | None = None) -> ControlCard:
     kind = KINDS[network]
     if (reason := _unserved(kind, config)) is not None:
         raise ValueError(f"{folder} cannot be served: {reason}")
-    weights = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+    weights = sum(
+        Path(path).stat().st_size for path in chosen_weights(map(str, folder.glob("*.safetensors")))
+    )
     if not weights:
         raise ValueError(f"{folder} holds no *.safetensors; other formats are not read")
     return ControlCard(
@@ -61,6 +64,8 @@ def read_control_card(folder: Path, name: str | None = None) -> ControlCard:
 
 def _unserved(kind: ControlKind, config: Mapping[str, Any]) -> str | None:
     """Why a ControlNet is not served, as the end of a sentence; None where it is."""
+    if (reason := unloadable(config)) is not None:
+        return f"it {reason}"
     if not isinstance(config.get(TEXT[kind]), int):
         return f"its {TEXT[kind]} is {config.get(TEXT[kind])}; served is a number of channels"
     placed = config.get("use_pos_embed", True) and config.get("pos_embed_type", "sincos") is not None

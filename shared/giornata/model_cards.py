@@ -18,6 +18,7 @@ from giornata.families import Distilled, Family, Kind
 from giornata.kinds import KINDS
 from giornata.memory_plan import QUANTIZED, ModelMemory
 from giornata.schedulers import sampler_of
+from giornata.weight_files import chosen_weights, unloadable
 from giornata.wire.models import ModelCard
 from giornata.wire.samplers import DISCRETE_TIME, Sampler
 
@@ -56,6 +57,9 @@ def read_model_card(folder: Path, name: str | None = None) -> ModelCard:
     """
     index = _read_json(folder / "model_index.json")
     kind = _kind(folder, index)
+    for config in sorted(folder.glob("*/config.json")):
+        if (reason := unloadable(_read_json(config))) is not None:
+            raise ValueError(f"{folder} cannot be served: its {config.parent.name} {reason}")
     configs = Configs(
         index,
         _read_json(folder / kind.network / "config.json"),
@@ -288,11 +292,17 @@ def _serving_defaults(path: Path) -> ServingDefaults:
 
 
 def digest(folder: Path) -> str:
-    """sha-256 over every JSON and text file of a checkpoint, and over size, header and both ends of its weights."""
+    """sha-256 over every JSON and text file of a checkpoint, and over size, header and both ends of its weights.
+
+    Variants of weights that are not loaded do not count: a download leaves them out.
+    """
     total = hashlib.sha256()
+    loaded = chosen_weights(path.relative_to(folder).as_posix() for path in folder.rglob("*.safetensors"))
     for path in sorted(folder.rglob("*")):
         relative = path.relative_to(folder).as_posix()
         if path.suffix == ".safetensors":
+            if relative not in loaded:
+                continue
             total.update(relative.encode() + struct.pack("<Q", path.stat().st_size))
             total.update(_both_ends(path))
         elif path.suffix in {".json", ".txt", ".model", ".jinja"}:

@@ -54,7 +54,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
             _measured(batches.prepared(kind, count), rows.family.device, options)
             for kind in (StepKind.FULL, StepKind.MASKED)
         )
-        lines.append(_line(count, full, masked, batches.kept_bytes(count)))
+        line = _line(count, full, masked, batches.kept_bytes(count))
+        for kind, name in ((StepKind.FULL, "full"), (StepKind.MASKED, "masked")):
+            line[f"{name} TFLOP/s"] = round(
+                batches.tera_operations(kind, count) / line[f"{name} ms"] * 1e3, 3
+            )
+        lines.append(line)
     _with_differences(lines)
     workload = {
         **vars(options),

@@ -30,6 +30,7 @@ from giornata_denoiser.engine.stepping import denoise_step
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.rows.row import RecordingSpec, Row
 from giornata_denoiser.rows.template import Form, Recording
+from tests.bench.compute.batches import tera_operations
 from tests.bench.compute.models import described
 from tests.bench.compute.rows import Rows
 from tests.bench.compute.setting import DEFAULT, Setting
@@ -157,6 +158,8 @@ def _line(
         "text share": round(shape.live_text / (shape.live_text + shape.computed), 3),
         "full ms": round(statistics.median(full), 1),
         "masked ms": round(statistics.median(ours), 1),
+        "full TFLOP/s": round(1e3 * tera_operations(family, [row], Mode.FULL) / statistics.median(full), 3),
+        "masked TFLOP/s": round(1e3 * tera_operations(family, [row], mode) / statistics.median(ours), 3),
     }
 
 

@@ -1,97 +1,26 @@
-"""Tests and measurements on a GPU, each in a process of its own: ``python -m tests.gpu``.
-
-Every part writes ``out/gpu/NAME.json`` when it ends, and ``out/gpu/results.md`` has them all as tables. A second call
-runs what is not done yet. Without a GPU, `--device cpu --size tiny` rehearses all parts; its figures say nothing.
-"""
+"""``python -m tests.gpu``: brings the packages of ``--wheels``, then runs :mod:`tests.gpu.command`."""
 
 from __future__ import annotations
 
 import sys
-import time
-from pathlib import Path
+from typing import Final
 
-import click
-from rich.console import Console
-from rich.table import Table
+from tests.gpu import needs, wheels
 
-from tests.gpu import campaign, needs
-from tests.gpu.campaign import Folder, Record, Status
-from tests.gpu.parts import FLUX, SIZES, TINY, parts
-from tests.gpu.table import page
-
-NO_GPU = 2
-"""Exit status where there is no such device."""
-TERMINAL = Console(width=160, highlight=False)
+LEAST: Final = ("click", "rich")
+"""What the command itself is written with."""
 
 
-@click.command(help=__doc__)
-@click.option("--device", default="cuda", show_default=True)
-@click.option(
-    "--size", type=click.Choice(SIZES), default=FLUX, show_default=True, help="FLUX.1-dev's, or tiny"
-)
-@click.option("--only", multiple=True, metavar="PART", help="this part; may be given several times")
-@click.option("--minutes", type=float, help="begin no part after so many minutes, and end the one that runs")
-@click.option("--again", is_flag=True, help="run also what is done")
-@click.option("--out", type=click.Path(path_type=Path), default=Path("out/gpu"), show_default=True)
-def main(
-    device: str, size: str, only: tuple[str, ...], minutes: float | None, *, again: bool, out: Path
-) -> None:
-    """Exit status: 0 where all parts are done, 1 where one is not, 2 where there is no such device."""
-    if (reason := _unusable(device)) is not None:
-        TERMINAL.print(reason, soft_wrap=True)
-        sys.exit(NO_GPU)
-    every = parts(size, device)
-    if unknown := set(only) - {part.name for part in every}:
-        names = ", ".join(part.name for part in every)
-        raise click.UsageError(f"There is no part {', '.join(sorted(unknown))}; there are {names}.")
-    for sentence in needs.told([part.name for part in every]):
-        TERMINAL.print(sentence, soft_wrap=True)
-    folder = Folder(out)
-    chosen = [part for part in every if not only or part.name in only]
-    began = time.monotonic()
-    todo = campaign.due(chosen, folder.records(), again=again)
-    for record in campaign.carried_out(todo, folder, None if minutes is None else 60 * minutes):
-        _tell(record)
-        # After every part: whatever ends this process, the page tells of all parts before.
-        known = folder.records()
-        text = page(known[part.name] for part in every if part.name in known)
-        (out / "results.md").write_text(text, encoding="utf-8")
-    known = folder.records()
-    _summary({part.name: known.get(part.name) for part in chosen}, time.monotonic() - began, out)
-    done = all(part.name in known and known[part.name].status is Status.DONE for part in chosen)
-    sys.exit(0 if done else 1)
+def main() -> None:
+    """Begin the campaign, or say what it lacks."""
+    arguments = wheels.used(sys.argv[1:])
+    sys.path[1:1] = needs.FOLDERS
+    if not all(map(needs.found, LEAST)):
+        print(*needs.told(["tests", "pictures"]), sep="\n")
+        sys.exit(1)
+    from tests.gpu.command import main as command  # noqa: PLC0415 - it needs packages
 
-
-def _unusable(device: str) -> str | None:
-    """Why nothing can run on `device`; None where it can."""
-    if not needs.found("torch"):
-        return "This Python has no torch. Name another: make gpu PYTHON=python3.12"
-    import torch  # noqa: PLC0415 - a machine may lack it
-
-    if device.startswith("cuda") and not torch.cuda.is_available():
-        return (
-            f"This machine has no CUDA device that torch {torch.__version__} can use, so nothing was measured. With an "
-            "NVIDIA GPU, `make setup TORCH_INDEX=https://download.pytorch.org/whl/cu130` installs torch for it. "
-            f"Without one, `python -m tests.gpu --device cpu --size {TINY}` rehearses the campaign."
-        )
-    return None
-
-
-def _tell(record: Record) -> None:
-    TERMINAL.rule(f"{record.part}: {record.status}, {record.seconds:.0f} s")
-    TERMINAL.print(record.output, markup=False, soft_wrap=True)
-
-
-def _summary(records: dict[str, Record | None], seconds: float, out: Path) -> None:
-    table = Table(title=f"campaign, {seconds:.0f} s")
-    for column in ("part", "status", "s", "shows"):
-        table.add_column(column)
-    for name, record in records.items():
-        if record is None:
-            table.add_row(name, "to be run", "", "")
-        else:
-            table.add_row(name, str(record.status), f"{record.seconds:.0f}", record.shows)
-    TERMINAL.print(table, f"records and results.md are in {out}")
+    command(arguments, prog_name="python -m tests.gpu")
 
 
 if __name__ == "__main__":

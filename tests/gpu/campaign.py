@@ -182,7 +182,7 @@ class SharedProcess:
         if ready and status is None:  # it died
             process.wait()
             status = process.returncode or 1
-        if status != 0 or part.alone:
+        if status != 0 or part.alone or part.last:
             self.end()
         return status
 

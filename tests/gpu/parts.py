@@ -17,6 +17,15 @@ PROCESSES: Final = ("tests/contract/control_link/test_losses.py",)
 """Tests of processes that die while others hold what was theirs: they take longest."""
 
 
+ORACLES: Final = (
+    "tests/gpu/test_attention.py",
+    "tests/gpu/test_low_rank.py",
+    "tests/unit/packed/test_elementwise.py",
+    "tests/unit/packed/test_pages.py",
+)
+"""Tests of what every step is made of; they compile Triton's kernels, too."""
+
+
 @dataclass(frozen=True)
 class Part:
     """One program of the campaign."""
@@ -31,6 +40,8 @@ class Part:
     """What its report tells."""
     alone: bool = False
     """In a process of its own."""
+    last: bool = False
+    """In the process that the parts before it share, which ends with it."""
 
     @property
     def report(self) -> str:
@@ -41,33 +52,26 @@ class Part:
 def parts(size: str, device: str) -> tuple[Part, ...]:
     """All parts, those first that tell most. Their limits add up to more than they need together.
 
+    Those before the tests fit into nine minutes of an H100, and the first of them share the model of 12 B weights.
+
     Args:
         size: one of `SIZES`.
         device: as torch names it.
     """
     first, *others = PICTURES[size]
     return (
-        Part(
-            "tests",
-            SUITE,
-            (),
-            240,
-            "the engine on the device against the CPU and other oracles",
-            alone=True,
-        ),
+        Part("oracles", SUITE, ORACLES, 120, "attention and kernels on the device against other oracles"),
         _bench("device_peaks", "", ("--device", device)),
         *_of_flux(size, first, device),
-        *(
-            _bench(name, family, _of_family(size, family, device, name))
-            for name, family in (
-                ("step_time", "sdxl"),
-                ("step_time", "flux2-klein"),
-                ("step_rows", "flux2-klein"),
-            )
+        _of("step_time", "sdxl", size, device),
+        # The last: launches take longer in a process that torch's profiler has looked at.
+        replace(_bench("step_trace", first, _shape(size, first, device)), last=True),
+        _of("step_rows", "flux2-klein", size, device),
+        _of("step_time", "flux2-klein", size, device),
+        Part(
+            "tests", SUITE, (), 240, "the engine on the device against the CPU and other oracles", alone=True
         ),
         *(part for side in others for part in _of_flux(size, side, device)),
-        # Alone: launches take longer in a process that torch's profiler has looked at.
-        replace(_bench("step_trace", first, _shape(size, first, device)), alone=True),
         *(_bench("loading", side, _loading(size, side, device)) for side in (first, *others)),
         _bench("pictures", "", _pictures(size, device)),
         Part("tests_of_processes", SUITE, PROCESSES, LIMIT_S, "what is left when a process dies", alone=True),
@@ -111,6 +115,10 @@ _STEP_TIME: Final = {
     TINY: ("--repeats", "1"),
 }
 _STEP_ROWS: Final = {FLUX: ("--rows", "1,4,8", "--repeats", "5"), TINY: ("--rows", "1,2", "--repeats", "1")}
+
+
+def _of(benchmark: str, family: str, size: str, device: str) -> Part:
+    return _bench(benchmark, family, _of_family(size, family, device, benchmark))
 
 
 def _of_family(size: str, family: str, device: str, benchmark: str) -> tuple[str, ...]:

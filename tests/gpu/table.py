@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from tests.gpu.campaign import Record, Status
 
 ERROR_LINES: Final = 25
+PEAKS: Final = ("matrix product", "copy on the device")
+"""How the lines of `device_peaks` begin that others are held against."""
 Rows = Sequence[Mapping[str, Any]]
 
 
@@ -20,8 +22,31 @@ def page(records: Iterable[Record]) -> str:
     ]
     sections = ["## On a GPU", *_machine(kept), table(parts)]
     for record in kept:
-        sections += _section(record)
+        sections += _section(record, peaks(kept))
     return "\n\n".join(sections) + "\n"
+
+
+def peaks(records: Iterable[Record]) -> dict[str, float]:
+    """What the device can do at most, by unit, as `device_peaks` has measured it: a matrix product, and a copy."""
+    found = {record.part: record.report for record in records if isinstance(record.report, Mapping)}
+    rows = found.get("device_peaks", {}).get("rows", ())
+    return {row["unit"]: row["median"] for row in reversed(rows) if row["what"].startswith(PEAKS)}
+
+
+def over_possible(rows: Rows, most: Mapping[str, float]) -> list[dict[str, Any]]:
+    """`rows` with achieved over possible beside each figure whose unit has a peak."""
+    return [dict(_with_shares(row, most)) for row in rows]
+
+
+def _with_shares(row: Mapping[str, Any], most: Mapping[str, float]) -> Iterator[tuple[str, Any]]:
+    for column, value in row.items():
+        yield column, value
+        unit = str(row.get("unit")) if column == "median" else column.rpartition(" ")[2]
+        if unit in most and most[unit] and isinstance(value, (int, float)):
+            yield (
+                f"{column.removesuffix(unit)}of the peak".replace("medianof", "of"),
+                round(value / most[unit], 3),
+            )
 
 
 def table(rows: Rows) -> str:
@@ -35,14 +60,20 @@ def table(rows: Rows) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def _section(record: Record) -> list[str]:
-    rows = record.report["rows"] if isinstance(record.report, Mapping) else []
+def _section(record: Record, most: Mapping[str, float]) -> list[str]:
+    rows = over_possible(rows_of(record), most)
     found = [f"### {record.part}", f"{record.when[:10]}, {record.seconds:.0f} s, `{record.command}`"]
     if rows:
         found.append(table(rows))
     if record.status is not Status.DONE:
         found.append(f"{record.status.capitalize()}:\n\n```text\n{_end(record.output)}\n```")
     return found
+
+
+def rows_of(record: Record) -> Rows:
+    """The figures of a record; none where the part wrote none."""
+    rows: Rows = record.report["rows"] if isinstance(record.report, Mapping) else []
+    return rows
 
 
 def _machine(records: Sequence[Record]) -> list[str]:

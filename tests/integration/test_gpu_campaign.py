@@ -7,7 +7,9 @@ import json
 import os
 import subprocess
 import sys
+import zipfile
 from dataclasses import replace
+from importlib.metadata import requires
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,12 +17,24 @@ from typing import Any
 import psutil
 import pytest
 from click.testing import CliRunner
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
-from tests.gpu import campaign, needs
-from tests.gpu.__main__ import NO_GPU, main
+from tests.gpu import campaign, needs, wheels
 from tests.gpu.campaign import Folder, Record, SharedProcess, Status
+from tests.gpu.command import NO_GPU, main
 from tests.gpu.parts import SIZES, TINY, Part, parts
-from tests.gpu.table import page, table
+from tests.gpu.table import over_possible, page, peaks, table
+
+LINUX = {
+    "python_version": "3.12",
+    "python_full_version": "3.12.0",
+    "platform_system": "Linux",
+    "sys_platform": "linux",
+    "platform_machine": "x86_64",
+}
+EVERYWHERE = {"tzdata"}
+"""What no code of this project comes to import."""
 
 
 def part(how: str, *arguments: str, limit_s: float = 120.0) -> Part:
@@ -78,8 +92,9 @@ def test_what_a_part_has_started_ends_with_it(tmp_path: Path, monkeypatch: pytes
     assert not found[0].is_running() or found[0].status() == psutil.STATUS_ZOMBIE
 
 
-def test_parts_share_a_process_until_one_fails_or_wants_it_alone(tmp_path: Path) -> None:
-    parts_of = [part("done"), part("done"), part("raise"), part("done"), replace(part("done"), alone=True)]
+def test_parts_share_a_process_until_one_fails_is_its_last_or_wants_it_alone(tmp_path: Path) -> None:
+    last = replace(part("done"), last=True)
+    parts_of = [part("done"), part("done"), part("raise"), last, replace(part("done"), alone=True)]
     with SharedProcess() as process:
         pids = []
         for each in [*parts_of, part("done")]:
@@ -118,6 +133,137 @@ def test_a_part_whose_packages_are_missing_is_told_and_the_others_run() -> None:
     assert told[0] == "pictures will not run: scikit-image missing."
     assert told[-1].startswith("triton is missing")
     assert needs.told(["pictures"], lambda _: True) == []
+
+
+def test_what_is_missing_is_found_as_deep_as_it_is_imported_and_told_once() -> None:
+    """Of packages that are missing it is known what they bring; others tell it of themselves."""
+    assert needs.missing("step_rows", lambda module: module != "pydantic") == ["pydantic"]
+    assert needs.missing("step_rows", lambda module: module not in {"pydantic", "dotenv", "yaml"}) == [
+        "pydantic",
+        "python-dotenv",
+        "pyyaml",
+    ]
+    told = needs.told(["a", "pictures", "b"], lambda module: module != "rich")
+    assert told[0] == "a, pictures, b will not run: rich missing."
+    assert "constraints.txt rich; without a network" in told[1]
+
+
+def test_a_version_that_is_too_old_counts_as_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(needs, "version", lambda _: "4.12.2")
+    assert needs.missing("step_rows") == ["typing-extensions"]
+
+
+def test_what_is_known_of_missing_packages_is_what_the_pinned_ones_say() -> None:
+    """But for what a marker leaves out on Linux, and what torch brings."""
+
+    def said(name: str) -> set[str]:
+        found: set[str] = set()
+        for line in requires(name) or ():
+            requirement = Requirement(line)
+            if requirement.marker is None or requirement.marker.evaluate({**LINUX, "extra": ""}):
+                found.add(canonicalize_name(requirement.name))
+        return found
+
+    for everything in (False, True):
+        carried = set(wheels.carried(everything=everything))
+        # torchao needs nothing, and the environment of tests has none.
+        others = {name for of in carried - {"torchao"} for name in said(of)} - carried
+        assert others <= EVERYWHERE | wheels.WITH_TORCH | (set() if everything else wheels.USUAL)
+
+
+def test_carried_wheels_are_what_images_with_torch_lack() -> None:
+    small = wheels.carried(everything=False)
+    assert small == [
+        "annotated-types",
+        "diffusers",
+        "importlib-metadata",
+        "lazy-importer",
+        "pydantic",
+        "pydantic-core",
+        "pydantic-settings",
+        "python-dotenv",
+        "structlog",
+        "torchao",
+        "typing-extensions",
+        "typing-inspection",
+        "zipp",
+    ]
+    everything = wheels.carried(everything=True)
+    assert {"numpy", "scipy", "transformers", "pytest", *small} <= set(everything)
+    assert not {"torch", "triton", "sympy"} & set(everything)
+    command = wheels.command("3.12", Path("out"), everything=False)
+    assert command[-len(small) :] == small
+    assert "--no-deps" in command
+    assert command[command.index("--python-version") + 1] == "3.12"
+
+
+def wheel(folder: Path, name: str, tag: str = "py3-none-any") -> None:
+    """A wheel with one module of its name."""
+    folder.mkdir(exist_ok=True)
+    about = f"{name}-1.0.dist-info"
+    with zipfile.ZipFile(folder / f"{name}-1.0-{tag}.whl", "w") as file:
+        file.writestr(f"{name}.py", "VALUE = 1\n")
+        file.writestr(f"{about}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+        file.writestr(f"{about}/WHEEL", f"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: {tag}\n")
+        file.writestr(f"{about}/RECORD", "")
+
+
+def test_carried_wheels_are_imported_by_the_campaign_and_its_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setenv("PYTHONPATH", "before")
+    wheel(tmp_path / "whl", "carried_here")
+    given = ["--only", "launches", "--wheels", str(tmp_path / "whl"), "--again"]
+    assert wheels.used(given) == ["--only", "launches", "--again"]
+    site = str(tmp_path / "whl" / "site")
+    assert sys.path[0] == site
+    assert os.environ["PYTHONPATH"] == os.pathsep.join([site, "before"])
+    code = "import carried_here; print(carried_here.VALUE)"
+    assert (
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+        == "1\n"
+    )
+    installed = Path(site, "carried_here.py").stat().st_mtime_ns
+    wheels.installed(tmp_path / "whl")
+    assert Path(site, "carried_here.py").stat().st_mtime_ns == installed, "once"
+
+
+def test_wheels_that_cannot_be_installed_are_told(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match="holds no wheels; `make gpu-wheels` collects them"):
+        wheels.installed(tmp_path)
+    wheel(tmp_path, "elsewhere", "cp27-cp27m-manylinux1_i686")
+    with pytest.raises(SystemExit, match=r"This Python is 3\.\d+: `make gpu-wheels ARGS=\"--python 3\.\d+"):
+        wheels.installed(tmp_path)
+
+
+def test_a_python_with_nothing_but_the_standard_library_is_told_all_at_once() -> None:
+    command = [sys.executable, "-S", "-E", "-m", "tests.gpu", "--only", "launches"]
+    ended = subprocess.run(command, cwd=needs.ROOT, capture_output=True, text=True, check=False)
+    assert ended.returncode == 1
+    assert "pydantic, pydantic-core, pydantic-settings" in ended.stdout
+    assert "make gpu-wheels" in ended.stdout
+    assert not ended.stderr
+
+
+def test_figures_are_held_against_what_the_device_can_do_at_most() -> None:
+    most = [
+        {"what": "matrix product 8192³", "unit": "TFLOP/s", "median": 800.0},
+        {"what": "copy on the device", "unit": "GB/s", "median": 3000.0},
+        {"what": "copy to pinned memory", "unit": "GB/s", "median": 50.0},
+        {"what": "gather, aligned", "unit": "GB/s", "median": 1200.0},
+    ]
+    records = [
+        record("device_peaks", Status.DONE, report={"rows": most}),
+        record(
+            "step_rows", Status.DONE, report={"rows": [{"rows": 8, "full ms": 2.0, "full TFLOP/s": 600.0}]}
+        ),
+    ]
+    assert peaks(records) == {"TFLOP/s": 800.0, "GB/s": 3000.0}
+    assert over_possible(most, peaks(records))[3]["of the peak"] == 0.4
+    assert "| rows | full ms | full TFLOP/s | full of the peak |" in page(records)
+    assert "| 8 | 2.000 | 600.0 | 0.750 |" in page(records)
+    assert over_possible(most, {}) == most
 
 
 def test_the_page_has_a_table_of_every_report() -> None:

@@ -69,30 +69,19 @@ def open_checkpoint(config: DenoiserConfig) -> Checkpoint:
     Raises:
         Failed: there is no such checkpoint, or none that is served.
     """
-    try:
-        folder, dtype = checkpoint_folder(config.model), config.torch_dtype()
-        ledger = stated(config, folder)
-        check(config.quantize, config.torch_device())
-        found = load(
-            folder,
-            dtype=dtype,
-            device=config.torch_device(),
-            name=config.served_name,
-            quantized=config.quantize,
-        )
-    except (ValueError, OSError) as error:
-        raise Failed(f"The model {config.model} cannot be loaded: {error}") from error
+    dtype, device = config.torch_dtype(), config.torch_device()
+    check(config.quantize, device)
+    found = _loaded(config, device, config.quantize)
     try:
         network = controlled(found.family.network, found.card.pixel_multiple)
-        nets = open_controls(config.controlnets, network, dtype=dtype, device=config.torch_device())
+        nets = open_controls(config.controlnets, network, dtype=dtype, device=device)
     except (ValueError, OSError) as error:
         raise Failed(f"The ControlNets {config.controlnets} cannot be loaded: {error}") from error
-    return replace(found, controlnets=nets, ledger=ledger)
+    return replace(found, controlnets=nets)
 
 
-def stated(config: DenoiserConfig, folder: Path) -> DeviceLedger:
+def stated(config: DenoiserConfig, folder: Path, device: torch.device) -> DeviceLedger:
     """A ledger with what a denoiser needs of its GPU at least: the network, and a row of the native size."""
-    device = config.torch_device()
     if device.type != "cuda":
         return DeviceLedger()
     ledger = DeviceLedger(config.device_ledger, host_device(device).id, ServiceName.DENOISER)
@@ -107,11 +96,17 @@ def outline(config: DenoiserConfig) -> Checkpoint:
     Raises:
         Failed: there is no such checkpoint, or none that is served.
     """
+    return _loaded(config, OUTLINE)
+
+
+def _loaded(config: DenoiserConfig, device: torch.device, quantized: Quantize = Quantize.OFF) -> Checkpoint:
     try:
-        folder, dtype = checkpoint_folder(config.model), config.torch_dtype()
-        return load(folder, dtype=dtype, device=OUTLINE, name=config.served_name)
+        folder, dtype, name = checkpoint_folder(config.model), config.torch_dtype(), config.served_name
+        ledger = stated(config, folder, device)
+        found = load(folder, dtype=dtype, device=device, name=name, quantized=quantized)
     except (ValueError, OSError) as error:
         raise Failed(f"The model {config.model} cannot be loaded: {error}") from error
+    return replace(found, ledger=ledger)
 
 
 def load(

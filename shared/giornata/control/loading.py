@@ -15,6 +15,7 @@ from giornata.control.protocol import ControlNet
 from giornata.control.sd3 import SD3Control
 from giornata.control.unet import UnetControl
 from giornata.control_cards import read_control_card
+from giornata.weight_loading import load_network
 from giornata.wire.adapters import ControlCard, ControlKind
 
 KINDS: Final[dict[ControlKind, tuple[Any, Callable[[Any, ControlCard], ControlNet]]]] = {
@@ -34,5 +35,5 @@ def load(folder: Path, dtype: torch.dtype, device: torch.device, name: str | Non
     """
     card = read_control_card(folder, name)
     module, runner = KINDS[card.kind]
-    made = module.from_pretrained(folder, torch_dtype=dtype, use_safetensors=True, local_files_only=True)
+    made = load_network(module, folder, dtype=dtype)
     return runner(made.to(device).eval().requires_grad_(requires_grad=False), card)

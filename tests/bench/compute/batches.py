@@ -11,10 +11,10 @@ from typing import Any, Final
 import torch
 
 from giornata.packed.attention import varlen
-from giornata.packed.kernels import TRITON
 from giornata.packed.low_rank import LowRank
 from giornata.packed.tracing import UNTRACED, Tracing
 from giornata.packed.uses import Taken, Use
+from giornata.planning.operations import step_work
 from giornata.wire.values import Mode
 from giornata_denoiser.blocks.device import Device
 from giornata_denoiser.blocks.recording import CorrectionRecorder
@@ -85,6 +85,8 @@ class Batches:
     def __init__(self, rows: Rows, mask: float = MASK) -> None:
         self._rows, self._family, self._mask = rows, rows.family, mask
         if self._on_meta:
+            from giornata.packed.kernels import TRITON  # noqa: PLC0415 - needs Triton, as nothing else here
+
             network: Any = self._family.network
             # What their `choose` picks in half precision on a GPU.
             if isinstance(network, DrivenNetwork):
@@ -126,6 +128,11 @@ class Batches:
                 if mode is not Mode.FULL
             )
         )
+
+    def tera_operations(self, kind: StepKind, count: int) -> float:
+        """See :func:`tera_operations`; of a step in full, or of one that takes keys and values."""
+        rows = [self._row(index, count) for index in range(count)]
+        return tera_operations(self._family, rows, Mode.FULL if kind is StepKind.FULL else Mode.KV)
 
     def _uses(
         self,
@@ -185,6 +192,14 @@ class Batches:
     @property
     def _on_meta(self) -> bool:
         return self._family.device.type == "meta"
+
+
+def tera_operations(family: ModelFamily, rows: Sequence[Row], mode: Mode) -> float:
+    """Floating-point operations of a step of `rows`, in 10^12, whose blocks all have this `mode`; padding is kept where
+    a step is masked."""
+    shapes = [shape for row in rows for shape in row.shaped(padding_kept=mode is not Mode.FULL)]
+    modes = [(mode,) * family.operations.blocks] * len(shapes)
+    return 2 * step_work(family.operations, shapes, modes).multiplications / 1e12
 
 
 def _quantised(tokens: int, channels: int, bits: int, family: ModelFamily) -> Stored:

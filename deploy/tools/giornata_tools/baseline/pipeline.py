@@ -25,6 +25,7 @@ from PIL import Image
 from giornata.checkpoints import checkpoint_folder
 from giornata.families import Family
 from giornata.model_cards import read_model_card
+from giornata.weight_files import pipeline_variant
 
 PIPELINES: Final[dict[str, type[Any]]] = {
     Family.FLUX_FILL: FluxFillPipeline,
@@ -104,7 +105,7 @@ def opened(kind: Any, folder: Path, **options: object) -> Any:
 
     `ChromaInpaintPipeline` reads an entry of its network's configuration that the network's own class never writes.
     """
-    pipeline = kind.from_pretrained(folder, **options)
+    pipeline = kind.from_pretrained(folder, variant=pipeline_variant(folder), **options)
     pipeline.set_progress_bar_config(disable=True)
     if isinstance(pipeline, ChromaInpaintPipeline):
         pipeline.transformer.register_to_config(guidance_embeds=False)

@@ -216,9 +216,12 @@ class Sessions:
                 paths = paths[paths.index(opened.path) + 1 :]
                 try:
                     path = await self._links.to(state.instance, opened)
-                except LinkLost:
+                except LinkLost as error:
                     if not paths:
                         raise
+                    log.warning(
+                        "controlnet_path_refused", instance=state.instance, reason=str(error), next=paths[0]
+                    )
                 else:
                     break
         except (LinkLost, GiornataError, asyncio.CancelledError) as error:

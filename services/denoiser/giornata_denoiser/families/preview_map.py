@@ -16,6 +16,7 @@ from diffusers import AutoModel
 from torch import Tensor
 
 from giornata.latents import Normalisation, normalisation_of
+from giornata.weight_loading import load_network
 
 SIDE: Final = 256
 """Pixels a side of a quarter of the board."""
@@ -84,10 +85,7 @@ def fit_autoencoder(folder: Path, device: torch.device) -> PreviewMap:
         OSError: its weights are missing.
         ValueError: its class is not served, or its latents are not finite numbers on the board.
     """
-    kind: Any = AutoModel
-    autoencoder = kind.from_pretrained(
-        str(folder), subfolder="vae", torch_dtype=torch.float32, use_safetensors=True, local_files_only=True
-    )
+    autoencoder = load_network(AutoModel, folder, "vae", dtype=torch.float32)
     fitted = fit_model(autoencoder.to(device).eval(), normalisation_of(autoencoder))
     del autoencoder
     if device.type == "cuda":

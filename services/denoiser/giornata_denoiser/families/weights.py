@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import torch
 
+from giornata.weight_loading import load_network
 from giornata_denoiser.families.quantizing import Quantize, quantize
 
 OUTLINE: Final = torch.device("meta")
@@ -27,7 +28,7 @@ def loaded(
     On :data:`OUTLINE` no file but its configuration is read.
 
     Raises:
-        ValueError: it cannot be made of this configuration.
+        ValueError: it cannot be made of this configuration, or of these weights.
         OSError: weights are missing.
     """
     if device == OUTLINE:
@@ -36,9 +37,7 @@ def loaded(
                 kind.load_config(folder, subfolder=subfolder, local_files_only=True)
             ).to(dtype)
     else:
-        network = kind.from_pretrained(
-            folder, subfolder=subfolder, torch_dtype=dtype, use_safetensors=True, local_files_only=True
-        )
+        network = load_network(kind, folder, subfolder, dtype=dtype)
         network.eval().requires_grad_(requires_grad=False)
         quantize(network, quantized, device)  # layer by layer: the device never has all weights in full
         network = network.to(device)

@@ -34,6 +34,8 @@ from torch.nn.functional import interpolate, pixel_shuffle, pixel_unshuffle
 
 from giornata.latents import normalisation_of
 from giornata.memory_plan import TILE, PrepostPlan
+from giornata.weight_files import pipeline_variant
+from giornata.weight_loading import multiply_scales
 from giornata.wire.errors import RowPoisoned
 from giornata.wire.jobs import PromptTokens
 from giornata.wire.models import ModelCard
@@ -79,15 +81,20 @@ class PipelineImages(ABC):
         dtype: torch.dtype,
         plan: PrepostPlan = ON_DEVICE,
     ) -> None:
+        left_out = self._left_out(folder)
         pipeline = self.kind.from_pretrained(
             folder,
             dtype=dtype,
+            variant=pipeline_variant(folder, left_out),
             use_safetensors=True,
             local_files_only=True,
-            **dict.fromkeys(self._left_out(folder)),
+            **dict.fromkeys(left_out),
             **self.options,
             **self._loaded(folder),
         )
+        for name, part in pipeline.components.items():
+            if isinstance(part, nn.Module):
+                multiply_scales(part, folder / name)
         if not hasattr(pipeline, "mask_processor"):  # it paints no mask; others make one of these
             told = {"do_normalize": False, "do_binarize": True, "do_convert_grayscale": True}
             pipeline.mask_processor = VaeImageProcessor(vae_scale_factor=card.vae_scale_factor, **told)

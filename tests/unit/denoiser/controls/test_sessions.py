@@ -12,10 +12,13 @@ from typing import cast
 import pytest
 import torch
 from pydantic import BaseModel
+from structlog.testing import capture_logs
 
 from giornata.bus.bus import Bus
+from giornata.control.link import slabs
 from giornata.control.link.listener import Listener
 from giornata.control.link.losses import ControlFailed
+from giornata.wire.control_steps import DeviceMemory
 from giornata.wire.controlnets import CloseControl, Closed, DataPath, OpenControl, Opened, StepRefusal
 from giornata.wire.errors import ControlNetUnavailable
 from giornata.wire.messages import RunRequest
@@ -32,6 +35,7 @@ from tests.unit.scheduling.test_adapters import instance
 SLAB_BYTES = 1 << 20
 REQUEST = next(message for message in MESSAGES if isinstance(message, RunRequest))
 ROW = controlled_row("j")
+TOLD_OF_PATHS = {"controlnet_path_refused", "controlnet_linked"}
 
 
 @dataclass
@@ -96,7 +100,9 @@ class Bench:
 
 @asynccontextmanager
 async def bench(
-    folder: Path, paths: Sequence[DataPath] = (DataPath.UNIX,), open_s: float = HUNG_S
+    folder: Path,
+    paths: Sequence[DataPath] = (DataPath.UNIX,),
+    device: torch.device = CPU,
 ) -> AsyncIterator[Bench]:
     assert NETWORK is not None
     unix = folder / "s"
@@ -105,14 +111,14 @@ async def bench(
     wire.closes.set()
     instances, links, resumed = Instances(), Links(SLAB_BYTES, CPU), asyncio.Queue[str]()
     asking = Asking(NETWORK.base, "d", "m1", tuple(paths), torch.float32)
-    with Listener(lambda _: True, lambda _: None, unix=unix, tcp=None, device=CPU):
+    with Listener(lambda _: True, lambda _: None, unix=unix, tcp=None, device=device):
         async with asyncio.TaskGroup() as tasks:
             sessions = Sessions(
                 cast("Bus", wire),
                 instances,
                 links,
                 asking,
-                open_s=open_s,
+                open_s=HUNG_S,
                 resume=lambda job_id, _: resumed.put_nowait(job_id),
                 tasks=tasks,
             )
@@ -160,10 +166,13 @@ async def test_a_row_that_has_been_open_is_not_told_that_its_controlnets_do_not_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "TOLD_S", 0.0)
-    async with bench(tmp_path, open_s=0.1) as made:
+    async with bench(tmp_path) as made:
         told(made, "c1")
         async with made.sessions.held(REQUEST, [ROW], fall_back=False) as failed:
             await made.asked()
+            made.sessions._open_s = (
+                0.1  # from now on: on a busy machine the row would not have been open in time
+            )
             made.instances._fleet.forget("c1")
             made.lose(ConnectionError("it is silent"))
             with pytest.raises(ControlNetUnavailable):
@@ -178,3 +187,47 @@ async def test_a_data_path_that_cannot_be_had_gives_way_to_the_next_best(tmp_pat
         async with made.sessions.held(REQUEST, [ROW], fall_back=False):
             await made.asked()
     assert made.wire.told == ["open c1", "open c1", "close c1"]
+
+
+async def test_device_memory_that_cannot_be_opened_gives_way_to_the_socket_for_good_and_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As between containers without a common IPC namespace: each sees the device, and none the other's handles."""
+
+    def shared(size_bytes: int, _device: torch.device) -> slabs.Slab:
+        made = DeviceMemory(
+            device="GPU-1",
+            handle=b"h",
+            offset_bytes=0,
+            counter=b"c",
+            counter_offset=0,
+            event=b"",
+            event_sync=False,
+        )
+        return slabs.Slab(torch.zeros(size_bytes, dtype=torch.uint8), device_memory=made)
+
+    def refused(*_told: object) -> object:
+        tried.append("opened")
+        raise RuntimeError("CUDA error: invalid resource handle")
+
+    tried: list[str] = []
+    monkeypatch.setitem(slabs._MAKING, DataPath.CUDA, shared)
+    monkeypatch.setattr(slabs.Slab, "left", lambda _: None)
+    monkeypatch.setattr(slabs, "_unique", lambda _: "GPU-1")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.UntypedStorage, "_new_shared_cuda", refused)
+    with capture_logs() as logs:
+        async with bench(tmp_path, (DataPath.CUDA, DataPath.UNIX), device=torch.device("cuda:0")) as made:
+            made.wire.addresses[DataPath.CUDA] = made.wire.addresses[DataPath.UNIX]
+            told(made, "c1")
+            for _ in range(2):
+                async with made.sessions.held(REQUEST, [ROW], fall_back=False):
+                    await made.asked()
+    told_of = [
+        (log["event"], log.get("path") or log["next"]) for log in logs if log["event"] in TOLD_OF_PATHS
+    ]
+    assert told_of == [("controlnet_path_refused", DataPath.UNIX), ("controlnet_linked", DataPath.UNIX)]
+    reasons = [log.get("reason", "") + log.get("error", "") for log in logs]
+    assert any("no data path over cuda to" in reason for reason in reasons)
+    assert any("the device memory cannot be opened: CUDA error" in reason for reason in reasons)
+    assert tried == ["opened"], "the second row takes the path that there is"
