@@ -20,20 +20,20 @@ async def serve(config: ControlNetConfig, stop: asyncio.Event) -> None:
     """Read the cards, open NATS and blobs; compute ControlNets until `stop`; drain."""
     configured = await asyncio.to_thread(read_cards, config.controlnets)
     async with (
-        gpus_of(ServiceName.CONTROLNET, config) as gpus,
-        connect_as(ServiceName.CONTROLNET, config) as bus,
-        open_blobs(config.blobs_url) as blobs,
+        gpus_of(ServiceName.CONTROLNET, config) as (own, gpus),
+        connect_as(ServiceName.CONTROLNET, own) as bus,
+        open_blobs(own.blobs_url) as blobs,
     ):
-        if config.torch_device().type == "cpu":
+        if own.torch_device().type == "cpu":
             keep_freed()
         with Nets(
             configured,
-            config.torch_device(),
-            config.torch_dtype(),
-            budget_bytes=config.budget_bytes(),
-            loads=config.control_loads,
+            own.torch_device(),
+            own.torch_dtype(),
+            budget_bytes=own.budget_bytes(),
+            loads=own.control_loads,
         ) as nets:
-            await ControlNetService(config, bus, blobs, nets, gpus).run(stop)
+            await ControlNetService(own, bus, blobs, nets, gpus).run(stop)
 
 
 if __name__ == "__main__":
