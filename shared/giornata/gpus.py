@@ -51,9 +51,7 @@ def see_alone(device: str) -> str:
     os.environ[VISIBLE] = visible_alone(device, os.environ.get(VISIBLE))
     if torch.cuda.device_count() != 1:
         raise Failed(
-            f"CUDA shows {device} beside other GPUs. Set {VISIBLE} to it, and GIORNATA_DEVICE to cuda.",
-            received=device,
-            accepted="cuda, or a GPU by its number where torch can ask NVML",
+            f"CUDA shows {device} beside other GPUs. Set {VISIBLE} to it, and GIORNATA_DEVICE to cuda."
         )
     return "cuda:0"
 

@@ -65,10 +65,7 @@ def start_ranks(config: DenoiserConfig, patience: Patience | None = None) -> Ran
 
 
 def opening_of(config: DenoiserConfig, me: int, port: int) -> Opening:
-    """What the rank of a place is told first; `port` is that of the store which the leader hosts.
-
-    The rank sees its GPU alone. NCCL reaches the other members' GPUs all the same.
-    """
+    """What the rank of a place, which sees its GPU alone, is told first; `port` is that of the leader's store."""
     devices = config.device_names
     fields = DenoiserConfig.model_fields
     without = {name: fields[name].get_default(call_default_factory=True) for name in LEFT_OUT}
