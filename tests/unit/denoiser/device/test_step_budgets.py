@@ -116,9 +116,9 @@ def costs_of(name: str, of: ModelFamily, world: World) -> dict[str, Cost]:
 
 
 def waits_of(cost: Cost) -> Counter[Finding]:
-    """Without those of rows that join in modules of diffusers, and where companions are told from pictures."""
+    """Without those in modules of diffusers, of rows that join."""
     told = cost.waits or Counter()
-    own = (each for each in told if not each.where.startswith("diffusers/") and each.what != "nonzero")
+    own = (each for each in told if not each.where.startswith("diffusers/"))
     return Counter({each: told[each] for each in own})
 
 
@@ -136,11 +136,12 @@ LAUNCHES: Final = {
     "z-image": (681, 386, 736),
     "unet": (2151, 2150, 4269),
 }
-"""Of one step, at most: an edit that joins and learns, a masked one, and several rows."""
+"""Of one step: an edit that joins and learns, a masked one, and several rows."""
+ROOM: Final = 1.05
 
 
 @pytest.mark.parametrize("name", LAUNCHES)
-def test_a_step_waits_for_nothing_races_with_nothing_and_launches_no_more_than_it_did(name: str) -> None:
+def test_a_step_waits_for_nothing_races_with_nothing_and_launches_what_it_did(name: str) -> None:
     pytest.importorskip("triton", reason="there is no Triton for this platform")
     with pretended() as world:
         of = family(name)
@@ -152,4 +153,4 @@ def test_a_step_waits_for_nothing_races_with_nothing_and_launches_no_more_than_i
     assert world.variants - rehearsed == set(), "an edit waits seconds for what Triton compiles in its step"
     assert {kind: told for kind, cost in costs.items() if (told := waits_of(cost))} == {}
     launches = tuple(cost.launches for cost in costs.values())
-    assert all(own <= most for own, most in zip(launches, LAUNCHES[name], strict=True)), launches
+    assert all(own <= ROOM * most for own, most in zip(launches, LAUNCHES[name], strict=True)), launches
