@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from glob import escape
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final, Literal, Self
 
 import torch
 from huggingface_hub import snapshot_download
@@ -13,6 +13,7 @@ from huggingface_hub.errors import DryRunError
 from pydantic import Field
 
 from giornata.config import CellConfig
+from giornata.gpus import see_alone
 from giornata.weight_files import chosen_weights
 from giornata.wire.errors import Failed
 
@@ -80,6 +81,10 @@ class DeviceConfig(CellConfig):
             Failed: as :meth:`torch_device`.
         """
         return (self.torch_device(),)
+
+    def seeing_alone(self) -> Self:
+        """This configuration, of a process that sees no other GPU than its own (:func:`giornata.gpus.see_alone`)."""
+        return self.model_copy(update={"device": see_alone(self.device)})
 
     def torch_dtype(self) -> torch.dtype:
         """The type of the weights."""

@@ -14,7 +14,7 @@ import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 from uuid import uuid4
 
 import structlog
@@ -22,18 +22,19 @@ import torch
 from pydantic import TypeAdapter, ValidationError
 
 from giornata.checkpoints import DeviceConfig
-from giornata.gpus import host_device
+from giornata.gpus import VISIBLE, host_device
 from giornata.locks import alone, lock_if_free
 from giornata.wire.devices import HostDevice
 from giornata.wire.errors import Failed, NoFreeDevice
 from giornata.wire.workers import ServiceName
 
-VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
 ASKING_S: Final = 120.0
 """Most that telling the GPUs may take: it loads torch and wakes the driver."""
 SUFFIX: Final = ".memory"
 """Of the files in a ledger, which may lie in the folder of the claims."""
 DEVICES: Final = TypeAdapter(tuple[HostDevice, ...])
+
+C = TypeVar("C", bound=DeviceConfig)
 
 log = structlog.get_logger(__name__)
 
@@ -73,14 +74,15 @@ async def visible_gpus() -> tuple[HostDevice, ...]:
 @asynccontextmanager
 async def gpus_of(
     service: ServiceName,
-    config: DeviceConfig,
+    config: C,
     *,
     seen: Callable[[], Awaitable[Sequence[HostDevice]]] = visible_gpus,
     named: Callable[[torch.device], HostDevice] = host_device,
-) -> AsyncIterator[tuple[HostDevice, ...]]:
-    """The GPUs that an instance computes on: those that it claims (:func:`claimed`), or the one that it is told.
+) -> AsyncIterator[tuple[C, tuple[HostDevice, ...]]]:
+    """`config` of a process that sees no GPU but its own, and the GPUs that the instance computes on.
 
-    None on a CPU, and none of a pool that claims nothing: its ranks tell theirs. `named` asks CUDA for a GPU's name.
+    They are those that it claims (:func:`claimed`), or the one that it is told; none on a CPU, and none of a pool that
+    claims nothing: its ranks tell theirs. `named` asks CUDA for a GPU's name.
 
     Raises:
         NoFreeDevice: other instances of `service` have too many of them.
@@ -89,8 +91,11 @@ async def gpus_of(
     async with claimed(
         service, config.instance, config.device_claims, config.gpus_wanted, seen=seen
     ) as found:
-        own = [device for device in config.own_devices() if device.type == "cuda"]
-        yield found or tuple(map(named, own))
+        alone = config.seeing_alone()
+        own = [named(device) for device in alone.own_devices() if device.type == "cuda"]
+        if alone.device != config.device:  # told by the number that it was given
+            own = [gpu.model_copy(update={"device": config.device}) for gpu in own]
+        yield alone, found or tuple(own)
 
 
 @asynccontextmanager

@@ -1,19 +1,24 @@
 """``python -m giornata.gpus``: the GPUs that torch sees here, as JSON. Imports torch.
 
 A process that has asked torch for them sees them until it ends. So a service that is to see one of them asks this
-program first.
+program first. A process computes on one GPU and sees no other: events and Triton's launches go to the current device of
+their thread, which is the first one.
 """
 
 from __future__ import annotations
 
+import os
 import sys
+from typing import Final
 
 import torch
 from pydantic import TypeAdapter
 
 from giornata.control.devices import device_id
 from giornata.wire.devices import HostDevice
+from giornata.wire.errors import Failed
 
+VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
 ADAPTER = TypeAdapter(list[HostDevice])
 
 
@@ -25,6 +30,30 @@ def host_device(device: torch.device) -> HostDevice:
 def seen() -> list[HostDevice]:
     """The GPUs that this process may use, in CUDA's order; none on a machine without."""
     return [host_device(torch.device("cuda", index)) for index in range(torch.cuda.device_count())]
+
+
+def visible_alone(device: str, visible: str | None) -> str:
+    """The value of :data:`VISIBLE` that shows ``cuda:N`` alone, of the GPUs that the value `visible` shows in order."""
+    index = int(device.removeprefix("cuda:"))
+    return str(index) if visible is None else "".join(visible.split(",")[index : index + 1]).strip()
+
+
+def see_alone(device: str) -> str:
+    """Have CUDA show this process the GPU ``cuda:N`` alone, before it asks CUDA for any; its name from then on.
+
+    A device without a number is left as it is, and so is a number that no GPU has.
+
+    Raises:
+        Failed: this process has asked CUDA before.
+    """
+    if not device.startswith("cuda:") or int(device.removeprefix("cuda:")) >= torch.cuda.device_count():
+        return device
+    os.environ[VISIBLE] = visible_alone(device, os.environ.get(VISIBLE))
+    if torch.cuda.device_count() != 1:
+        raise Failed(
+            f"CUDA shows {device} beside other GPUs. Set {VISIBLE} to it, and GIORNATA_DEVICE to cuda."
+        )
+    return "cuda:0"
 
 
 if __name__ == "__main__":

@@ -17,12 +17,14 @@ import pytest
 import torch
 
 from giornata.checkpoints import DeviceConfig
-from giornata.device_claims import VISIBLE, claimed, claims, gpus_of, visible_gpus
+from giornata.device_claims import claimed, claims, gpus_of, visible_gpus
+from giornata.gpus import VISIBLE, see_alone, visible_alone
 from giornata.wire.devices import HostDevice
 from giornata.wire.errors import Failed, NoFreeDevice
 from giornata.wire.workers import ServiceName
 from giornata_denoiser.config import DenoiserConfig
 from giornata_denoiser.pool.messages import Opening
+from giornata_denoiser.pool.opening import start_ranks
 from giornata_denoiser.pool.processes import Process
 from tests.patience import HUNG_S
 
@@ -32,7 +34,8 @@ import asyncio, json, sys
 from pathlib import Path
 from giornata import runtime
 from giornata.checkpoints import DeviceConfig
-from giornata.device_claims import VISIBLE, claimed
+from giornata.device_claims import claimed
+from giornata.gpus import VISIBLE
 from giornata.wire.devices import HostDevice
 from giornata.wire.workers import ServiceName
 import os
@@ -151,14 +154,24 @@ def test_a_folder_is_made_for_this_user_alone_and_an_unfit_one_is_told(tmp_path:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_ranks_of_a_pool_see_what_their_leader_has_claimed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each its own, before it has loaded torch; there it is the first one."""
     monkeypatch.setenv(VISIBLE, "GPU-3a,GPU-5a")
-    rank = Process(cast("Opening", None))
-    try:
-        while not (told := Path(f"/proc/{rank.pid}/environ").read_bytes()):
-            time.sleep(0.01)  # Popen returns a moment before the new program's stack is set up
-    finally:
-        rank.kill()
-    assert f"{VISIBLE}=GPU-3a,GPU-5a".encode() in told.split(b"\0")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    told = dict[int, tuple[str, bytes]]()
+
+    class Started(Process):
+        def __init__(self, opening: Opening, visible: str | None = None) -> None:
+            super().__init__(cast("Opening", None), visible)
+            while not (environ := Path(f"/proc/{self.pid}/environ").read_bytes()):
+                time.sleep(0.01)  # Popen returns a moment before the new program's stack is set up
+            told[opening.me] = opening.config.device, environ
+
+    monkeypatch.setattr("giornata_denoiser.pool.opening.Process", Started)
+    ranks = start_ranks(DenoiserConfig(model="m", devices="cuda:0,cuda:1"))
+    ranks.close(within_s=0.0)
+    for me, shown in enumerate(("GPU-3a", "GPU-5a")):
+        assert told[me][0] == "cuda:0"
+        assert f"{VISIBLE}={shown}".encode() in told[me][1].split(b"\0")
 
 
 async def test_gpus_are_told_by_a_process_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -208,20 +221,23 @@ async def test_nothing_changes_on_a_cpu_or_without_a_folder(
 
 @pytest.fixture
 def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What CUDA tells on a machine with two GPUs."""
+    """What CUDA tells on a machine with two GPUs, in a process that has not asked it before."""
+    monkeypatch.setenv(VISIBLE, "GPU-0a,GPU-1a")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(os.environ[VISIBLE].split(",")))
 
 
 def name_of(device: torch.device) -> HostDevice:
-    return HostDevice(device=f"cuda:{device.index or 0}", id=f"GPU-{device.index or 0}a")
+    return HostDevice(
+        device=f"cuda:{device.index or 0}", id=os.environ[VISIBLE].split(",")[device.index or 0]
+    )
 
 
 async def gpus_told(config: DeviceConfig) -> tuple[HostDevice, ...]:
     async def seen() -> tuple[HostDevice, ...]:
         return GPUS[:2]
 
-    async with gpus_of(ServiceName.DENOISER, config, seen=seen, named=name_of) as found:
+    async with gpus_of(ServiceName.DENOISER, config, seen=seen, named=name_of) as (_, found):
         return found
 
 
@@ -233,6 +249,35 @@ async def test_the_gpu_that_an_instance_uses_is_told_where_none_is_claimed(
     device: str, told: tuple[HostDevice, ...]
 ) -> None:
     assert await gpus_told(DeviceConfig(device=device)) == told
+
+
+@pytest.mark.usefixtures("two_gpus")
+async def test_a_process_sees_the_gpu_alone_that_it_is_told_by_number() -> None:
+    """Events and Triton's launches go to a thread's current device: to the first one that the process sees."""
+    config = DeviceConfig(device="cuda:1")
+    async with gpus_of(ServiceName.DENOISER, config, named=name_of) as (own, _):
+        assert (own.torch_device(), os.environ[VISIBLE]) == (torch.device("cuda:0"), "GPU-1a")
+    pool = DenoiserConfig(model="m", device="cuda:1", devices="cuda:0,cuda:1")
+    os.environ[VISIBLE] = "GPU-0a,GPU-1a"
+    async with gpus_of(ServiceName.DENOISER, pool) as (own, _):
+        assert (own, os.environ[VISIBLE]) == (pool, "GPU-0a,GPU-1a"), "a leader shows each rank its own"
+
+
+@pytest.mark.parametrize(
+    ("visible", "first", "second"),
+    [(None, "0", "1"), ("3,1", "3", "1"), ("GPU-3a, GPU-5a", "GPU-3a", "GPU-5a"), ("7", "7", "")],
+)
+def test_a_number_counts_the_gpus_that_are_shown(visible: str | None, first: str, second: str) -> None:
+    assert [visible_alone(f"cuda:{index}", visible) for index in range(2)] == [first, second]
+
+
+@pytest.mark.usefixtures("two_gpus")
+def test_a_process_that_has_asked_cuda_before_is_no_longer_shown_one_gpu(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(Failed, match="CUDA shows cuda:1 beside other GPUs"):
+        see_alone("cuda:1")
 
 
 @pytest.mark.usefixtures("two_gpus")
@@ -264,9 +309,10 @@ async def test_a_named_gpu_that_is_not_seen_is_an_error_and_no_cpu(
     body = refused.value.body()
     assert body.received == f"cuda, where torch {torch.__version__} sees no GPU"
     assert body.accepted == "cpu, auto"
-    async with gpus_of(
-        ServiceName.DENOISER, DenoiserConfig(model="m", device="cuda", devices="cpu,cpu")
-    ) as found:
+    async with gpus_of(ServiceName.DENOISER, DenoiserConfig(model="m", device="cuda", devices="cpu,cpu")) as (
+        _,
+        found,
+    ):
         assert found == (), "a pool computes on its own devices"
 
 

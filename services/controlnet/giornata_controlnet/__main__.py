@@ -21,23 +21,23 @@ async def serve(config: ControlNetConfig, stop: asyncio.Event) -> None:
     """Read the cards, open NATS and blobs; compute ControlNets until `stop`; drain."""
     configured = await asyncio.to_thread(read_cards, config.controlnets)
     async with (
-        gpus_of(ServiceName.CONTROLNET, config) as gpus,
-        connect_as(ServiceName.CONTROLNET, config) as bus,
-        open_blobs(config.blobs_url) as blobs,
+        gpus_of(ServiceName.CONTROLNET, config) as (own, gpus),
+        connect_as(ServiceName.CONTROLNET, own) as bus,
+        open_blobs(own.blobs_url) as blobs,
     ):
-        if config.torch_device().type == "cpu":
+        if own.torch_device().type == "cpu":
             keep_freed()
-        budget_bytes = config.budget_bytes()
-        ledger = DeviceLedger(config.device_ledger, gpus[0].id if gpus else None, ServiceName.CONTROLNET)
+        budget_bytes = own.budget_bytes()
+        ledger = DeviceLedger(own.device_ledger, gpus[0].id if gpus else None, ServiceName.CONTROLNET)
         ledger.state(CONTEXT_BYTES + budget_bytes)
         with Nets(
             configured,
-            config.torch_device(),
-            config.torch_dtype(),
+            own.torch_device(),
+            own.torch_dtype(),
             budget_bytes=budget_bytes,
-            loads=config.control_loads,
+            loads=own.control_loads,
         ) as nets:
-            await ControlNetService(config, bus, blobs, nets, gpus).run(stop)
+            await ControlNetService(own, bus, blobs, nets, gpus).run(stop)
 
 
 if __name__ == "__main__":

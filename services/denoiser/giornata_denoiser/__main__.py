@@ -26,33 +26,33 @@ from giornata_denoiser.service import Denoiser
 async def serve(config: DenoiserConfig, stop: asyncio.Event) -> None:
     """Open NATS, blobs and the model; denoise until `stop`."""
     async with (
-        gpus_of(ServiceName.DENOISER, config) as gpus,
-        bus.connect_as(ServiceName.DENOISER, config) as connected,
-        open_blobs(config.blobs_url) as blobs,
+        gpus_of(ServiceName.DENOISER, config) as (own, gpus),
+        bus.connect_as(ServiceName.DENOISER, own) as connected,
+        open_blobs(own.blobs_url) as blobs,
     ):
-        kinds = {name.partition(":")[0] for name in config.device_names} or {config.torch_device().type}
+        kinds = {name.partition(":")[0] for name in own.device_names} or {own.torch_device().type}
         if kinds == {"cpu"}:
             keep_freed()
         await streams.ensure(
             connected.jetstream,
-            replicas=config.replicas,
-            events_ttl_s=config.result_ttl_s,
-            store_bytes=config.nats_store_bytes,
-            cell=config.cell,
+            replicas=own.replicas,
+            events_ttl_s=own.result_ttl_s,
+            store_bytes=own.nats_store_bytes,
+            cell=own.cell,
         )
-        records = await just_made(partial(Records.open, connected.jetstream, config.cell))
-        if config.device_names:
+        records = await just_made(partial(Records.open, connected.jetstream, own.cell))
+        if own.device_names:
             # Started here, since the kernel ends them with the thread that starts them.
-            ranks = start_ranks(config)
-            checkpoint, profile = await asyncio.to_thread(loaded, config, ranks)
+            ranks = start_ranks(own)
+            checkpoint, profile = await asyncio.to_thread(loaded, own, ranks)
         else:
             ranks = None
-            checkpoint = await asyncio.to_thread(open_checkpoint, config)
+            checkpoint = await asyncio.to_thread(open_checkpoint, own)
             await asyncio.to_thread(rehearse, checkpoint)
-            profile = await asyncio.to_thread(profile_of, config, checkpoint)
+            profile = await asyncio.to_thread(profile_of, own, checkpoint)
         costs = CostModel.of(profile)
         serving = Denoiser(
-            config,
+            own,
             connected,
             blobs,
             records,

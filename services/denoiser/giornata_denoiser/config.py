@@ -249,6 +249,10 @@ class DenoiserConfig(ModelConfig):
         """See :class:`~giornata.checkpoints.DeviceConfig`; a pool's leader computes nowhere."""
         return () if self.devices else super().own_devices()
 
+    def seeing_alone(self) -> Self:
+        """See :class:`~giornata.checkpoints.DeviceConfig`; a pool's leader shows each rank its own."""
+        return self if self.devices else super().seeing_alone()
+
     @field_validator("devices")
     @classmethod
     def _devices_are_known(cls, value: str) -> str:

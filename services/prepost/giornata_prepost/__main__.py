@@ -24,13 +24,13 @@ if __name__ == "__main__":
         with scratch_folder() as folder:
             keep_process_sockets(folder)
             async with (
-                gpus_of(ServiceName.PREPOST, config) as gpus,
-                connect_as(ServiceName.PREPOST, config) as bus,
-                open_blobs(config.blobs_url) as blobs,
-                ImagePool(config.image_processes) as pool,
+                gpus_of(ServiceName.PREPOST, config) as (own, gpus),
+                connect_as(ServiceName.PREPOST, own) as bus,
+                open_blobs(own.blobs_url) as blobs,
+                ImagePool(own.image_processes) as pool,
             ):
-                model = await asyncio.to_thread(open_model, config)
-                segmenter = await asyncio.to_thread(open_segmenter, config)
-                await Prepost(config, blobs, pool, model, gpus=gpus, segmenter=segmenter).run(bus, stop)
+                model = await asyncio.to_thread(open_model, own)
+                segmenter = await asyncio.to_thread(open_segmenter, own)
+                await Prepost(own, blobs, pool, model, gpus=gpus, segmenter=segmenter).run(bus, stop)
 
     sys.exit(runtime.start(ServiceName.PREPOST, PrepostConfig, serve))

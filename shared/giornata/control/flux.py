@@ -106,7 +106,7 @@ class FluxControl:
             )
         mode = self._mode(given.mode)
         if mode is not None:
-            text = torch.cat([net.controlnet_mode_embedder(torch.tensor([mode], device=self.device)), text])
+            text = torch.cat([net.controlnet_mode_embedder(moved(torch.tensor([mode]), self.device)), text])
         hint = net.controlnet_x_embedder(self._hint(given))
         cells = torch.cartesian_prod(*(torch.arange(side) for side in given.grid)).float()
         places = torch.cat([torch.zeros(len(text), 3), functional.pad(cells, (1, 0))])
@@ -119,7 +119,7 @@ class FluxControl:
             prepared(net, net.time_text_embed(*scaled, pooled)),
             hint,
             text,
-            net.pos_embed(places.to(self.device)),
+            net.pos_embed(moved(places, self.device)),
         )
 
     def keeping(self, opened: object, sequence: int, region: Region) -> KeptKeysValues:  # noqa: ARG002 - of one sequence

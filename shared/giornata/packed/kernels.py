@@ -16,10 +16,11 @@ from giornata.packed.page_kernels import gather
 from giornata.packed.region import Rotary
 
 # Kernels read and write rows of any stride, in elements; channels are contiguous. Triton reads the annotations of
-# constants and cannot read others.
+# constants and cannot read others. What differs from step to step is not specialised: a variant is compiled when it is
+# first launched, and the denoiser's rehearsal launches all.
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["sequence"])
 def _modulate(
     x,
     shift,
@@ -51,7 +52,7 @@ def _modulate(
     )
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["sequence"])
 def _gate(
     x,
     values,
@@ -118,7 +119,7 @@ def _normed_and_turned(
     )
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["positions"])
 def _rotate(
     query,
     key,

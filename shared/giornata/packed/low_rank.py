@@ -61,7 +61,12 @@ class LowRank:
     @property
     def size_bytes(self) -> int:
         """Bytes of all factors."""
-        return sum(part.nbytes for factors in self._modules.values() for part in factors)
+        return sum(part.nbytes for part in self.tensors)
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All factors."""
+        return tuple(part for factors in self._modules.values() for part in factors)
 
 
 def low_rank(name: str, loras: Sequence[tuple[Mapping[str, Tensor], float]]) -> LowRank:

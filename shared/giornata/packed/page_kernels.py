@@ -85,7 +85,7 @@ def _write(
             tl.store(value + place, found.to(value.dtype.element_ty), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["stored", "own"], do_not_specialize_on_alignment=["places"])
 def _gather(
     table,
     own_key,

@@ -160,12 +160,11 @@ class Sequences:
         lengths = list(full.text.lengths)
         for sequence in of:
             lengths[sequence] -= self.padding[sequence]
-        text = torch.cat(
-            [
-                torch.arange(start, start + length)
-                for (start, _), length in zip(full.text.bounds, lengths, strict=True)
-            ]
-        ).to(device)
+        kept = [
+            torch.arange(start, start + length)
+            for (start, _), length in zip(full.text.bounds, lengths, strict=True)
+        ]
+        text = moved(torch.cat(kept), device)
         made = layout(lengths, full.image.lengths, device, empty=True)
         joint = made.join(full.text_positions.index_select(0, text), full.image_positions)
         return Unpadded(Sequences(made, self._rotary_at(joint), self.regions), text)

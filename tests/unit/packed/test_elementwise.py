@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from contextlib import nullcontext
 from importlib import import_module
 from typing import Any, Final
@@ -137,46 +134,6 @@ def test_the_twin_is_diffusers_bit_for_bit() -> None:
     own.weight.data = weight
     wanted = apply_rotary_emb(own(heads)[None], (cosine, sine), sequence_dim=1)[0]
     assert torch.equal(TORCH.rotated(heads, HeadNorm(weight, 1e-6), (cosine, sine)), wanted)
-
-
-COMPILING: Final = """
-import sys
-import triton
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
-from giornata.packed import kernels, page_kernels
-
-half, wide, count, eps = "*bf16", "*fp32", "i32", "fp32"
-rows = {"x": half, "shift": half, "scale": half, "values": half, "gate": half, "sequence": "*i64", "y": half}
-heads = {name: half for name in ("query", "key", "value", "query_weight", "key_weight")}
-outs = {name: half for name in ("out", "query_out", "key_out", "value_out")}
-angles = {"cosine": wide, "sine": wide, "positions": "*i64", "eps": eps, "query_eps": eps, "key_eps": eps}
-types = rows | heads | outs | angles | {"table": "*i64", "places": "*i64", "own_key": half, "own_value": half}
-shapes = [
-    (kernels._modulate, {"ONE": False, "CHANNELS": 3072, "BLOCK": 4096}),
-    (kernels._gate, {"ONE": True, "CHANNELS": 3072, "BLOCK": 4096}),
-    (kernels._gelu_beside, {"X_CHANNELS": 3072, "CHANNELS": 15360, "BLOCK": 1024}),
-    (kernels._rotate, {"HAS_QUERY": True, "HAS_VALUE": True, "MOVES": True, "HEADS": 24, "WIDTH": 128,
-                       "HEAD_BLOCK": 32, "WIDTH_BLOCK": 128}),
-    (page_kernels._gather, {"FIELDS": 11, "CHANNELS": 3072, "BLOCK": 4096, "ALIGNED": 16}),
-]
-for kernel, constants in shapes:
-    names = [each.name for each in kernel.params]
-    signature = {name: "constexpr" if name in constants else types.get(name, count) for name in names}
-    places = {(names.index(name),): value for name, value in constants.items()}
-    target = GPUTarget("cuda", int(sys.argv[1]), 32)
-    made = triton.compile(ASTSource(kernel, signature, places), target=target, options={"num_warps": 8})
-    print(len(made.asm["cubin"]) > 0)
-"""
-
-
-@pytest.mark.parametrize("capability", [80, 90])
-def test_kernels_compile_for_gpus_at_the_shapes_of_flux(kernels: Elementwise, capability: int) -> None:
-    """What the interpreter takes, the compiler need not."""
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, "-c", COMPILING, str(capability)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout.split()) == (0, ["True"] * 5), done.stderr
 
 
 def test_kernels_serve_cuda_and_nothing_else() -> None:

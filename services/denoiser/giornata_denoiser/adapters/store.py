@@ -42,6 +42,10 @@ class LoraSet(Protocol):
     def size_bytes(self) -> int:
         """Bytes of all factors."""
 
+    @property
+    def tensors(self) -> Iterable[Tensor]:
+        """All factors."""
+
 
 S = TypeVar("S", bound=LoraSet)
 
@@ -199,8 +203,11 @@ class LoraTiers(Generic[S]):
     def _on_device(self, name: str, files: Sequence[tuple[LoraFile, float]]) -> S:
         if self._stream is None:
             return self._make(name, [(self._moved(file), scale) for file, scale in files])
+        computing = torch.cuda.current_stream(self._device)
         with torch.cuda.stream(self._stream):
             made = self._make(name, [(self._moved(file), scale) for file, scale in files])
+        for part in made.tensors:  # steps may still read the set when it is let go
+            part.record_stream(computing)
         self._stream.synchronize()  # rows find the set when it is all there
         return made
 

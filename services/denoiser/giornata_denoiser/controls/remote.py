@@ -13,6 +13,7 @@ from torch import Tensor
 from giornata.control.expansion import Behind, Summed, sequences, summed
 from giornata.control.link.client import Asked, Link
 from giornata.control.link.losses import ControlFailed, LinkLate, LinkLost
+from giornata.packed.moving import moved
 from giornata.scheduling.batch import RowKey
 from giornata_denoiser.blocks.waits import Waits
 from giornata_denoiser.controls.holding import Holding
@@ -183,7 +184,7 @@ class RemoteControls:
             raise self._gone(self._as_late(coming), error, coming) from error
         except ControlFailed as error:
             raise self._gone({coming.key: coming.session}, error, coming) from error
-        return flat.view(coming.sequences, -1, flat.shape[1]).to(self._device)
+        return moved(flat.view(coming.sequences, -1, flat.shape[1]), self._device)
 
     def _over(self, link: Link) -> Mapping[RowKey, Session]:
         """The rows that are open over a link."""

@@ -12,6 +12,7 @@ from typing import Final
 import structlog
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch exports no type
 
+from giornata.gpus import VISIBLE, visible_alone
 from giornata.planning.costing import CostModel
 from giornata.planning.profiles import Profile
 from giornata.scheduling.degrees.pool import Devices
@@ -57,19 +58,21 @@ def start_ranks(config: DenoiserConfig, patience: Patience | None = None) -> Ran
     store = TCPStore(LOOPBACK, 0, is_master=True, wait_for_workers=False)
 
     def start(me: int) -> RankProcess:
-        return Process(opening_of(config, me, store.port))
+        shown = None if devices[me] == "cpu" else visible_alone(devices[me], os.environ.get(VISIBLE))
+        return Process(opening_of(config, me, store.port), shown)
 
     return Ranks(devices, start, patience, keeps=store)
 
 
 def opening_of(config: DenoiserConfig, me: int, port: int) -> Opening:
-    """What the rank of a place is told first; `port` is that of the store which the leader hosts."""
+    """What the rank of a place, which sees its GPU alone, is told first; `port` is that of the leader's store."""
     devices = config.device_names
     fields = DenoiserConfig.model_fields
     without = {name: fields[name].get_default(call_default_factory=True) for name in LEFT_OUT}
-    own = config.model_copy(update={**without, "device": devices[me]})
+    on_cpu = devices[me] == "cpu"
+    own = config.model_copy(update={**without, "device": "cpu" if on_cpu else "cuda:0"})
     threads = None
-    if devices[me] == "cpu" and "OMP_NUM_THREADS" not in os.environ:
+    if on_cpu and "OMP_NUM_THREADS" not in os.environ:
         threads = max(1, (os.cpu_count() or 1) // len(devices))
     groups = sum(me in group for group in groups_of(len(devices)))
     return Opening(own, me, (LOOPBACK, port), groups, GROUP_S, threads)

@@ -11,6 +11,7 @@ from contextlib import suppress
 from typing import Final, Protocol
 
 from giornata.config import ENV_PREFIX
+from giornata.gpus import VISIBLE
 from giornata_denoiser.pool.channel import Channel, Ended, pair
 from giornata_denoiser.pool.messages import Opening
 
@@ -39,12 +40,15 @@ Start = Callable[[int], RankProcess]
 class Process:
     """A process of this program's; satisfies :class:`RankProcess`.
 
-    Nothing of the service's configuration is in its arguments or environment.
+    Nothing of the service's configuration is in its arguments or environment. On a GPU, `visible` is the one that CUDA
+    shows it (:func:`giornata.gpus.visible_alone`).
     """
 
-    def __init__(self, opening: Opening) -> None:
+    def __init__(self, opening: Opening, visible: str | None = None) -> None:
         self.channel, there = pair(SEND_S)
         environment = {name: value for name, value in os.environ.items() if not name.startswith(ENV_PREFIX)}
+        if visible is not None:
+            environment[VISIBLE] = visible
         descriptor = there.fileno()
         with there:
             self._process = subprocess.Popen(  # noqa: S603 - this program, with a number

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -13,6 +14,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from giornata.config import load
+from giornata.gpus import VISIBLE, see_alone
 from giornata.planning.costs import LOAD
 from giornata.planning.degrees import ALONE, DegreeFit, Way
 from giornata.planning.operations import COMPUTE
@@ -42,22 +44,22 @@ class ProfilerConfig(DenoiserConfig):
 
 def main(flags: Sequence[str] | None = None) -> int:
     """Exit status of the profiler with `flags`, by default those of the process."""
-    config = load(ProfilerConfig, "profile", flags)
-    if config.device_names:
-        config = config.model_copy(update={"device": config.device_names[0]})
+    config, visible = load(ProfilerConfig, "profile", flags), os.environ.get(VISIBLE)
     try:
         check_present(config.device_names)
+        own = see_alone(config.device_names[0] if config.device_names else config.device)
+        config = config.model_copy(update={"device": own})
         checkpoint = open_checkpoint(config)
         rehearse(checkpoint)
-        run(config, checkpoint)
+        run(config, checkpoint, visible)
     except (Failed, OSError) as error:
         sys.stderr.write(f"giornata-profile: {error}\n")
         return 1
     return 0
 
 
-def run(config: ProfilerConfig, checkpoint: Checkpoint) -> None:
-    """Measure `checkpoint`; OSError where a file cannot be written."""
+def run(config: ProfilerConfig, checkpoint: Checkpoint, visible: str | None = None) -> None:
+    """Measure `checkpoint`; OSError where a file cannot be written. `visible` see :class:`Members`."""
     family, meter = checkpoint.family, Meter(checkpoint, config.template_bits)
     extent = Extent(
         checkpoint.card,
@@ -72,7 +74,7 @@ def run(config: ProfilerConfig, checkpoint: Checkpoint) -> None:
     # Drawn between measurements, by no thread of its own: nothing else runs while a step is measured.
     with (
         Progress(console=Console(stderr=True), auto_refresh=False, transient=True) as progress,
-        Members(config, checkpoint, meter) as members,
+        Members(config, checkpoint, meter, visible) as members,
     ):
         bar = partial(progress.track, description="Measuring")
         measured = making.measure(meter, extent, bar)

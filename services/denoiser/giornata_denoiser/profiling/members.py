@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import timedelta
@@ -12,6 +13,7 @@ from typing import Final, Self
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch exports no type
 
+from giornata.gpus import VISIBLE, visible_alone
 from giornata.planning.degrees import HALVED, Way
 from giornata.scheduling.degrees.pool import DEGREES
 from giornata.wire.errors import Failed
@@ -67,14 +69,17 @@ class Members:
         config: whose devices they have.
         checkpoint: the first device's.
         meter: its meter.
+        visible: the GPUs that CUDA showed this process before it saw its own alone; None: all.
 
     Raises:
         Failed: on entering, a process cannot load the model.
     """
 
-    def __init__(self, config: DenoiserConfig, checkpoint: Checkpoint, meter: Meter) -> None:
+    def __init__(
+        self, config: DenoiserConfig, checkpoint: Checkpoint, meter: Meter, visible: str | None = None
+    ) -> None:
         self.ways: Final = tuple(ways_of(checkpoint, len(config.device_names)))
-        self._config, self._checkpoint = config, checkpoint
+        self._config, self._visible = config, visible
         self._store = TCPStore(LOOPBACK, 0, is_master=True, wait_for_workers=False)
         self._groups = Groups(self._store, 0, checkpoint.family.device, GROUP_S)
         self._meters = GroupMeters(meter, checkpoint.family, self._groups)
@@ -86,8 +91,11 @@ class Members:
         self._processes = []
         for me, device in enumerate(self._config.device_names[1:needed], 1):
             here, there = context.Pipe()
-            own = self._config.model_copy(update={"device": device, "devices": ""})
-            process = context.Process(target=serve, args=(own, me, port, there), daemon=True)
+            shown = None if device == "cpu" else visible_alone(device, self._visible)
+            own = self._config.model_copy(
+                update={"device": device if shown is None else "cuda:0", "devices": ""}
+            )
+            process = context.Process(target=serve, args=(own, me, port, there, shown), daemon=True)
             process.start()
             there.close()
             self._pipes.append(here)
@@ -140,8 +148,13 @@ class Members:
             raise Failed(f"A process of the profiler failed: {answer.decode(errors='replace')}.")
 
 
-def serve(config: DenoiserConfig, me: int, port: int, pipe: Connection) -> None:
-    """Be the process of the device at place `me`, until the profiler closes the other end of `pipe`."""
+def serve(config: DenoiserConfig, me: int, port: int, pipe: Connection, visible: str | None = None) -> None:
+    """Be the process of the device at place `me`, until the profiler closes the other end of `pipe`.
+
+    `visible` is the GPU that CUDA shows it, before it is asked for one.
+    """
+    if visible is not None:
+        os.environ[VISIBLE] = visible
     with suppress(EOFError, BrokenPipeError):
         try:
             checkpoint = open_checkpoint(config)

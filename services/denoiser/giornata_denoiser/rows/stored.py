@@ -15,6 +15,8 @@ from giornata.wire.blocks import MOMENTS
 EXACT: Final = 0
 """No bits: a tensor is kept in the dtype that it was computed in."""
 BITS: Final = (EXACT, 8, 4)
+ALIGNMENT: Final = 64
+"""Bytes: tensors of one pinned block begin at multiples of it, so that kernels read 16 at once."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,6 +150,19 @@ def _ranges(tensor: Tensor, channels: Sequence[slice]) -> Tensor:
     """Ranges of a tensor's last dimension, one behind the other."""
     parts = [tensor[..., span] for span in channels]
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
+
+
+def pinned(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Copies in pinned host memory, in few blocks: torch makes each block as large as the next power of two."""
+    places = [-(-tensor.nbytes // ALIGNMENT) * ALIGNMENT for tensor in tensors]
+    copies, left, block = list[Tensor](), sum(places), torch.empty(0, dtype=torch.uint8)
+    for tensor, size in zip(tensors, places, strict=True):
+        if size > len(block):
+            wanted = max(1 << left.bit_length() >> 1, size)
+            block = torch.empty(wanted, dtype=torch.uint8, pin_memory=True)
+        copies.append(block[: tensor.nbytes].view(tensor.dtype).view(tensor.shape).copy_(tensor))
+        block, left = block[size:], left - size
+    return copies
 
 
 def bits_of(part: str, bits: int) -> int:

@@ -16,7 +16,7 @@ from torch import Tensor
 from giornata.packed.region import Region
 from giornata.wire.blocks import PARTS
 from giornata.wire.values import Mode
-from giornata_denoiser.rows.stored import Stored
+from giornata_denoiser.rows.stored import Stored, pinned
 
 FILE_BYTES: Final = 512
 """Most that a template's file takes for one tensor of a block beside its bytes."""
@@ -45,10 +45,6 @@ class Kept:
     """(tokens, channels): of a convolution's input the cells at the border of each token."""
     moments: Stored | None = None
     """(tokens, channels): of a group norm's input each token's means and sums of squared differences; exact."""
-
-    def pinned(self) -> Kept:
-        """The same in pinned host memory."""
-        return self.each(lambda part: part.cpu().pin_memory())
 
     def each(self, change: Callable[[Tensor], Tensor]) -> Kept:
         """The same with every tensor of what was kept changed."""
@@ -112,8 +108,10 @@ class Entry:
         }
 
     def pinned(self) -> Entry:
-        """The same in pinned host memory."""
-        return replace(self, blocks=tuple(block.pinned() for block in self.blocks))
+        """The same in pinned host memory, side by side."""
+        own = {id(each): each for block in self.blocks for part in block.parts for each in part.tensors}
+        copies = dict(zip(own, pinned(list(own.values())), strict=True))
+        return replace(self, blocks=tuple(block.each(lambda each: copies[id(each)]) for block in self.blocks))
 
     @property
     def size_bytes(self) -> int:

@@ -30,7 +30,8 @@ class Summed:
     def __init__(self, name: str, loras: Sequence[tuple[Mapping[str, Tensor], float]]) -> None:
         self.name = name
         self.change = sum(scale * of["layer.up"] @ of["layer.down"] for of, scale in loras)
-        self.size_bytes = sum(tensor.nbytes for of, _ in loras for tensor in of.values())
+        self.tensors = [tensor for of, _ in loras for tensor in of.values()]
+        self.size_bytes = sum(tensor.nbytes for tensor in self.tensors)
 
 
 class Remote:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from giornata.packed.moving import moved
 from giornata.wire.errors import InvalidField
 
 EMBEDS = "prompt_embeds"
@@ -48,7 +49,7 @@ class DrivenPrompt:
         """The same prompt on `device`; itself where it is there."""
         if self.embeds.device == device:
             return self
-        return replace(self, tensors={name: tensor.to(device) for name, tensor in self.tensors.items()})
+        return replace(self, tensors={name: moved(tensor, device) for name, tensor in self.tensors.items()})
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from giornata.packed.low_rank_hooks import LowRankHooks
+from giornata.packed.moving import moved
 from giornata_denoiser.families.unet.structure import Structure
 
 TIME_IDS = 6
@@ -50,9 +51,9 @@ class UnetPrompt:
         if self.embeds.device == device:
             return self
         pooled, time_ids = (
-            None if part is None else part.to(device) for part in (self.pooled, self.time_ids)
+            None if part is None else moved(part, device) for part in (self.pooled, self.time_ids)
         )
-        return replace(self, embeds=self.embeds.to(device), pooled=pooled, time_ids=time_ids)
+        return replace(self, embeds=moved(self.embeds, device), pooled=pooled, time_ids=time_ids)
 
 
 @dataclass(frozen=True)

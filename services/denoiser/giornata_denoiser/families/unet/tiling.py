@@ -15,6 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from giornata.packed.moving import moved
 from giornata.packed.packing import Segments
 from giornata.packed.region import Region
 
@@ -50,7 +51,7 @@ class Reading(NamedTuple):
 @lru_cache(maxsize=32)
 def border_cells(reading: Reading, device: torch.device) -> Tensor:
     """(kept,) int64: the cells of a tile that are kept for those around it; see :meth:`Reading.border`."""
-    return reading.border()[0].to(device)
+    return moved(reading.border()[0], device)
 
 
 def cut(cells: Tensor, grid: tuple[int, int]) -> Tensor:
@@ -121,7 +122,7 @@ class Tiling:
     def pictures(self) -> Tensor:
         """(sequences, 1) float64: all tiles of each picture."""
         tiles = [[rows * columns] for rows, columns in self.grids]
-        return torch.tensor(tiles, dtype=torch.float64).to(self.device)
+        return moved(torch.tensor(tiles, dtype=torch.float64), self.device)
 
     def windows(self, reading: Reading) -> Windows:
         """What a 3x3 convolution reads; kept with the batch."""
@@ -149,10 +150,10 @@ class Tiling:
             indices.append(torch.where(index < 0, zero, placed))
             ring_start += len(ring)
         rings = tuple(
-            None if region is None else ring.to(self.device)
+            None if region is None else moved(ring, self.device)
             for (_, ring), region in zip(parts, self.regions, strict=True)
         )
-        return Windows(torch.cat(indices).to(self.device), rings)
+        return Windows(moved(torch.cat(indices), self.device), rings)
 
 
 def _window(grid: tuple[int, int], region: Region | None, reading: Reading) -> tuple[Tensor, Tensor]:
