@@ -176,8 +176,7 @@ def _pictures(size: str, device: str) -> tuple[str, ...]:
         if size == FLUX
         else ("--limit", "1", "--side", "128", "--steps", "3", "--threads", "1")
     )
-    thresholds = "0.05,0.1,0.2" if size == FLUX else "0.1"
-    return ("--device", device, "--dtype", dtype, *edits, "--thresholds", thresholds)
+    return ("--device", device, "--dtype", dtype, *edits)
 
 
 def _launches(size: str) -> tuple[str, ...]:

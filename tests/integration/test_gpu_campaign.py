@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import importlib
 import json
 import os
 import subprocess
@@ -23,7 +24,7 @@ from packaging.utils import canonicalize_name
 from tests.gpu import campaign, needs, wheels
 from tests.gpu.campaign import Folder, Record, SharedProcess, Status
 from tests.gpu.command import NO_GPU, main
-from tests.gpu.parts import SIZES, TINY, Part, parts
+from tests.gpu.parts import SIZES, SUITE, TINY, Part, parts
 from tests.gpu.table import over_possible, page, peaks, table
 
 LINUX = {
@@ -298,6 +299,13 @@ def test_the_limits_of_the_parts_leave_each_inside_ten_minutes(size: str) -> Non
     every = parts(size, "cuda")
     assert all(0 < each.limit_s < 600 for each in every)
     assert len({each.name for each in every}) == len(every)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_the_benchmarks_take_the_flags_that_parts_give_them(size: str) -> None:
+    for each in parts(size, "cuda"):
+        if each.module != SUITE:
+            importlib.import_module(each.module).options_of(each.arguments)
 
 
 IMPORTED = """
