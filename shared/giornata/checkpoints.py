@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from glob import escape
 from pathlib import Path
 from typing import Final, Literal, Self
 
 import torch
-from huggingface_hub import snapshot_download
-from huggingface_hub.errors import DryRunError
+from huggingface_hub import get_cached_repo_tree, snapshot_download
+from huggingface_hub.errors import CachedRepoTreeNotFoundError, DryRunError
+from huggingface_hub.utils import filter_repo_objects
 from pydantic import Field
 
 from giornata.config import CellConfig
@@ -118,11 +120,14 @@ def checkpoint_folder(model: str, files: Sequence[str] = FILES) -> Path:
     folder = Path(model)
     if folder.is_dir():
         return folder
-    allowed = list(files)
+    allowed, listed = list(files), list[str]()
     try:
-        listed = snapshot_download(model, allow_patterns=allowed, dry_run=True)
-    except DryRunError:  # the hub does not answer: what the cache has was chosen before
-        listed = []
-    weights = {file.filename for file in listed if file.filename.endswith(".safetensors")}
+        listed = [file.filename for file in snapshot_download(model, allow_patterns=allowed, dry_run=True)]
+    except DryRunError:  # the hub does not answer: its list is in the cache, and not all of it was downloaded
+        with suppress(CachedRepoTreeNotFoundError):
+            listed = [file.path for file in get_cached_repo_tree(model)]
+    weights = {
+        name for name in filter_repo_objects(listed, allow_patterns=allowed) if name.endswith(".safetensors")
+    }
     unused = [escape(name) for name in weights - chosen_weights(weights)]
     return Path(snapshot_download(model, allow_patterns=allowed, ignore_patterns=unused))

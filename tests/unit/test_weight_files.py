@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from huggingface_hub.errors import DryRunError
+from huggingface_hub import HfApi, constants
+from huggingface_hub.errors import DryRunError, OfflineModeIsEnabled
 from huggingface_hub.utils._paths import filter_repo_objects
 
 from giornata import checkpoints
@@ -137,6 +139,26 @@ def test_of_a_controlnet_one_variant_is_downloaded(hub: Hub, files: Sequence[str
 def test_what_the_cache_has_is_taken_where_the_hub_does_not_answer(hub: Hub) -> None:
     hub.offline = True
     assert checkpoint_folder("stabilityai/sdxl") == Path("cached")
+
+
+def test_a_cache_without_the_other_variants_is_whole_where_the_hub_does_not_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unanswered(*_: object, **__: object) -> None:
+        raise OfflineModeIsEnabled
+
+    monkeypatch.setattr(HfApi, "repo_info", unanswered)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    commit, files = "c" * 40, ("model.safetensors", "model.fp16.safetensors")
+    repository = tmp_path / "models--someone--sdxl"
+    snapshot = repository / "snapshots" / commit
+    for folder in (repository / "refs", repository / "trees", snapshot / "unet"):
+        folder.mkdir(parents=True)
+    (repository / "refs" / "main").write_text(commit)
+    listed = {f"unet/diffusion_pytorch_{name}": {"size": 1, "blob_id": "b"} for name in files}
+    (repository / "trees" / f"{commit}.json").write_text(json.dumps({"format_version": 1, "files": listed}))
+    (snapshot / "unet" / "diffusion_pytorch_model.safetensors").touch()
+    assert checkpoint_folder("someone/sdxl") == snapshot
 
 
 def test_a_controlnet_weighs_what_is_loaded_of_it(tmp_path: Path) -> None:

@@ -102,8 +102,10 @@ class RedisBlobs(BlobStore):
     async def _take(self, tenant: str, size_bytes: int, kept: float) -> None:
         """Count bytes of a tenant; BlobStoreFull where the one that has most would leave less than `kept` to others."""
         if time.monotonic() - self._measured_s >= MEASURED_S:
-            with suppress(redis.exceptions.ResponseError):  # a server that tells nothing has no shares
+            try:
                 await self._measure()
+            except redis.exceptions.ResponseError:  # a server that tells nothing has no shares
+                self._pool.capacity = sys.maxsize
         pool, asking = self._pool, Holding(tenant, self._pool.weight_of(tenant))
         if not pool.fits(asking, max(1, size_bytes), 0.0, kept):
             pool.outcomes[tenant, "refused"] += 1

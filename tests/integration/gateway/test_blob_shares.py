@@ -120,14 +120,19 @@ async def test_a_tenant_of_more_weight_may_have_more(blobs: RedisBlobs) -> None:
     await blobs.write("bob/upload/more", bytes(MIB), 600)
 
 
-async def test_a_server_that_does_not_tell_has_no_shares(store: str) -> None:
+@pytest.mark.parametrize("refused", ["-info", "-eval"])
+async def test_a_server_that_does_not_tell_has_no_shares(store: str, refused: str) -> None:
     async with redis.asyncio.from_url(store) as client:
         await client.acl_setuser(
-            "narrow", enabled=True, passwords=["+secret"], keys=["*"], commands=["+@all", "-info"]
+            "narrow", enabled=True, passwords=["+secret"], keys=["*"], commands=["+@all", refused]
         )
     async with redis.asyncio.from_url(store, username="narrow", password="secret") as client:  # noqa: S106
-        taken = await fill(RedisBlobs(client), "alice/upload")
-        assert taken > 24
+        blobs = RedisBlobs(client)
+        assert await fill(blobs, "alice/upload") > 24
+        for gone in range(3):
+            await blobs.delete(BlobRef(key=f"alice/upload/{gone}", size_bytes=0, sha256=""))
+        for _ in range(20):  # in place of what the key had
+            await blobs.write("alice/upload/3", bytes(MIB), 600)
 
 
 def other_folder(folder: Path) -> Path:
