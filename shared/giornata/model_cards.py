@@ -166,10 +166,8 @@ def _decoding_numbers(autoencoder: Config) -> float:
 
 def _weights(part: Path) -> int:
     """Bytes of a component's weights as they are loaded; of an index alone, as they are stored."""
-    files = sorted(part.glob("*.safetensors"))
-    plain = [file for file in files if "." not in file.stem]  # others are variants: `model.fp16`
-    if files:
-        return ITEM_BYTES * sum(map(_numbers, plain or files))
+    if files := chosen_weights(map(str, part.glob("*.safetensors"))):
+        return ITEM_BYTES * sum(_numbers(Path(file)) for file in files)
     for index in sorted(part.glob("*.safetensors.index.json")):
         return int(_read_json(index)["metadata"]["total_size"])
     raise ValueError(f"{part} has neither weights nor an index that tells their size")

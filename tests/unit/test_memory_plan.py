@@ -57,8 +57,10 @@ def test_weights_are_those_that_are_loaded(tmp_path: Path) -> None:
     write_header(folder / "transformer" / "model.fp16.safetensors", 10**9)
     assert model_memory(folder) == whole
     (folder / "transformer" / "model.safetensors").unlink()
+    write_header(folder / "transformer" / "model.bf16.safetensors", 10**9)
     assert model_memory(folder).network == 2 * GB
-    (folder / "transformer" / "model.fp16.safetensors").unlink()
+    for variant in ("fp16", "bf16"):
+        (folder / "transformer" / f"model.{variant}.safetensors").unlink()
     with pytest.raises(
         ValueError, match=r"transformer has neither weights nor an index that tells their size"
     ):
