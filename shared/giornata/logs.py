@@ -50,6 +50,14 @@ def configure_logs(level: str, form: str, instance: str) -> None:
     logging.root.handlers = [*others, _LibraryLines(logging.WARNING)]
 
 
+def end_logs() -> None:
+    """Let go of lines that the stream does not take: Python would try them once more, and end with a status of 120."""
+    try:
+        sys.stderr.flush()
+    except (OSError, ValueError):
+        sys.stderr = None  # type: ignore[assignment]  # as Python has it where there is none
+
+
 def visible(text: str, kept: str = "") -> str:
     """`text` with its control characters as escapes, but for those in `kept`, so that a terminal obeys none."""
     return _CONTROL.sub(lambda found: found[0] if found[0] in kept else ascii(found[0])[1:-1], text)

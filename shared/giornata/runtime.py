@@ -17,7 +17,7 @@ import structlog
 import uvloop
 
 from giornata.config import ServiceConfig, load
-from giornata.logs import configure_logs
+from giornata.logs import configure_logs, end_logs
 from giornata.seeing import spans, switching
 from giornata.signals import on_signals
 from giornata.wire.errors import GiornataError
@@ -47,6 +47,7 @@ def start(service: ServiceName, kind: type[C], main: Callable[[C, asyncio.Event]
         return 1
     finally:
         spans.close()
+        end_logs()
     return 0
 
 

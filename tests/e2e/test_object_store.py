@@ -60,7 +60,7 @@ async def test_an_edit_over_an_object_store(stack: LiveStack, s3: S3Server) -> N
     assert np.array_equal(result[~inside], original[~inside])
     assert np.abs(result[inside].astype(int) - original[inside]).mean() > 5
     polled = AsyncRetrying(
-        retry=retry_if_result(lambda names: names != {"image", "empty", "writable"}),
+        retry=retry_if_result(lambda names: names != {"image", "shared", "writable"}),
         wait=wait_fixed(0.2),
         stop=stop_after_delay(30),
     )

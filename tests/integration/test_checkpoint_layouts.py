@@ -196,6 +196,11 @@ def beside(folder: Path, name: str, tensor: Tensor) -> str:
             r"to_q.scale_weight \(7,\) for weights .*; accepted: one number, or one",
         ),
         (
+            "weight_scale",
+            torch.ones(1, 32),
+            r"to_q.weight_scale \(1, 32\) for weights torch.Size\(\[32, 32\]\); accepted: one number, or one",
+        ),
+        (
             "weight",
             torch.ones(128, 64, dtype=torch.int8),
             "to_q.weight as I8; accepted are weights as F64, F32",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -34,6 +35,7 @@ def start(body: str, log: int | IO[bytes] = subprocess.PIPE) -> subprocess.Popen
         stdout=subprocess.PIPE,
         stderr=log,
         text=True,
+        env={name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"},
     )
 
 
