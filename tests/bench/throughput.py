@@ -5,7 +5,8 @@ limit (T + L) / (T + M), T text tokens, L of the picture, M computed ones with t
 where the first step is computed in full. With `--padding` steps after the first one compute so much less of T. *Mixed
 steps*: edits that all wait at the beginning, with step counts of `MIXES`; static batching pads every batch to its
 longest edit, or forms batches of equal counts. Denoising only, in both tables: prompts come as embeddings and pictures
-as latents on both sides, and no autoencoder runs.
+as latents on both sides, and no autoencoder runs. `--family flux2-klein` is an edit by FLUX.2 Klein, whose clean
+picture is denoised beside it: T + L is T + 2 L there.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import math
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, Final, NamedTuple
 
@@ -26,8 +28,15 @@ from tests.bench.compute import engines
 from tests.bench.compute.models import autoencoder, described, transformer_of
 from tests.bench.compute.rows import Rows
 from tests.bench.compute.setting import Setting
-from tests.bench.compute.static_batching import StaticBatching, in_batches, in_equal_batches, skipped_share
-from tests.bench.reporting.options import clock_of, padding_option, rows_of, shared, wait_for
+from tests.bench.compute.static_batching import (
+    KLEIN,
+    KleinStaticBatching,
+    StaticBatching,
+    in_batches,
+    in_equal_batches,
+    skipped_share,
+)
+from tests.bench.reporting.options import FLUX, clock_of, padding_option, rows_of, shared, wait_for
 from tests.bench.reporting.report import write
 from tests.bench.systems.workload import MIXES, Edit, edits, token_limit
 from tests.flags import Several, option, parsed
@@ -60,7 +69,13 @@ def options_of(arguments: Sequence[str] | None = None) -> SimpleNamespace:
         [
             *shared(tokens=256, text=32, repeats=2),
             padding_option(),
-            option("--batch", type=int, default=engines.ROWS, help="rows of a step"),
+            option(
+                "--family",
+                type=click.Choice([FLUX, KLEIN]),
+                default=FLUX,
+                help="Klein is mid-size, or published with --model real",
+            ),
+            option("--batch", type=Several(int), default=[engines.ROWS], help="rows of a step"),
             option("--steps", type=int, default=7, help="of the equal-steps table"),
             option("--edits", type=int, default=16, help="of the mixed-steps table"),
             option(
@@ -82,9 +97,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = options_of(arguments)
     rows = rows_of(options)
     family = rows.family
-    static = StaticBatching(rows, autoencoder(family.dtype, family.device))
-    tables = [_equal(rows, static, options)]
-    tables += [_mixed(rows, static, options, mix) for mix in options.mixes]
+    static: StaticBatching | KleinStaticBatching
+    if options.family == KLEIN:
+        static = KleinStaticBatching(rows, published=options.model == "real")
+    else:
+        static = StaticBatching(rows, autoencoder(family.dtype, family.device))
+    tables = [_equal(rows, static, options, batch) for batch in options.batch]
+    tables += [_mixed(rows, static, options, batch, mix) for batch in options.batch for mix in options.mixes]
     workload = {
         **vars(options),
         "model": described(family),
@@ -97,71 +116,79 @@ def main(arguments: Sequence[str] | None = None) -> None:
     write("throughput", [line for table in tables for line in table], workload=workload)
 
 
-def _equal(rows: Rows, static: StaticBatching, options: SimpleNamespace) -> list[dict[str, Any]]:
-    drawn = edits(options.batch, {options.steps: 1.0}, templates=options.templates, seed=options.seed)
-
-    def cached() -> None:
-        with static.first_block_cache(options.threshold):
-            static.denoised(drawn, options.steps)
-
-    systems: dict[str, System] = {
-        STATIC: lambda: static.denoised(drawn, options.steps),
-        f"first-block cache, {options.threshold}": cached,
-        "ours, reuse off": _engine(rows, drawn, options.batch, reuse=False),
-        UNCORRECTED: _engine(rows, drawn, options.batch, reuse=True, setting=Setting(corrected=False)),
-        REUSE: _engine(rows, drawn, options.batch, reuse=True),
-        TAUGHT: _engine(rows, drawn, options.batch, reuse=True, taught=True),
-        MISSED: _engine(rows, drawn, options.batch, reuse=True, missed=True),
+def _equal(
+    rows: Rows, static: StaticBatching | KleinStaticBatching, options: SimpleNamespace, batch: int
+) -> list[dict[str, Any]]:
+    drawn = edits(batch, {options.steps: 1.0}, templates=options.templates, seed=options.seed)
+    systems: dict[str, System] = {STATIC: lambda: static.denoised(drawn, options.steps)}
+    if isinstance(static, StaticBatching):  # Klein's would go on with what the call before has cached
+        systems[f"first-block cache, {options.threshold}"] = partial(_cached, static, drawn, options)
+    systems |= {
+        "ours, reuse off": _engine(rows, drawn, batch, reuse=False),
+        UNCORRECTED: _engine(rows, drawn, batch, reuse=True, setting=Setting(corrected=False)),
+        REUSE: _engine(rows, drawn, batch, reuse=True),
+        TAUGHT: _engine(rows, drawn, batch, reuse=True, taught=True),
+        MISSED: _engine(rows, drawn, batch, reuse=True, missed=True),
     }
-    computed = [rows.computed(edit) for edit in drawn]
-    limit = token_limit(rows.text_tokens, rows.tokens, computed, rows.padding_tokens)
-    first_in_full = options.steps / (1 + (options.steps - 1) / limit)
-    begun = options.steps / (
-        1 / token_limit(rows.text_tokens, rows.tokens, computed) + (options.steps - 1) / limit
-    )
-    renewals = math.ceil(options.steps / renewed_every(options.steps, RENEW_STEPS))
-    limits = {
-        UNCORRECTED: Limits(begun),
-        REUSE: Limits(begun, first_in_full),
-        TAUGHT: Limits(begun),
-        MISSED: Limits(limit, options.steps / (renewals + (options.steps - renewals) / limit)),
-    }
-    lines = _lines(
-        f"equal, {options.steps}",
-        len(drawn),
-        _measured(systems, rows, options, warm_up=True),
-        STATIC,
-        limits,
-    )
-    with static.first_block_cache(options.threshold):
-        share = skipped_share(transformer_of(rows.family), lambda: static.denoised(drawn, options.steps))
-    skips = f"skips {share:.0%} of the steps; with random weights that says nothing"
-    lines[1]["note"] = _noted(lines[1]["note"], skips)
+    times = _measured(systems, rows, options, warm_up=True)
+    limits = _limits(rows, drawn, options.steps)
+    lines = _lines(f"equal, {options.steps}, {batch} rows", len(drawn), times, STATIC, limits)
+    if isinstance(static, StaticBatching):
+        share = skipped_share(transformer_of(rows.family), partial(_cached, static, drawn, options))
+        skips = f"skips {share:.0%} of the steps; with random weights that says nothing"
+        lines[1]["note"] = _noted(lines[1]["note"], skips)
     return lines
 
 
-def _mixed(rows: Rows, static: StaticBatching, options: SimpleNamespace, mix: str) -> list[dict[str, Any]]:
+def _cached(static: StaticBatching, drawn: Sequence[Edit], options: SimpleNamespace) -> None:
+    with static.first_block_cache(options.threshold):
+        static.denoised(drawn, options.steps)
+
+
+def _limits(rows: Rows, drawn: Sequence[Edit], steps: int) -> dict[str, Limits]:
+    """Of edits of equal steps; what lies beside a picture is computed in full steps alone."""
+    computed = [rows.computed(edit) for edit in drawn]
+    whole = rows.row(drawn[0], reuse=False).block_tokens
+    limit = token_limit(rows.text_tokens, whole, computed, rows.padding_tokens)
+    first_in_full = steps / (1 + (steps - 1) / limit)
+    begun = steps / (1 / token_limit(rows.text_tokens, whole, computed) + (steps - 1) / limit)
+    renewals = math.ceil(steps / renewed_every(steps, RENEW_STEPS))
+    return {
+        UNCORRECTED: Limits(begun),
+        REUSE: Limits(begun, first_in_full),
+        TAUGHT: Limits(begun),
+        MISSED: Limits(limit, steps / (renewals + (steps - renewals) / limit)),
+    }
+
+
+def _mixed(
+    rows: Rows,
+    static: StaticBatching | KleinStaticBatching,
+    options: SimpleNamespace,
+    batch: int,
+    mix: str,
+) -> list[dict[str, Any]]:
     drawn = edits(
         options.edits, MIXES[mix], templates=options.templates, seed=options.seed, divide=options.divide
     )
 
     def padded() -> None:
-        for batch, steps in in_batches(drawn, options.batch):
-            static.denoised(batch, steps)
+        for together, steps in in_batches(drawn, batch):
+            static.denoised(together, steps)
 
     def grouped() -> None:
-        for batch, steps in in_equal_batches(drawn, options.batch):
-            static.denoised(batch, steps)
+        for together, steps in in_equal_batches(drawn, batch):
+            static.denoised(together, steps)
 
     systems: dict[str, System] = {
         STATIC: padded,
         "static batching, equal counts": grouped,
-        "request-level, reuse": _engine(rows, drawn, options.batch, reuse=True, joining=Joining.REQUEST),
-        "ours, reuse off": _engine(rows, drawn, options.batch, reuse=False),
-        REUSE: _engine(rows, drawn, options.batch, reuse=True),
+        "request-level, reuse": _engine(rows, drawn, batch, reuse=True, joining=Joining.REQUEST),
+        "ours, reuse off": _engine(rows, drawn, batch, reuse=False),
+        REUSE: _engine(rows, drawn, batch, reuse=True),
     }
     times = _measured(systems, rows, options, warm_up=False)  # the other table has warmed it up
-    lines = _lines(f"mixed, {mix}", len(drawn), times, STATIC, {})
+    lines = _lines(f"mixed, {mix}, {batch} rows", len(drawn), times, STATIC, {})
     for line in lines:
         line["note"] = _noted(line["note"], "denoising only")
     return lines

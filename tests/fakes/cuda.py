@@ -479,6 +479,8 @@ def _as_cuda(world: World, patch: pytest.MonkeyPatch) -> None:
 
 def _as_host(world: World, patch: pytest.MonkeyPatch) -> None:
     def tensor(data: Any, *args: Any, _made: Any = torch.tensor, device: Any = None, **kwargs: Any) -> Tensor:
+        if isinstance(data, list):
+            data = [each.item() if isinstance(each, Fake) else each for each in data]
         made: Tensor = _made(data, *args, **kwargs)
         return _to_device(world, made) if _is_cuda(device) else made
 

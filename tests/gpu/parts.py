@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -20,6 +21,7 @@ PROCESSES: Final = ("tests/contract/control_link/test_losses.py",)
 ORACLES: Final = (
     "tests/gpu/test_attention.py",
     "tests/gpu/test_low_rank.py",
+    "tests/gpu/test_published_shape.py",
     "tests/unit/packed/test_elementwise.py",
     "tests/unit/packed/test_pages.py",
 )
@@ -66,6 +68,7 @@ def parts(size: str, device: str) -> tuple[Part, ...]:
         _of("step_time", "sdxl", size, device),
         # The last: launches take longer in a process that torch's profiler has looked at.
         replace(_bench("step_trace", first, _shape(size, first, device)), last=True),
+        _of("throughput", "flux2-klein", size, device),
         _of("step_rows", "flux2-klein", size, device),
         _of("step_time", "flux2-klein", size, device),
         Part(
@@ -115,6 +118,12 @@ _STEP_TIME: Final = {
     TINY: ("--repeats", "1"),
 }
 _STEP_ROWS: Final = {FLUX: ("--rows", "1,4,8", "--repeats", "5"), TINY: ("--rows", "1,2", "--repeats", "1")}
+_EDITS: Final = ("--steps", "4", "--templates", "1", "--repeats", "1", "--mixes", "")
+_OF_FAMILY: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
+    "step_time": _STEP_TIME,
+    "step_rows": _STEP_ROWS,
+    "throughput": {FLUX: ("--batch", "1,8", *_EDITS), TINY: ("--batch", "1,2", *_EDITS)},
+}
 
 
 def _of(benchmark: str, family: str, size: str, device: str) -> Part:
@@ -125,10 +134,9 @@ def _of_family(size: str, family: str, device: str, benchmark: str) -> tuple[str
     """A published shape; mid-size to rehearse with, since families have none that is smaller."""
     cells, text = (CELLS[family], WORDS[family]) if size == FLUX else (256, 16)
     model, dtype = ("real", "bfloat16") if size == FLUX else ("mid", "float32")
-    how = _STEP_TIME if benchmark == "step_time" else _STEP_ROWS
     return (
         *("--family", family, "--model", model, "--device", device, "--dtype", dtype),
-        *("--tokens", str(cells), "--text", str(text), *how[size]),
+        *("--tokens", str(cells), "--text", str(text), *_OF_FAMILY[benchmark][size]),
     )
 
 

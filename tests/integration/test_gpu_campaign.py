@@ -17,10 +17,13 @@ from typing import Any
 
 import psutil
 import pytest
+import torch
 from click.testing import CliRunner
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from tests.bench.reporting import options, report
+from tests.fakes.cuda import pretended
 from tests.gpu import campaign, needs, wheels
 from tests.gpu.campaign import Folder, Record, SharedProcess, Status
 from tests.gpu.command import NO_GPU, main
@@ -341,6 +344,26 @@ def test_the_packages_that_parts_import_are_named(name: str) -> None:
     found = subprocess.run(command, cwd=needs.ROOT, capture_output=True, text=True, check=True).stdout
     named = set(needs.NEEDS.get(name, needs.ENGINE)) | needs.WISHED.keys() | {"cycler", "tests"}
     assert {package for package in found.split() if not package.startswith("giornata")} - named == set()
+
+
+@pytest.mark.parametrize("name", ["step_time_256", "step_rows_256", "throughput_256"])
+def test_a_part_on_a_pretended_gpu_writes_its_report_and_races_with_nothing(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes the branches for CUDA: pinned memory, streams, Triton's launches, peaks of memory."""
+    pytest.importorskip("triton", reason="there is no Triton for this platform")
+    monkeypatch.setattr(report, "OUT", tmp_path)
+    monkeypatch.setattr(torch, "set_num_threads", lambda _: None)  # of this process, which has other tests
+    [chosen] = [each for each in parts(TINY, "cuda") if each.name == name]
+    options._flux.cache_clear()
+    with pretended() as world:
+        importlib.import_module(chosen.module).main(chosen.arguments)
+        options._flux.cache_clear()
+    written = json.loads((tmp_path / f"{chosen.report}.json").read_text())
+    assert written["rows"]
+    assert written["workload"]["device"] == "cuda"
+    assert {"_gather", "_modulate"} <= world.launches.keys()
+    assert not world.races
 
 
 def rehearsed(out: Path, *flags: str) -> subprocess.CompletedProcess[str]:
