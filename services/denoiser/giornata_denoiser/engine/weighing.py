@@ -10,7 +10,7 @@ from typing import Final
 from giornata.planning.costs import StepCosts, worth_reusing
 from giornata.planning.operations import Operations, Shape, step_work
 from giornata.planning.profiles import BatchCap
-from giornata.planning.specs import recording_bytes
+from giornata.planning.specs import recording_bytes, together
 from giornata.wire.values import Mode
 from giornata_denoiser.blocks.own import own_bits
 from giornata_denoiser.engine.step_caching import cache_bytes
@@ -74,7 +74,7 @@ def step_bytes(rows: Sequence[Row], budget: Budget, family: ModelFamily) -> floa
         taken = sum(slab_bytes(row, family.dtype.itemsize) for row in rows)
     else:  # entries as they are stored, which rows of one template share; they may have left the device's tier
         taken = sum({id(row.template): entry_bytes(row) for row in rows}.values())
-        held += taken
+        held += taken + _convolved_bytes(rows, family)
     ahead = min(budget.ahead_bytes, taken)
     # Prefixes are computed one after the other, before the step itself.
     prefix = max((tokens for row in rows for tokens in row.prefix), default=0)
@@ -89,7 +89,7 @@ def row_bytes(row: Row, family: ModelFamily, correction_bits: int | None) -> int
     itemsize = family.dtype.itemsize
     held += row.steps * len(row.prompts) * family.network.prepared_bytes
     held += _prefix_bytes(row, family)
-    held += slab_bytes(row, itemsize) if keeps_slabs(family) else attended_bytes(row, itemsize)
+    held += slab_bytes(row, itemsize) if keeps_slabs(family) else attended_bytes(row, family)
     held += correction_bytes(row, itemsize, correction_bits)
     held += cache_bytes(row)
     held += _own_bytes(row, family, correction_bits) + _padding_bytes(row, family, correction_bits)
@@ -109,18 +109,42 @@ def entry_bytes(row: Row) -> int:
     return max((entry.size_bytes for entry in row.template.entries), default=0)
 
 
-def attended_bytes(row: Row, itemsize: int) -> int:
-    """Bytes of the keys and values of one block, of all sequences of a row that takes from a template."""
+def attended_bytes(row: Row, family: ModelFamily) -> int:
+    """Bytes of the keys and values of one block, of all sequences of a row that takes from a template.
+
+    A UNet has those of outside tokens twice: gathered by cell, and beside the row's own.
+    """
     if row.template is None or row.region is None:
         return 0
-    outside = len(row.region.outside)
+    outside = len(row.region.outside) * (2 if together(family.specs) else 1)
     return sum(
         max(
-            (_taken_bytes(kept, Mode.KV, own, outside, itemsize) for kept in row.template.entries[0].blocks),
+            (
+                _taken_bytes(kept, Mode.KV, own, outside, family.dtype.itemsize)
+                for kept in row.template.entries[0].blocks
+                if kept.key is not None
+            ),
             default=0,
         )
         for own in row.own_tokens
     )
+
+
+def _convolved_bytes(rows: Sequence[Row], family: ModelFamily) -> int:
+    """Bytes that the convolutions of masked rows of a UNet take on a GPU beyond :func:`attended_bytes` of all rows.
+
+    Attention and convolutions take turns. A convolution unpacks what surrounds the tiles, one sequence after the other,
+    in less than twice the bytes of the result; then it gathers the windows of all tiles. The profile's activations are
+    those of whole pictures, whose convolutions gather nothing.
+    """
+    masked = [row for row in rows if row.masked and row.template is not None]
+    if not masked or not together(family.specs):
+        return 0
+    kept = max(spec.channels([Mode.KV]) for spec in family.specs if not spec.heads)
+    around = 2 * kept * max(row.block_tokens - row.computed_tokens for row in masked)
+    windows = sum(row.tokens for row in masked) * max(spec.gathered for spec in family.specs)
+    attended = sum(attended_bytes(row, family) for row in rows)
+    return max(0, int(max(around, windows)) * family.dtype.itemsize - attended)
 
 
 def slab_bytes(row: Row, itemsize: int) -> int:

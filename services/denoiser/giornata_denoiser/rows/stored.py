@@ -123,27 +123,31 @@ class Stored:
     def gather(self, index: Tensor, out: Tensor) -> None:
         """Write the tokens `index` (n,), int64, into `out` (n, channels); all on this tensor's device."""
         chosen = self.data.index_select(0, index)
-        if self.scale is None:
+        if self.scale is None or self.low is None:
             out.copy_(chosen)
-        for part, levels, scale, low in self._quantised(chosen, out.dtype):
-            torch.addcmul(low, levels, scale, out=out[:, part])
+            return
+        for part, levels in self._halves(chosen):
+            out[:, part].copy_(levels)
+        torch.addcmul(self.low.to(out.dtype), out, self.scale.to(out.dtype), out=out)
 
     def add_to(self, out: Tensor, factor: float = 1.0) -> None:
         """Add all tokens, `factor` times, to `out`, (tokens, channels) on this tensor's device."""
-        if self.scale is None:
-            out.add_(self.data, alpha=factor)
-        for part, levels, scale, low in self._quantised(self.data, out.dtype):
-            out[:, part].addcmul_(levels, scale, value=factor).add_(low, alpha=factor)
-
-    def _quantised(self, data: Tensor, dtype: torch.dtype) -> Iterator[tuple[slice, Tensor, Tensor, Tensor]]:
-        """Channels, levels, scale and low of what `data` packs: all channels in 8 bits, one half and the other in 4."""
         if self.scale is None or self.low is None:
+            out.add_(self.data, alpha=factor)
             return
-        scale, low = self.scale.to(dtype), self.low.to(dtype)
+        scale, low = self.scale.to(out.dtype), self.low.to(out.dtype)
+        for part, levels in self._halves(self.data):
+            added = out[:, part].addcmul_(levels.to(out.dtype), scale[part], value=factor)
+            added.add_(low[part], alpha=factor)
+
+    def _halves(self, data: Tensor) -> Iterator[tuple[slice, Tensor]]:
+        """Channels and levels of what `data` packs, one part at a time: all in 8 bits, one half and the other in 4."""
         width = data.shape[1]
-        for half, levels in enumerate((data,) if self.bits == 8 else (data & 15, data >> 4)):
-            part = slice(half * width, (half + 1) * width)
-            yield part, levels.to(dtype), scale[part], low[part]
+        if self.bits == 8:
+            yield slice(width), data
+        else:
+            yield slice(width), data & 15
+            yield slice(width, 2 * width), data >> 4
 
 
 def _ranges(tensor: Tensor, channels: Sequence[slice]) -> Tensor:

@@ -40,15 +40,19 @@ from tests.unit.denoiser.engine.test_rehearsal import CARD
 
 BITS: Final = 4
 TIER_BYTES: Final = 14 << 30
+SIZES: Final = tuple(product((1024, 2048), (1, 8)))
+"""Sides of pictures in pixels, and rows."""
 
 
 @dataclass(frozen=True)
 class Published:
     text_tokens: int
     token_pixels: int = 16
+    in_full: tuple[tuple[int, int], ...] = SIZES
+    """Sizes at which steps in full are held against the reckoning; masked ones are at all."""
 
 
-FAMILIES: Final = {"flux": Published(512)}
+FAMILIES: Final = {"flux": Published(512), "sdxl": Published(77, 32, in_full=((2048, 8),))}
 
 
 def family_of(name: str) -> ModelFamily:
@@ -138,7 +142,8 @@ def test_the_engine_reckons_a_steps_memory_within_a_tenth(name: str) -> None:
         one = RowSize(side, side, text, (Mode.FULL,) * family.depth)
         budget = Budget(activation_bytes=activation_bytes(meter, [Mixture((one,)), Mixture((one, one))]))
         steps = Steps(name, family, world)
-        for pixels, count, masked in product((1024, 2048), (1, 8), (False, True)):
+        cases = [*((*size, False) for size in published.in_full), *((*size, True) for size in SIZES)]
+        for pixels, count, masked in cases:
             rows = steps.rows(pixels, count, masked=masked)
             wanted = steps.peak_bytes(rows)
             reckoned[pixels, count, masked] = step_bytes(rows, budget, family) / wanted

@@ -111,11 +111,11 @@ def flux_recording() -> Recording:
 
 def test_a_row_of_flux_takes_less_than_0_8_gb_of_a_gpu() -> None:
     network = SimpleNamespace(prepared_bytes=344 * 3072 * 2)
-    of: Any = SimpleNamespace(device=torch.device("cuda"), dtype=torch.bfloat16, network=network)
+    of: Any = SimpleNamespace(device=torch.device("cuda"), dtype=torch.bfloat16, network=network, specs=())
     shared = flux_recording()
     row = flux_row("a", shared)
     assert 0.6e9 < row_bytes(row, of, 4) <= 0.8e9
-    host: Any = SimpleNamespace(device=torch.device("cpu"), dtype=torch.bfloat16, network=network)
+    host: Any = SimpleNamespace(device=torch.device("cpu"), dtype=torch.bfloat16, network=network, specs=())
     assert row_bytes(row, host, 4) > 3.8e9, "slabs in 16 bits"
     entry = shared.entries[0].size_bytes
     assert 0.71e9 < entry < 0.73e9
