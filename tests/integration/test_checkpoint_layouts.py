@@ -197,8 +197,8 @@ def beside(folder: Path, name: str, tensor: Tensor) -> str:
         ),
         (
             "weight_scale",
-            torch.ones(1, 32),
-            r"to_q.weight_scale \(1, 32\) for weights torch.Size\(\[32, 32\]\); accepted: one number, or one",
+            torch.ones(1, 128),
+            r"to_q.weight_scale \(1, 128\) for weights torch.Size\(\[128, 128\]\); accepted: one number, or one",
         ),
         (
             "weight",
