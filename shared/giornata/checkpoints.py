@@ -11,7 +11,7 @@ from typing import Final, Literal, Self
 import torch
 from huggingface_hub import get_cached_repo_tree, snapshot_download
 from huggingface_hub.errors import CachedRepoTreeNotFoundError, DryRunError
-from huggingface_hub.utils import filter_repo_objects
+from huggingface_hub.utils import filter_repo_objects  # type: ignore[attr-defined]  # exported when it is asked for
 from pydantic import Field
 
 from giornata.config import CellConfig

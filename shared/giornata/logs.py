@@ -55,7 +55,7 @@ def end_logs() -> None:
     try:
         sys.stderr.flush()
     except (OSError, ValueError):
-        sys.stderr = None  # type: ignore[assignment]  # as Python has it where there is none
+        sys.stderr = None  # as Python has it where there is none
 
 
 def visible(text: str, kept: str = "") -> str:

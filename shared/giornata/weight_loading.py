@@ -66,7 +66,9 @@ def multiply_scales(network: nn.Module, folder: Path) -> None:
         with safe_open(path, framework="pt") as file:
             scale = file.get_tensor(name)
         weight = tensors.get(f"{layer}.weight")
-        upright = scale.shape[:1].numel() == scale.numel()  # one for each input channel is as long in a square layer
+        upright = (
+            scale.shape[:1].numel() == scale.numel()
+        )  # one for each input channel is as long in a square layer
         if weight is None or not upright or scale.numel() not in {1, len(weight)}:
             raise ValueError(
                 f"{folder} has the scale {name} {tuple(scale.shape)} for weights {getattr(weight, 'shape', None)}; "

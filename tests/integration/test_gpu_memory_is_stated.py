@@ -44,7 +44,9 @@ def test_a_denoiser_states_its_network_and_a_row(
 
     monkeypatch.setattr(denoiser, "load", load)
     monkeypatch.setattr(denoiser, "controlled", lambda *_: None)
-    monkeypatch.setattr(denoiser, "replace", lambda found, **parts: SimpleNamespace(**{**vars(found), **parts}))
+    monkeypatch.setattr(
+        denoiser, "replace", lambda found, **parts: SimpleNamespace(**{**vars(found), **parts})
+    )
     monkeypatch.setattr(denoiser, "check", lambda *_: None)
     config = {"model": str(folder), "device": "cuda", "device_ledger": tmp_path / "ledger"}
     opened = [

@@ -32,7 +32,7 @@ MEASURED_S: Final = 2.0
 _MEASURE: Final = """
 local page, held = redis.call('SCAN', ARGV[1], 'MATCH', ARGV[2] .. '*/*', 'COUNT', 1000), {}
 for _, key in ipairs(page[2]) do
-  local tenant = key:match(':job_[^/]*/([^/]+)/') or key:match(':([^/]+)')
+  local tenant = key:match(':job_' .. ('[%w_-]'):rep(24) .. '/([^/]+)/') or key:match(':([^/]+)')
   held[tenant] = (held[tenant] or 0) + redis.call('STRLEN', key)
 end
 return {page[1], cjson.encode(held)}"""
@@ -73,7 +73,7 @@ class RedisBlobs(BlobStore):
     async def write(self, key: str, data: bytes, ttl_s: int) -> None:
         with _answering(data):
             # a tenant is first in a key, and second in one of what a job's stages make
-            if found := re.match("(?:(job_)[^/]*/)?([^/]+)/", key):
+            if found := re.match(r"(?:(job_)[\w-]{24}/)?([^/]+)/", key):
                 await self._take(found[2], len(data), KEPT / 2 if found[1] else KEPT)
             await self._client.set(PREFIX + key, data, ex=ttl_s)
 

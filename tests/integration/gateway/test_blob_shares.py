@@ -84,7 +84,7 @@ async def test_a_generation_is_refused_too_where_its_tenant_has_its_share(
     async with open_stage(nats_url, store, tmp_path, api_keys_file=write_keys(tmp_path, KEYS)) as stage:
         stage.router.cards = (CARD, FLUX)
         await stage.router.announce()
-        await fill(blobs, "job_1/alice")  # results go further than the door lets anything in
+        await fill(blobs, f"job_{'1' * 24}/alice")  # results go further than the door lets anything in
         for headers, expected in ((ALICE, 503), (BOB, 200)):
             asked = {"prompt": "a red star"}
             async with stage.http.post("/v1/images/generations", json=asked, headers=headers) as response:
@@ -95,11 +95,16 @@ async def test_what_stages_make_goes_on_where_the_door_is_closed_and_leaves_an_e
     blobs: RedisBlobs,
 ) -> None:
     inputs = await fill(blobs, "alice/upload")
-    results = await fill(blobs, "job_1/alice")
+    results = await fill(blobs, f"job_{'1' * 24}/alice")
     assert inputs < 24, "the door leaves a quarter"
     assert inputs + results < 28, "stages leave an eighth"
     assert results > 0
-    assert await fill(blobs, "job_2/bob") > 1, "which another tenant has"
+    assert await fill(blobs, f"job_{'2' * 24}/bob") > 1, "which another tenant has"
+
+
+async def test_a_tenant_whose_name_begins_as_jobs_do_has_one_share(blobs: RedisBlobs) -> None:
+    await fill(blobs, "job_s/first")
+    assert await fill(blobs, "job_s/second") == 0
 
 
 async def test_one_tenant_alone_without_keys_has_it_all(blobs: RedisBlobs) -> None:
