@@ -52,7 +52,7 @@ class Published:
     """Sizes at which steps in full are held against the reckoning; masked ones are at all."""
 
 
-FAMILIES: Final = {"flux": Published(512), "sdxl": Published(77, 32, in_full=((2048, 8),))}
+FAMILIES: Final = {"sdxl": Published(77, 32, in_full=((2048, 8),)), "flux": Published(512)}
 
 
 def family_of(name: str) -> ModelFamily:
