@@ -43,8 +43,10 @@ def basic(key: str) -> str:
 @pytest.fixture
 async def doors(nats_url: str, redis_url: str, tmp_path: Path) -> AsyncIterator[Stage]:
     """A gateway with the keys of two tenants."""
-    alice = f"alice-{secrets.token_hex(4)}"
-    keys = write_keys(tmp_path, {"sk-alice-123": alice, "sk-robert-12": "bob"})
+    alice, bob = (
+        f"{name}-{secrets.token_hex(4)}" for name in ("alice", "bob")
+    )  # other tests' records stay in NATS
+    keys = write_keys(tmp_path, {"sk-alice-123": alice, "sk-robert-12": bob})
     async with open_stage(nats_url, redis_url, tmp_path, api_keys_file=keys) as stage:
         records = await LoraRecords.open(stage.router.bus.jetstream)
         await records.create(READY.model_copy(update={"tenant": alice}))
