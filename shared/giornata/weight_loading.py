@@ -36,17 +36,22 @@ def load_network(kind: Any, folder: Path, subfolder: str = "", *, dtype: torch.d
     return network
 
 
-def check_weights(folder: Path) -> None:
-    """Raise ValueError where a component's weights are no numbers by themselves, or are with something unknown."""
-    types = {name: kind for name, (kind, _) in _headers(folder).items()}
-    for name, kind in types.items():
+def check_weights(folder: Path) -> dict[str, tuple[str, str]]:
+    """Types and files of a component's tensors, as :func:`_headers`.
+
+    Raises:
+        ValueError: its weights are no numbers by themselves, or something unknown stands beside them.
+    """
+    headers = _headers(folder)
+    for name, (kind, _) in headers.items():
         layer, _, part = name.rpartition(".")
         if part == "weight" and kind not in LOADED:
             raise ValueError(f"{folder} holds {name} as {kind}; accepted are weights as {', '.join(LOADED)}")
-        if part not in SCALES | UNREAD and types.get(f"{layer}.weight") in FLOAT8:
+        if part not in SCALES | UNREAD and headers.get(f"{layer}.weight", ("", ""))[0] in FLOAT8:
             raise ValueError(
                 f"{folder} holds {name} beside weights in float8; accepted: {', '.join(sorted(SCALES))}"
             )
+    return headers
 
 
 @torch.no_grad()
@@ -56,8 +61,7 @@ def multiply_scales(network: nn.Module, folder: Path) -> None:
     Raises:
         ValueError: as :func:`check_weights`, or a scale does not fit the weights.
     """
-    check_weights(folder)
-    headers, tensors = _headers(folder), network.state_dict(keep_vars=True)
+    headers, tensors = check_weights(folder), network.state_dict(keep_vars=True)
     for name, (_, path) in headers.items():
         layer, _, part = name.rpartition(".")
         beside, _ = headers.get(f"{layer}.weight", ("", path))
@@ -66,9 +70,8 @@ def multiply_scales(network: nn.Module, folder: Path) -> None:
         with safe_open(path, framework="pt") as file:
             scale = file.get_tensor(name)
         weight = tensors.get(f"{layer}.weight")
-        upright = (
-            scale.shape[:1].numel() == scale.numel()
-        )  # one for each input channel is as long in a square layer
+        # one for each input channel is as long in a square layer, but lies in its second dimension
+        upright = scale.shape[:1].numel() == scale.numel()
         if weight is None or not upright or scale.numel() not in {1, len(weight)}:
             raise ValueError(
                 f"{folder} has the scale {name} {tuple(scale.shape)} for weights {getattr(weight, 'shape', None)}; "

@@ -399,6 +399,7 @@ def pretended(
     With `triton` its kernels are launched, and compute zeros; else torch's operations stand in for them.
     """
     world = World(values=values, limit_bytes=limit_bytes)
+    _forget()
     with pytest.MonkeyPatch.context() as patch:
         _as_cuda(world, patch)
         _as_host(world, patch)
@@ -544,8 +545,6 @@ def _launching(world: World, patch: pytest.MonkeyPatch) -> None:
     for kind in (InterpretedFunction, JITFunction):
         patch.setattr(kind, "run", run)
     patch.setattr(kernels, "TRITON", replace(kernels.TRITON, gather=gather))
-    # Addresses of shapes alone are none, and tables of them are read by no kernel.
-    patch.setattr(page_kernels, "_table", functools.lru_cache(page_kernels._table.__wrapped__))
 
 
 def _variant(kernel: Any, given: dict[str, Any]) -> tuple[Any, ...]:

@@ -7,6 +7,8 @@ import struct
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from tests.fakes.checkpoints import SDXL_UNET
+
 KL: Final[dict[str, Any]] = {
     "block_out_channels": [128, 256, 512, 512],
     "latent_channels": 16,
@@ -44,16 +46,7 @@ Z_IMAGE: Final = Published(
 )
 SDXL: Final = Published(
     "StableDiffusionXLPipeline",
-    {
-        "in_channels": 4,
-        "sample_size": 128,
-        "block_out_channels": [320, 640, 1280],
-        "layers_per_block": 2,
-        "down_block_types": ["DownBlock2D", *["CrossAttnDownBlock2D"] * 2],
-        "up_block_types": [*["CrossAttnUpBlock2D"] * 2, "UpBlock2D"],
-        "transformer_layers_per_block": [1, 2, 10],
-        "addition_embed_type": "text_time",
-    },
+    SDXL_UNET,
     KL | {"latent_channels": 4, "force_upcast": True},
     {"unet": 2.567, "text_encoder": 0.123, "text_encoder_2": 0.695, "vae": 0.084},
 )

@@ -29,7 +29,7 @@ ALICE = {"Authorization": "Bearer sk-alice-123"}
 NETWORKS = "127.0.0.0/8,::1/128"
 
 
-class Shelf:
+class PictureServer:
     """A server of pictures: each answers with its name once `open` is set; `large` with many bytes, `none` with 404."""
 
     def __init__(self) -> None:
@@ -59,8 +59,8 @@ class Shelf:
 
 
 @pytest.fixture
-async def shelf() -> AsyncIterator[Shelf]:
-    shelf, app = Shelf(), web.Application()
+async def shelf() -> AsyncIterator[PictureServer]:
+    shelf, app = PictureServer(), web.Application()
     app.router.add_get("/{name}", shelf.answer)
     async with TestServer(app) as server:
         shelf.url = f"http://127.0.0.1:{server.port}"
@@ -68,18 +68,18 @@ async def shelf() -> AsyncIterator[Shelf]:
         shelf.open.set()
 
 
-def configured(shelf: Shelf) -> dict[str, Any]:
+def configured(shelf: PictureServer) -> dict[str, Any]:
     return {"image_hosts": shelf.url.removeprefix("http://"), "webhook_networks": NETWORKS}
 
 
-async def read(shelf: Shelf, *names: str, capacity: int = 1 << 20) -> list[bytes]:
+async def read(shelf: PictureServer, *names: str, capacity: int = 1 << 20) -> list[bytes]:
     grow = Grow(SharedPool(capacity), Tenant("alice"))
     config, sources = GatewayConfig(**configured(shelf), max_file_bytes=1024), shelf.sources(*names)
     assert check_sources(config, sources)
     return await read_sources(config, grow, sources)
 
 
-async def test_pictures_are_fetched_side_by_side_and_few_at_once(shelf: Shelf) -> None:
+async def test_pictures_are_fetched_side_by_side_and_few_at_once(shelf: PictureServer) -> None:
     names = [f"picture-{number}" for number in range(17)]
     reading = asyncio.create_task(read(shelf, *names))
     async with asyncio.timeout(HUNG_S):
@@ -90,7 +90,7 @@ async def test_pictures_are_fetched_side_by_side_and_few_at_once(shelf: Shelf) -
 
 
 async def test_one_time_limit_is_for_all_pictures_of_a_request(
-    shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+    shelf: PictureServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(remote_pictures, "FETCH_S", 0.25)
     with pytest.raises(InvalidField, match=r"could not be fetched in 0\.25 s") as caught:
@@ -104,7 +104,7 @@ async def test_one_time_limit_is_for_all_pictures_of_a_request(
     [("none", 1 << 20, InvalidField), ("large", 1 << 20, PayloadTooLarge), ("good", 3, TooManyRequests)],
 )
 async def test_the_first_picture_that_fails_ends_the_others(
-    shelf: Shelf, name: str, capacity: int, refusal: type[Exception]
+    shelf: PictureServer, name: str, capacity: int, refusal: type[Exception]
 ) -> None:
     shelf.open.set()
     with pytest.raises(refusal):
@@ -114,14 +114,14 @@ async def test_the_first_picture_that_fails_ends_the_others(
 
 
 @asynccontextmanager
-async def limited(nats_url: str, redis_url: str, folder: Path, shelf: Shelf) -> AsyncIterator[Stage]:
+async def limited(nats_url: str, redis_url: str, folder: Path, shelf: PictureServer) -> AsyncIterator[Stage]:
     """A gateway at which alice may ask for two pictures a minute."""
     keys = write_keys(folder, {"sk-alice-123": "alice"}, {"alice": TenantLimits(per_minute=2)})
     async with open_stage(nats_url, redis_url, folder, api_keys_file=keys, **configured(shelf)) as stage:
         yield stage
 
 
-async def edit(stage: Stage, shelf: Shelf, name: str, key: str | None, n: int = 1) -> int:
+async def edit(stage: Stage, shelf: PictureServer, name: str, key: str | None, n: int = 1) -> int:
     headers = ALICE | ({"Idempotency-Key": key} if key else {})
     body = {"prompt": "a scarf", "n": n, "images": [{"image_url": f"{shelf.url}/{name}"}]}
     async with stage.http.post("/v1/images/edits", json=body, headers=headers) as response:
@@ -130,7 +130,7 @@ async def edit(stage: Stage, shelf: Shelf, name: str, key: str | None, n: int = 
 
 @pytest.mark.parametrize("keys", [(None, None, None), ("first", "second", "third"), ("same", "same", "same")])
 async def test_pictures_are_fetched_for_no_more_than_a_tenant_may_ask_for(
-    nats_url: str, redis_url: str, tmp_path: Path, shelf: Shelf, keys: tuple[str | None, ...]
+    nats_url: str, redis_url: str, tmp_path: Path, shelf: PictureServer, keys: tuple[str | None, ...]
 ) -> None:
     shelf.open.set()
     async with limited(nats_url, redis_url, tmp_path, shelf) as stage:
@@ -139,7 +139,7 @@ async def test_pictures_are_fetched_for_no_more_than_a_tenant_may_ask_for(
 
 
 async def test_a_repetition_of_a_job_in_progress_fetches_no_more_either(
-    nats_url: str, redis_url: str, tmp_path: Path, shelf: Shelf
+    nats_url: str, redis_url: str, tmp_path: Path, shelf: PictureServer
 ) -> None:
     shelf.open.set()
     async with limited(nats_url, redis_url, tmp_path, shelf) as stage:
@@ -156,7 +156,7 @@ async def test_a_repetition_of_a_job_in_progress_fetches_no_more_either(
 
 
 async def test_an_edit_with_pictures_by_url_counts_once(
-    nats_url: str, redis_url: str, tmp_path: Path, shelf: Shelf
+    nats_url: str, redis_url: str, tmp_path: Path, shelf: PictureServer
 ) -> None:
     shelf.open.set()
     async with limited(nats_url, redis_url, tmp_path, shelf) as stage:

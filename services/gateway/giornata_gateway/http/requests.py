@@ -66,11 +66,13 @@ async def receive(request: web.Request, kind: type[F], held: ExitStack) -> tuple
         form, upload = await _read(request, kind, grow)
         order, stay = _order(request, form, upload), None
         ignore(request, form.ignored)
-        if check_sources(gateway.config, upload.sources):  # fetched for no more than the tenant may ask for
-            order = await order.identified(key)
-            stay = gateway.stay_of(order, held, always=True)
-        pictures = await read_sources(gateway.config, grow, upload.sources)
-        if pictures:
+        if upload.sources:
+            if check_sources(
+                gateway.config, upload.sources
+            ):  # fetched for no more than the tenant may ask for
+                order = await order.identified(key)
+                stay = gateway.stay_of(order, held, always=True)
+            pictures = await read_sources(gateway.config, grow, upload.sources)
             mask = pictures.pop(0) if upload.sources[0][0] == "mask" else None
             image = pictures.pop(0) if pictures else None
             order = replace(order, image=image, mask=mask, references=(*pictures, *order.references))
