@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from giornata.scheduling.degrees.fixed import FixedDegrees
 from giornata.scheduling.degrees.pool import DEGREES, PoolRow, Rule
-from giornata.scheduling.degrees.rule import Replanning, Switches
+from giornata.scheduling.degrees.rule import Replanning
 from giornata_tools.simulation.degrees.derived import eager_s
 from tests.bench.reporting.report import Measured, measured, write
 from tests.flags import Several, option, parsed
@@ -85,7 +85,6 @@ def main() -> None:
                     "decision ms": rule.as_dict(),
                     "aim ms": AIMS_MS.get(rows, "-"),
                     "paper ms": PAPER_MS.get(rows, "-"),
-                    "without pushes ms": cost(Replanning(DEVICES, Switches(pushes=False)), cases).as_dict(),
                     "fixed ms": cost(FixedDegrees(DEVICES, 1, by_deadline=True), cases).as_dict(),
                 }
             )

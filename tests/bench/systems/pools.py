@@ -42,12 +42,9 @@ RULES: Final[Mapping[str, RuleSetting]] = {
 PARTS: Final[Mapping[str, RuleSetting]] = {
     "ours": OURS,
     "without waiting": replace(OURS, parts=Switches(waits=False)),
-    "without pushing out": replace(OURS, parts=Switches(pushes=False)),
     "without widening": replace(OURS, parts=Switches(widens=False)),
     "without ageing": replace(OURS, parts=Switches(ages_s=math.inf)),
-    "late rows side by side": replace(OURS, parts=Switches(one_late=False)),
     "late rows in steps of any length": replace(OURS, parts=Switches(cap_s=math.inf)),
-    "late rows side by side, in any steps": replace(OURS, parts=Switches(one_late=False, cap_s=math.inf)),
     "without sharing steps": replace(OURS, parts=Switches(shares=False)),
     "without degrees 3 and 6": replace(OURS, degrees=POWERS),
     "without degree 3": replace(OURS, degrees=(1, 2, 4, 6, 8)),

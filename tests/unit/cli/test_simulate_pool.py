@@ -38,7 +38,7 @@ def runs(folder: Path) -> list[dict[str, object]]:
 def test_the_names_that_help_tells_are_those_there_are() -> None:
     assert tuple(RuleName) == command.RULES
     assert command.DEGREES == POOL_DEGREES
-    assert set(command.PARTS) == {*LACKING, "waits", "widens", "pushes", "shares", "one_late"}
+    assert set(command.PARTS) == {*LACKING, "waits", "widens", "shares"}
     assert all(hasattr(Switches(), part) for part in set(command.PARTS) - LACKING.keys())
     assert all(getattr(RoundSwitches(), part) for part in command.ROUND_PARTS)
     told = run("simulate-pool", "--help")

@@ -89,7 +89,7 @@ class Attempt:
     def promised(self, row: Row) -> Row:
         """`row` with what an engine may have to know of its job."""
         job = self.request.job
-        return replace(row, due_s=self.due_s, priority=job.priority, weight=job.weight)
+        return replace(row, due_s=self.due_s, priority=job.priority)
 
     def progress(self, now_s: float) -> Iterator[RowProgress]:
         """Rows for the telemetry: the unfinished ones, or all while the report is being written."""

@@ -221,7 +221,6 @@ class Book:
             held.devices,
             until_s,
             row.priority,
-            row.weight,
             place=float(held.place),
             background=row.background,
             size=size,

@@ -131,8 +131,6 @@ class Row:
     """When its last step is to have ended, by this machine's monotonic clock; only engines of several devices ask."""
     priority: Priority = Priority.INTERACTIVE
     """Priority of its job; only engines of several devices ask."""
-    weight: float = 1.0
-    """Weight of its job's tenant; only engines of several devices ask."""
     degree: int = 0
     """Devices that made its last step here together; 0 before the first one."""
 

@@ -106,7 +106,6 @@ class Candidate:
             self.work_s,
             self.row.priority is Priority.BATCH,
             self.stays,
-            self.row.weight,
         )
 
 

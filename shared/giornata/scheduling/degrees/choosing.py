@@ -33,8 +33,6 @@ class Choice:
     """Rows that wait for wider devices."""
     held_until_s: float = math.inf
     """When the first of these gets them."""
-    late_begun: bool = False
-    """Whether a step of a late row is in flight or chosen."""
 
     def begin_promised(self, *, waits: bool) -> None:
         """Begin the degrees that are planned for now, by deadline.
@@ -88,12 +86,10 @@ class Choice:
         """Widen promised rows that do not wait."""
         self.widen([each for each in self._promised() if each.row.key not in self.held])
 
-    def begin_late(self, *, one_late: bool) -> None:
-        """Begin rows that cannot be in time or were not promised it, least work first; one at a time if `one_late`."""
+    def begin_late(self) -> None:
+        """Begin rows that cannot be in time or were not promised it, least work first."""
         late = [each for each in self._unpromised() if each.row.promised]
         for each in sorted(late, key=lambda each: each.work_s):
-            if one_late and self.late_begun:
-                return
             self._begin_unpromised(each, self.cap_s)
 
     def begin_line(self, *, widens: bool) -> None:
@@ -152,7 +148,6 @@ class Choice:
             if self.claims.awaits(each, degree):
                 return
             self._choose(each, degree)
-            self.late_begun = self.late_begun or late
 
     def _gain(self, each: Candidate) -> tuple[float, int]:
         """The most that a free device can gain for a row, and the degree that does."""

@@ -44,8 +44,6 @@ class PoolRow:
     until_s: float | None = None
     """When its step in flight ends; None at a step boundary."""
     priority: Priority = Priority.INTERACTIVE
-    weight: float = 1.0
-    """Weight of its tenant."""
     place: float = 0.0
     """In the order of rows without a deadline: lower ones come first."""
     background: bool = False

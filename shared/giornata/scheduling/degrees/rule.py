@@ -4,7 +4,7 @@
 2. Rows by deadline, each given the least device-time that meets it (:mod:`giornata.scheduling.degrees.packing`).
 3. Rows at a step boundary begin the degree that is planned for now, or wait where a wider one ends sooner.
 4. Idle devices widen promised rows, by gain for a device.
-5. Then one row that cannot be in time, least work first, in short steps. When it is old, it comes before widening.
+5. Then rows that cannot be in time, least work first, in short steps. An old one comes before widening.
 
 Rows without deadline follow in the line's order, and age likewise; template runs come last. TetriServe (section 4)
 chooses in rounds instead. Pure.
@@ -41,14 +41,10 @@ class Switches:
     """Whether a row waits for wider devices."""
     widens: bool = True
     """Whether idle devices widen rows."""
-    pushes: bool = True
-    """Whether a row that does not fit pushes out another one."""
     shares: bool = True
     """Whether rows share a step, where it is known how long that takes."""
     ages_s: float = AGES_S
     """How old a row without promise is when it comes before widening; infinite for never."""
-    one_late: bool = True
-    """Whether late rows are computed one at a time."""
     cap_s: float = CAP_S
     """How long a step may take of a row without promise, where one of its degrees allows; infinite for any time."""
     degrees: tuple[int, ...] = DEGREES
@@ -114,11 +110,10 @@ class Replanning:
         return Choice(
             now_s,
             ready,
-            pack(wishes, spans, pushes=switches.pushes),
+            pack(wishes, spans),
             Claims(now_s, [each for each in found if not each.row.boundary]),
             free,
             cap_s=switches.cap_s if mixed else math.inf,
-            late_begun=any(not each.row.boundary and each.row.key in hopeless for each in found),
         )
 
     def _take_turns(self, choice: Choice) -> None:
@@ -128,7 +123,7 @@ class Replanning:
             choice.begin_aged(switches.ages_s)
         if switches.widens:
             choice.widen_promised()
-        choice.begin_late(one_late=switches.one_late)
+        choice.begin_late()
         choice.begin_line(widens=switches.widens)
         choice.begin_templates()
 

@@ -62,10 +62,9 @@ def request(job_id: str = "job", attempt: int = 1, rows: tuple[RowRecord, ...] |
 def test_rows_and_telemetry_are_told_when_the_last_step_is_to_end() -> None:
     row = tiny_flux.row(tiny_flux.family(), Spec(steps=2))
     asked = request().model_copy(update={"denoise_within_ms": 1500.0})
-    heavy = asked.model_copy(update={"job": asked.job.model_copy(update={"weight": 2.0})})
-    made = Attempt(heavy, accepted_s=1.0)
+    made = Attempt(asked, accepted_s=1.0)
     promised = made.promised(row)
-    assert (promised.due_s, promised.priority, promised.weight) == (2.5, Priority.BATCH, 2.0)
+    assert (promised.due_s, promised.priority) == (2.5, Priority.BATCH)
     assert [each.due_ms for each in made.progress(2.75)] == [-250.0, -250.0]
     free = Attempt(request(), accepted_s=1.0)
     assert math.isinf(free.promised(row).due_s)

@@ -35,15 +35,15 @@ def entered(row: Row, steps: Sequence[Step]) -> Entered:
     return found
 
 
-def test_a_rule_is_shown_what_a_job_has_been_promised_and_whose_it_is() -> None:
+def test_a_rule_is_shown_what_a_job_has_been_promised() -> None:
     book = Book(lambda _: RowSteps({1: 1.0}, {1: 2.0}, None))
     row = tiny_flux.row(tiny_flux.family(), Spec(grid=GRID, steps=6))
-    row = replace(row, due_s=9.0, priority=Priority.BATCH, weight=3.0)
+    row = replace(row, due_s=9.0, priority=Priority.BATCH)
     shared, held = Shelf(Arena()).put(row)
     book.add(held, shared, 4.0)
     (shown,) = book.shown(5.0)
     assert (shown.arrived_s, shown.due_s, shown.left) == (4.0, 9.0, 6)
-    assert (shown.priority, shown.weight) == (Priority.BATCH, 3.0)
+    assert shown.priority is Priority.BATCH
 
 
 @pytest.mark.parametrize(

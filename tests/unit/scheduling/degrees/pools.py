@@ -112,7 +112,6 @@ def _rows(draw: st.DrawFn, number: int, now_s: float) -> PoolRow:
         times,
         times if moved == 1 else {degree: moved * seconds for degree, seconds in times.items()},
         priority=draw(st.sampled_from(Priority)),
-        weight=draw(st.sampled_from((1.0, 2.0))),
         place=draw(st.floats(0, 10)),
         background=background,
         size=len(times),

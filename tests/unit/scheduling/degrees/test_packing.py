@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -92,23 +91,12 @@ def test_rows_are_packed_by_deadline() -> None:
     assert set(pack([wish("b", 3.4, 10), wish("a", 1.7, 10)], EMPTY)) == {"a", "b"}
 
 
-def test_a_row_that_does_not_fit_pushes_out_the_largest_plan() -> None:
-    large, small, last = wish("large", 3.0, 15), wish("small", 3.1, 3), wish("last", 3.2, 10)
-    assert set(pack([large, small, last], EMPTY)) == {"small", "last"}
-    assert set(pack([large, small, last], EMPTY, pushes=False)) == {"large", "small"}
-
-
-def test_a_row_pushes_out_no_smaller_one() -> None:
-    assert set(pack([wish("small", 1.5, 5), wish("large", 1.6, 10)], EMPTY)) == {"small"}
-
-
-def test_batch_never_pushes_out_interactive() -> None:
+def test_batch_takes_no_place_of_interactive() -> None:
     large, last = wish("large", 3.4, 20), wish("last", 3.6, 10, batch=True)
     assert set(pack([large, last], EMPTY)) == {"large"}
-    assert set(pack([large, replace(last, batch=False)], EMPTY)) == {"last"}
 
 
-def test_interactive_pushes_out_batch_of_any_size() -> None:
+def test_interactive_comes_before_batch_of_any_size() -> None:
     small, large = wish("small", 1.5, 5, batch=True), wish("large", 1.6, 10)
     assert set(pack([small, large], EMPTY)) == {"large"}
 
@@ -120,13 +108,6 @@ def test_interactive_comes_before_several_batch_rows_that_leave_it_no_room() -> 
     assert set(pack([*batch, large], EMPTY)) == {"large"}
     tiny = wish("tiny", 1.5, 1, batch=True)
     assert set(pack([*batch, tiny, wish("large", 2.2, 10)], EMPTY)) == {"large", "tiny"}
-
-
-def test_a_heavier_tenant_goes_only_where_no_other_will_do() -> None:
-    heavy, light = wish("heavy", 6.0, 20, weight=2.0), wish("light", 6.1, 18)
-    last = wish("last", 6.2, 10)
-    assert set(pack([heavy, light, last], EMPTY)) == {"heavy", "last"}
-    assert set(pack([wish("heavy", 3.0, 20, weight=2.0), wish("last", 3.2, 10)], EMPTY)) == {"last"}
 
 
 def test_rows_that_would_pay_for_a_pause_come_first_where_as_many_are_kept() -> None:

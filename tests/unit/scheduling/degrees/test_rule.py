@@ -13,7 +13,6 @@ from giornata.scheduling.degrees.rule import Replanning, Switches
 from giornata.wire.jobs import Priority
 from tests.unit.scheduling.degrees.pools import (
     LARGE,
-    MIDDLE,
     SMALL,
     Moment,
     VirtualPool,
@@ -53,9 +52,7 @@ def test_every_decision_is_one_that_the_pool_can_carry_out(moment: Moment) -> No
 
 @given(moments())
 def test_parts_that_are_off_leave_a_rule(moment: Moment) -> None:
-    off = Switches(
-        waits=False, widens=False, pushes=False, shares=False, ages_s=math.inf, one_late=False, cap_s=math.inf
-    )
+    off = Switches(waits=False, widens=False, shares=False, ages_s=math.inf, cap_s=math.inf)
     check(moment, Replanning(moment.devices, off).decide(moment.now_s, moment.rows, moment.free))
 
 
@@ -93,16 +90,9 @@ def test_a_row_has_the_least_degree_that_is_in_time(due_s: float, degree: int) -
     assert degrees(decide(row("a", due_s, 10), switches=NARROW)) == {"a": degree}
 
 
-def test_a_row_that_does_not_fit_pushes_out_the_largest() -> None:
-    large, small = row("large", 3.0, 18), row("small", 3.1, 12)
-    assert degrees(decide(large, small)) == {"small": 8}
-    assert degrees(decide(large, small, switches=Switches(pushes=False))) == {"large": 8}
-
-
-def test_an_interactive_row_is_not_pushed_out_by_batch() -> None:
+def test_an_interactive_row_keeps_its_place_before_batch() -> None:
     large, small = row("large", 3.0, 18), row("small", 3.1, 12, priority=Priority.BATCH)
     assert "large" in degrees(decide(large, small, switches=NARROW))
-    assert "large" not in degrees(decide(row("large", 3.0, 18), row("small", 3.1, 12), switches=NARROW))
 
 
 def test_degrees_that_are_not_wanted_are_not_used() -> None:
@@ -158,17 +148,10 @@ def test_a_row_alone_has_the_whole_pool() -> None:
 # 5. Late rows
 
 
-def test_the_late_row_with_least_work_comes_first_and_alone() -> None:
+def test_late_rows_begin_side_by_side_with_the_least_work_first() -> None:
     few, many = row("few", 0.1, 2, {1: 0.2, 2: 0.15}), row("many", 0.1, 9, {1: 0.2, 2: 0.15})
-    assert degrees(decide(many, few)) == {"few": 2}
-    assert degrees(decide(many, few, switches=Switches(one_late=False))) == {"few": 2, "many": 2}
-
-
-def test_no_late_row_begins_while_another_is_in_flight() -> None:
-    late = row("late", 0.1, 5, MIDDLE)
-    running = row("running", 0.1, 5, MIDDLE, devices=(0,), until_s=0.2)
-    assert decide(late, running, free=ALL - {0}).begins == ()
-    assert degrees(decide(late, running, free=ALL - {0}, switches=Switches(one_late=False))) == {"late": 6}
+    assert degrees(decide(many, few)) == {"few": 2, "many": 2}
+    assert degrees(decide(many, few, free=frozenset({0, 1}))) == {"few": 2}
 
 
 def test_late_rows_have_short_steps_where_a_degree_allows() -> None:

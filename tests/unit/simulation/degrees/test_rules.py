@@ -30,7 +30,7 @@ from giornata_tools.simulation.degrees.workloads import Mix, PoolWorkload
 
 ALL = [
     RuleSetting(),
-    RuleSetting(parts=Switches(waits=False, widens=False, pushes=False, one_late=False)),
+    RuleSetting(parts=Switches(waits=False, widens=False)),
     RuleSetting(steps_between=4),
     RuleSetting(every_subset=True),
     RuleSetting(RuleName.EVENTS, POWERS),
@@ -77,7 +77,7 @@ def ends_of(rule: RuleSetting, scale: float = 1.0) -> list[float]:
     [
         *(
             RuleSetting(parts=Switches(**{part: False}))  # type: ignore[arg-type]  # of bools alone
-            for part in ("waits", "widens", "pushes", "one_late")
+            for part in ("waits", "widens")
         ),
         RuleSetting(parts=Switches(ages_s=math.inf)),
         RuleSetting(parts=Switches(cap_s=math.inf)),

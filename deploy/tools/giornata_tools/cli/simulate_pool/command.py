@@ -14,7 +14,7 @@ from giornata_tools.loadgen import facts
 
 RULES: Final = ("replanning", "events", "rounds", "deadline", "resolution", "fixed")
 DEGREES: Final = (1, 2, 3, 4, 6, 8)
-PARTS: Final = ("waits", "widens", "pushes", "shares", "ageing", "one_late", "short_steps")
+PARTS: Final = ("waits", "widens", "shares", "ageing", "short_steps")
 ROUND_PARTS: Final = ("placement", "scale_up", "fill", "idle_start", "whole_steps")
 NONE: Final = "none"
 OWN: Final = "own"
