@@ -6,6 +6,7 @@ over the default. One report names every mistake. A service extends :class:`Serv
 
 from __future__ import annotations
 
+import os
 import secrets
 import socket
 import sys
@@ -137,6 +138,11 @@ def load(kind: type[C], service: str, argv: Sequence[str] | None = None) -> C:
     `service` names the program in ``--help`` and the instance by default. Flags are the process's, unless given.
     """
     flags = sys.argv[1:] if argv is None else argv
+    if fixed := sorted(name for name in constants(kind) if ENV_PREFIX + name.upper() in os.environ):
+        sys.stderr.write(
+            f"giornata-{service}: {', '.join(ENV_PREFIX + name.upper() for name in fixed)}: no setting, but fixed\n"
+        )
+        raise SystemExit(2)
     try:
         config = kind(_cli_parse_args=list(flags), _cli_prog_name=f"giornata-{service}")
     except ValidationError as error:
@@ -144,6 +150,11 @@ def load(kind: type[C], service: str, argv: Sequence[str] | None = None) -> C:
         sys.stderr.write(f"giornata-{service}: {error.error_count()} configuration mistake(s)\n{mistakes}")
         raise SystemExit(2) from None
     return config if config.instance else config.model_copy(update={"instance": new_instance(service)})
+
+
+def constants(kind: type[ServiceConfig]) -> set[str]:
+    """What is fixed in a configuration, and no operator sets."""
+    return {name for name in kind.__class_vars__ if not name.startswith(("_", "model_"))}
 
 
 def _mistake(detail: Mapping[str, Any]) -> str:

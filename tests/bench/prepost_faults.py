@@ -50,7 +50,6 @@ def options_of(arguments: Sequence[str] | None = None) -> SimpleNamespace:
             option("--jobs", type=int, default=32, help="jobs while preposts stand still"),
             option("--heavy", type=int, default=44, help="jobs with heavy pictures"),
             option("--megapixels", type=float, default=40.0, help="of each; less on a busy machine"),
-            option("--timeout", type=float, default=10.0, help="GIORNATA_IMAGE_TIMEOUT_S of prepost"),
         ],
         arguments,
     )
@@ -174,8 +173,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                         lines.append({"scene": f"{len(victims)} of 2 stopped for {seconds:g} s", **found})
                         print(lines[-1], flush=True)
         if "heavy" in scenes:
-            env = {**keys, "GIORNATA_IMAGE_TIMEOUT_S": f"{options.timeout:g}"}
-            with live_stack(model, {}, env) as live:
+            with live_stack(model, {}, keys) as live:
                 lines.append(
                     {"scene": "heavy pictures", **asyncio.run(heavy(live, options.heavy, options.megapixels))}
                 )

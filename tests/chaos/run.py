@@ -43,9 +43,7 @@ ENV: Final = {
     "GIORNATA_RESULT_TTL_S": str(RESULT_TTL_S),
     "GIORNATA_RECORD_LINGER_S": "86400",
     "GIORNATA_STALL_S": "3",
-    "GIORNATA_INSPECT_S": "5",
-    "GIORNATA_ENCODE_S": "15",
-    "GIORNATA_FINISH_S": "15",
+    "GIORNATA_STAGE_S": "15",
     "GIORNATA_MAX_FAILURES": "10",
 }
 """Short limits, so that what a fault makes wait does not wait for long; and many attempts, since workers fall often.

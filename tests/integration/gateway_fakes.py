@@ -22,6 +22,7 @@ from giornata.wire.progress import JobRecord
 from giornata.wire.workers import ServiceName, ServiceState
 from giornata_gateway import service
 from giornata_gateway.config import GatewayConfig
+from tests.configs import configured
 from tests.integration.fake_router import FakeRouter
 from tests.patience import HUNG_S
 
@@ -79,7 +80,8 @@ async def open_gateway(
     router: FakeRouter, nats_url: str, redis_url: str, folder: Path, **options: Any
 ) -> AsyncIterator[Stage]:
     """A gateway with `options`, listening, in front of a router that runs already."""
-    config = GatewayConfig(
+    config = configured(
+        GatewayConfig,
         nats_url=nats_url,
         blobs_url=redis_url,
         instance=new_instance("gateway"),

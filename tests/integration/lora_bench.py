@@ -24,6 +24,7 @@ from giornata.wire.loras import Canonical, LoraRecord, NormaliseLora, StoredFile
 from giornata.wire.workers import ServiceState
 from giornata_lora_store.config import LoraStoreConfig
 from giornata_lora_store.service import LoraStore
+from tests.configs import configured
 from tests.patience import HUNG_MS
 
 Answer = Callable[[NormaliseLora], Canonical]
@@ -74,7 +75,8 @@ class Store:
     @asynccontextmanager
     async def instance(self, **options: Any) -> AsyncIterator[LoraStore]:
         """One store, ready; it drains on leaving."""
-        config = LoraStoreConfig(
+        config = configured(
+            LoraStoreConfig,
             nats_url=self.nats_url,
             instance=new_instance("lora-store"),
             lora_folder=self.folder,

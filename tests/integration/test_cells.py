@@ -27,6 +27,7 @@ from giornata.wire.queues import CostFit
 from giornata_gateway import service
 from giornata_gateway.cells import choice
 from giornata_gateway.config import GatewayConfig
+from tests.configs import configured
 from tests.fakes.denoiser import FakeDenoiser
 from tests.fakes.fleet import FakePrepost
 from tests.integration.conftest import NatsServer
@@ -143,7 +144,8 @@ async def deployment(
 
 async def open_gateway(made: Deployment, redis_url: str, folder: Path) -> None:
     """Put one more gateway in front; it is asked from now on."""
-    config = GatewayConfig(
+    config = configured(
+        GatewayConfig,
         nats_url=made.server.url,
         blobs_url=redis_url,
         instance=new_instance("gateway"),

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from giornata.config import ServiceConfig, load
+from deploy.settings.__main__ import page
+from giornata.config import ServiceConfig, constants, load
 from giornata_router.config import RouterConfig
+from tests.configs import configured
 
 
 def test_a_flag_wins_over_the_environment_and_that_over_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,6 +90,25 @@ def test_an_unknown_flag_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
         load(RouterConfig, "router", ["--quue-limit", "12"])
     assert ended.value.code == 2
     assert "--quue-limit" in capsys.readouterr().err
+
+
+def test_what_is_fixed_is_no_setting(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert {"prepared_rows", "stall_factor"} <= constants(RouterConfig)
+    monkeypatch.setenv("GIORNATA_PREPARED_ROWS", "3")
+    with pytest.raises(SystemExit, match="2"):
+        load(RouterConfig, "router", [])
+    assert "GIORNATA_PREPARED_ROWS" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="2"):
+        load(RouterConfig, "router", ["--stall-factor", "2"])
+    monkeypatch.delenv("GIORNATA_PREPARED_ROWS")
+    assert configured(RouterConfig, prepared_rows=3).prepared_rows == 3
+    assert load(RouterConfig, "router", []).prepared_rows == 64
+
+
+def test_the_page_of_settings_is_made_of_them() -> None:
+    assert Path("docs/settings.md").read_text() == page()
 
 
 def test_help_says_what_each_flag_does(capsys: pytest.CaptureFixture[str]) -> None:

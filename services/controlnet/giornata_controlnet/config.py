@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 from pathlib import Path
-from typing import Final, NamedTuple, Self
+from typing import ClassVar, Final, NamedTuple, Self
 
 import torch
 from pydantic import Field, field_validator, model_validator
@@ -49,19 +49,14 @@ class ControlNetConfig(DeviceConfig):
         description="Weights on the device, in MiB, the least popular out first; those that open rows use never go, "
         "and may exceed it. Default half of what a GPU has free at the start, or of the machine's memory.",
     )
-    control_loads: int = Field(2, ge=1, le=32, description="ControlNets that are loaded at a time.")
-    control_rows: int = Field(64, ge=1, le=4096, description="Most rows that are open at a time.")
-    control_tokens: int = Field(
-        65_536,
-        ge=1,
-        description="Most image tokens of one forward, counted for each ControlNet; a larger step runs alone.",
-    )
-    control_idle_s: float = Field(
-        120.0,
-        gt=0,
-        le=86_400,
-        description="A row without a step for so long is closed; its denoiser opens it again when it needs it.",
-    )
+    control_loads: ClassVar[int] = 2
+    """ControlNets that are loaded at a time."""
+    control_rows: ClassVar[int] = 64
+    """Most rows that are open at a time."""
+    control_tokens: ClassVar[int] = 65_536
+    """Most image tokens of one forward, counted for each ControlNet; a larger step runs alone."""
+    control_idle_s: ClassVar[float] = 120.0
+    """A row without a step for so long is closed; its denoiser opens it again when it needs it."""
     control_socket: Path | None = Field(
         None,
         description="Folder of the Unix socket for denoisers of this host, made if need be; containers that are to "

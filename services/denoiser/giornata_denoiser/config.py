@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Final, Self
+from typing import ClassVar, Final, Self
 
 import torch
 from pydantic import Field, field_validator, model_validator
@@ -58,12 +58,8 @@ class DenoiserConfig(ModelConfig):
     template_bits: int = Field(
         4, description="Bits of recorded values: 8, 4, or 0 for those of the model's own dtype."
     )
-    template_levels: int | None = Field(
-        None,
-        ge=1,
-        le=200,
-        description="Noise levels that are recorded; edits take the nearest one. Default 6, of UNets 12.",
-    )
+    template_levels: ClassVar[int | None] = None
+    """Noise levels that are recorded; edits take the nearest one. Default 6, of UNets 12."""
     template_memory_mb: int = Field(
         default_factory=lambda: memory_bytes() // HOST_SHARE >> 20,
         ge=0,
@@ -74,34 +70,23 @@ class DenoiserConfig(ModelConfig):
         None, description="Where recorded templates outlive the process; default nowhere."
     )
     template_disk_mb: int = Field(16_384, ge=0, description="Recorded templates in that folder, in MiB.")
-    template_budget_mb: int | None = Field(
-        None,
-        ge=1,
-        description="Most of one template, in MiB: it records fewer noise levels, then fewer blocks; "
-        "default what memory, or the folder, holds.",
-    )
+    template_budget_mb: ClassVar[int | None] = None
+    """Most of one template, in MiB: it records fewer noise levels, then fewer blocks; default what memory, or the
+    folder, holds."""
     template_device_mb: int | None = Field(
         None,
         ge=0,
         description="Of recorded templates on a GPU, beside what running rows take, in MiB; default a quarter of what "
         "the model leaves free.",
     )
-    template_ahead_mb: int | None = Field(
-        None,
-        ge=0,
-        description="Most that is loaded from templates for later steps, in MiB; default a sixteenth of the machine's "
-        "memory, on a GPU an eighth of what the model leaves free.",
-    )
-    template_correction: bool = Field(
-        default=True,
-        description="An edit's first step computes everything and corrects what the later ones take from the template, "
-        "unless an edit with the same mask has done so before.",
-    )
-    template_corrections_mb: int = Field(
-        512,
-        ge=0,
-        description="Of corrections for later edits with the same mask, in MiB; with 0 every edit computes its own.",
-    )
+    template_ahead_mb: ClassVar[int | None] = None
+    """Most that is loaded from templates for later steps, in MiB; default a sixteenth of the machine's memory, on a
+    GPU an eighth of what the model leaves free."""
+    template_correction: ClassVar[bool] = True
+    """An edit's first step computes everything and corrects what the later ones take from the template, unless an
+    edit with the same mask has done so before."""
+    template_corrections_mb: ClassVar[int] = 512
+    """Of corrections for later edits with the same mask, in MiB; with 0 every edit computes its own."""
     template_first_mb: int = Field(
         default_factory=lambda: memory_bytes() // FIRST_SHARE >> 20,
         ge=0,
@@ -134,14 +119,12 @@ class DenoiserConfig(ModelConfig):
         2048, ge=0, description="Sets of LoRAs on the device, beside those that rows use, in MiB."
     )
     lora_file_bytes: int = Field(2 << 30, ge=1 << 10, description="Largest file of a LoRA.")
-    lora_loads: int = Field(2, ge=1, le=32, description="LoRAs that are loaded at a time.")
+    lora_loads: ClassVar[int] = 2
+    """LoRAs that are loaded at a time."""
 
-    renew_steps: int = Field(
-        7,
-        ge=0,
-        description="An edit without a template computes one step in so many in full, or three where that is more, "
-        "and the others only where its mask is; 0 computes all in full.",
-    )
+    renew_steps: ClassVar[int] = 7
+    """An edit without a template computes one step in so many in full, or three where that is more, and the others
+    only where its mask is; 0 computes all in full."""
     reuse_text: ReuseText = Field(
         ReuseText.OFF,
         description="`padding`: most steps of edits that reuse take the keys and values that an earlier step made of "
@@ -170,20 +153,15 @@ class DenoiserConfig(ModelConfig):
         None,
         description="What steps cost here, as `giornata profile` has measured it; default a few steps at the start.",
     )
-    planner: PlannerName = Field(
-        PlannerName.EXACT,
-        description="Which blocks take from templates: `exact` decides best, the others are baselines.",
-    )
-    batching: Joining = Field(
-        Joining.STEP,
-        description="When waiting rows join: at a `step`, or per `request`, when all others have left.",
-    )
+    planner: ClassVar[PlannerName] = PlannerName.EXACT
+    """Which blocks take from templates: `exact` decides best, the others are baselines."""
+    batching: ClassVar[Joining] = Joining.STEP
+    """When waiting rows join: at a `step`, or per `request`, when all others have left."""
     batch_caps: bool = Field(
         default=False, description="No more rows share a step than the profile says make it worth while."
     )
-    step_limit_ms: float | None = Field(
-        None, gt=0, description="Rows join while a step is predicted to take no longer; default no limit."
-    )
+    step_limit_ms: ClassVar[float | None] = None
+    """Rows join while a step is predicted to take no longer; default no limit."""
     memory_mb: int | None = Field(
         None,
         ge=1,
@@ -194,34 +172,26 @@ class DenoiserConfig(ModelConfig):
         description="ControlNets that this process computes: NAME=CHECKPOINT, separated by commas; a checkpoint is a "
         "local diffusers folder or a hub id.",
     )
-    control_held_steps: int = Field(
-        2,
-        ge=1,
-        le=8,
-        description="Where an edit takes what lies outside its mask from elsewhere, what its ControlNets add serves "
-        "so many steps; 1 computes them in each. Edits with `reuse=off` always do.",
-    )
+    control_held_steps: ClassVar[int] = 2
+    """Where an edit takes what lies outside its mask from elsewhere, what its ControlNets add serves so many steps;
+    1 computes them in each. Edits with `reuse=off` always do."""
     control_renew_steps: int = Field(
         0,
         ge=0,
         description="There, ControlNets of Flux compute the tokens alone that the edit computes, and all of them in "
         "one step of so many; 0 computes all whenever they are computed.",
     )
-    control_executor: Executor = Field(
-        Executor.AUTO,
-        description="Who computes ControlNets that both this process and an instance of the ControlNet service have: "
-        "`local`, `service`, or `auto`, whoever is predicted to hold up the steps less.",
-    )
+    control_executor: ClassVar[Executor] = Executor.AUTO
+    """Who computes ControlNets that both this process and an instance of the ControlNet service have: `local`,
+    `service`, or `auto`, whoever is predicted to hold up the steps less."""
     control_stale: bool = Field(
         default=False,
         description="Steps take what instances computed for the step before, and wait for nothing: for slow links.",
     )
-    control_late_s: float = Field(
-        10.0, gt=0, le=120, description="An instance whose sample takes longer is given up for the row."
-    )
-    control_open_s: float = Field(
-        20.0, gt=0, le=600, description="How long a row waits for an instance that takes it."
-    )
+    control_late_s: ClassVar[float] = 10.0
+    """An instance whose sample takes longer is given up for the row."""
+    control_open_s: ClassVar[float] = 20.0
+    """How long a row waits for an instance that takes it."""
     control_slab_mb: int | None = Field(
         None,
         ge=1,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
 
@@ -89,21 +89,18 @@ class GatewayConfig(ServiceConfig):
         ge=1 << 20,
         description="Bytes of pictures in memory, uploads and answers each; more uploads get 429, answers wait.",
     )
-    max_streams: int = Field(
-        1024,
-        ge=1,
-        le=100_000,
-        description="Event streams of jobs and of the fleet open at a time; more get 429.",
-    )
-    max_parts: int = Field(64, ge=2, le=1000, description="Parts of a multipart request.")
-    max_field_bytes: int = Field(128 << 10, ge=256, description="Size of one form field that is not a file.")
-    head_s: float = Field(10.0, gt=0, le=600, description="Time allowed for sending a request's head.")
-    receive_s: float = Field(60.0, gt=0, le=3600, description="Time allowed for sending a request's body.")
-    receive_bytes_per_s: int = Field(
-        16 << 10,
-        ge=1,
-        description="Slowest pace of a request's body, after the seconds that a head may take.",
-    )
+    max_streams: ClassVar[int] = 1024
+    """Event streams of jobs and of the fleet open at a time; more get 429."""
+    max_parts: ClassVar[int] = 64
+    """Parts of a multipart request."""
+    max_field_bytes: ClassVar[int] = 128 << 10
+    """Size of one form field that is not a file."""
+    head_s: ClassVar[float] = 10.0
+    """Time allowed for sending a request's head."""
+    receive_s: ClassVar[float] = 60.0
+    """Time allowed for sending a request's body."""
+    receive_bytes_per_s: ClassVar[int] = 16 << 10
+    """Slowest pace of a request's body, after the seconds that a head may take."""
     idle_s: float = Field(
         75.0,
         gt=0,
@@ -125,12 +122,8 @@ class GatewayConfig(ServiceConfig):
     )
     budget_s: float = Field(120.0, gt=0, le=3600, description="Time allowed for an edit whose client waits.")
     job_budget_s: float = Field(900.0, gt=0, le=86400, description="Time allowed for an asynchronous job.")
-    submit_window_s: float = Field(
-        8.0,
-        gt=0,
-        le=60,
-        description="How long a submission is tried again while no router answers, as in a take-over.",
-    )
+    submit_window_s: ClassVar[float] = 8.0
+    """How long a submission is tried again while no router answers, as in a take-over."""
     template_ttl_s: int = Field(
         7 * 86400,
         ge=3600,
@@ -151,15 +144,10 @@ class GatewayConfig(ServiceConfig):
     max_loras: int = Field(
         1000, ge=0, le=100_000, description="LoRAs of one tenant, uploads among them; one more gets 409."
     )
-    max_pinned_loras: int = Field(
-        8, ge=0, le=100_000, description="LoRAs of one tenant that every host keeps; one more gets 409."
-    )
-    lora_receive_s: float = Field(
-        3600.0,
-        gt=0,
-        le=86400,
-        description="Longest time allowed for sending a LoRA, at the pace of other bodies.",
-    )
+    max_pinned_loras: ClassVar[int] = 8
+    """LoRAs of one tenant that every host keeps; one more gets 409."""
+    lora_receive_s: ClassVar[float] = 3600.0
+    """Longest time allowed for sending a LoRA, at the pace of other bodies."""
     webhook_secret_file: Path | None = Field(
         None,
         description="File with the secret from which each tenant's, which signs its webhooks, is made; further lines "
@@ -181,15 +169,10 @@ class GatewayConfig(ServiceConfig):
         description="Origins whose pages may call this gateway from a browser, with commas between them, such as "
         "https://app.example; * for any, which needs API keys. Default: its own pages alone.",
     )
-    webhook_attempts: int = Field(
-        8, ge=1, le=20, description="How often a webhook is sent before it is given up."
-    )
-    webhook_retry_s: float = Field(
-        5.0,
-        gt=0,
-        le=3600,
-        description="Pause after a webhook's first failure; each following one is four times as long.",
-    )
+    webhook_attempts: ClassVar[int] = 8
+    """How often a webhook is sent before it is given up."""
+    webhook_retry_s: ClassVar[float] = 5.0
+    """Pause after a webhook's first failure; each following one is four times as long."""
     heartbeat_s: float = Field(
         15.0, gt=0, le=300, description="Pause between comments on a quiet event stream."
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import socket
 from pathlib import Path
+from typing import ClassVar
 
 from pydantic import Field
 
@@ -33,38 +34,24 @@ class LoraStoreConfig(CellConfig):
         description="What plans call this host: the same after a restart, and another one for each such folder; "
         "default the machine's name.",
     )
-    lora_plan_mb_s: float = Field(
-        100.0,
-        gt=0,
-        description="Bandwidth into that folder, in MiB a second, beyond which loads by plan wait; loads on demand "
-        "take from it first, and never wait.",
-    )
-    lora_scan_s: float = Field(
-        30.0,
-        ge=0.1,
-        le=86400,
-        description="Pause between two looks into that folder, and at what is left undone.",
-    )
+    lora_plan_mb_s: ClassVar[float] = 100.0
+    """Bandwidth into that folder, in MiB a second, beyond which loads by plan wait; loads on demand take from it
+    first, and never wait."""
+    lora_scan_s: ClassVar[float] = 30.0
+    """Pause between two looks into that folder, and at what is left undone."""
     lora_file_bytes: int = Field(2 << 30, ge=1 << 10, description="Largest file of a LoRA.")
     lora_folder_bytes: int = Field(
         100 << 30, ge=1 << 20, description="Most bytes of all files, which tenants share."
     )
-    lora_header_bytes: int = Field(
-        4 << 20,
-        ge=1 << 10,
-        le=4 << 20,
-        description="Largest header of a LoRA; its tensors' names and its trainer's notes.",
-    )
-    lora_tensors: int = Field(20_000, ge=1, le=1_000_000, description="Most tensors of a LoRA.")
-    lora_rank: int = Field(512, ge=1, le=65536, description="Largest rank of a LoRA.")
-    lora_kept_s: float = Field(
-        3600.0,
-        ge=0,
-        description="How long the files of a deleted LoRA stay after their last use: edits that have begun need them.",
-    )
-    lora_upload_s: float = Field(
-        3600.0, ge=1, description="After so long without a piece an upload is given up."
-    )
-    lora_validation_s: float = Field(
-        300.0, ge=1, le=3600, description="Time that prepost may take to make the canonical file of a LoRA."
-    )
+    lora_header_bytes: ClassVar[int] = 4 << 20
+    """Largest header of a LoRA; its tensors' names and its trainer's notes."""
+    lora_tensors: ClassVar[int] = 20_000
+    """Most tensors of a LoRA."""
+    lora_rank: ClassVar[int] = 512
+    """Largest rank of a LoRA."""
+    lora_kept_s: ClassVar[float] = 3600.0
+    """How long the files of a deleted LoRA stay after their last use: edits that have begun need them."""
+    lora_upload_s: ClassVar[float] = 3600.0
+    """After so long without a piece an upload is given up."""
+    lora_validation_s: ClassVar[float] = 300.0
+    """Time that prepost may take to make the canonical file of a LoRA."""

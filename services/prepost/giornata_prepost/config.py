@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
@@ -15,19 +15,13 @@ class PrepostConfig(ModelConfig):
     image_processes: int = Field(
         2, ge=1, le=64, description="Processes for decoding, masks, pasting and encoding."
     )
-    image_timeout_s: float = Field(
-        10.0, gt=0, le=600, description="Processor time that one picture may take in such a process."
-    )
-    lora_timeout_s: float = Field(
-        120.0,
-        gt=0,
-        le=3600,
-        description="Processor time that reading one LoRA may take in a process of its own.",
-    )
+    image_timeout_s: ClassVar[float] = 10.0
+    """Processor time that one picture may take in such a process."""
+    lora_timeout_s: ClassVar[float] = 120.0
+    """Processor time that reading one LoRA may take in a process of its own."""
     lora_file_bytes: int = Field(2 << 30, ge=1 << 10, description="Largest file of a LoRA.")
-    lora_text_bytes: int = Field(
-        1 << 30, ge=0, description="Bytes on disk of LoRAs' text parts that are kept for the next jobs."
-    )
+    lora_text_bytes: ClassVar[int] = 1 << 30
+    """Bytes on disk of LoRAs' text parts that are kept for the next jobs."""
     mask_model: str | None = Field(
         None,
         min_length=1,

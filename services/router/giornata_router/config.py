@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from typing import Self
+from typing import ClassVar, Self
 
 from pydantic import Field, model_validator
 
@@ -42,10 +42,10 @@ class RouterConfig(CellConfig):
         "what another load costs; `off`, what jobs needed; as one of the baselines, `rock`, with the extra `rock`, or "
         "`proactive`.",
     )
-    placement_s: float | None = Field(
-        None, gt=0, description="Pause between two plans of placement; default 15, `rock` 45, `proactive` 60."
-    )
-    placement_seed: int = Field(0, description="Of the draws of the placement `rock`.")
+    placement_s: ClassVar[float | None] = None
+    """Pause between two plans of placement; default 15, `rock` 45, `proactive` 60."""
+    placement_seed: ClassVar[int] = 0
+    """Of the draws of the placement `rock`."""
     load_weight: float = Field(
         LOAD_WEIGHT,
         ge=0,
@@ -53,22 +53,13 @@ class RouterConfig(CellConfig):
         description="What a second of loading adapters counts, in seconds of a job's finish, where the policy predicts "
         "finishes: with more, fewer loads and later finishes.",
     )
-    max_wait_s: float | None = Field(
-        None,
-        gt=0,
-        description="Predicted wait for a worker beyond which an edit is refused with 429; every edit's own budget is "
-        "such a limit too.",
-    )
     ageing_s: float = Field(
         AGEING_S,
         ge=0,
         description="A batch job that has waited for so long comes as if it were interactive.",
     )
-    stall_factor: float = Field(
-        10.0,
-        gt=1,
-        description="A step that takes longer than this many times what was predicted, and than stall_s, is given up.",
-    )
+    stall_factor: ClassVar[float] = 10.0
+    """A step that takes longer than this many times what was predicted, and than stall_s, is given up."""
     stall_s: float = Field(10.0, gt=0, description="Least time after which a step is given up.")
     queue_limit_interactive: int = Field(
         10_000, ge=1, description="Interactive jobs accepted and unfinished at a time; more are refused."
@@ -82,12 +73,9 @@ class RouterConfig(CellConfig):
         le=1,
         description="Part of each of these limits that one tenant may take up; 1 where there is one.",
     )
-    prepared_rows: int = Field(
-        64,
-        ge=1,
-        description="Pictures that are prepared ahead of the workers, however few there are; with many workers, as "
-        "many as they hold.",
-    )
+    prepared_rows: ClassVar[int] = 64
+    """Pictures that are prepared ahead of the workers, however few there are; with many workers, as many as they
+    hold."""
     record_linger_s: int = Field(
         LINGER_S,
         ge=60,
@@ -102,12 +90,10 @@ class RouterConfig(CellConfig):
         description="Attempts at a picture lost with workers after which its job fails. The last one has an empty "
         "worker, and is lost only where that one dies: silence alone ends no job.",
     )
-    inspect_s: float = Field(
-        120.0, gt=0, description="Time that an instance has for one inspection; then another one is asked."
-    )
-    encode_s: float = Field(120.0, gt=0, description="Time that an instance has for one encoding.")
-    finish_s: float = Field(
-        120.0, gt=0, description="Time that an instance has to decode and paste one picture."
+    stage_s: float = Field(
+        120.0,
+        gt=0,
+        description="Time that an instance of prepost has for one stage; then another one is asked.",
     )
 
     @model_validator(mode="after")

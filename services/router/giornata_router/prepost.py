@@ -156,7 +156,7 @@ class PrepostClient:
     async def inspect(self, job: Job, deadline: Deadline) -> Inspection:
         """Decode and measure the job's pictures."""
         make = partial(InspectRequest, job=job)
-        stage = _StageQuestion("inspect", job, make, Inspection, self._config.inspect_s)
+        stage = _StageQuestion("inspect", job, make, Inspection, self._config.stage_s)
         found = await self._ask(stage, deadline)
         self._learn(stage, StageCost(images_ms=found.compute_ms))
         return found
@@ -164,7 +164,7 @@ class PrepostClient:
     async def encode(self, job: Job, inspection: Inspection, deadline: Deadline) -> Encoding:
         """Make the conditioning of all rows."""
         make = partial(EncodeRequest, job=job, inspection=inspection)
-        stage = _StageQuestion("encode", job, make, Encoding, self._config.encode_s, job.row_count)
+        stage = _StageQuestion("encode", job, make, Encoding, self._config.stage_s, job.row_count)
         made = await self._ask(stage, deadline)
         self._learn(stage, StageCost(model_ms=made.compute_ms))
         return made
@@ -182,7 +182,7 @@ class PrepostClient:
             FinishRequest, job=job, inspection=inspection, index=index, latents=latents[0], others=latents[1:]
         )
         pixels = max(inspection.width * inspection.height, inspection.output_width * inspection.output_height)
-        stage = _StageQuestion("finish", job, make, FinishReply, self._config.finish_s, pixels / 1e6)
+        stage = _StageQuestion("finish", job, make, FinishReply, self._config.stage_s, pixels / 1e6)
         made = await self._ask(stage, deadline)
         self._learn(stage, StageCost(made.paste_ms, made.decode_ms))
         return made
@@ -190,7 +190,7 @@ class PrepostClient:
     async def template(self, template: TemplateRecord, deadline: Deadline) -> TemplateInputs:
         """Decode and encode a template's picture, from which its run begins."""
         make = partial(TemplateRequest, template=template)
-        stage = _StageQuestion("template", template, make, TemplateInputs, self._config.encode_s)
+        stage = _StageQuestion("template", template, make, TemplateInputs, self._config.stage_s)
         return await self._ask(stage, deadline)
 
     def _learn(self, stage: _StageQuestion[R], cost: StageCost) -> None:

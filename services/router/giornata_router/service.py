@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, nullcontext, suppress
@@ -90,7 +89,7 @@ class Router:
         )
         questions = Questions(placement.fleet, connected, listened_s)
         self._prepost = PrepostClient(bus, questions, stages, placement.fleet, config)
-        forecasting = Forecasting(placement, line, config.max_wait_s or math.inf, stages)
+        forecasting = Forecasting(placement, line, stages)
         self._room = Room(bus.jetstream, config.cell)
         self._tools = Tools(
             bus,

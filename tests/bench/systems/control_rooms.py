@@ -34,6 +34,7 @@ from giornata_denoiser.controls.choosing import Executor
 from giornata_denoiser.controls.room import ControlRoom, control_room
 from giornata_denoiser.rows.row import Row
 from tests.bench.compute.rows import Rows
+from tests.configs import configured
 from tests.integration.denoiser.bench import INSPECTION, REF
 
 INSTANCE: Final = "controlnet-bench"
@@ -98,7 +99,8 @@ async def room(
     """The ControlNets of a denoiser, which an `executor` computes: where it is the service, it has none itself."""
     if executor is Executor.SERVICE:
         checkpoint = replace(checkpoint, controlnets={})
-    config = DenoiserConfig(
+    config = configured(
+        DenoiserConfig,
         model="bench",
         nats_url=servers.nats_url,
         blobs_url=servers.blobs_url,

@@ -44,6 +44,7 @@ from giornata.wire.workers import ServiceName, ServiceState
 from giornata_controlnet.config import ControlNetConfig
 from giornata_controlnet.nets import read_cards
 from giornata_controlnet.service import ControlNetService
+from tests.configs import configured
 from tests.contract.messages import INSPECTION, JOB
 from tests.fakes import tiny_flux
 from tests.fakes.tiny_flux_control import net
@@ -266,7 +267,8 @@ class Bench:
     async def service(self, *, budget_bytes: int = 1 << 30, **options: Any) -> AsyncIterator[Running]:
         """A service, which is stopped at the end."""
         instance = f"controlnet-{secrets.token_hex(3)}"
-        config = ControlNetConfig(
+        config = configured(
+            ControlNetConfig,
             controlnets=self.configured,
             device="cpu",
             instance=instance,

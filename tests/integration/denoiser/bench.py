@@ -34,6 +34,7 @@ from giornata_denoiser.config import DenoiserConfig
 from giornata_denoiser.families.flux.checkpoints import FluxInpaint
 from giornata_denoiser.families.rows import text_shapes
 from giornata_denoiser.service import Denoiser
+from tests.configs import configured
 from tests.fakes.masks import grown
 from tests.fakes.profiles import PROFILE, Steady
 from tests.patience import HUNG_MS, HUNG_S
@@ -85,7 +86,8 @@ class Bench:
     @asynccontextmanager
     async def worker(self, *, permits: int = 1000, **options: Any) -> AsyncIterator[Worker]:
         network = Gated(self.checkpoint.family.network.transformer, permits)  # type: ignore[attr-defined]  # of the tiny checkpoint
-        config = DenoiserConfig(
+        config = configured(
+            DenoiserConfig,
             model="tiny",
             nats_url=self.urls[0],
             blobs_url=self.urls[1],

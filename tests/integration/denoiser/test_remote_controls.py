@@ -24,6 +24,7 @@ from giornata_controlnet.config import ControlNetConfig
 from giornata_controlnet.nets import read_cards
 from giornata_controlnet.service import ControlNetService
 from giornata_denoiser.controls.choosing import Executor
+from tests import configs
 from tests.integration.controlnet.bench import CPU
 from tests.integration.controlnet.gate import Gate, HeldNets
 from tests.integration.denoiser.bench import STEPS, Bench, Worker
@@ -51,7 +52,7 @@ def configured(bench: Bench, folder: Path, name: str, **options: Any) -> Control
         "blobs_url": bench.urls[1],
         "drain_s": 0,
     }
-    return ControlNetConfig(**given | options)
+    return configs.configured(ControlNetConfig, **given | options)
 
 
 @asynccontextmanager

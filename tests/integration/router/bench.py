@@ -32,6 +32,7 @@ from giornata.wire.stores import STORE_BYTES
 from giornata.wire.workers import WorkerCosts
 from giornata_router.config import RouterConfig
 from giornata_router.service import Router
+from tests.configs import configured
 from tests.fakes.denoiser import FakeDenoiser
 from tests.fakes.fleet import CARD, FakePrepost
 from tests.patience import HUNG_MS, HUNG_S
@@ -129,7 +130,8 @@ async def running_router(
     **more: Any,
 ) -> AsyncIterator[asyncio.Task[None]]:
     """A router on a connection of its own; cancelling the task is its sudden death."""
-    config = RouterConfig(
+    config = configured(
+        RouterConfig,
         nats_url=url,
         instance=name,
         telemetry_hz=10,
@@ -137,7 +139,6 @@ async def running_router(
         queue_limit_batch=queue_limit,
         tenant_share=tenant_share,
         prepared_rows=prepared_rows,
-        inspect_s=120,
         policy=policy,
         line=line,
         ageing_s=ageing_s,

@@ -21,8 +21,8 @@ def test_every_mistake_is_told(capsys: pytest.CaptureFixture[str], monkeypatch: 
     flags = [
         "--control-address",
         "here",
-        "--control-rows",
-        "0",
+        "--control-memory-mb",
+        "-1",
         "--control-socket",
         f"/{'x' * 80}",
         "--device",
@@ -32,7 +32,7 @@ def test_every_mistake_is_told(capsys: pytest.CaptureFixture[str], monkeypatch: 
         load(ControlNetConfig, "controlnet", flags)
     told = capsys.readouterr().err
     assert "5 configuration mistake(s)" in told
-    for name in ("CONTROLNETS", "CONTROL_ADDRESS", "CONTROL_ROWS", "CONTROL_SOCKET", "DEVICE"):
+    for name in ("CONTROLNETS", "CONTROL_ADDRESS", "CONTROL_MEMORY_MB", "CONTROL_SOCKET", "DEVICE"):
         assert f"GIORNATA_{name} " in told
 
 

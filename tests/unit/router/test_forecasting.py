@@ -62,23 +62,23 @@ def known(state: ServiceState) -> ServiceState:
 
 
 def forecasting(
-    *states: ServiceState, max_wait_s: float = 1e9, prepost: StagePlacement | None = None
+    *states: ServiceState, prepost: StagePlacement | None = None
 ) -> tuple[Forecasting, Placement, Line]:
     placement, line = Placement(), FairLine()
     for state in states:
         placement.observe(state, 0)
-    made = Forecasting(placement, line, max_wait_s, prepost)
+    made = Forecasting(placement, line, prepost)
     made.learn(DEMAND)
     return made, placement, line
 
 
 def wait_s(placement: Placement, line: Line, asked: QueuedJob, waiting: int = 0) -> tuple[int, float]:
-    """Jobs before it and about how long it would wait, found by asking with ever less patience."""
+    """Jobs before it and about how long it would wait, found by asking with ever smaller budgets."""
     for limit_s in (tenths / 10 for tenths in range(100, 0, -1)):
-        made = Forecasting(placement, line, limit_s)
+        made = Forecasting(placement, line)
         made.learn(DEMAND)
         try:
-            made.admit(asked, waiting)
+            made.admit(replace(asked, budget_s=limit_s), waiting)
         except QueueTooLong as refused:
             return int(str(refused.received).split()[0]), limit_s
     return 0, 0.0
@@ -100,28 +100,28 @@ def test_what_comes_before_is_waited_for() -> None:
 
 
 def test_jobs_that_are_prepared_are_waited_for_until_they_are_in_the_line() -> None:
-    made, _, line = forecasting(known(worker("d1")), max_wait_s=2.5)
-    made.begin(job("p"))
-    made.begin(job("q", priority=Priority.BATCH))
-    made.admit(job("a"), 0)  # 1.6 s
+    made, _, line = forecasting(known(worker("d1")))
+    made.begin(job("p", budget_ms=2500))
+    made.begin(job("q", priority=Priority.BATCH, budget_ms=2500))
+    made.admit(job("a", budget_ms=2500), 0)  # 1.6 s
     with pytest.raises(QueueTooLong, match="2 jobs before it"):
-        made.admit(job("b", priority=Priority.BATCH), 0)
+        made.admit(job("b", priority=Priority.BATCH, budget_ms=2500), 0)
     line.join("p", DEMAND, Claim(), 0)
     made.prepared("p")
-    made.admit(job("a"), 0)
+    made.admit(job("a", budget_ms=2500), 0)
     with pytest.raises(QueueTooLong):
-        made.admit(job("a"), 1)
+        made.admit(job("a", budget_ms=2500), 1)
     made.prepared("q")
     made.prepared("q")
-    made.admit(job("b", priority=Priority.BATCH), 0)
+    made.admit(job("b", priority=Priority.BATCH, budget_ms=2500), 0)
 
 
 def test_the_queue_of_a_tenant_is_no_reason_to_refuse_another() -> None:
-    made, _, _ = forecasting(known(worker("d1")), max_wait_s=5.0)
+    made, _, _ = forecasting(known(worker("d1")))
     waiting = Waiting()
     for i in range(100):
-        waiting.join(job(f"w{i}", tenant="many"))
-    more, other = job("a", tenant="many"), job("b", tenant="few")
+        waiting.join(job(f"w{i}", tenant="many", budget_ms=5000))
+    more, other = job("a", tenant="many", budget_ms=5000), job("b", tenant="few", budget_ms=5000)
     with pytest.raises(QueueTooLong):
         made.admit(more, waiting.ahead(more))
     made.admit(other, waiting.ahead(other))
@@ -135,11 +135,11 @@ def test_batch_jobs_do_not_come_before_interactive_ones() -> None:
 
 
 def test_an_edit_that_would_wait_too_long_is_refused_with_the_time_after_which_it_would_not() -> None:
-    made, _, line = forecasting(known(worker("d1")), max_wait_s=5.0)
+    made, _, line = forecasting(known(worker("d1")))
     for i in range(4):
         line.join(f"w{i}", DEMAND, Claim(), 0)
     with pytest.raises(QueueTooLong) as refused:
-        made.admit(job("a"), 0)
+        made.admit(job("a", budget_ms=5000), 0)
     assert refused.value.retry_after_s == 2  # 4 jobs of 1.6 s are 6.4 s
     assert refused.value.status == 429
     with pytest.raises(QueueTooLong):
@@ -147,15 +147,15 @@ def test_an_edit_that_would_wait_too_long_is_refused_with_the_time_after_which_i
 
 
 def test_an_edit_for_which_there_is_a_place_is_not_refused_for_the_work_of_those_beside_it() -> None:
-    made, placement, _ = forecasting(known(worker("d1", capacity=2)), max_wait_s=1.0)
+    made, placement, _ = forecasting(known(worker("d1", capacity=2)))
     placement.assign("w", 1, "d1", DEMAND, 0)
-    made.admit(job("a"), 0)
+    made.admit(job("a", budget_ms=1000), 0)
     with pytest.raises(QueueTooLong):
-        made.admit(job("b", n=2), 0)
+        made.admit(job("b", n=2, budget_ms=1000), 0)
 
 
 def test_an_edit_is_not_refused_for_what_it_may_take_itself() -> None:
-    made, _, _ = forecasting(known(worker("d1")), max_wait_s=1.0)
+    made, _, _ = forecasting(known(worker("d1")))
     made.admit(job("a", n=4, budget_ms=1000), 0)
     forecast = made.of(job("a", n=4, budget_ms=1000), 0, 0)
     assert forecast is not None
@@ -262,10 +262,10 @@ def test_a_wait_that_is_unknown_is_not_told() -> None:
 
 
 def test_nothing_is_promised_or_refused_before_anything_is_known() -> None:
-    made, _, _ = forecasting(worker("d1"), max_wait_s=0.001)
-    made.admit(job("a"), 0)  # no worker has told what its steps cost
-    assert made.of(job("a"), 0, 0) is None
-    fresh = Forecasting(Placement(), FairLine(), 0.001)
-    fresh.admit(job("a"), 0)
-    nobody, _, _ = forecasting(max_wait_s=0.001)
-    nobody.admit(job("a"), 0)  # an absent fleet may come back
+    made, _, _ = forecasting(worker("d1"))
+    made.admit(job("a", budget_ms=1), 0)  # no worker has told what its steps cost
+    assert made.of(job("a", budget_ms=1), 0, 0) is None
+    fresh = Forecasting(Placement(), FairLine())
+    fresh.admit(job("a", budget_ms=1), 0)
+    nobody, _, _ = forecasting()
+    nobody.admit(job("a", budget_ms=1), 0)  # an absent fleet may come back

@@ -27,17 +27,16 @@ from giornata_router.rules.stages import StagePlacement
 class Forecasting:
     """Tells when jobs end; a job whose pictures were not inspected counts as the latest one of its model.
 
-    `max_wait_s` is the longest wait that a job is accepted for; `prepost` are the stages beside denoising.
+    `prepost` are the stages beside denoising.
     """
 
     def __init__(
         self,
         placement: Placement,
         line: Line,
-        max_wait_s: float = math.inf,
         prepost: StagePlacement | None = None,
     ) -> None:
-        self._placement, self._line, self._max_wait_s = placement, line, max_wait_s
+        self._placement, self._line = placement, line
         self._prepost = prepost or StagePlacement(placement.fleet)
         self._preparing: dict[str, QueuedJob] = {}
         """Carried jobs that neither wait for a worker nor have one."""
@@ -79,7 +78,7 @@ class Forecasting:
         """Let a job come, behind `waiting` ones that are not carried yet.
 
         Raises:
-            QueueTooLong: its turn would not come within the longest wait, or within its own budget. How long it takes
+            QueueTooLong: its turn would not come within its own budget. How long it takes
                 itself is no reason: its pictures were not inspected.
         """
         demand = self._expected(job)
@@ -90,7 +89,7 @@ class Forecasting:
         wait_ms = self._wait_ms(demand, ahead, unplaced)
         stages_ms = self._prepost.wait_ms(job.model_digest, job, waiting)
         wait_ms = max(wait_ms or 0.0, stages_ms) or wait_ms
-        limit_s = min(self._max_wait_s, job.budget_s)
+        limit_s = job.budget_s
         if wait_ms is not None and wait_ms / 1e3 > limit_s:
             raise QueueTooLong(
                 "An edit that came now would wait too long.",

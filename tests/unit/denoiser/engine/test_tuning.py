@@ -28,6 +28,7 @@ from giornata_denoiser.rows.row import RecordingSpec, Row
 from giornata_denoiser.rows.stored import EXACT
 from giornata_denoiser.rows.template import Form, Recording
 from giornata_denoiser.tuning import Memory, budget_of, engine_of, memory_of, memory_on, shared_memory
+from tests.configs import configured
 from tests.contract.messages import CARD
 from tests.fakes import tiny_flux
 from tests.fakes.profiles import PROFILE, Steady
@@ -37,7 +38,7 @@ GRID = (4, 4)
 
 
 def config(**options: Any) -> DenoiserConfig:
-    return DenoiserConfig(model="tiny", **options)
+    return configured(DenoiserConfig, model="tiny", **options)
 
 
 def run(engine: Engine, rows: list[Row]) -> dict[str, Row]:

@@ -34,6 +34,7 @@ from giornata_denoiser.rows.stored import EXACT
 from giornata_denoiser.rows.template import Entry, Form, Recording
 from giornata_denoiser.templates import disk
 from giornata_denoiser.templates.identity import form_of, keeping
+from tests.configs import configured
 from tests.contract.messages import CARD
 from tests.fakes import tiny_flux, tiny_unet
 from tests.fakes.tiny_unet import Everything, Recorded, drawn
@@ -262,7 +263,7 @@ def test_slabs_are_as_large_as_they_say() -> None:
 def test_a_budget_costs_bits_then_levels_and_never_blocks(
     budget_mb: int, bits: int, kept: tuple[int, int, int] | None
 ) -> None:
-    config = DenoiserConfig(model="tiny", template_bits=bits, template_budget_mb=budget_mb)
+    config = configured(DenoiserConfig, model="tiny", template_bits=bits, template_budget_mb=budget_mb)
     of = family()
     found, chosen = keeping(config, of, 64, 10)
     if kept is None:

@@ -32,6 +32,7 @@ from giornata_denoiser.templates.lookup import Lookup, Reusing
 from giornata_denoiser.templates.registered import Registered, Registrations
 from giornata_denoiser.templates.runs import Runs
 from giornata_denoiser.templates.store import RecordingStore
+from tests.configs import configured
 from tests.contract.messages import CARD
 from tests.fakes import tiny_flux
 from tests.fakes.profiles import LOAD_WEIGHTS, WEIGHTS
@@ -85,7 +86,9 @@ class Desk:
 
     def __init__(self, tasks: asyncio.TaskGroup, folder: Path | None, options: dict[str, Any]) -> None:
         self.engine, self.registrations, self.blobs = FakeEngine(), FakeRegistrations(), MemoryBlobs()
-        config = DenoiserConfig(model="tiny", template_folder=folder, **{"template_levels": 2, **options})
+        config = configured(
+            DenoiserConfig, model="tiny", template_folder=folder, **{"template_levels": 2, **options}
+        )
         registrations = cast("Registrations", self.registrations)
         self.store = RecordingStore(
             config.template_memory_mb << 20,

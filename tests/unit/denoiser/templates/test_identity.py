@@ -31,6 +31,7 @@ from giornata_denoiser.templates.identity import (
     reuses,
     wanted,
 )
+from tests.configs import configured
 from tests.contract.messages import CARD, INSPECTION
 
 SPEC = BlockSpec(
@@ -59,7 +60,7 @@ LARGE = INSPECTION.model_copy(update={"tokens": TOKENS})
 
 
 def config(**options: Any) -> DenoiserConfig:
-    return DenoiserConfig(model="tiny", **options)
+    return configured(DenoiserConfig, model="tiny", **options)
 
 
 def of(tenant: str = "alice", parameters: EditParameters | None = None, **options: Any) -> Wanted:

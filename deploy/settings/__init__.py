@@ -1,0 +1,1 @@
+"""The page of all settings, made of the services' configurations."""
