@@ -41,17 +41,21 @@ def visible_alone(device: str, visible: str | None) -> str:
 def see_alone(device: str) -> str:
     """Have CUDA show this process the GPU ``cuda:N`` alone, before it asks CUDA for any; its name from then on.
 
-    A device without a number is left as it is, and so is a number that no GPU has.
+    A device without a number is left as it is, and so is a number that no GPU has. Without NVML torch asks CUDA itself
+    to count its GPUs, and then sees them until the end: of those ``cuda:0`` needs no restriction, being the first.
 
     Raises:
-        Failed: this process has asked CUDA before.
+        Failed: this process has asked CUDA before, or there is no NVML, and the GPU is not the first that CUDA shows.
     """
-    if not device.startswith("cuda:") or int(device.removeprefix("cuda:")) >= torch.cuda.device_count():
+    if not device.startswith("cuda:") or (index := int(device[5:])) >= torch.cuda.device_count():
         return device
-    os.environ[VISIBLE] = visible_alone(device, os.environ.get(VISIBLE))
-    if torch.cuda.device_count() != 1:
+    own = os.environ[VISIBLE] = visible_alone(device, os.environ.get(VISIBLE))
+    first = host_device(torch.device("cuda", 0)).id  # from here on the count is CUDA's own
+    if (index and torch.cuda.device_count() != 1) or (own.startswith("GPU-") and not first.startswith(own)):
         raise Failed(
-            f"CUDA shows {device} beside other GPUs. Set {VISIBLE} to it, and GIORNATA_DEVICE to cuda."
+            f"CUDA shows {device} beside other GPUs. Set {VISIBLE} to it, and GIORNATA_DEVICE to cuda.",
+            received=f"{first} in place of {own}",
+            accepted="cuda:0, where there is no NVML (libnvidia-ml.so.1), or a GPU that is shown alone",
         )
     return "cuda:0"
 

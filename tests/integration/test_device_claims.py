@@ -8,9 +8,10 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
@@ -18,7 +19,7 @@ import torch
 
 from giornata.checkpoints import DeviceConfig
 from giornata.device_claims import claimed, claims, gpus_of, visible_gpus
-from giornata.gpus import VISIBLE, see_alone, visible_alone
+from giornata.gpus import VISIBLE, host_device, see_alone, visible_alone
 from giornata.wire.devices import HostDevice
 from giornata.wire.errors import Failed, NoFreeDevice
 from giornata.wire.workers import ServiceName
@@ -219,12 +220,42 @@ async def test_nothing_changes_on_a_cpu_or_without_a_folder(
     assert VISIBLE not in os.environ
 
 
+class Driver:
+    """CUDA on a machine with two GPUs, as torch asks it: what it shows is settled when it is first asked.
+
+    Until then torch counts by NVML, where that is, which follows the variable.
+    """
+
+    def __init__(self, *, nvml: bool = True) -> None:
+        self.nvml = nvml
+        self.shown: list[str] = []
+
+    def ask(self) -> list[str]:
+        self.shown = self.shown or self.visible()
+        return self.shown
+
+    def visible(self) -> list[str]:
+        ids = [gpu.id for gpu in GPUS[:2]]
+        named = os.environ.get(VISIBLE, ",".join(ids)).split(",")
+        return [ids[int(name)] if name.isdigit() else name for name in named if name]
+
+    def count(self) -> int:
+        return len(self.visible() if self.nvml else self.ask())
+
+    def properties(self, device: torch.device) -> SimpleNamespace:
+        self.nvml = False  # torch has asked CUDA itself
+        return SimpleNamespace(uuid=self.ask()[device.index or 0].removeprefix("GPU-"))
+
+
 @pytest.fixture
-def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+def two_gpus(monkeypatch: pytest.MonkeyPatch) -> Driver:
     """What CUDA tells on a machine with two GPUs, in a process that has not asked it before."""
+    driver = Driver()
     monkeypatch.setenv(VISIBLE, "GPU-0a,GPU-1a")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(os.environ[VISIBLE].split(",")))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: driver.count())
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: driver.properties(device))
+    return driver
 
 
 def name_of(device: torch.device) -> HostDevice:
@@ -233,11 +264,13 @@ def name_of(device: torch.device) -> HostDevice:
     )
 
 
-async def gpus_told(config: DeviceConfig) -> tuple[HostDevice, ...]:
+async def gpus_told(
+    config: DeviceConfig, named: Callable[[torch.device], HostDevice] = name_of
+) -> tuple[HostDevice, ...]:
     async def seen() -> tuple[HostDevice, ...]:
         return GPUS[:2]
 
-    async with gpus_of(ServiceName.DENOISER, config, seen=seen, named=name_of) as (_, found):
+    async with gpus_of(ServiceName.DENOISER, config, seen=seen, named=named) as (_, found):
         return found
 
 
@@ -271,13 +304,40 @@ def test_a_number_counts_the_gpus_that_are_shown(visible: str | None, first: str
     assert [visible_alone(f"cuda:{index}", visible) for index in range(2)] == [first, second]
 
 
-@pytest.mark.usefixtures("two_gpus")
+@pytest.mark.parametrize("visible", [None, "0,1", "GPU-0a,GPU-1a"])
 def test_a_process_that_has_asked_cuda_before_is_no_longer_shown_one_gpu(
-    monkeypatch: pytest.MonkeyPatch,
+    two_gpus: Driver, monkeypatch: pytest.MonkeyPatch, visible: str | None
 ) -> None:
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    with pytest.raises(Failed, match="CUDA shows cuda:1 beside other GPUs"):
+    """NVML would count one."""
+    monkeypatch.delenv(VISIBLE) if visible is None else monkeypatch.setenv(VISIBLE, visible)
+    two_gpus.ask()
+    with pytest.raises(Failed, match="CUDA shows cuda:1 beside other GPUs") as refused:
         see_alone("cuda:1")
+    assert refused.value.body().received.startswith("GPU-0a in place of ")  # type: ignore[union-attr]  # it has one
+
+
+def test_another_gpu_that_cuda_shows_alone_is_not_taken_for_the_wanted_one(
+    two_gpus: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(VISIBLE, "GPU-0a")
+    two_gpus.ask()
+    monkeypatch.setenv(VISIBLE, "GPU-1a,GPU-0a")
+    with pytest.raises(Failed, match="CUDA shows cuda:0 beside other GPUs"):
+        see_alone("cuda:0")
+
+
+@pytest.mark.parametrize("visible", [None, "0,1", "GPU-0a,GPU-1a"])
+def test_without_nvml_the_first_gpu_serves_and_others_are_refused(
+    two_gpus: Driver, monkeypatch: pytest.MonkeyPatch, visible: str | None
+) -> None:
+    """torch then counts by CUDA, which shows from there on what it has shown."""
+    monkeypatch.delenv(VISIBLE) if visible is None else monkeypatch.setenv(VISIBLE, visible)
+    two_gpus.nvml = False
+    with pytest.raises(Failed, match="CUDA shows cuda:1 beside other GPUs") as refused:
+        see_alone("cuda:1")
+    assert str(refused.value.body().accepted).startswith("cuda:0, where there is no NVML")
+    monkeypatch.delenv(VISIBLE) if visible is None else monkeypatch.setenv(VISIBLE, visible)
+    assert see_alone("cuda:0") == "cuda:0"
 
 
 @pytest.mark.usefixtures("two_gpus")
@@ -285,6 +345,16 @@ async def test_a_claimed_gpu_is_told_as_claimed(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setenv(VISIBLE, "")
     [told] = await gpus_told(DeviceConfig(device="cuda", device_claims=tmp_path))
     assert told == GPUS[0].model_copy(update={"claimed": True})
+
+
+async def test_a_gpu_that_was_claimed_after_cuda_was_asked_is_an_error(
+    two_gpus: Driver, tmp_path: Path
+) -> None:
+    two_gpus.ask()
+    with claims(tmp_path, ServiceName.DENOISER, "d2", GPUS[:1], 1):
+        with pytest.raises(Failed, match="CUDA shows another GPU than the claimed one") as refused:
+            await gpus_told(DeviceConfig(device="cuda", device_claims=tmp_path), host_device)
+    assert (refused.value.body().received, refused.value.body().accepted) == ("GPU-0a", "GPU-1a")
 
 
 @pytest.mark.usefixtures("two_gpus")
