@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Final
 
@@ -29,6 +30,8 @@ CONNECTIONS: Final = 16
 and connections stay."""
 MEASURED_S: Final = 2.0
 """What tenants have is measured no more often; what other processes write meanwhile is not seen."""
+RESTS: Final = 20
+"""And a measurement is followed by so many times what it took: several processes walk all keys of one server."""
 _MEASURE: Final = """
 local page, held = redis.call('SCAN', ARGV[1], 'MATCH', ARGV[2] .. '*/*', 'COUNT', 1000), {}
 for _, key in ipairs(page[2]) do
@@ -39,10 +42,13 @@ return {page[1], cjson.encode(held)}"""
 
 
 class RedisBlobs(BlobStore):
-    """Plain string keys on a Redis-protocol server that evicts nothing. Make it with :meth:`open`."""
+    """Plain string keys on a Redis-protocol server that evicts nothing. Make it with :meth:`open`.
 
-    def __init__(self, client: redis.asyncio.Redis) -> None:
-        self._client, self._measured_s = client, -MEASURED_S
+    `clock` gives monotonic seconds.
+    """
+
+    def __init__(self, client: redis.asyncio.Redis, clock: Callable[[], float] = time.monotonic) -> None:
+        self._client, self._clock, self._due_s = client, clock, -math.inf
         self._pool = pool = SharedPool(sys.maxsize, lambda: pool.held(DEFAULT_TENANT) == pool.used)
         self.pool = pool
 
@@ -101,11 +107,15 @@ class RedisBlobs(BlobStore):
 
     async def _take(self, tenant: str, size_bytes: int, kept: float) -> None:
         """Count bytes of a tenant; BlobStoreFull where the one that has most would leave less than `kept` to others."""
-        if time.monotonic() - self._measured_s >= MEASURED_S:
+        if (began := self._clock()) >= self._due_s:
+            self._due_s, rest_s = math.inf, MEASURED_S  # one at a time
             try:
                 await self._measure()
+                rest_s = max(rest_s, RESTS * (self._clock() - began))
             except redis.exceptions.ResponseError:  # a server that tells nothing has no shares
                 self._pool.capacity = sys.maxsize
+            finally:
+                self._due_s = self._clock() + rest_s
         pool, asking = self._pool, Holding(tenant, self._pool.weight_of(tenant))
         if not pool.fits(asking, max(1, size_bytes), 0.0, kept):
             pool.outcomes[tenant, "refused"] += 1
@@ -117,7 +127,7 @@ class RedisBlobs(BlobStore):
 
     async def _measure(self) -> None:
         """Measure what tenants have of a store that is nearly full. Its overhead counts for each in proportion."""
-        self._measured_s, held, cursor = time.monotonic(), Counter[str](), b""
+        held, cursor = Counter[str](), b""
         memory = await self._client.info("memory")
         used, self._pool.capacity = memory["used_memory"], memory.get("maxmemory") or sys.maxsize
         while used > (1 - KEPT) * self._pool.capacity and cursor != b"0":
