@@ -7,12 +7,14 @@ A key is random and long, so that its SHA-256 hash gives nothing away and needs 
 from __future__ import annotations
 
 import hashlib
+import re
 from collections import Counter
 from collections.abc import Mapping
 from datetime import datetime
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     ConfigDict,
     FailFast,
@@ -34,7 +36,15 @@ ID_CHARACTERS: Final = 12
 """Characters of a key's hash that name the key to people."""
 MAX_WEIGHT: Final = 1000.0
 
-Tenant = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
+
+def _not_a_job(name: str) -> str:
+    """A tenant's name. That of a job would hide it where blobs begin with either."""
+    if re.fullmatch(r"job_[\w-]{24}", name, re.ASCII):
+        raise ValueError("a tenant is not named as jobs are, job_ and 24 characters")
+    return name
+
+
+Tenant = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]{1,64}$"), AfterValidator(_not_a_job)]
 
 
 class KeysFileError(ValueError):

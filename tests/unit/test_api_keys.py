@@ -72,6 +72,20 @@ def test_an_application_has_a_name_that_goes_into_a_subject(name: str) -> None:
         NatsUser(name=name, bcrypt="$2b$04$" + "a" * 53)
 
 
+def test_a_tenant_is_not_named_as_jobs_are() -> None:
+    """Its uploads would count for tenants that there are not."""
+    named = f"job_{'x-_' * 8}"
+    with pytest.raises(KeysFileError, match=r"tenant: .*job_ and 24 characters"):
+        api_keys.with_key(KeysFile(), "one", named, CREATED)
+    with pytest.raises(KeysFileError, match="job_ and 24 characters"):
+        api_keys.with_limits(KeysFile(), named, TenantLimits(weight=2))
+    text = api_keys.render(keys_of({"one": "alice"}))
+    with pytest.raises(KeysFileError, match=r"keys.0.tenant: .*job_ and 24 characters"):
+        api_keys.parse(text.replace("alice", named))
+    for other in ("job_s", named[:-1], f"{named}x", "my_" + named):
+        assert api_keys.with_key(KeysFile(), "one", other, CREATED).keys[0].tenant == other
+
+
 @pytest.mark.parametrize("password", ["secret", "$2b$04$short", "$2b$04$" + "a" * 52 + '"'])
 def test_a_password_is_in_no_file(password: str) -> None:
     with pytest.raises(ValidationError):
