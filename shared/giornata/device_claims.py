@@ -94,11 +94,8 @@ async def gpus_of(
         alone = config.seeing_alone()
         own = [named(device) for device in alone.own_devices() if device.type == "cuda"]
         if found and own and own[0].id != found[0].id:
-            raise Failed(
-                "CUDA shows another GPU than the claimed one: this process has asked it before.",
-                received=own[0].id,
-                accepted=found[0].id,
-            )
+            message = "CUDA shows another GPU than the claimed one: this process has asked it before."
+            raise Failed(message, received=own[0].id, accepted=found[0].id)
         if alone.device != config.device:  # told by the number that it was given
             own = [gpu.model_copy(update={"device": config.device}) for gpu in own]
         yield alone, found or tuple(own)

@@ -52,11 +52,8 @@ def see_alone(device: str) -> str:
     own = os.environ[VISIBLE] = visible_alone(device, os.environ.get(VISIBLE))
     first = host_device(torch.device("cuda", 0)).id  # from here on the count is CUDA's own
     if (index and torch.cuda.device_count() != 1) or (own.startswith("GPU-") and not first.startswith(own)):
-        raise Failed(
-            f"CUDA shows {device} beside other GPUs. Set {VISIBLE} to it, and GIORNATA_DEVICE to cuda.",
-            received=f"{first} in place of {own}",
-            accepted="cuda:0, where there is no NVML (libnvidia-ml.so.1), or a GPU that is shown alone",
-        )
+        message = f"CUDA shows {device} beside other GPUs. Set {VISIBLE} to it, and GIORNATA_DEVICE to cuda."
+        raise Failed(message, received=f"{first} in place of {own}", accepted="cuda:0 where there is no NVML")
     return "cuda:0"
 
 

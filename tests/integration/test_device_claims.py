@@ -253,8 +253,8 @@ def two_gpus(monkeypatch: pytest.MonkeyPatch) -> Driver:
     driver = Driver()
     monkeypatch.setenv(VISIBLE, "GPU-0a,GPU-1a")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: driver.count())
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: driver.properties(device))
+    monkeypatch.setattr(torch.cuda, "device_count", driver.count)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", driver.properties)
     return driver
 
 
@@ -335,7 +335,7 @@ def test_without_nvml_the_first_gpu_serves_and_others_are_refused(
     two_gpus.nvml = False
     with pytest.raises(Failed, match="CUDA shows cuda:1 beside other GPUs") as refused:
         see_alone("cuda:1")
-    assert str(refused.value.body().accepted).startswith("cuda:0, where there is no NVML")
+    assert str(refused.value.body().accepted).startswith("cuda:0 where there is no NVML")
     monkeypatch.delenv(VISIBLE) if visible is None else monkeypatch.setenv(VISIBLE, visible)
     assert see_alone("cuda:0") == "cuda:0"
 
@@ -351,9 +351,11 @@ async def test_a_gpu_that_was_claimed_after_cuda_was_asked_is_an_error(
     two_gpus: Driver, tmp_path: Path
 ) -> None:
     two_gpus.ask()
-    with claims(tmp_path, ServiceName.DENOISER, "d2", GPUS[:1], 1):
-        with pytest.raises(Failed, match="CUDA shows another GPU than the claimed one") as refused:
-            await gpus_told(DeviceConfig(device="cuda", device_claims=tmp_path), host_device)
+    with (
+        claims(tmp_path, ServiceName.DENOISER, "d2", GPUS[:1], 1),
+        pytest.raises(Failed, match="CUDA shows another GPU than the claimed one") as refused,
+    ):
+        await gpus_told(DeviceConfig(device="cuda", device_claims=tmp_path), host_device)
     assert (refused.value.body().received, refused.value.body().accepted) == ("GPU-0a", "GPU-1a")
 
 

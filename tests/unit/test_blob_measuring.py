@@ -19,7 +19,7 @@ class NearlyFull:
     def __init__(self, pages: int = 1, page_s: float = 0.0) -> None:
         self.now, self.pages, self.page_s, self.walks = 0.0, pages, page_s, 0
         self.refuses = False
-        self.answers = asyncio.Event()
+        self.walking, self.answers = asyncio.Event(), asyncio.Event()
         self.answers.set()
 
     def clock(self) -> float:
@@ -30,6 +30,7 @@ class NearlyFull:
 
     async def eval(self, _script: str, _keys: int, cursor: bytes, _prefix: str) -> list[bytes]:
         self.walks += cursor == b"0"
+        self.walking.set()
         self.now += self.page_s
         assert self.walks == 1 or self.answers.is_set(), "two walk at a time"
         await self.answers.wait()
@@ -66,8 +67,7 @@ async def test_a_write_beside_a_measurement_makes_no_second_one() -> None:
     server.answers.clear()
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(blobs.write("bob/upload/0", b"x", 60))
-        while not server.walks:
-            await asyncio.sleep(0)
+        await server.walking.wait()
         server.now += 1000 * MEASURED_S
         await blobs.write("bob/upload/0", b"x", 60)
         server.answers.set()

@@ -42,10 +42,7 @@ return {page[1], cjson.encode(held)}"""
 
 
 class RedisBlobs(BlobStore):
-    """Plain string keys on a Redis-protocol server that evicts nothing. Make it with :meth:`open`.
-
-    `clock` gives monotonic seconds.
-    """
+    """Plain string keys on a Redis-protocol server that evicts nothing. Make it with :meth:`open`."""
 
     def __init__(self, client: redis.asyncio.Redis, clock: Callable[[], float] = time.monotonic) -> None:
         self._client, self._clock, self._due_s = client, clock, -math.inf
