@@ -104,6 +104,8 @@ class World:
         self.variants: set[tuple[Any, ...]] = set()
         """What Triton would have compiled."""
         self.live_bytes = self.peak_bytes = 0
+        self.reserved_bytes = 0
+        """What the allocator has of the device: it keeps what was freed until its cache is emptied."""
         self.pinned: set[int] = set()
         self.coming: dict[int, tuple[int, int]] = {}
         """Copies to pinned memory that the host has not waited for."""
@@ -137,6 +139,12 @@ class World:
                 raise torch.OutOfMemoryError(f"CUDA out of memory. Tried to allocate {size_bytes} bytes")
             self.live_bytes += size_bytes
             self.peak_bytes = max(self.peak_bytes, self.live_bytes)
+            self.reserved_bytes = max(self.reserved_bytes, self.live_bytes)
+
+    def empty_cache(self) -> None:
+        """Give the device back what is free."""
+        with self.lock:
+            self.reserved_bytes = self.live_bytes
 
     def free(self, memory: Memory) -> None:
         """Let memory go; the allocator gives it out again behind what its own stream has been given."""
@@ -446,7 +454,7 @@ def _as_cuda(world: World, patch: pytest.MonkeyPatch) -> None:
             world.local.stream = before
 
     def free_and_all(*_: Any) -> tuple[int, int]:
-        return world.limit_bytes - world.live_bytes, world.limit_bytes
+        return world.limit_bytes - world.reserved_bytes, world.limit_bytes
 
     def reset(*_: Any) -> None:
         world.peak_bytes = world.live_bytes
@@ -473,11 +481,11 @@ def _as_cuda(world: World, patch: pytest.MonkeyPatch) -> None:
         "get_device_properties": lambda *_: found,
         "mem_get_info": free_and_all,
         "memory_allocated": lambda *_: world.live_bytes,
-        "memory_reserved": lambda *_: world.live_bytes,
+        "memory_reserved": lambda *_: world.reserved_bytes,
         "max_memory_allocated": lambda *_: world.peak_bytes,
         "reset_peak_memory_stats": reset,
         "memory_stats": lambda *_: {"num_ooms": 0},
-        "empty_cache": lambda: None,
+        "empty_cache": world.empty_cache,
         "set_device": lambda _: None,
         "synchronize": synchronize,
         "Stream": lambda *_, **__: Stream(world),

@@ -153,6 +153,7 @@ def memory_on(config: DenoiserConfig, checkpoint: Checkpoint, spared: int = 0) -
     device = checkpoint.family.device
     if device.type != "cuda":
         return memory_of(config, None)
+    torch.cuda.empty_cache()  # of rehearsal and profile
     free, total = torch.cuda.mem_get_info(device)
     own = CONTEXT_BYTES + torch.cuda.memory_reserved(device) + spared
     return shared_memory(config, checkpoint.ledger, free - spared, total, own)

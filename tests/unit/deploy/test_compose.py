@@ -176,7 +176,7 @@ def test_the_gpu_profile_swaps_the_computing_services(compose: dict[str, Any], s
     assert "resources" not in cpu["deploy"]
     assert gpu["deploy"]["replicas"] == cpu["deploy"]["replicas"]
     # A container whose GPU does not work is not to compute on its CPU.
-    more = {"GIORNATA_DEVICE": "cuda", "GIORNATA_DEVICE_LEDGER": "/devices"}
+    more = {"GIORNATA_DEVICE": "cuda", "GIORNATA_DEVICE_LEDGER": "/devices", "TRITON_CACHE_DIR": "/kernels"}
     assert gpu["environment"] == cpu["environment"] | more
 
 

@@ -34,3 +34,12 @@ def test_services_on_gpus_state_what_they_need_where_all_see_it() -> None:
         folder = services[name]["environment"].get("GIORNATA_DEVICE_LEDGER")
         assert folder == ("/devices" if name in on_gpus else None)
         assert folder is None or f"devices:{folder}" in services[name]["volumes"]
+
+
+def test_what_triton_compiles_on_gpus_outlives_the_container_and_is_its_users() -> None:
+    compose = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
+    for name in ("denoiser-gpu", "denoiser-second-gpu", "controlnet-gpu"):
+        folder = compose["services"][name]["environment"]["TRITON_CACHE_DIR"]
+        [volume] = [mount for mount in compose["services"][name]["volumes"] if mount.endswith(f":{folder}")]
+        assert volume.partition(":")[0] in compose["volumes"]
+        assert f" {folder} " in (DEPLOY / "Dockerfile").read_text(), "the image's folder owns the volume"

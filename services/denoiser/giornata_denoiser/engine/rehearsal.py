@@ -8,8 +8,10 @@ from functools import partial
 from typing import Final, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from giornata.packed.low_rank import Factors
+from giornata.packed.low_rank_products import Acting, choose
 from giornata.packed.region import Region, beside, region
 from giornata.scheduling.batch import Capacity, RowKey
 from giornata.tensors import NEGATIVE
@@ -27,28 +29,53 @@ from giornata_denoiser.rows.template import Form, Recording, template_generator
 
 GRID: Final = (16, 16)
 """Height and width of the picture in tokens."""
+RANK: Final = 16
+"""That of most LoRAs that are published."""
 
 
 def rehearse(checkpoint: Checkpoint) -> None:
     """Compute two steps in this thread; on a GPU also a template and edits that take from it, in each form.
 
-    Triton compiles a kernel where it is first launched, which takes seconds: no edit is to wait for that.
+    One of these is guided where the family has guidance, and LoRAs' products are computed. Triton compiles a kernel
+    where it is first launched, and libraries load theirs: no edit is to wait for that. What ControlNets add needs none
+    of its own.
 
     Raises:
-        Failed: a step raised, or its result is not finite.
+        Failed: a step raised, its result is not finite, or it does not fit into the GPU's memory.
     """
-    family, text_tokens = checkpoint.family, checkpoint.card.max_text_tokens
-    made = partial(practice_row, checkpoint, grid=GRID, text_tokens=text_tokens, values=torch.zeros)
-    rows = [made(RowKey("rehearsal", 0, index)) for index in range(2)]
-    kept = [form for form in Form if any(spec.channels([Mode(form)]) for spec in family.specs)]
+    family, card = checkpoint.family, checkpoint.card
+    made = partial(practice_row, checkpoint, grid=GRID, text_tokens=card.max_text_tokens, values=torch.zeros)
+    rows = [
+        made(RowKey("rehearsal", 0, 0)),
+        made(RowKey("rehearsal", 0, 1), guided=card.takes_negative_prompt),
+    ]
     if family.device.type != "cuda":
         _finished(family, rows[:1])
         return
+    kept = [form for form in Form if any(spec.channels([Mode(form)]) for spec in family.specs)]
     where = beside(cast("Region", region(torch.eye(*GRID) > 0)), family.network.companions(GRID))
-    for form in kept:
-        [run] = _finished(family, [replace(rows[0], records=RecordingSpec(frozenset({form}), 8))])
-        taken = Recording("rehearsal", GRID, run.entries)
-        _finished(family, [replace(row, region=where, template=taken) for row in rows])
+    try:
+        for form in kept:
+            [run] = _finished(family, [replace(rows[0], records=RecordingSpec(frozenset({form}), 8))])
+            taken = Recording("rehearsal", GRID, run.entries)
+            _finished(family, [replace(row, region=where, template=taken) for row in rows])
+        _multiply_low_ranks(family)
+    except torch.OutOfMemoryError as error:
+        free, total = (size >> 20 for size in torch.cuda.mem_get_info(family.device))
+        message = (
+            f"The GPU's memory holds {card.name} and no step beside it; `giornata doctor` tells what fits."
+        )
+        raise Failed(message, received=f"{free} of {total} MiB free") from error
+
+
+def _multiply_low_ranks(family: ModelFamily) -> None:
+    """Compute a LoRA's product of each size, past the hooks: a network that meets no LoRA is called without."""
+    multiply, tokens = choose(family.device, family.dtype), GRID[0] * GRID[1]
+    zeros = partial(torch.zeros, device=family.device, dtype=family.dtype)
+    layers = (layer for layer in family.network.layers.values() if isinstance(layer, nn.Linear))
+    for outputs, inputs in {layer.weight.shape for layer in layers}:
+        acting = Acting(Factors(zeros(RANK, inputs), zeros(outputs, RANK)), 0, tokens)
+        multiply(zeros(tokens, inputs), zeros(tokens, outputs), [acting])
 
 
 def _finished(family: ModelFamily, rows: Sequence[Row]) -> list[Row]:
@@ -58,6 +85,8 @@ def _finished(family: ModelFamily, rows: Sequence[Row]) -> list[Row]:
     done: list[Row] = []
     while (report := engine.step()) is not None:  # a step may be judged in the next one
         for failure in report.failed:
+            if isinstance(failure.error.__cause__, torch.OutOfMemoryError):
+                raise failure.error.__cause__
             raise Failed("The model cannot compute a picture; is its dtype right?") from failure.error
         done += [row for row in report.advanced if row.done]
     return done
@@ -71,11 +100,10 @@ def practice_row(
     values: Callable[..., Tensor],
     *,
     guided: bool = False,
-    region: Region | None = None,
 ) -> Row:
     """A row whose sizes matter and whose values do not: `values` makes a tensor of a shape."""
     family, tokens = checkpoint.family, grid[0] * grid[1]
-    row = build_row(
+    return build_row(
         family,
         key,
         grid=grid,
@@ -94,4 +122,3 @@ def practice_row(
         guidance_scale=checkpoint.card.embedded_guidance_scale,
         true_cfg_scale=2.0 if guided else None,
     )
-    return replace(row, region=region)

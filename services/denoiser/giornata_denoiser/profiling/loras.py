@@ -10,9 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from giornata.packed.low_rank import DOWN, UP, LowRank, low_rank
+from giornata_denoiser.engine.rehearsal import RANK
 
-RANK: Final = 16
-"""That of most LoRAs that are published."""
 SIZE: Final = 1e-3
 """Standard deviation of factors: small beside a network's own weights."""
 
@@ -40,10 +39,8 @@ class RandomLoras:
 
     def _tensors(self, number: int) -> dict[str, Tensor]:
         chance = torch.Generator().manual_seed(number)
-        found: dict[str, Tensor] = {}
-        for path, layer in self._layers.items():
-            shapes = {DOWN: (RANK, layer.in_features), UP: (layer.out_features, RANK)}
-            for end, shape in shapes.items():
-                drawn = SIZE * torch.randn(*shape, generator=chance)
-                found[path + end] = drawn.to(layer.weight)
-        return found
+        return {
+            path + end: (SIZE * torch.randn(*shape, generator=chance)).to(layer.weight)
+            for path, layer in self._layers.items()
+            for end, shape in ((DOWN, (RANK, layer.in_features)), (UP, (layer.out_features, RANK)))
+        }

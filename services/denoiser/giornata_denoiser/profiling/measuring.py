@@ -8,6 +8,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
+from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any, TypeVar
 
@@ -182,8 +183,8 @@ class Meter:
         """The `index`-th row of a batch, of noise."""
         key, grid = RowKey("profile", 0, index), (size.height, size.width)
         text = size.text or self._checkpoint.card.max_text_tokens
-        where = self._region(size)
-        row = practice_row(self._checkpoint, key, grid, text, self._noise, guided=size.guided, region=where)
+        row = practice_row(self._checkpoint, key, grid, text, self._noise, guided=size.guided)
+        row = replace(row, region=self._region(size))
         return self._control.acting(row, self._noise) if size.controlled and self._control else row
 
     def _uses(self, size: RowSize, row: Row) -> tuple[Use, ...]:
