@@ -19,17 +19,11 @@ from giornata.wire.devices import HostDevice
 from giornata.wire.errors import Failed
 
 VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
-ADAPTER = TypeAdapter(list[HostDevice])
 
 
 def host_device(device: torch.device) -> HostDevice:
     """A GPU that this process may use, as its host knows it. Asks CUDA, which then sees the same GPUs until the end."""
     return HostDevice(device=f"{device.type}:{device.index or 0}", id=f"GPU-{device_id(device)}")
-
-
-def seen() -> list[HostDevice]:
-    """The GPUs that this process may use, in CUDA's order; none on a machine without."""
-    return [host_device(torch.device("cuda", index)) for index in range(torch.cuda.device_count())]
 
 
 def visible_alone(device: str, visible: str | None) -> str:
@@ -58,4 +52,5 @@ def see_alone(device: str) -> str:
 
 
 if __name__ == "__main__":
-    sys.stdout.buffer.write(ADAPTER.dump_json(seen()))
+    seen = [host_device(torch.device("cuda", index)) for index in range(torch.cuda.device_count())]
+    sys.stdout.buffer.write(TypeAdapter(list[HostDevice]).dump_json(seen))

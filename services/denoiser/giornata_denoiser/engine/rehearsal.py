@@ -36,19 +36,16 @@ RANK: Final = 16
 def rehearse(checkpoint: Checkpoint) -> None:
     """Compute two steps in this thread; on a GPU also a template and edits that take from it, in each form.
 
-    One of these is guided where the family has guidance, and LoRAs' products are computed. Triton compiles a kernel
-    where it is first launched, and libraries load theirs: no edit is to wait for that. What ControlNets add needs none
-    of its own.
+    One of these is guided where the model can be, and LoRAs' products are computed; what ControlNets add takes no other
+    kernels. Triton compiles one where it is first launched, and libraries load theirs: no edit is to wait for that.
 
     Raises:
         Failed: a step raised, its result is not finite, or it does not fit into the GPU's memory.
     """
     family, card = checkpoint.family, checkpoint.card
     made = partial(practice_row, checkpoint, grid=GRID, text_tokens=card.max_text_tokens, values=torch.zeros)
-    rows = [
-        made(RowKey("rehearsal", 0, 0)),
-        made(RowKey("rehearsal", 0, 1), guided=card.takes_negative_prompt),
-    ]
+    guided = (False, card.takes_negative_prompt)
+    rows = [made(RowKey("rehearsal", 0, index), guided=each) for index, each in enumerate(guided)]
     if family.device.type != "cuda":
         _finished(family, rows[:1])
         return
@@ -62,9 +59,7 @@ def rehearse(checkpoint: Checkpoint) -> None:
         _multiply_low_ranks(family)
     except torch.OutOfMemoryError as error:
         free, total = (size >> 20 for size in torch.cuda.mem_get_info(family.device))
-        message = (
-            f"The GPU's memory holds {card.name} and no step beside it; `giornata doctor` tells what fits."
-        )
+        message = f"The GPU's memory holds {card.name} and no step; `giornata doctor` tells what fits."
         raise Failed(message, received=f"{free} of {total} MiB free") from error
 
 
