@@ -10,7 +10,7 @@ from typing import Final, Literal, Self
 
 import torch
 from huggingface_hub import get_cached_repo_tree, snapshot_download
-from huggingface_hub.errors import CachedRepoTreeNotFoundError, DryRunError
+from huggingface_hub.errors import CachedRepoTreeNotFoundError
 from huggingface_hub.utils import filter_repo_objects  # type: ignore[attr-defined]  # exported when it is asked for
 from pydantic import Field
 
@@ -120,14 +120,13 @@ def checkpoint_folder(model: str, files: Sequence[str] = FILES) -> Path:
     folder = Path(model)
     if folder.is_dir():
         return folder
-    allowed, listed = list(files), list[str]()
-    try:
-        listed = [file.filename for file in snapshot_download(model, allow_patterns=allowed, dry_run=True)]
-    except DryRunError:  # the hub does not answer: its list is in the cache, and not all of it was downloaded
-        with suppress(CachedRepoTreeNotFoundError):
-            listed = [file.path for file in get_cached_repo_tree(model)]
-    weights = {
-        name for name in filter_repo_objects(listed, allow_patterns=allowed) if name.endswith(".safetensors")
-    }
+    # The hub is asked for its newest commit here alone: the list of a commit's files stays in the cache.
+    allowed = list(files)
+    commit = Path(snapshot_download(model, allow_patterns=allowed, ignore_patterns="*.safetensors")).name
+    weights = set[str]()
+    with suppress(CachedRepoTreeNotFoundError):  # of a cache that earlier versions filled
+        listed = (file.path for file in get_cached_repo_tree(model, revision=commit))
+        matching = filter_repo_objects(listed, allow_patterns=allowed)
+        weights = {name for name in matching if name.endswith(".safetensors")}
     unused = [escape(name) for name in weights - chosen_weights(weights)]
-    return Path(snapshot_download(model, allow_patterns=allowed, ignore_patterns=unused))
+    return Path(snapshot_download(model, revision=commit, allow_patterns=allowed, ignore_patterns=unused))

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
-from huggingface_hub import HfApi, constants
-from huggingface_hub.errors import DryRunError, OfflineModeIsEnabled
-from huggingface_hub.utils._paths import filter_repo_objects
+from huggingface_hub import HfApi, RepoFile, _snapshot_download, constants
+from huggingface_hub.errors import LocalEntryNotFoundError, OfflineModeIsEnabled
 
-from giornata import checkpoints
 from giornata.checkpoints import CONTROL_FILES, checkpoint_folder
 from giornata.control_cards import read_control_card
 from giornata.weight_files import chosen_weights, pipeline_variant
@@ -75,36 +71,58 @@ def test_a_folders_variant_is_that_of_its_parts(tmp_path: Path) -> None:
     assert pipeline_variant(tmp_path, ["vae"]) is None
 
 
+COMMIT = "c" * 40
+
+
 class Hub:
-    """A hub that lists one repository, and knows what was asked of it; one that is `offline` answers nothing."""
+    """A hub with one repository, which knows what it was asked; one that is `offline` answers nothing."""
 
-    def __init__(self, files: Sequence[str], *, offline: bool = False) -> None:
-        self.files, self.offline = files, offline
-        self.downloaded: set[str] = set()
+    def __init__(self, files: Sequence[str], cache: Path) -> None:
+        self.files, self.offline = files, False
+        self.snapshot = cache / "models--owner--name" / "snapshots" / COMMIT
+        self.asked: list[str] = []
 
-    def snapshot_download(
-        self, _model: str, *, dry_run: bool = False, **patterns: Any
-    ) -> str | list[SimpleNamespace]:
+    @property
+    def downloaded(self) -> set[str]:
+        return {
+            path.relative_to(self.snapshot).as_posix() for path in self.snapshot.rglob("*") if path.is_file()
+        }
+
+    def repo_info(self, *_: object, **__: object) -> SimpleNamespace:
         if self.offline:
-            if dry_run:
-                raise DryRunError("no connection")
-            return "cached"
-        asked = list(filter_repo_objects(self.files, **patterns))
-        if dry_run:
-            return [SimpleNamespace(filename=name) for name in asked]
-        self.downloaded = set(asked)
-        return "snapshot"
+            raise OfflineModeIsEnabled
+        self.asked.append("commit")
+        return SimpleNamespace(sha=COMMIT)
+
+    def list_repo_tree(self, *_: object, **__: object) -> list[RepoFile]:
+        if self.offline:
+            raise OfflineModeIsEnabled
+        self.asked.append("list")
+        return [RepoFile(path=name, size=1, oid="b") for name in self.files]
+
+    def hf_hub_download(self, _model: str, *, filename: str, **_: object) -> str:
+        path = self.snapshot / filename
+        if not path.exists():
+            if self.offline:
+                raise LocalEntryNotFoundError(filename)
+            self.asked.append(filename)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+        return str(path)
 
 
 @pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch) -> Hub:
-    made = Hub(SDXL)
-    monkeypatch.setattr(checkpoints, "snapshot_download", made.snapshot_download)
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hub:
+    made = Hub(SDXL, tmp_path)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(HfApi, "repo_info", made.repo_info)
+    monkeypatch.setattr(HfApi, "list_repo_tree", made.list_repo_tree)
+    monkeypatch.setattr(_snapshot_download, "hf_hub_download", made.hf_hub_download)
     return made
 
 
 def test_only_the_variant_that_is_loaded_is_downloaded(hub: Hub) -> None:
-    assert checkpoint_folder("stabilityai/sdxl") == Path("snapshot")
+    assert checkpoint_folder("owner/name") == hub.snapshot
     assert hub.downloaded == {
         "model_index.json",
         "text_encoder/config.json",
@@ -132,33 +150,38 @@ def test_only_the_variant_that_is_loaded_is_downloaded(hub: Hub) -> None:
 )
 def test_of_a_controlnet_one_variant_is_downloaded(hub: Hub, files: Sequence[str], downloaded: str) -> None:
     hub.files = ("config.json", "README.md", *files)
-    checkpoint_folder("xinsir/canny", CONTROL_FILES)
+    checkpoint_folder("owner/name", CONTROL_FILES)
     assert hub.downloaded == {"config.json", downloaded}
 
 
-def test_what_the_cache_has_is_taken_where_the_hub_does_not_answer(hub: Hub) -> None:
+def test_the_hub_is_asked_once_at_each_start(hub: Hub) -> None:
+    checkpoint_folder("owner/name")
+    assert sorted(hub.asked) == sorted(["commit", "list", *hub.downloaded])
+    hub.asked.clear()
+    checkpoint_folder("owner/name")
+    assert hub.asked == ["commit"]
+
+
+def test_a_cache_without_the_other_variants_is_whole_where_the_hub_does_not_answer(hub: Hub) -> None:
+    checkpoint_folder("owner/name")
     hub.offline = True
-    assert checkpoint_folder("stabilityai/sdxl") == Path("cached")
+    assert checkpoint_folder("owner/name") == hub.snapshot
+    (hub.snapshot / "unet" / "diffusion_pytorch_model.safetensors").unlink()
+    with pytest.raises(OSError, match="diffusion_pytorch_model"):
+        checkpoint_folder("owner/name")
 
 
-def test_a_cache_without_the_other_variants_is_whole_where_the_hub_does_not_answer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_what_a_cache_without_a_list_has_is_taken_where_the_hub_does_not_answer(
+    hub: Hub, tmp_path: Path
 ) -> None:
-    def unanswered(*_: object, **__: object) -> None:
-        raise OfflineModeIsEnabled
-
-    monkeypatch.setattr(HfApi, "repo_info", unanswered)
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
-    commit, files = "c" * 40, ("model.safetensors", "model.fp16.safetensors")
-    repository = tmp_path / "models--someone--sdxl"
-    snapshot = repository / "snapshots" / commit
-    for folder in (repository / "refs", repository / "trees", snapshot / "unet"):
-        folder.mkdir(parents=True)
-    (repository / "refs" / "main").write_text(commit)
-    listed = {f"unet/diffusion_pytorch_{name}": {"size": 1, "blob_id": "b"} for name in files}
-    (repository / "trees" / f"{commit}.json").write_text(json.dumps({"format_version": 1, "files": listed}))
-    (snapshot / "unet" / "diffusion_pytorch_model.safetensors").touch()
-    assert checkpoint_folder("someone/sdxl") == snapshot
+    hub.offline = True
+    with pytest.raises(OSError):
+        checkpoint_folder("owner/name")
+    (hub.snapshot / "unet").mkdir(parents=True)
+    refs = hub.snapshot.parents[1] / "refs"
+    refs.mkdir()
+    (refs / "main").write_text(COMMIT)
+    assert checkpoint_folder("owner/name") == hub.snapshot
 
 
 def test_a_controlnet_weighs_what_is_loaded_of_it(tmp_path: Path) -> None:
