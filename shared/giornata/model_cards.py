@@ -28,7 +28,7 @@ HEADER_BYTES: Final = 100 << 20
 """Of a safetensors file, at most: the format's own limit."""
 SERVING: Final = "serving.json"
 ITEM_BYTES: Final = 2
-"""Of a number on a GPU: bfloat16."""
+"""Of a number on a GPU by default: bfloat16."""
 TEMPLATE_BITS: Final = 4
 """Bits of a recorded value, as a denoiser has them by default."""
 STEP_NUMBERS: Final = 20
@@ -113,8 +113,8 @@ def level_bytes(folder: Path, card: ModelCard, bits: int) -> int:
     return kept.size_bytes(tokens + card.companion_tokens(tokens), bits)
 
 
-def model_memory(folder: Path, *, quantized: bool = False) -> ModelMemory:
-    """What the checkpoint in `folder` takes on a GPU; with 8 bits for its blocks' weights where it is `quantized`.
+def model_memory(folder: Path, item_bytes: int = ITEM_BYTES, *, quantized: bool = False) -> ModelMemory:
+    """What the checkpoint in `folder` takes on a GPU in numbers of `item_bytes`, or with 8 bits for blocks' weights.
 
     Raises:
         ValueError: it is not served, or neither weights nor an index tell the size of a part.
@@ -124,7 +124,8 @@ def model_memory(folder: Path, *, quantized: bool = False) -> ModelMemory:
     kind = _kind(folder, index)
     network, autoencoder = (_read_json(folder / part / "config.json") for part in (kind.network, "vae"))
     # As prepost loads it: activations of SDXL's overflow in 16 bits.
-    upcast = 2 if card.family.startswith("sdxl") and autoencoder.get("force_upcast", True) else 1
+    upcast = card.family.startswith("sdxl") and autoencoder.get("force_upcast", True)
+    coded_bytes = max(item_bytes, 4 * upcast)
     tokens = (card.native_size // card.pixel_multiple) ** 2
     beside = tokens + card.companion_tokens(tokens)
     try:
@@ -132,16 +133,16 @@ def model_memory(folder: Path, *, quantized: bool = False) -> ModelMemory:
     except KeyError as error:
         raise ValueError(f"{folder} does not tell its shape: {error} is missing") from error
     return ModelMemory(
-        round(_weights(folder / kind.network) * (QUANTIZED if quantized else 1)),
+        round(_weights(folder / kind.network, item_bytes) * (QUANTIZED if quantized else 1)),
         sum(
-            _weights(folder / one)
+            _weights(folder / one, item_bytes)
             for one in index
             if one.startswith("text_encoder") and (folder / one).is_dir()
         ),
-        upcast * _weights(folder / "vae"),
-        upcast * ITEM_BYTES * pixel,
+        _weights(folder / "vae", coded_bytes),
+        coded_bytes * pixel,
         # an entry of a template, and a correction of its size
-        ITEM_BYTES * step + 2 * level_bytes(folder, card, TEMPLATE_BITS) / beside,
+        item_bytes * step + 2 * level_bytes(folder, card, TEMPLATE_BITS) / beside,
         card.pixel_multiple**2 * tokens / beside,
         card.max_text_tokens if kind.network == "transformer" else 0,
     )
@@ -164,12 +165,12 @@ def _decoding_numbers(autoencoder: Config) -> float:
     return 3.02 * int(channels[:2][-1])
 
 
-def _weights(part: Path) -> int:
-    """Bytes of a component's weights as they are loaded; of an index alone, as they are stored."""
+def _weights(part: Path, item_bytes: int) -> int:
+    """Bytes of a component's weights as they are loaded; an index alone is taken for one of numbers in 16 bits."""
     if files := chosen_weights(map(str, part.glob("*.safetensors"))):
-        return ITEM_BYTES * sum(_numbers(Path(file)) for file in files)
+        return item_bytes * sum(_numbers(Path(file)) for file in files)
     for index in sorted(part.glob("*.safetensors.index.json")):
-        return int(_read_json(index)["metadata"]["total_size"])
+        return int(_read_json(index)["metadata"]["total_size"]) * item_bytes // ITEM_BYTES
     raise ValueError(f"{part} has neither weights nor an index that tells their size")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,8 +11,10 @@ import pytest
 import torch
 
 from giornata.device_claims import DeviceLedger
+from giornata.memory_plan import CONTEXT_BYTES, TILE, USABLE
 from giornata.model_cards import model_memory, read_model_card
 from giornata.wire.devices import HostDevice
+from giornata_controlnet.config import ControlNetConfig
 from giornata_denoiser import checkpoint as denoiser
 from giornata_denoiser.config import DenoiserConfig
 from giornata_prepost import checkpoint as prepost
@@ -49,14 +52,15 @@ def test_a_denoiser_states_its_network_and_a_row(
     )
     monkeypatch.setattr(denoiser, "check", lambda *_: None)
     config = {"model": str(folder), "device": "cuda", "device_ledger": tmp_path / "ledger"}
-    opened = [
-        denoiser.open_checkpoint(DenoiserConfig.model_validate(config | {"quantize": how}))
-        for how in ("off", "int8")
-    ]
-    whole, fewer = (model_memory(folder, quantized=how) for how in (False, True))
-    first, both = whole.denoiser(1024**2), whole.denoiser(1024**2) + fewer.denoiser(1024**2)
-    assert seen == [first, both], "stated before anything is loaded"
-    assert all(one.ledger.gpu == "GPU-a" for one in opened)
+    asked: list[dict[str, Any]] = [{}, {"quantize": "int8"}, {"dtype": "float32"}]
+    opened = [denoiser.open_checkpoint(DenoiserConfig.model_validate(config | more)) for more in asked]
+    models = [model_memory(folder), model_memory(folder, quantized=True), model_memory(folder, 4)]
+    sizes = [model.denoiser(1024**2) for model in models]
+    assert seen == list(accumulate(sizes)), "stated before anything is loaded"
+    assert [(one.ledger.gpu, one.memory) for one in opened] == [("GPU-a", model) for model in models]
+    (folder / "transformer" / "model.safetensors").unlink()  # what it takes is not asked without a ledger
+    alone = denoiser.open_checkpoint(DenoiserConfig.model_validate(config | {"device_ledger": None}))
+    assert (alone.ledger.folder, alone.memory) == (None, None)
 
 
 def test_a_prepost_plans_beside_it_before_it_loads(
@@ -64,15 +68,49 @@ def test_a_prepost_plans_beside_it_before_it_loads(
 ) -> None:
     other, plans = DeviceLedger(tmp_path / "ledger", "GPU-a", "denoiser"), []
     other.state(62 * GB)
+    model = model_memory(folder)
 
     def family(*arguments: Any) -> Any:
-        plans.append((arguments[-1], other.others_bytes()))
+        assert other.others_bytes() == model.prepost(TILE**2, encoders=False), "the least, before the plan"
+        plans.append(arguments[-1])
 
     monkeypatch.setattr(prepost, "FAMILIES", {read_model_card(folder).family: family})
     config = {"model": str(folder), "device": "cuda", "device_ledger": tmp_path / "ledger"}
     prepost.open_model(PrepostConfig.model_validate(config))
-    [(plan, stated)] = plans
-    assert (plan.encoders, plan.size_bytes) == (True, stated)
-    other.state(70 * GB)
+    predecessor = DeviceLedger(tmp_path / "ledger", "GPU-a", "prepost")
+    predecessor.state(model.prepost(1024**2, encoders=True))
+    assert not plans[0]().encoders, "its predecessor and the denoiser leave no room"
+    predecessor.state(0)  # as if it had ended
+    assert plans[0]().encoders
+    assert other.others_bytes() == model.prepost(1024**2, encoders=True)
+
+
+def test_a_prepost_in_float32_plans_with_numbers_of_four_bytes(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plans: list[Any] = []
+    monkeypatch.setattr(
+        prepost, "FAMILIES", {read_model_card(folder).family: lambda *arguments: plans.append(arguments[-1])}
+    )
+    config = {"model": str(folder), "device": "cuda", "dtype": "float32"}
     prepost.open_model(PrepostConfig.model_validate(config))
-    assert not plans[1][0].encoders, "its predecessor, which states still, and the denoiser leave no room"
+    assert plans[0]().size_bytes == model_memory(folder, 4).prepost(1024**2, encoders=True)
+
+
+def test_a_controlnet_service_takes_half_of_what_is_free_and_not_stated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger, denoiser = (DeviceLedger(tmp_path, "GPU-a", name) for name in ("controlnet", "denoiser"))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _device: (50 * GB, 80 * GB))
+    config = ControlNetConfig.model_validate({"controlnets": "edges=/nets/edges", "device": "cuda"})
+    assert config.budget_bytes(ledger) == 25 * GB
+    denoiser.state(60 * GB)  # of which it has filled 30
+    beside = config.budget_bytes(ledger)
+    assert beside == (USABLE * 80 * GB - CONTEXT_BYTES - 60 * GB) // 2
+    assert denoiser.others_bytes() == CONTEXT_BYTES + beside
+    denoiser.state(90 * GB)
+    assert config.budget_bytes(ledger) == 0
+    assert config.model_copy(update={"control_memory_mb": 7}).budget_bytes(ledger) == 7 << 20
+    assert denoiser.others_bytes() == CONTEXT_BYTES + (7 << 20)

@@ -70,6 +70,22 @@ def test_weights_are_those_that_are_loaded(tmp_path: Path) -> None:
     assert model_memory(folder).network == 5 * GB
 
 
+@pytest.mark.parametrize("name", ["flux", "sdxl"])
+def test_numbers_of_four_bytes_take_twice_as_much(name: str, tmp_path: Path) -> None:
+    """All but a template's entry, which has bits of its own; SDXL's autoencoder has four bytes a number anyway."""
+    folder = published(tmp_path, name)
+    half, whole = model_memory(folder), model_memory(folder, 4)
+    coded = 1 if name == "sdxl" else 2
+    assert (whole.network, whole.encoders) == (2 * half.network, 2 * half.encoders)
+    assert (whole.autoencoder, whole.pixel) == (coded * half.autoencoder, coded * half.pixel)
+    assert half.token < whole.token < 2 * half.token
+    index = {"metadata": {"total_size": half.encoders}, "weight_map": {}}
+    for part in ("text_encoder", "text_encoder_2"):
+        (folder / part / "model.safetensors").unlink()
+        (folder / part / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert model_memory(folder, 4).encoders == 2 * model_memory(folder).encoders == 4 * half.encoders
+
+
 def test_a_broken_header_is_told(tmp_path: Path) -> None:
     folder = published(tmp_path, "flux")
     (folder / "vae" / "model.safetensors").write_bytes(b"\xff" * 9)

@@ -10,7 +10,6 @@ from giornata.blobs import open_blobs
 from giornata.bus.bus import connect_as
 from giornata.device_claims import DeviceLedger, gpus_of
 from giornata.heap import keep_freed
-from giornata.memory_plan import CONTEXT_BYTES
 from giornata.wire.workers import ServiceName
 from giornata_controlnet.config import ControlNetConfig
 from giornata_controlnet.nets import Nets, read_cards
@@ -27,14 +26,12 @@ async def serve(config: ControlNetConfig, stop: asyncio.Event) -> None:
     ):
         if own.torch_device().type == "cpu":
             keep_freed()
-        budget_bytes = own.budget_bytes()
         ledger = DeviceLedger(own.device_ledger, gpus[0].id if gpus else None, ServiceName.CONTROLNET)
-        ledger.state(CONTEXT_BYTES + budget_bytes)
         with Nets(
             configured,
             own.torch_device(),
             own.torch_dtype(),
-            budget_bytes=budget_bytes,
+            budget_bytes=own.budget_bytes(ledger),
             loads=own.control_loads,
         ) as nets:
             await ControlNetService(own, bus, blobs, nets, gpus).run(stop)

@@ -11,7 +11,9 @@ from pydantic import Field, field_validator, model_validator
 
 from giornata.checkpoints import DeviceConfig
 from giornata.control.naming import named
+from giornata.device_claims import DeviceLedger
 from giornata.machine import memory_bytes
+from giornata.memory_plan import CONTEXT_BYTES, USABLE
 
 MEMORY_SHARE: Final = 2
 """ControlNets that no row uses may take one part in so many of the device's memory by default."""
@@ -47,7 +49,8 @@ class ControlNetConfig(DeviceConfig):
         None,
         ge=0,
         description="Weights on the device, in MiB, the least popular out first; those that open rows use never go, "
-        "and may exceed it. Default half of what a GPU has free at the start, or of the machine's memory.",
+        "and may exceed it. Default half of the GPU's memory that is free at the start and not stated by others, or of "
+        "the machine's.",
     )
     control_loads: ClassVar[int] = 2
     """ControlNets that are loaded at a time."""
@@ -100,13 +103,17 @@ class ControlNetConfig(DeviceConfig):
             raise ValueError("control_advertise names a host, and control_address names none to listen at")
         return self
 
-    def budget_bytes(self) -> int:
-        """Bytes that weights may take on the device."""
-        if self.control_memory_mb is not None:
-            return self.control_memory_mb << 20
-        device = self.torch_device()
-        whole = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else memory_bytes()
-        return whole // MEMORY_SHARE
+    def budget_bytes(self, ledger: DeviceLedger) -> int:
+        """State in the `ledger` the bytes that weights may take on the device, beside what others have stated."""
+        ledger.state(CONTEXT_BYTES)
+        whole, device = memory_bytes(), self.torch_device()
+        if device.type == "cuda":
+            free, total = torch.cuda.mem_get_info(device)
+            whole = max(0, min(free, int(USABLE * total) - CONTEXT_BYTES - ledger.others_bytes()))
+        asked = self.control_memory_mb
+        budget = whole // MEMORY_SHARE if asked is None else asked << 20
+        ledger.state(CONTEXT_BYTES + budget)
+        return budget
 
     @property
     def tcp(self) -> TcpAddress | None:

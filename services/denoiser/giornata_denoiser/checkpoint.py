@@ -15,6 +15,7 @@ from giornata.control.protocol import ControlNet
 from giornata.device_claims import DeviceLedger
 from giornata.families import Family
 from giornata.gpus import host_device
+from giornata.memory_plan import ModelMemory
 from giornata.model_cards import model_memory, read_model_card
 from giornata.wire.errors import Failed
 from giornata.wire.models import ModelCard
@@ -61,6 +62,8 @@ class Checkpoint:
     """Those that this process computes, by digest."""
     ledger: DeviceLedger = field(default_factory=DeviceLedger)
     """Where this process states what it needs of its GPU."""
+    memory: ModelMemory | None = None
+    """What the checkpoint takes of that; None without a ledger."""
 
 
 def open_checkpoint(config: DenoiserConfig) -> Checkpoint:
@@ -80,14 +83,17 @@ def open_checkpoint(config: DenoiserConfig) -> Checkpoint:
     return replace(found, controlnets=nets)
 
 
-def stated(config: DenoiserConfig, folder: Path, device: torch.device) -> DeviceLedger:
-    """A ledger with what a denoiser needs of its GPU at least: the network, and a row of the native size."""
-    if device.type != "cuda":
-        return DeviceLedger()
+def stated(
+    config: DenoiserConfig, folder: Path, device: torch.device
+) -> tuple[DeviceLedger, ModelMemory | None]:
+    """A ledger with what a denoiser needs of its GPU at least, the network and a row of the native size; and why."""
+    if device.type != "cuda" or config.device_ledger is None:
+        return DeviceLedger(), None
     ledger = DeviceLedger(config.device_ledger, host_device(device).id, ServiceName.DENOISER)
-    model = model_memory(folder, quantized=config.quantize is not Quantize.OFF)
+    quantized = config.quantize is not Quantize.OFF
+    model = model_memory(folder, config.torch_dtype().itemsize, quantized=quantized)
     ledger.state(model.denoiser(read_model_card(folder).native_size ** 2))
-    return ledger
+    return ledger, model
 
 
 def outline(config: DenoiserConfig) -> Checkpoint:
@@ -102,11 +108,11 @@ def outline(config: DenoiserConfig) -> Checkpoint:
 def _loaded(config: DenoiserConfig, device: torch.device, quantized: Quantize = Quantize.OFF) -> Checkpoint:
     try:
         folder, dtype, name = checkpoint_folder(config.model), config.torch_dtype(), config.served_name
-        ledger = stated(config, folder, device)
+        ledger, memory = stated(config, folder, device)
         found = load(folder, dtype=dtype, device=device, name=name, quantized=quantized)
     except (ValueError, OSError) as error:
         raise Failed(f"The model {config.model} cannot be loaded: {error}") from error
-    return replace(found, ledger=ledger)
+    return replace(found, ledger=ledger, memory=memory)
 
 
 def load(

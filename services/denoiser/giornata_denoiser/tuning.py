@@ -12,15 +12,14 @@ from typing import Final
 import structlog
 import torch
 
-from giornata.device_claims import DeviceLedger
 from giornata.machine import memory_bytes
-from giornata.memory_plan import CONTEXT_BYTES, USABLE
+from giornata.memory_plan import CONTEXT_BYTES, USABLE, plan_prepost
 from giornata.packed.tracing import UNTRACED
 from giornata.planning.batch import PLANNERS
 from giornata.planning.costing import CostModel
 from giornata.planning.profiles import Profile
 from giornata.scheduling.batch import Capacity
-from giornata.wire.workers import LoadSample, Tier
+from giornata.wire.workers import LoadSample, ServiceName, Tier
 from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.config import DenoiserConfig
 from giornata_denoiser.engine.controls import Controls
@@ -156,15 +155,21 @@ def memory_on(config: DenoiserConfig, checkpoint: Checkpoint, spared: int = 0) -
     torch.cuda.empty_cache()  # of rehearsal and profile
     free, total = torch.cuda.mem_get_info(device)
     own = CONTEXT_BYTES + torch.cuda.memory_reserved(device) + spared
-    return shared_memory(config, checkpoint.ledger, free - spared, total, own)
+    return shared_memory(config, checkpoint, free - spared, total, own)
 
 
-def shared_memory(config: DenoiserConfig, ledger: DeviceLedger, free: int, total: int, own: int) -> Memory:
+def shared_memory(config: DenoiserConfig, checkpoint: Checkpoint, free: int, total: int, own: int) -> Memory:
     """:func:`memory_of` a GPU of which this process has taken `own` bytes; what it may take is stated in the ledger.
 
-    Of what others have stated, some may be free yet.
+    Of what others have stated, some may be free yet. Where no prepost has stated anything, one of this checkpoint may
+    come to this GPU.
     """
-    memory = memory_of(config, max(0, min(free, int(USABLE * total) - own - ledger.others_bytes())))
+    ledger, model = checkpoint.ledger, checkpoint.memory
+    room = min(free, int(USABLE * total) - own - ledger.others_bytes())
+    if model and all(one.service != ServiceName.PREPOST for one in ledger.others()):
+        pixels = checkpoint.card.native_size**2
+        room -= plan_prepost(room - model.row(pixels), model, pixels).size_bytes
+    memory = memory_of(config, max(0, room))
     ledger.state(own + memory.device + int(memory.rows))
     return memory
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
-import structlog
 import torch
 
 from giornata.checkpoints import checkpoint_folder
@@ -21,12 +21,9 @@ from giornata_prepost.config import PrepostConfig
 from giornata_prepost.families import flux, unets
 from giornata_prepost.families.flow import ChromaImages, ZImageImages
 from giornata_prepost.families.flux2 import Flux2Images, KleinImages, KleinKVImages
-from giornata_prepost.families.pipeline import ON_DEVICE
 from giornata_prepost.families.protocol import ImageModel
 from giornata_prepost.families.qwen_image import Qwen21Images, QwenEditImages, QwenEditPlusImages, QwenImages
 from giornata_prepost.families.sd3 import SD3Images
-
-log = structlog.get_logger(__name__)
 
 FAMILIES: Final[dict[str, Callable[..., ImageModel]]] = {
     Family.FLUX_INPAINT: flux.InpaintImages,
@@ -59,12 +56,14 @@ def open_model(config: PrepostConfig) -> ImageModel:
     try:
         folder = checkpoint_folder(config.model)
         card = read_model_card(folder, config.served_name)
-        device, plan = config.torch_device(), ON_DEVICE
-        if device.type == "cuda":
-            ledger = DeviceLedger(config.device_ledger, host_device(device).id, ServiceName.PREPOST)
-            device_bytes = torch.cuda.mem_get_info(device)[1]
-            plan = planned(config, model_memory(folder), card, ledger, device_bytes)
-        return FAMILIES[card.family](folder, card, device, config.torch_dtype(), plan)
+        device, dtype = config.torch_device(), config.torch_dtype()
+        if device.type != "cuda":
+            return FAMILIES[card.family](folder, card, device, dtype)
+        ledger = DeviceLedger(config.device_ledger, host_device(device).id, ServiceName.PREPOST)
+        model, device_bytes = model_memory(folder, dtype.itemsize), torch.cuda.mem_get_info(device)[1]
+        ledger.state(model.prepost(TILE**2, encoders=False))
+        plan = partial(planned, config, model, card, ledger, device_bytes)
+        return FAMILIES[card.family](folder, card, device, dtype, plan)
     except (ValueError, OSError) as error:
         raise Failed(f"The model {config.model} cannot be loaded: {error}") from error
 
@@ -76,7 +75,6 @@ def planned(
 
     Where no denoiser has stated anything, one of this checkpoint may come to this GPU.
     """
-    ledger.state(model.prepost(TILE**2, encoders=False))
     others = ledger.others()
     room = USABLE * device_bytes - sum(one.size_bytes for one in others if one.gpu == ledger.gpu)
     if ledger.folder and all(one.service != ServiceName.DENOISER for one in others):
@@ -84,5 +82,4 @@ def planned(
     asked = {"auto": None, "device": True, "cpu": False}[config.text_encoders]
     plan = plan_prepost(room, model, config.model_pixels, asked)
     ledger.state(plan.size_bytes)
-    log.info("memory_plan", **plan._asdict(), device_bytes=device_bytes)
     return plan

@@ -29,7 +29,7 @@ def fresco(plan: PrepostPlan | None = None) -> Any:
     """The trained model, whose pictures mean something."""
     folder = ROOT / "deploy" / "model" / "fresco"
     card = read_model_card(folder)
-    return FAMILIES[card.family](folder, card, CPU, torch.float32, *([] if plan is None else [plan]))
+    return FAMILIES[card.family](folder, card, CPU, torch.float32, *([] if plan is None else [lambda: plan]))
 
 
 def picture() -> Pixels:
@@ -58,7 +58,7 @@ def test_prompts_are_encoded_alike_beside_a_device(
     plan = PrepostPlan(encoders=False, whole_pixels=1 << 20, size_bytes=0)
     models: list[Any] = [  # their pipelines no protocol tells
         FAMILIES[card.family](folder, card, device, torch.float32, *more)
-        for device, more in ((CPU, ()), (META, (plan,)))
+        for device, more in ((CPU, ()), (META, (lambda: plan,)))
     ]
     here, beside = models
     size = Size(64, 64)
@@ -150,6 +150,36 @@ def test_encoders_that_run_out_of_memory_go_on_on_the_cpu(
         found = model.encode_text("a red circle", Size(64, 64))
         torch.testing.assert_close(found["prompt_embeds"], wanted["prompt_embeds"])
     assert asked == ["meta", "cpu", "cpu"]
+
+
+@pytest.mark.parametrize("fits", [True, False])
+def test_encoders_go_to_the_device_once_others_leave_room_there(
+    fits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A predecessor's end is that; where they do not fit even so, they are on the CPU from then on."""
+    folder = ROOT / "deploy" / "model" / "fresco"
+    card = read_model_card(folder)
+    plans = [PrepostPlan(encoders, pixels, 0) for encoders, pixels in ((False, 0), (False, 0), (True, 9))]
+    model: Any = FAMILIES[card.family](folder, card, CPU, torch.float32, lambda: plans.pop(0))
+    places: list[str] = []
+    monkeypatch.setattr(model, "_place", lambda: places.append(model.text_device.type))
+
+    def encode(*_: Any, device: torch.device, **__: Any) -> Any:
+        asked.append(device.type)
+        if device.type != "cpu" and not fits:
+            raise torch.OutOfMemoryError("no room")
+        return text
+
+    asked: list[str] = []
+    text = model.pipeline.encode_prompt("a red circle", device=CPU, prompt_2=None)
+    monkeypatch.setattr(model.pipeline, "encode_prompt", encode)
+    model.device = META
+    for _ in range(3):
+        model.encode_text("a red circle", Size(64, 64))
+    assert (asked, places) == (
+        (["cpu", "meta", "meta"], ["meta"]) if fits else (["cpu", "meta", "cpu", "cpu"], ["meta", "cpu"])
+    )
+    assert (plans, model._whole_pixels) == ([], 9)
 
 
 def test_autoencoders_are_as_before_after_tiles() -> None:

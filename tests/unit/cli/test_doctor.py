@@ -261,6 +261,20 @@ def test_a_gpu_whose_text_encoders_do_not_fit_is_a_warning(tmp_path: Path) -> No
     assert "once its text encoders are on the CPU" in found.sentence
 
 
+def test_a_gpu_is_planned_in_the_dtype_that_services_have(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GIORNATA_DTYPE", "float32")
+    found = of_device("flux", "48GB", tmp_path)
+    assert found.verdict is Verdict.FAIL
+    assert "the network 47.6 GB, text encoders 19.5 GB, the autoencoder 0.3 GB, " in found.sentence
+    assert re.match(
+        r"Of rows of that size GIORNATA_DTYPE=bfloat16 has room for \d+ in a step; ", found.remedy or ""
+    )
+    monkeypatch.setenv("GIORNATA_DTYPE", "bfloat16")
+    assert of_device("flux", "48GB", tmp_path).verdict is Verdict.OK
+
+
 def test_what_does_not_fit_is_told_with_what_would(tmp_path: Path) -> None:
     found = of_device("qwen-image", "40 gb", tmp_path)
     assert found.verdict is Verdict.FAIL

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from giornata.config import load
+from giornata.device_claims import DeviceLedger
 from giornata.machine import memory_bytes
 from giornata_controlnet.config import ControlNetConfig, TcpAddress
 
@@ -61,9 +62,9 @@ def test_what_is_advertised_can_be_reached() -> None:
 
 
 def test_weights_take_half_of_the_memory_unless_they_are_told_how_much() -> None:
-    assert config("--device", "cpu").budget_bytes() == memory_bytes() // 2
-    assert config("--control-memory-mb", "0").budget_bytes() == 0
-    assert config("--control-memory-mb", "3").budget_bytes() == 3 << 20
+    assert config("--device", "cpu").budget_bytes(DeviceLedger()) == memory_bytes() // 2
+    assert config("--control-memory-mb", "0").budget_bytes(DeviceLedger()) == 0
+    assert config("--control-memory-mb", "3").budget_bytes(DeviceLedger()) == 3 << 20
 
 
 def test_a_relative_folder_of_a_socket_may_be_short_enough() -> None:

@@ -79,8 +79,11 @@ class PipelineImages(ABC):
         card: ModelCard,
         device: torch.device,
         dtype: torch.dtype,
-        plan: PrepostPlan = ON_DEVICE,
+        plan: Callable[[], PrepostPlan] = lambda: ON_DEVICE,
     ) -> None:
+        planned = plan()
+        if device.type != "cpu":
+            log.info("memory_plan", **planned._asdict())
         left_out = self._left_out(folder)
         pipeline = self.kind.from_pretrained(
             folder,
@@ -99,8 +102,9 @@ class PipelineImages(ABC):
             told = {"do_normalize": False, "do_binarize": True, "do_convert_grayscale": True}
             pipeline.mask_processor = VaeImageProcessor(vae_scale_factor=card.vae_scale_factor, **told)
         self.card, self.device, self.dtype = card, device, dtype
-        self.text_device = device if plan.encoders else torch.device("cpu")
-        self._whole_pixels = plan.whole_pixels
+        self.text_device = device if planned.encoders else torch.device("cpu")
+        self._whole_pixels = planned.whole_pixels
+        self._replan = None if planned.encoders else plan
         self.pipeline = pipeline
         self._place()
         self._normalisation = normalisation_of(pipeline.vae)
@@ -184,8 +188,15 @@ class PipelineImages(ABC):
         return found
 
     def _text(self, encode: Callable[[], Tensors]) -> Tensors:
-        """What encoders make of a prompt, on the CPU. Where they run out of memory, they stay there from then on."""
+        """What encoders make of a prompt, on the CPU. Where they run out of memory, they stay there from then on.
+
+        Planned to be there, they go to the device once others have left room for them, as a predecessor does.
+        """
         try:
+            if self._replan and (plan := self._replan()).encoders:
+                self._replan, self.text_device, self._whole_pixels = None, self.device, plan.whole_pixels
+                log.info("memory_plan", **plan._asdict())
+                self._place()
             return {name: tensor.cpu() for name, tensor in encode().items()}
         except torch.OutOfMemoryError:
             if self.text_device.type == "cpu":

@@ -15,7 +15,7 @@ import torch
 
 from giornata.device_claims import DeviceLedger
 from giornata.machine import memory_bytes
-from giornata.memory_plan import CONTEXT_BYTES
+from giornata.memory_plan import CONTEXT_BYTES, USABLE, ModelMemory, plan_prepost
 from giornata.packed.region import region
 from giornata.planning.batch import PlannerName
 from giornata.planning.costing import CostModel
@@ -134,6 +134,12 @@ def test_budgets_follow_the_machine_unless_they_are_configured() -> None:
     assert own == Memory(1 << 20, 2 << 20, 3 << 20, 4 << 20)
 
 
+def on_gpu(ledger: DeviceLedger, memory: ModelMemory | None = None) -> Any:
+    """A checkpoint on a GPU."""
+    family = SimpleNamespace(device=torch.device("cuda"))
+    return SimpleNamespace(family=family, ledger=ledger, memory=memory, card=CARD)
+
+
 def test_a_gpu_is_divided_once_what_others_have_stated_is_left_out(tmp_path: Path) -> None:
     """Whether they have taken it or not: free memory alone would tell of what they have taken."""
     denoiser, prepost, elsewhere = (
@@ -141,21 +147,50 @@ def test_a_gpu_is_divided_once_what_others_have_stated_is_left_out(tmp_path: Pat
         for gpu, service in (("GPU-a", "denoiser"), ("GPU-a", "prepost"), ("GPU-b", "prepost"))
     )
     elsewhere.state(30 << 30)
-    total, own = 80 << 30, 25 << 30
-    alone = shared_memory(config(), denoiser, total - own, total, own)
+    total, own, checkpoint = 80 << 30, 25 << 30, on_gpu(denoiser)
+    alone = shared_memory(config(), checkpoint, total - own, total, own)
     prepost.state(20 << 30)
     before, after = (
-        shared_memory(config(), denoiser, free, total, own)
+        shared_memory(config(), checkpoint, free, total, own)
         for free in (total - own, total - own - (20 << 30))  # prepost has loaded nothing yet; everything
     )
     assert before == after
     assert alone.device + alone.rows == pytest.approx(0.9 * 51 * 2**30)
     assert before.device + before.rows == pytest.approx(0.9 * 31 * 2**30)
     assert prepost.others_bytes() == pytest.approx(own + before.device + before.rows, abs=1)
-    scarce = shared_memory(config(), denoiser, 3 << 30, total, own)
+    scarce = shared_memory(config(), checkpoint, 3 << 30, total, own)
     assert scarce.device + scarce.rows == pytest.approx(0.9 * 3 * 2**30), "a stranger has taken more"
     prepost.state(70 << 30)
-    assert shared_memory(config(), denoiser, total - own, total, own).rows == 0
+    assert shared_memory(config(), checkpoint, total - own, total, own).rows == 0
+
+
+FLUX = ModelMemory(24 << 30, 10 << 30, 200 << 20, 1600.0, 111e3, 256.0, 512)
+
+
+@pytest.mark.parametrize(("free_gb", "encoders"), [(55, True), (12, False)])
+def test_room_is_left_for_a_prepost_that_comes_later(free_gb: int, encoders: bool, tmp_path: Path) -> None:
+    """With its text encoders where they fit beside a row; where a prepost has stated something, that holds."""
+    ledger, pixels = DeviceLedger(tmp_path, "GPU-a", "denoiser"), CARD.native_size**2
+    free, total, own = free_gb << 30, 80 << 30, (76 - free_gb) << 30
+    coming = FLUX.prepost(pixels, encoders=encoders)
+
+    def taken() -> float:
+        memory = shared_memory(config(), on_gpu(ledger, FLUX), free, total, own)
+        return memory.device + memory.rows
+
+    assert taken() == pytest.approx(0.9 * (free - coming))
+    prepost = DeviceLedger(tmp_path, "GPU-a", "prepost")
+    assert plan_prepost(USABLE * total - prepost.others_bytes(), FLUX, pixels).size_bytes == coming
+    prepost.state(1 << 30)
+    assert taken() == pytest.approx(0.9 * (free - (1 << 30)))
+
+
+def test_no_room_is_left_where_the_prepost_of_the_host_has_another_gpu(tmp_path: Path) -> None:
+    ledger, _elsewhere = (
+        DeviceLedger(tmp_path, gpu, service) for gpu, service in (("GPU-a", "denoiser"), ("GPU-b", "prepost"))
+    )
+    memory = shared_memory(config(), on_gpu(ledger, FLUX), 50 << 30, 80 << 30, 20 << 30)
+    assert memory.device + memory.rows == pytest.approx(0.9 * (50 << 30))
 
 
 def test_what_cuda_tells_of_its_memory_is_divided(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -163,10 +198,10 @@ def test_what_cuda_tells_of_its_memory_is_divided(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _device: 24 << 30)
     ledger, prepost = (DeviceLedger(tmp_path, "GPU-a", name) for name in ("denoiser", "prepost"))
     prepost.state(10 << 30)
-    gpu: Any = SimpleNamespace(family=SimpleNamespace(device=torch.device("cuda")), ledger=ledger)
+    gpu = on_gpu(ledger)
     spared = 2 << 30
     own = CONTEXT_BYTES + (24 << 30) + spared
-    assert memory_on(config(), gpu, spared) == shared_memory(config(), ledger, 48 << 30, 80 << 30, own)
+    assert memory_on(config(), gpu, spared) == shared_memory(config(), gpu, 48 << 30, 80 << 30, own)
     cpu: Any = SimpleNamespace(family=SimpleNamespace(device=torch.device("cpu")), ledger=DeviceLedger())
     assert memory_on(config(), cpu).rows == math.inf
 

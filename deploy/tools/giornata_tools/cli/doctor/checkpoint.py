@@ -14,7 +14,7 @@ import click
 
 from giornata import machine
 from giornata.memory_plan import CONTEXT_BYTES, USABLE, plan_device
-from giornata.model_cards import TEMPLATE_BITS, level_bytes, model_memory, read_model_card
+from giornata.model_cards import ITEM_BYTES, TEMPLATE_BITS, level_bytes, model_memory, read_model_card
 from giornata.planning.specs import LEAST_LEVELS
 from giornata.wire.models import ModelCard
 from giornata_tools.cli.doctor.finding import Finding, fail, ok, warn
@@ -56,7 +56,9 @@ def device(source: str, device_bytes: int) -> Finding:
         return fail(f"{source} is no folder, and not in the hub's cache.", f"Fetch it: hf download {source}")
     try:
         side = read_model_card(folder).native_size
-        model, fewer = model_memory(folder), model_memory(folder, quantized=True)
+        item_bytes = 4 if environ.get("GIORNATA_DTYPE") == "float32" else ITEM_BYTES
+        model, fewer = (model_memory(folder, item_bytes, quantized=how) for how in (False, True))
+        halved = model_memory(folder)
     except (ValueError, OSError) as error:
         return fail(f"{error}.", "Name the folder of a diffusers checkpoint with its weights.")
     prepost, rows = plan_device(device_bytes, model, side**2)
@@ -72,7 +74,8 @@ def device(source: str, device_bytes: int) -> Finding:
     }
     quantized = plan_device(device_bytes, fewer, side**2)[1]
     apart = int((USABLE * device_bytes - model.denoiser(side**2, 0)) // model.row(side**2))
-    ways = {"GIORNATA_QUANTIZE=int8": quantized, "prepost elsewhere": apart}
+    ways = {"GIORNATA_DTYPE=bfloat16": plan_device(device_bytes, halved, side**2)[1]}
+    ways |= {"GIORNATA_QUANTIZE=int8": quantized, "prepost elsewhere": apart}
     ways |= {f"a GPU of {gb} GB": plan_device(gb * GB, model, side**2)[1] for gb in GPU_GB}
     better = [f"{way} has room for {more} in a step" for way, more in ways.items() if more > max(0, rows)]
     told = ", ".join(f"{name} {size / GB:.1f} GB" for name, size in sizes.items())
