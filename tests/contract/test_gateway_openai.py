@@ -22,12 +22,14 @@ from giornata.wire.errors import BY_CODE
 from giornata.wire.events import PreviewEvent
 from giornata.wire.jobs import BlobRef, Encoding, Inspection, Job, JobState, Priority
 from giornata.wire.progress import JobRecord, RowRecord
-from giornata.wire.requests import EditParameters, OutputFormat
+from giornata.wire.requests import PROMPTS_FIT, EditParameters, OutputFormat
 from giornata.wire.workers import ServiceName, ServiceState, WorkerState
+from giornata_gateway.http.a1111_routes import A1111_ROUTES
 from giornata_gateway.http.body import frame
 from giornata_gateway.http.links import FOLLOWED
 from giornata_gateway.http.openapi import document
 from giornata_gateway.http.routes import ROUTES
+from giornata_gateway.intake.rules.a1111.forms import TextToImage
 from giornata_gateway.intake.rules.forms import EditForm, GenerationForm, GenerationJobForm, JobForm
 from giornata_gateway.intake.rules.idempotency import HEADER
 from giornata_gateway.views.answers import images_answer
@@ -146,6 +148,19 @@ def test_the_document_is_valid_and_has_every_field_and_code() -> None:
         "application/json"
     }
     assert all(f"`{code}`" in described["info"]["description"] for code in BY_CODE)
+
+
+def test_whatever_takes_a_prompt_says_how_many_bytes_it_may_have_beside_a_negative_one() -> None:
+    schemas = document([*ROUTES, *A1111_ROUTES])["components"]["schemas"]
+    described = {
+        name: [told["properties"][field].get("description", "") for field in ("prompt", "negative_prompt")]
+        for name, told in schemas.items()
+        if {"prompt", "negative_prompt"} <= told.get("properties", {}).keys()
+    }
+    forms = (EditForm, JobForm, GenerationForm, GenerationJobForm, TextToImage)
+    assert described.keys() >= {form.__name__ for form in forms}
+    silent = [name for name, texts in described.items() if not all(PROMPTS_FIT in text for text in texts)]
+    assert silent == []
 
 
 def test_links_lead_to_operations_by_parameters_that_they_have_and_values_that_answers_have() -> None:

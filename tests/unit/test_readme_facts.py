@@ -20,6 +20,7 @@ from giornata.wire.events import DoneEvent, EventKind, PreviewEvent, StateEvent,
 from giornata.wire.masks import MaskedRegion, MaskMade, MaskMessage
 from giornata.wire.messages import EVENT_HEADER, CancelMessage, EditMessage, EditReply, Picture
 from giornata.wire.models import Task
+from giornata.wire.requests import PROMPT_BYTES
 from giornata.wire.samplers import DISCRETE_TIME, FLOW_MATCHING, WITH_LIGHTNING
 from giornata_gateway.intake.rules.forms import EditForm, UnreadFields
 from giornata_tools.cli.app import COMMANDS
@@ -200,6 +201,11 @@ def test_the_table_of_families_is_that_of_the_code() -> None:
             assert ("true_cfg_scale" in guidance) == kind.takes_true_cfg, family
             assert told[family][1].strip("`") in KINDS, family
     assert {family: cells[3:] for family, cells in told.items()} == expected
+
+
+@pytest.mark.parametrize("door", ["api-http", "api-nats", "api-a1111", "openai"])
+def test_the_page_of_a_door_tells_how_many_bytes_prompts_may_have(door: str) -> None:
+    assert f"{PROMPT_BYTES:,} bytes together" in PAGES[f"docs/{door}.md"]
 
 
 def test_the_request_table_of_the_nats_door_is_complete() -> None:

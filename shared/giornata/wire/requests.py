@@ -97,6 +97,7 @@ NegativePrompt = Annotated[str, StringConstraints(max_length=32_000)]
 PROMPT_BYTES: Final = 36_000
 """Most bytes of a prompt and its negative prompt together, so that the jobs that one tenant may have queued fit into
 their stream: half of the routers' default limits."""
+PROMPTS_FIT: Final = f"`prompt` and `negative_prompt` have at most {PROMPT_BYTES} bytes in UTF-8 together."
 OutputSize = Annotated[str, StringConstraints(pattern=r"^(auto|[1-9]\d{1,4}x[1-9]\d{1,4})$")]
 """`auto` or WIDTHxHEIGHT."""
 M = TypeVar("M", bound=BaseModel)
@@ -109,7 +110,7 @@ class GenerationParameters(Recorded):
     :func:`giornata.wire.resolution.resolve` fills in what is None.
     """
 
-    prompt: Prompt = Field(description="What the picture shows.")
+    prompt: Prompt = Field(description=f"What the picture shows. {PROMPTS_FIT}")
     model: ModelName | None = Field(
         None, description="Name of the model; default: the only one that is served."
     )
@@ -153,7 +154,7 @@ class GenerationParameters(Recorded):
     negative_prompt: NegativePrompt | None = Field(
         None,
         validate_default=True,
-        description="What to keep away from; needs classifier-free guidance.",
+        description=f"What to keep away from; needs classifier-free guidance. {PROMPTS_FIT}",
     )
     sampler: Sampler | None = Field(
         None, description="What computes the steps; `GET /v1/models` tells which ones a model takes."
@@ -273,7 +274,7 @@ class GenerationParameters(Recorded):
 class EditParameters(MaskFromWords, GenerationParameters):
     """One edit, as asked for. A generation is carried out as one too: see :mod:`giornata.wire.generations`."""
 
-    prompt: Prompt = Field(description="What belongs into the masked region.")
+    prompt: Prompt = Field(description=f"What belongs into the masked region. {PROMPTS_FIT}")
     size: OutputSize = Field(
         "auto",
         description="Output size: `auto` (that of the image) or WIDTHxHEIGHT of the image's aspect ratio.",

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
 from giornata.wire.models import Task
-from giornata.wire.requests import MAX_IMAGES, MAX_SEED, MAX_STEPS, NegativePrompt, Prompt, asked
+from giornata.wire.requests import MAX_IMAGES, MAX_SEED, MAX_STEPS, PROMPTS_FIT, NegativePrompt, Prompt, asked
 from giornata_gateway.intake.rules.a1111 import neutral
 from giornata_gateway.intake.rules.a1111.neutral import MeantFields, Values, meant_fields, schema_of
 from giornata_gateway.intake.rules.a1111.prompts import Emphasis
@@ -51,8 +51,12 @@ class TextToImage(BaseModel):
         ),
     )
 
-    prompt: Prompt = Field(description=r"Its words, LoRAs as `<lora:NAME:WEIGHT>`, and brackets as `\(`.")
-    negative_prompt: NegativePrompt = Field("", description="What to keep away from; of models that take it.")
+    prompt: Prompt = Field(
+        description=rf"Its words, LoRAs as `<lora:NAME:WEIGHT>`, and brackets as `\(`. {PROMPTS_FIT}"
+    )
+    negative_prompt: NegativePrompt = Field(
+        "", description=f"What to keep away from; of models that take it. {PROMPTS_FIT}"
+    )
     seed: int = Field(-1, ge=-1, le=MAX_SEED, description="-1: random. Picture i uses seed + i.")
     batch_size: int = Field(1, ge=1, le=MAX_IMAGES, description=f"Times `n_iter`, at most {MAX_IMAGES}.")
     n_iter: int = Field(1, ge=1, le=MAX_IMAGES, description="Pictures are made side by side in any case.")
