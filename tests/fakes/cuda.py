@@ -680,7 +680,8 @@ def _dispatched(world: World, func: Any, args: Any, kwargs: Any) -> Any:
         return inner if isinstance(each, torch.device) and each.type == "cuda" else each
 
     plain = {key: unwrapped(value) for key, value in kwargs.items() if key != "pin_memory"}
-    out = func(*tree_map(unwrapped, args), **plain)
+    positional = tree_map(unwrapped, args)
+    out = func(*positional, **plain) if world.values else _shaped(func, positional, plain)
     if (
         name in ALLOCATING and world.values
     ):  # what no kernel computes here stays what it is: no leftovers, which may be NaN
@@ -732,6 +733,43 @@ def _synchronise(world: World, name: str, args: Any, kwargs: Any) -> None:
             world.synchronise(f"{name} by a mask")
     if name == "repeat_interleave" and not kwargs.get("output_size"):
         world.synchronise("repeat_interleave without output_size")
+
+
+_shapes: Final[dict[Any, tuple[bool, list[tuple[Any, ...]]]]] = {}
+"""What operations made of shapes: equal blocks ask for the same, and torch takes long to tell of many operations."""
+
+
+def _shaped(func: Any, args: Any, kwargs: Any) -> Any:
+    """What an operation makes of shapes."""
+    if any(each.alias_info is not None for each in func._schema.arguments):  # a view, or in place
+        return func(*args, **kwargs)
+    asked = func, torch.get_default_dtype(), _signature(args), _signature(kwargs)
+    if asked not in _shapes:
+        out = func(*args, **kwargs)
+        made: list[Any] = (
+            [out] if isinstance(out, Tensor) else list(out) if isinstance(out, tuple | list) else [None]
+        )
+        given = {
+            each.untyped_storage()._cdata for each in tree_iter((args, kwargs)) if isinstance(each, Tensor)
+        }
+        if any(not isinstance(each, Tensor) or each.untyped_storage()._cdata in given for each in made):
+            return out
+        told = [(each.size(), each.stride(), each.dtype) for each in made]
+        _shapes[asked] = isinstance(out, Tensor), told
+    alone, told = _shapes[asked]
+    made = [torch.empty_strided(size, stride, dtype=dtype, device="meta") for size, stride, dtype in told]
+    return made[0] if alone else tuple(made)
+
+
+def _signature(value: Any) -> Any:
+    """All that an operation's result may depend on where nothing has values."""
+    if isinstance(value, Tensor):
+        return value.device.type, value.size(), value.stride(), value.dtype
+    if isinstance(value, dict):
+        return tuple((key, _signature(each)) for key, each in value.items())
+    if isinstance(value, tuple | list):
+        return tuple(map(_signature, value))
+    return type(value), value
 
 
 def _noted(world: World, func: Any, name: str, fakes: Sequence[Fake], given: Any, out: Any) -> Any:

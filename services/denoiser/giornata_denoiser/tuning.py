@@ -143,6 +143,7 @@ def budget_of(config: DenoiserConfig, profile: Profile, memory: Memory) -> Budge
         step_ms=config.step_limit_ms or math.inf,
         memory_bytes=memory.rows,
         activation_bytes=profile.activation_bytes,
+        even_bytes=profile.even_bytes,
         caps=profile.caps if config.batch_caps else (),
     )
 

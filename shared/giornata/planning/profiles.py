@@ -52,6 +52,8 @@ class Profile(BaseModel):
     load: Fit
     activation_bytes: float
     """Peak memory of a step per token that it computes, weights and templates not counted."""
+    even_bytes: float | None = None
+    """Likewise where all sequences are equally long, so that their modulation is broadcast; None: not known apart."""
     caps: tuple[BatchCap, ...] = ()
     derived: str = ""
     """What it was derived from, where nothing was measured: for simulations alone, no denoiser takes it."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Final
 
 import torch
@@ -208,9 +209,14 @@ FAMILIES: Final[Mapping[str, Measured]] = {
 
 
 def module(
-    name: str, *, published: bool = False, dtype: torch.dtype = torch.float32, device: torch.device
+    name: str,
+    *,
+    published: bool = False,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device,
+    changed: Mapping[str, Any] = MappingProxyType({}),
 ) -> Any:
-    """diffusers' module of a family; equal arguments make equal weights.
+    """diffusers' module of a family, its configuration `changed`; equal arguments make equal weights.
 
     Raises:
         ValueError: the family has no published shape here.
@@ -223,16 +229,22 @@ def module(
         config = of.published[1]
     torch.manual_seed(0)
     with device:
-        made = of.module(**config)
+        made = of.module(**{**config, **changed})
     torch.nn.Module.to(made, dtype)
     return made.eval().requires_grad_(requires_grad=False)
 
 
 def family(
-    name: str, *, published: bool = False, dtype: torch.dtype = torch.float32, device: torch.device
+    name: str,
+    *,
+    published: bool = False,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device,
+    changed: Mapping[str, Any] = MappingProxyType({}),
 ) -> ModelFamily:
     """The family over such a module."""
-    network: Any = FAMILIES[name].network(module(name, published=published, dtype=dtype, device=device))
+    made = module(name, published=published, dtype=dtype, device=device, changed=changed)
+    network: Any = FAMILIES[name].network(made)
     unet = FAMILIES[name].module is UNet2DConditionModel
     schedule = DiscreteTime(DISCRETE) if unet else FlowMatching(SCHEDULER, shifted_always)
     return ModelFamily(network.text, schedule, network)

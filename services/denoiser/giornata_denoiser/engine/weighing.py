@@ -19,6 +19,8 @@ from giornata_denoiser.rows.row import Row
 from giornata_denoiser.rows.stored import EXACT, stored_bytes
 from giornata_denoiser.rows.template import Kept
 
+FED: Final = 6
+"""Times a token's keys and values that a GEGLU takes (8 + 4 + 4 of its width) beyond an attention (4)."""
 ENTRIES_ON_DEVICE: Final = 2
 """Entries of a template run that a GPU has at a time: one is recorded while the other moves to the host."""
 
@@ -32,6 +34,8 @@ class Budget:
     """Bytes of rows, of what they take from templates, and of activations."""
     activation_bytes: float = 0.0
     """Bytes of a step's activations for each token that it computes."""
+    even_bytes: float | None = None
+    """Likewise where all sequences are equally long; None: as many."""
     ahead_bytes: float = 0.0
     """Most bytes of slabs that are loaded for later steps, of all rows together."""
     correction_bits: int | None = None
@@ -51,15 +55,12 @@ def fits(rows: Sequence[Row], budget: Budget, costs: StepCosts, family: ModelFam
 
 def predicted_ms(rows: Sequence[Row], costs: StepCosts, operations: Operations) -> float:
     """Predicted time of a step of a network of these operations that waits for no load."""
-    shapes: list[Shape] = []
-    modes: list[tuple[Mode, ...]] = []
+    computed: list[tuple[Shape, tuple[Mode, ...]]] = []
     for row in rows:
-        own = masked_modes(row, operations.blocks) if row.masked else (Mode.FULL,) * operations.blocks
-        shapes += row.shapes
-        modes += [own] * len(row.shapes)
-        shapes += row.joining
-        modes += [(Mode.FULL,) * operations.blocks] * len(row.joining)
-    return costs.step_ms(step_work(operations, shapes, modes))
+        whole = (Mode.FULL,) * operations.blocks
+        own = masked_modes(row, operations.blocks) if row.masked else whole
+        computed += [(shape, own) for shape in row.shapes] + [(shape, whole) for shape in row.joining]
+    return costs.step_ms(step_work(operations, *zip(*computed, strict=True)))
 
 
 def masked_modes(row: Row, blocks: int) -> tuple[Mode, ...]:
@@ -75,10 +76,19 @@ def step_bytes(rows: Sequence[Row], budget: Budget, family: ModelFamily) -> floa
     else:  # entries as they are stored, which rows of one template share; they may have left the device's tier
         taken = sum({id(row.template): entry_bytes(row) for row in rows}.values())
         held += taken + _convolved_bytes(rows, family)
-    ahead = min(budget.ahead_bytes, taken)
     # Prefixes are computed one after the other, before the step itself.
     prefix = max((tokens for row in rows for tokens in row.prefix), default=0)
-    return held + ahead + budget.activation_bytes * max(prefix, sum(row.tokens for row in rows))
+    even = budget.even_bytes if _even(rows) else None
+    each = budget.activation_bytes if even is None else even
+    return held + min(budget.ahead_bytes, taken) + each * max(prefix, sum(row.tokens for row in rows))
+
+
+def _even(rows: Sequence[Row]) -> bool:
+    """Whether all sequences are equally long, now and later; companions may be modulated as sequences of their own."""
+    steps = {(row.step, row.masked, row.steps_in_full, row.renewed_every, row.renewed_later) for row in rows}
+    alike = len({shape for row in rows for shape in row.shapes}) == 1
+    alike = alike and (len(steps) == 1 or all(row.region is None for row in rows))
+    return alike and all(row.companions in {0, row.image_tokens} for row in rows)
 
 
 def row_bytes(row: Row, family: ModelFamily, correction_bits: int | None) -> int:
@@ -90,8 +100,7 @@ def row_bytes(row: Row, family: ModelFamily, correction_bits: int | None) -> int
     held += row.steps * len(row.prompts) * family.network.prepared_bytes
     held += _prefix_bytes(row, family)
     held += slab_bytes(row, itemsize) if keeps_slabs(family) else attended_bytes(row, family)
-    held += correction_bytes(row, itemsize, correction_bits)
-    held += cache_bytes(row)
+    held += correction_bytes(row, itemsize, correction_bits) + cache_bytes(row)
     held += _own_bytes(row, family, correction_bits) + _padding_bytes(row, family, correction_bits)
     # Entries that are recorded leave a GPU for the host; on a CPU they stay where they are.
     return held + recorded_bytes(row, family, ENTRIES_ON_DEVICE if family.device.type == "cuda" else None)
@@ -112,15 +121,16 @@ def entry_bytes(row: Row) -> int:
 def attended_bytes(row: Row, family: ModelFamily) -> int:
     """Bytes of the keys and values of one block, of all sequences of a row that takes from a template.
 
-    A UNet has those of outside tokens twice: gathered by cell, and beside the row's own.
+    A UNet has those of outside tokens twice, by cell and beside the row's own, and fewer other activations (`FED`).
     """
     if row.template is None or row.region is None:
         return 0
-    outside = len(row.region.outside) * (2 if together(family.specs) else 1)
+    unet = together(family.specs)
+    outside = len(row.region.outside) * (2 if unet else 1)
     return sum(
         max(
             (
-                _taken_bytes(kept, Mode.KV, own, outside, family.dtype.itemsize)
+                max(0, _taken_bytes(kept, Mode.KV, own - unet * FED * own, outside, family.dtype.itemsize))
                 for kept in row.template.entries[0].blocks
                 if kept.key is not None
             ),
@@ -211,14 +221,9 @@ def _prefix_bytes(row: Row, family: ModelFamily) -> int:
 
 def _padding_bytes(row: Row, family: ModelFamily, correction_bits: int | None) -> int:
     """Bytes of the keys and values that a row keeps of its prompts' padding."""
-    kept = [tokens for tokens in row.padding if tokens]
-    if not kept:
-        return 0
     bits = 0 if keeps_slabs(family) else own_bits(correction_bits)
-    channels = [spec.channels([Mode.KV]) for spec in family.specs]
-    return sum(
-        stored_bytes(tokens, width, bits, family.dtype.itemsize) for tokens in kept for width in channels
-    )
+    kept = [(tokens, spec.channels([Mode.KV])) for tokens in row.padding if tokens for spec in family.specs]
+    return sum(stored_bytes(tokens, width, bits, family.dtype.itemsize) for tokens, width in kept)
 
 
 def recorded_bytes(row: Row, family: ModelFamily, most: int | None = None) -> int:
@@ -227,10 +232,9 @@ def recorded_bytes(row: Row, family: ModelFamily, most: int | None = None) -> in
     if what is None:
         return 0
     entries = row.steps_in_full if most is None else min(row.steps_in_full, most)
-    specs = family.specs[what.first_block :]
     bits = what.bits or 8 * family.dtype.itemsize
     modes = [Mode(form) for form in what.forms]
-    return entries * recording_bytes(specs, modes, row.block_tokens, bits)
+    return entries * recording_bytes(family.specs[what.first_block :], modes, row.block_tokens, bits)
 
 
 def profits(row: Row, costs: StepCosts, family: ModelFamily) -> bool:

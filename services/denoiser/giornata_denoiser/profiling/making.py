@@ -82,8 +82,8 @@ class Measurements:
     operations: Operations
     """Operations of the network that was measured."""
     load_samples: tuple[Sample, ...]
-    activation_bytes: float
-    """Per computed token."""
+    activation_bytes: tuple[float, float]
+    """Per computed token: the most, and of equally long sequences."""
 
     @property
     def step_samples(self) -> list[Sample]:
@@ -118,12 +118,12 @@ def measure_spread(
     for way in members.ways:
         steps = [one.beside(meter.companions, meter.prefix) for one in plain(extent, SEED, guided=way.halves)]
         step_ms = medians(steps, partial(members.step_ms, way), rounds=rounds, seed=SEED, bar=bar)
-        found[way] = Measurements(tuple(map(StepTime, steps, step_ms)), meter.operations, (), 0.0)
+        found[way] = Measurements(tuple(map(StepTime, steps, step_ms)), meter.operations, (), (0.0, 0.0))
     return found
 
 
-def activation_bytes(meter: Meter, steps: Iterable[Mixture]) -> float:
-    """Peak memory per token, over the steps in which one row computes everything, or two do.
+def activation_bytes(meter: Meter, steps: Iterable[Mixture]) -> tuple[float, float]:
+    """Peak memory per token, over the steps in which one row computes everything, or two do: of all, and of even ones.
 
     Modulation of equally long sequences is broadcast, that of others may be spread to their tokens. Where two rows are
     measured, a row beside one of other lengths is, too. What ControlNets hold is theirs, and not counted.
@@ -139,7 +139,9 @@ def activation_bytes(meter: Meter, steps: Iterable[Mixture]) -> float:
         for mixture in whole
         if len(mixture.rows) > 1
     ]
-    return max(meter.step_bytes(mixture) / mixture.length for mixture in whole)
+    found = [(meter.step_bytes(mixture) / mixture.length, mixture) for mixture in whole]
+    even = [each for each, mixture in found if len({row.shapes for row in mixture.rows}) == 1]
+    return max(each for each, _ in found), max(even)
 
 
 def fitted(names: Sequence[str], samples: Sequence[Sample]) -> Fit:
@@ -204,11 +206,11 @@ def profile(
     *,
     compute: Fit,
     load: Fit,
-    activation: float,
+    activation: tuple[float, float],
     caps: tuple[BatchCap, ...],
     degrees: tuple[DegreeFit, ...] = (),
 ) -> Profile:
-    """What was fitted, with today's date, where and of what; `activation` is in bytes per computed token."""
+    """What was fitted, with today's date, where and of what; `activation` as :func:`activation_bytes` tells it."""
     return Profile(
         model=checkpoint.card.name,
         model_digest=checkpoint.card.digest,
@@ -220,7 +222,8 @@ def profile(
         compute=compute,
         degrees=degrees,
         load=load,
-        activation_bytes=activation,
+        activation_bytes=activation[0],
+        even_bytes=activation[1],
         caps=caps,
     )
 

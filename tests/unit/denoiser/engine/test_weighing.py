@@ -84,6 +84,28 @@ def test_what_is_counted_is_what_is_held() -> None:
     assert row_bytes(run, of, 8) - row_bytes(replace(run, records=None), of, 8) == recorded
 
 
+def test_activations_are_those_of_equal_sequences_while_rows_stay_equally_long() -> None:
+    of = tiny_flux.family()
+    budget, taken = Budget(activation_bytes=2000.0, even_bytes=1000.0), template(of)
+
+    def each(*rows: Row) -> int:
+        added = step_bytes(rows, budget, of) - step_bytes(rows, Budget(), of)
+        return round(added / sum(row.tokens for row in rows))
+
+    whole, other = (tiny_flux.row(of, Spec(name, grid=GRID, steps=3)) for name in ("a", "b"))
+    assert each(whole) == each(whole, other) == each(whole, replace(other, step=1)) == 1000
+    assert each(whole, tiny_flux.row(of, Spec("c", grid=GRID, text_tokens=7))) == 2000
+    assert each(replace(whole, companions=1)) == 2000, "they may be modulated apart"
+    first, second, larger = (
+        edit(of, taken, Spec(name, grid=GRID, steps=3), where(tokens))
+        for name, tokens in (("a", [1, 2]), ("b", [5, 6]), ("c", [1, 2, 3]))
+    )
+    assert each(first, second) == 1000
+    assert each(first, replace(second, begun=True, step=1)) == 2000, "one computes all, one its region"
+    assert each(first, whole) == each(first, larger) == 2000, "they will"
+    assert step_bytes([whole], replace(budget, even_bytes=None), of) > step_bytes([whole], budget, of)
+
+
 def test_what_is_prepared_of_a_row_is_counted() -> None:
     of = tiny_flux.family()
     short, long = (tiny_flux.row(of, Spec(steps=steps, true_cfg_scale=2.0)) for steps in (3, 7))

@@ -142,7 +142,7 @@ def test_what_is_measured_tells_all_weights_apart(quick: bool) -> None:
     np.testing.assert_allclose(fit.weights, TRUE.compute, rtol=1e-4)
     assert not fit.derived
     np.testing.assert_allclose(making.fitted(LOAD, found.load_samples).weights, TRUE.load, rtol=1e-6)
-    assert found.activation_bytes == pytest.approx(1000, rel=0.01)
+    assert found.activation_bytes == pytest.approx((1000, 1000), rel=0.01)
 
 
 def test_without_controlnets_their_weight_follows_from_the_others() -> None:
@@ -265,7 +265,7 @@ def test_the_report_names_weights_units_and_the_worst(tmp_path: Path) -> None:
         Checkpoint(CARD, tiny_flux.family(fill=True), PREVIEW_MAP),
         compute=making.fitted(COMPUTE, found.step_samples),
         load=making.fitted(LOAD, found.load_samples),
-        activation=2048.0,
+        activation=(2048.0, 1024.0),
         caps=making.batch_caps(found.steps),
     )
     text = report(profile, found)
