@@ -34,7 +34,7 @@ from tests.bench.reporting.report import write
 from tests.flags import option, parsed
 
 MODEL: Final = Path("deploy/model/fresco")
-RENEWED: Final = int(DenoiserConfig.model_fields["renew_steps"].default)
+RENEWED: Final = DenoiserConfig.renew_steps
 SPEC: Final = RecordingSpec(frozenset({DEFAULT.form}), DEFAULT.bits)
 CORRECTED: Final = ReuseOptions(correction_bits=DEFAULT.correction_bits)
 ROUNDS: Final = 9

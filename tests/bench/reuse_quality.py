@@ -45,7 +45,7 @@ LEVELS: Final = (4, 6, 8, 12, 16, STRICT)
 HALOS: Final = (0, 1, 2)
 RENEWALS: Final = (2, 3, 4, 5, 7, 10)
 """One step in so many is computed in full where there is no template."""
-KEPT_FOR: Final = int(DenoiserConfig.model_fields["renew_steps"].default)
+KEPT_FOR: Final = DenoiserConfig.renew_steps
 ANYWHERE, SAME = 1.0, 1e-4
 """Tolerances of noise levels."""
 

@@ -50,7 +50,7 @@ TAUGHT: Final = "ours, reuse, mask seen before"
 """With the correction of an earlier edit: no step is computed in full either."""
 MISSED: Final = "ours, no template"
 """One step in so many is computed in full, and the others take what it made of the outside tokens."""
-RENEW_STEPS: Final = int(DenoiserConfig.model_fields["renew_steps"].default)
+RENEW_STEPS: Final = DenoiserConfig.renew_steps
 
 
 class Limits(NamedTuple):

@@ -11,9 +11,8 @@ from giornata_denoiser.config import DenoiserConfig, ReuseText
 from giornata_denoiser.rows.template import Form
 from giornata_denoiser.templates.identity import LEVELS
 
-FORM, BITS, CORRECTED = (
-    DenoiserConfig.model_fields[f"template_{name}"].default for name in ("form", "bits", "correction")
-)
+FORM, BITS = (DenoiserConfig.model_fields[f"template_{name}"].default for name in ("form", "bits"))
+CORRECTED: Final = DenoiserConfig.template_correction
 KEEPS_PADDING: Final = DenoiserConfig.model_fields["reuse_text"].default is ReuseText.PADDING
 HALO: Final = EditParameters.model_fields["halo"].default
 

@@ -33,7 +33,7 @@ from tests.bench.systems.workload import Edit
 
 STEPS: Final = 400
 """Steps of every row: more than are measured."""
-HELD_STEPS: Final[int] = DenoiserConfig.model_fields["control_held_steps"].default
+HELD_STEPS: Final[int] = DenoiserConfig.control_held_steps
 OPENS_S: Final = 60
 SETTLING: Final = 3
 """Measurements of a setting before `auto` is asked."""
