@@ -33,6 +33,12 @@ def s3() -> Iterator[S3Server]:
         yield server
 
 
+@pytest.fixture(scope="module")
+def valkey_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with valkey(tmp_path_factory.mktemp("valkey")) as url:
+        yield url
+
+
 @pytest.fixture
 def credentials(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in CREDENTIALS.items():
@@ -40,7 +46,7 @@ def credentials(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(params=["memory", "traced", "redis", "s3"])
-async def blobs(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[BlobStore]:
+async def blobs(request: pytest.FixtureRequest) -> AsyncIterator[BlobStore]:
     """Each implementation."""
     if request.param in {"memory", "traced"}:
         memory = MemoryBlobs()
@@ -51,9 +57,10 @@ async def blobs(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
         async with open_blobs(server.url(prefix=secrets.token_hex(4))) as store:
             yield store
     else:
-        with valkey(tmp_path) as url:
-            async with open_blobs(url) as store:
-                yield store
+        url = request.getfixturevalue("valkey_url")
+        async with open_blobs(url) as store, redis.asyncio.Redis.from_url(url) as client:
+            yield store
+            await client.flushall()
 
 
 @pytest.fixture(params=["memory", "redis", "s3"])

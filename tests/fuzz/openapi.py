@@ -25,10 +25,10 @@ from tests.fakes.colours import CARD as MASKS
 from tests.fakes.colours import ColourMasks
 from tests.fakes.fleet import SDXL
 from tests.fuzz import feeding
-from tests.integration.conftest import NatsServer
 from tests.integration.fake_router import CARD
 from tests.integration.gateway_fakes import open_stage
 from tests.integration.lora_bench import canonical, open_bench
+from tests.integration.nats_server import NatsServer
 from tests.patience import HUNG_S
 
 REPORT: Final = "events-{}.ndjson"

@@ -1,17 +1,14 @@
-"""Real servers on free ports, one of each for the whole run; and private ones for tests that kill them.
+"""Real servers on free ports, one of each for a worker; and private ones for tests that kill them.
 
-Tests share the servers, not their names: instances and job ids are unique, so nobody sees another test's messages.
+Tests share the servers. One that needs streams of its own has an account of NATS; others have names of their own:
+instances and job ids are unique, so no test sees another's messages.
 """
 
 from __future__ import annotations
 
 import contextlib
 import shutil
-import signal
-import subprocess
-import sys
 import tempfile
-import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from functools import cache, partial
 from pathlib import Path
@@ -23,12 +20,10 @@ from giornata.bus import bus
 from giornata.families import Family
 from giornata.nats_users import USERS_CONF, write_users
 from giornata.wire.permissions import User
-from giornata_tools.launcher.servers import free_ports
 from tests.integration.gateway_fakes import Stage, open_stage
+from tests.integration.nats_accounts import NatsAccounts
+from tests.integration.nats_server import NatsServer
 from tests.patience import HUNG_S
-
-MAX_PAYLOAD_BYTES = 8 << 20
-"""What deploy/ configures too: inline pictures of the NATS door."""
 
 
 @pytest.fixture(scope="session")
@@ -44,68 +39,6 @@ def _build(parent: Path, family: Family) -> Path:
     return parent / family
 
 
-class NatsServer:
-    """One nats-server with JetStream; `start` again after `kill` keeps its port and its data.
-
-    Args:
-        folder: of its configuration and its store.
-        config: more of its configuration; includes are relative to `folder`.
-        max_file: of its store.
-    """
-
-    def __init__(self, folder: Path, config: str = "", max_file: str = "8GB") -> None:
-        self._folder = folder
-        self._config = config
-        self._max_file = max_file
-        self._port = free_ports(1)[0]
-        self._process: subprocess.Popen[str] | None = None
-        self._reader: threading.Thread | None = None
-
-    @property
-    def url(self) -> str:
-        return f"nats://127.0.0.1:{self._port}"
-
-    def start(self) -> None:
-        """Return when clients can connect."""
-        config = self._folder / "nats.conf"
-        config.write_text(
-            f'listen: "127.0.0.1:{self._port}"\nmax_payload: {MAX_PAYLOAD_BYTES}\n'
-            f'jetstream {{ store_dir: "{self._folder}", max_mem: 512MB, max_file: {self._max_file} }}\n'
-            f"{self._config}\n"
-        )
-        binary = Path(sys.executable).parent / "nats-server"
-        self._process = subprocess.Popen([binary, "-c", config], stderr=subprocess.PIPE, text=True)
-        assert self._process.stderr is not None
-        for line in self._process.stderr:
-            if "Server is ready" in line:
-                break
-        else:
-            raise RuntimeError("nats-server ended before it was ready")
-        self._reader = threading.Thread(target=self._process.stderr.read, daemon=True)
-        self._reader.start()
-
-    @contextlib.contextmanager
-    def frozen(self) -> Iterator[None]:
-        """Let it stand still while inside, with its connections open."""
-        assert self._process is not None
-        self._process.send_signal(signal.SIGSTOP)
-        try:
-            yield
-        finally:
-            self._process.send_signal(signal.SIGCONT)
-
-    def kill(self) -> None:
-        """End it at once, as a crash would."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            if self._reader is not None:
-                self._reader.join()
-            if self._process.stderr is not None:
-                self._process.stderr.close()
-            self._process = None
-
-
 @pytest.fixture(scope="session")
 def server_folder() -> Iterator[Path]:
     """A folder with a short path: a unix socket's may have 107 characters."""
@@ -115,14 +48,34 @@ def server_folder() -> Iterator[Path]:
 
 
 @pytest.fixture(scope="session")
-def nats_url(server_folder: Path) -> Iterator[str]:
+def nats_accounts(server_folder: Path) -> Iterator[NatsAccounts]:
     """The NATS server that tests share."""
     folder = server_folder / "nats"
     folder.mkdir()
-    server = NatsServer(folder)
-    server.start()
-    yield server.url
-    server.kill()
+    accounts = NatsAccounts(folder)
+    yield accounts
+    accounts.close()
+
+
+@pytest.fixture(scope="session")
+def nats_url(nats_accounts: NatsAccounts) -> str:
+    """Its address, for tests that share names, too: none sees another's, for ids of instances and jobs are unique."""
+    return nats_accounts.url
+
+
+@pytest.fixture
+def nats_account(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Its address within an account of this test alone.
+
+    A test that kills or freezes its server is marked `own_nats`: this is then the address of `private_nats`.
+    """
+    if request.node.get_closest_marker("own_nats"):
+        server: NatsServer = request.getfixturevalue("private_nats")
+        yield server.url
+    else:
+        accounts: NatsAccounts = request.getfixturevalue("nats_accounts")
+        with accounts.lent() as url:
+            yield url
 
 
 @pytest.fixture(scope="session")

@@ -13,7 +13,7 @@ from giornata.nats_users import USERS_CONF, password_file, write_cluster, write_
 from giornata.retries import repeated
 from giornata.wire.permissions import User
 from giornata_tools.launcher.servers import free_ports
-from tests.integration.conftest import NatsServer
+from tests.integration.nats_server import NatsServer
 from tests.patience import HUNG_S
 
 NAMES = ("n1", "n2", "n3")

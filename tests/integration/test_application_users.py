@@ -33,8 +33,8 @@ from giornata_gateway import service
 from giornata_gateway.config import GatewayConfig
 from tests.fakes.denoiser import FakeDenoiser
 from tests.fakes.fleet import FakePrepost
-from tests.integration.conftest import NatsServer
 from tests.integration.nats_cluster import nats_cluster
+from tests.integration.nats_server import NatsServer
 from tests.integration.router.bench import running_router
 from tests.patience import HUNG_S
 

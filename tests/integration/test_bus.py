@@ -23,7 +23,7 @@ from giornata.wire.errors import (
 from giornata.wire.loras import ReadFile
 from giornata.wire.messages import Accepted, CancelRows, ForecastRequest
 from giornata.wire.workers import ServiceName
-from tests.integration.conftest import NatsServer
+from tests.integration.nats_server import NatsServer
 from tests.patience import HUNG_MS, HUNG_S
 
 SUBJECT = subjects.controlnet("test", "open")

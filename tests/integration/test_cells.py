@@ -30,8 +30,8 @@ from giornata_gateway.config import GatewayConfig
 from tests.configs import configured
 from tests.fakes.denoiser import FakeDenoiser
 from tests.fakes.fleet import FakePrepost
-from tests.integration.conftest import NatsServer
 from tests.integration.gateway_fakes import listening_port
+from tests.integration.nats_server import NatsServer
 from tests.integration.router.bench import COSTS, running_router
 from tests.patience import HUNG_S
 

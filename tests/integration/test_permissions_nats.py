@@ -37,7 +37,7 @@ from giornata_tools.cli.doctor import servers
 from giornata_tools.cli.doctor.finding import Verdict
 from tests.fakes.denoiser import FakeDenoiser
 from tests.fakes.fleet import FakePrepost
-from tests.integration.conftest import NatsServer
+from tests.integration.nats_server import NatsServer
 from tests.integration.router.bench import make_job, running_router
 from tests.patience import HUNG_MS, HUNG_S
 

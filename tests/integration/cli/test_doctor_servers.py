@@ -18,8 +18,8 @@ import redis.asyncio
 from giornata_tools.cli.doctor import command as doctor
 from giornata_tools.cli.doctor import servers
 from giornata_tools.cli.doctor.finding import Verdict
-from tests.integration.conftest import NatsServer
 from tests.integration.gateway_fakes import Stage
+from tests.integration.nats_server import NatsServer
 
 PASSWORD = "open-sesame"  # noqa: S105 - it is to be looked for in what is shown
 

@@ -12,8 +12,8 @@ from giornata.wire import subjects
 from giornata_tools.doors import nats_door
 from giornata_tools.doors.edits import EditCall, EditProgress, Preview, Refused, Stopped
 from giornata_tools.doors.nats_door import open_nats
-from tests.integration.conftest import NatsServer
 from tests.integration.gateway_fakes import Stage
+from tests.integration.nats_server import NatsServer
 from tests.patience import HUNG_S
 
 ORDER = EditCall(b"picture", b"mask", {"prompt": "a hat", "n": 2, "seed": 5})
@@ -68,13 +68,13 @@ async def test_an_edit_that_is_given_up_as_soon_as_it_is_sent(stage: Stage, nats
 
 
 async def test_a_gateway_that_never_accepts_is_not_waited_for_long(
-    private_nats: NatsServer, monkeypatch: pytest.MonkeyPatch
+    nats_account: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(nats_door, "CANCEL_S", 0.1)
-    async with bus.connect(private_nats.url, "silent") as silent:
+    async with bus.connect(nats_account, "silent") as silent:
         sent = await silent.client.subscribe(subjects.EDIT)
         await barrier(silent.client)
-        async with open_nats(private_nats.url, None, None, "default", 20) as door:
+        async with open_nats(nats_account, None, None, "default", 20) as door:
             editing = asyncio.ensure_future(door.edit(ORDER, unheard))
             await sent.next_msg(HUNG_S)
             editing.cancel()

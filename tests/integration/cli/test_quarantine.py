@@ -20,7 +20,7 @@ from giornata.wire.permissions import User
 from giornata.wire.progress import JobRecord
 from giornata_router.rules.transitions import accepted
 from giornata_tools.cli.app import cli
-from tests.integration.conftest import NatsServer
+from tests.integration.nats_server import NatsServer
 from tests.integration.router.bench import make_job
 
 CAUSES = ("attempt 1 on d1: the worker fell silent", "attempt 2 on d2: the worker fell silent")

@@ -16,7 +16,7 @@ from giornata.nats_users import password_file
 from giornata.wire.permissions import User
 from giornata.wire.workers import ServiceName, ServiceState, WorkerState
 from giornata_tools.cli.app import cli
-from tests.integration.conftest import NatsServer
+from tests.integration.nats_server import NatsServer
 
 Guarded = tuple[NatsServer, Path]
 

@@ -16,8 +16,8 @@ from giornata.wire.errors import BlobStoreFull, StorageFull
 from giornata.wire.stores import JOBS, RECORDS, bucket_stream
 from giornata_gateway.storage import KNOWN_S
 from tests.full_disk import SmallDisk, small_disk
-from tests.integration.conftest import NatsServer
 from tests.integration.gateway_fakes import Stage, open_stage
+from tests.integration.nats_server import NatsServer
 from tests.patience import HUNG_S
 from tests.valkey import valkey
 

@@ -15,9 +15,9 @@ import pytest
 from openapi_spec_validator import validate
 
 from giornata.wire.jobs import JobState
-from tests.integration.conftest import NatsServer
 from tests.integration.fake_router import CARD
 from tests.integration.gateway_fakes import Stage, open_stage
+from tests.integration.nats_server import NatsServer
 from tests.patience import HUNG_S
 
 

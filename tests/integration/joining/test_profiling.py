@@ -35,8 +35,8 @@ from giornata_tools.joining.profiler import Profile, Setting
 from giornata_tools.joining.session import Login, Session, connected
 from giornata_tools.joining.watching import Watch
 from tests.fakes.fleet import CARD
-from tests.integration.conftest import NatsServer
 from tests.integration.lora_bench import Store, canonical, lora, open_bench
+from tests.integration.nats_server import NatsServer
 from tests.patience import HUNG_MS, HUNG_S
 
 STEPS = 20

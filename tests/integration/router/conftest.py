@@ -13,13 +13,12 @@ from giornata.records import Records
 from giornata.wire import subjects
 from giornata.wire.events import DoneEvent, EventKind
 from tests.fakes.fleet import FakePrepost
-from tests.integration.conftest import NatsServer
 from tests.integration.router.bench import Bench, running_router
 
 
 @pytest.fixture
-async def bench(private_nats: NatsServer) -> AsyncIterator[Bench]:
-    async with buses.connect(private_nats.url, "bench") as bus:
+async def bench(nats_account: str) -> AsyncIterator[Bench]:
+    async with buses.connect(nats_account, "bench") as bus:
         await streams.ensure(bus.jetstream, replicas=1, events_ttl_s=60)
         prepost = FakePrepost(bus)
         bench = Bench(bus, await Records.open(bus.jetstream), prepost)
@@ -29,7 +28,7 @@ async def bench(private_nats: NatsServer) -> AsyncIterator[Bench]:
 
 
 @pytest.fixture
-async def stack(bench: Bench, private_nats: NatsServer) -> AsyncIterator[AsyncExitStack]:
+async def stack(bench: Bench, nats_account: str) -> AsyncIterator[AsyncExitStack]:
     async with AsyncExitStack() as stack:
-        await stack.enter_async_context(running_router(private_nats.url, "router-a"))
+        await stack.enter_async_context(running_router(nats_account, "router-a"))
         yield stack

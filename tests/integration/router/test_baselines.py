@@ -15,7 +15,6 @@ from giornata.scheduling.policies import PolicyName
 from giornata.wire.jobs import JobState, Priority
 from giornata_router.config import RouterConfig
 from giornata_router.lines import keep_fitted, line_of
-from tests.integration.conftest import NatsServer
 from tests.integration.router.bench import Bench, denoiser, make_job, running_router
 from tests.patience import HUNG_S
 from tests.unit.scheduling.test_lines import demand
@@ -32,14 +31,14 @@ from tests.unit.scheduling.test_lines import demand
     ],
 )
 async def test_every_job_ends_once(
-    private_nats: NatsServer, bench: Bench, policy: PolicyName, line: LineName | None
+    nats_account: str, bench: Bench, policy: PolicyName, line: LineName | None
 ) -> None:
     jobs = [
         make_job(n=1 + number % 3, priority=Priority.BATCH if number % 4 == 0 else Priority.INTERACTIVE)
         for number in range(12)
     ]
     async with AsyncExitStack() as stack:
-        await stack.enter_async_context(running_router(private_nats.url, "r1", policy=policy, line=line))
+        await stack.enter_async_context(running_router(nats_account, "r1", policy=policy, line=line))
         for name in ("d1", "d2"):
             await denoiser(stack, bench, name, capacity=2)
         await asyncio.gather(*(bench.submit(job) for job in jobs))

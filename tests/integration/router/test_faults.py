@@ -22,7 +22,6 @@ from giornata.wire.requests import Reuse
 from giornata.wire.workers import ServiceName, ServiceState
 from tests.fakes.fleet import CARD
 from tests.fakes.news import News
-from tests.integration.conftest import NatsServer
 from tests.integration.router.bench import COSTS, IMAGE, Bench, denoiser, make_job, running_router
 from tests.patience import HUNG_MS, HUNG_S
 
@@ -195,17 +194,15 @@ async def test_a_draining_worker_hands_its_rows_on_with_their_state(
     assert not (await bench.records.get(job.job_id)).causes
 
 
-async def test_the_standby_finishes_what_the_dead_router_accepted(
-    bench: Bench, private_nats: NatsServer
-) -> None:
+async def test_the_standby_finishes_what_the_dead_router_accepted(bench: Bench, nats_account: str) -> None:
     async with AsyncExitStack() as stack:
-        first = await stack.enter_async_context(running_router(private_nats.url, "router-a"))
+        first = await stack.enter_async_context(running_router(nats_account, "router-a"))
         worker = await denoiser(stack, bench, "d1", step_s=0.4)
         jobs = [make_job() for _ in range(4)]
         for job in jobs:
             await bench.submit(job)
         await worker.news.until(lambda: bool(worker.requests))
-        await stack.enter_async_context(running_router(private_nats.url, "router-b"))
+        await stack.enter_async_context(running_router(nats_account, "router-b"))
         first.cancel()
         for job in jobs:
             assert (await bench.ended(job)).state is JobState.COMPLETED
@@ -214,8 +211,8 @@ async def test_the_standby_finishes_what_the_dead_router_accepted(
         assert {request.attempt for request in worker.requests} == {1}
 
 
-async def test_a_full_queue_refuses_and_keeps_what_it_has(bench: Bench, private_nats: NatsServer) -> None:
-    async with running_router(private_nats.url, "router-a", queue_limit=2):
+async def test_a_full_queue_refuses_and_keeps_what_it_has(bench: Bench, nats_account: str) -> None:
+    async with running_router(nats_account, "router-a", queue_limit=2):
         kept = [make_job(), make_job()]
         for job in kept:
             await bench.submit(job)
@@ -231,13 +228,13 @@ async def test_a_full_queue_refuses_and_keeps_what_it_has(bench: Bench, private_
 
 @pytest.mark.parametrize(("limit", "full"), [(1, True), (2, False)])
 async def test_the_router_tells_who_waits_for_a_worker_and_whether_more_may(
-    bench: Bench, private_nats: NatsServer, limit: int, full: bool
+    bench: Bench, nats_account: str, limit: int, full: bool
 ) -> None:
     told: asyncio.Queue[ServiceState] = asyncio.Queue()
     telemetry = subjects.telemetry(ServiceName.ROUTER, "r1")
     async with (
         bench.bus.listen(telemetry, ServiceState, told.put_nowait),
-        running_router(private_nats.url, "r1", queue_limit=limit),
+        running_router(nats_account, "r1", queue_limit=limit),
     ):
         await bench.submit(make_job(n=3))
         async with asyncio.timeout(HUNG_S):

@@ -20,7 +20,6 @@ from giornata.wire.requests import Reuse
 from giornata.wire.workers import ServiceName, ServiceState
 from tests.fakes.denoiser import FakeDenoiser
 from tests.fakes.news import News
-from tests.integration.conftest import NatsServer
 from tests.integration.router.bench import Bench, denoiser, make_job
 from tests.patience import HUNG_S
 
@@ -111,11 +110,11 @@ async def check_undisturbed(bench: Bench, workers: list[FakeDenoiser], jobs: lis
 
 @pytest.mark.parametrize("frozen_s", [2.5, 5.0])
 async def test_a_router_that_stood_still_takes_no_worker_for_dead(
-    bench: Bench, private_nats: NatsServer, redis_url: str, frozen_s: float
+    bench: Bench, nats_account: str, redis_url: str, frozen_s: float
 ) -> None:
     """After the longer time its lease has ended, too: it leads again, and adopts what runs."""
     async with AsyncExitStack() as stack:
-        router = await stack.enter_async_context(router_process(bench, private_nats.url, redis_url, "r1"))
+        router = await stack.enter_async_context(router_process(bench, nats_account, redis_url, "r1"))
         workers = await loaded(stack, bench)
         jobs = await given(bench, workers, JOBS)
         router.freeze()
@@ -127,7 +126,7 @@ async def test_a_router_that_stood_still_takes_no_worker_for_dead(
 
 
 async def test_a_superseded_router_cancels_nothing_and_answers_nothing(
-    bench: Bench, private_nats: NatsServer, redis_url: str
+    bench: Bench, nats_account: str, redis_url: str
 ) -> None:
     answers: list[bytes] = []
     inbox = bench.bus.client.new_inbox()
@@ -136,11 +135,11 @@ async def test_a_superseded_router_cancels_nothing_and_answers_nothing(
         answers.append(message.data)  # type: ignore[attr-defined]  # a message of nats-py
 
     async with AsyncExitStack() as stack:
-        first = await stack.enter_async_context(router_process(bench, private_nats.url, redis_url, "r1"))
+        first = await stack.enter_async_context(router_process(bench, nats_account, redis_url, "r1"))
         await first.until(active=True)
         workers = await loaded(stack, bench)
         jobs = await given(bench, workers, JOBS // 2)
-        second = await stack.enter_async_context(router_process(bench, private_nats.url, redis_url, "r2"))
+        second = await stack.enter_async_context(router_process(bench, nats_account, redis_url, "r2"))
         first.freeze()
         await second.until(active=True)
         jobs += await given(bench, workers, JOBS // 2)

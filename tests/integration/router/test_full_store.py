@@ -30,7 +30,7 @@ from giornata_router.rules import transitions
 from tests.fakes import fleet
 from tests.fakes.fleet import REF, FakePrepost
 from tests.fakes.news import News
-from tests.integration.conftest import NatsServer
+from tests.integration.nats_server import NatsServer
 from tests.integration.router.bench import Bench, denoiser, make_job, running_router
 from tests.patience import HUNG_MS, HUNG_S
 
@@ -223,10 +223,10 @@ async def test_a_running_job_ends_by_its_budget_where_not_a_byte_is_left(
 
 
 async def test_the_record_of_an_ended_job_goes_soon_after_its_results(
-    bench: Bench, private_nats: NatsServer
+    bench: Bench, nats_account: str
 ) -> None:
     async with AsyncExitStack() as stack:
-        await stack.enter_async_context(running_router(private_nats.url, "r1", linger_s=1))
+        await stack.enter_async_context(running_router(nats_account, "r1", linger_s=1))
         worker = await denoiser(stack, bench, "d1")
         ended, lasting = [make_job().model_copy(update={"result_ttl_s": ttl_s}) for ttl_s in (1, 60)]
         await bench.submit(ended)
@@ -266,8 +266,8 @@ async def test_what_fills_the_servers_store_from_outside_takes_the_lease_for_no_
         assert (await small.ended(job)).state is JobState.COMPLETED
 
 
-async def test_streams_of_earlier_versions_are_limited_by_the_next_router(private_nats: NatsServer) -> None:
-    async with buses.connect(private_nats.url, "limits") as bus:
+async def test_streams_of_earlier_versions_are_limited_by_the_next_router(nats_account: str) -> None:
+    async with buses.connect(nats_account, "limits") as bus:
         jetstream = bus.jetstream
         await streams.ensure(jetstream, replicas=1, events_ttl_s=60)
         for name in stores.STREAMS:

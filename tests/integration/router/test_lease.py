@@ -15,7 +15,6 @@ from giornata.bus.bus import Bus
 from giornata.wire.stores import LEASES, bucket_stream
 from giornata_router.lease import Leadership, Lease, LeaseEndedError
 from giornata_router.rules.tenure import MARGIN
-from tests.integration.conftest import NatsServer
 from tests.patience import HUNG_S
 
 LIFE_S = streams.LEASE_TTL_S
@@ -41,16 +40,16 @@ class Candidate:
 
 
 @asynccontextmanager
-async def candidates(server: NatsServer) -> AsyncIterator[tuple[Bus, Candidate, Candidate]]:
-    async with buses.connect(server.url, "leases") as bus:
+async def candidates(url: str) -> AsyncIterator[tuple[Bus, Candidate, Candidate]]:
+    async with buses.connect(url, "leases") as bus:
         await streams.ensure(bus.jetstream, replicas=1, events_ttl_s=60)
         yield bus, await Candidate(bus, "a").open(), await Candidate(bus, "b").open()
 
 
 async def test_one_holds_it_until_it_lets_go_or_is_not_seen_to_renew_for_longer_than_its_life(
-    private_nats: NatsServer,
+    nats_account: str,
 ) -> None:
-    async with candidates(private_nats) as (_, first, second):
+    async with candidates(nats_account) as (_, first, second):
         assert await first.acquires(), "it was never held"
         assert not await second.acquires()
         for _ in range(4):
@@ -78,8 +77,8 @@ async def _epoch_of_first_write(candidate: Candidate) -> tuple[int, int]:
     return int(stream.created.timestamp() * 1e6), 1
 
 
-async def test_its_holder_counts_from_before_it_asked(private_nats: NatsServer) -> None:
-    async with candidates(private_nats) as (_, first, _second):
+async def test_its_holder_counts_from_before_it_asked(nats_account: str) -> None:
+    async with candidates(nats_account) as (_, first, _second):
         bucket = first.lease._bucket
         update = bucket.update
 
@@ -100,10 +99,10 @@ async def test_its_holder_counts_from_before_it_asked(private_nats: NatsServer) 
 
 
 async def test_a_lease_that_vanishes_early_is_not_taken_before_its_holder_stops(
-    private_nats: NatsServer,
+    nats_account: str,
 ) -> None:
     """As when its bucket has a time to live and the new leader among the servers has a clock that is ahead."""
-    async with candidates(private_nats) as (bus, first, second):
+    async with candidates(nats_account) as (bus, first, second):
         assert await first.acquires()
         assert not await second.acquires()
         second.now += FREE_S - 0.1
@@ -122,8 +121,8 @@ async def test_a_lease_that_vanishes_early_is_not_taken_before_its_holder_stops(
             first.leadership.check()
 
 
-async def test_a_bucket_whose_entries_expire_is_used_as_safely(private_nats: NatsServer) -> None:
-    async with buses.connect(private_nats.url, "leases") as bus:
+async def test_a_bucket_whose_entries_expire_is_used_as_safely(nats_account: str) -> None:
+    async with buses.connect(nats_account, "leases") as bus:
         await bus.jetstream.create_key_value(KeyValueConfig(bucket=LEASES, ttl=1.0, history=1))
         await streams.ensure(bus.jetstream, replicas=1, events_ttl_s=60)
         first, second = await Candidate(bus, "a").open(), await Candidate(bus, "b").open()
@@ -137,8 +136,8 @@ async def test_a_bucket_whose_entries_expire_is_used_as_safely(private_nats: Nat
         assert await second.acquires()
 
 
-async def test_the_epoch_is_higher_in_a_store_that_was_made_later(private_nats: NatsServer) -> None:
-    async with candidates(private_nats) as (bus, first, second):
+async def test_the_epoch_is_higher_in_a_store_that_was_made_later(nats_account: str) -> None:
+    async with candidates(nats_account) as (bus, first, second):
         for _ in range(3):
             assert await first.acquires()
             await first.lease.release()

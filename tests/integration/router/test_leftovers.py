@@ -29,7 +29,6 @@ from giornata.wire.messages import (
 from giornata.wire.values import Intermediate
 from tests.fakes.denoiser import FakeDenoiser
 from tests.fakes.fleet import INSPECTION, FakePrepost
-from tests.integration.conftest import NatsServer
 from tests.integration.router.bench import Bench, make_job, running_router
 from tests.patience import HUNG_S
 
@@ -138,8 +137,8 @@ def blobs() -> Blobs:
 
 
 @pytest.fixture
-async def bench(private_nats: NatsServer, blobs: Blobs) -> AsyncIterator[Bench]:
-    async with buses.connect(private_nats.url, "bench") as bus:
+async def bench(nats_account: str, blobs: Blobs) -> AsyncIterator[Bench]:
+    async with buses.connect(nats_account, "bench") as bus:
         await streams.ensure(bus.jetstream, replicas=1, events_ttl_s=60)
         prepost = Prepost(bus, blobs)
         bench = Bench(bus, await Records.open(bus.jetstream), prepost)
@@ -151,9 +150,9 @@ async def bench(private_nats: NatsServer, blobs: Blobs) -> AsyncIterator[Bench]:
 
 
 @pytest.fixture
-async def stack(bench: Bench, private_nats: NatsServer, blobs: Blobs) -> AsyncIterator[AsyncExitStack]:
+async def stack(bench: Bench, nats_account: str, blobs: Blobs) -> AsyncIterator[AsyncExitStack]:
     async with AsyncExitStack() as stack:
-        await stack.enter_async_context(running_router(private_nats.url, "router-a", blobs=blobs))
+        await stack.enter_async_context(running_router(nats_account, "router-a", blobs=blobs))
         yield stack
 
 
@@ -294,11 +293,11 @@ async def test_a_lost_input_ends_the_job_as_such(bench: Bench, blobs: Blobs) -> 
 
 
 async def test_the_next_router_clears_up_behind_one_that_died(
-    bench: Bench, blobs: Blobs, private_nats: NatsServer
+    bench: Bench, blobs: Blobs, nats_account: str
 ) -> None:
     blobs.going.clear()
     job = await stored_job(blobs)
-    async with running_router(private_nats.url, "router-a", blobs=blobs) as dying:
+    async with running_router(nats_account, "router-a", blobs=blobs) as dying:
         await bench.submit(job)
         await bench.ended(job)
         await blobs.asked.wait()
@@ -307,7 +306,7 @@ async def test_the_next_router_clears_up_behind_one_that_died(
     blobs.going.set()
     assert job.image is not None
     assert job.image.key in blobs.keys
-    async with running_router(private_nats.url, "router-b", blobs=blobs):
+    async with running_router(nats_account, "router-b", blobs=blobs):
         found = await left(bench, blobs, job)
     record = await bench.records.get(job.job_id)
     delivered = {row.image.key for row in record.rows if row.image}

@@ -17,7 +17,6 @@ from giornata.wire.jobs import Job, JobState, Priority
 from giornata.wire.workers import ServiceName, ServiceState
 from tests.fakes.denoiser import FakeDenoiser
 from tests.fakes.news import News
-from tests.integration.conftest import NatsServer
 from tests.integration.router.bench import COSTS, Bench, make_job, running_router
 
 
@@ -26,7 +25,7 @@ class Counter:
 
     def __init__(self, bench: Bench, worker: FakeDenoiser) -> None:
         self._bench, self._worker = bench, worker
-        self._waiting, self._news = 0, News()
+        self._joined, self._waiting, self._news = 0, 0, News()
 
     def hear(self, state: ServiceState) -> None:
         """What the router tells of itself."""
@@ -36,9 +35,9 @@ class Counter:
     async def join(self, *jobs: Job) -> None:
         """Each comes to stand in the line before the next one is submitted."""
         for job in jobs:
-            before = self._waiting
             await self._bench.submit(job)
-            await self._news.until(lambda before=before: self._waiting == before + 1)  # type: ignore[misc]  # bound per turn
+            self._joined += 1
+            await self._news.until(lambda: self._waiting == self._joined)
 
     def within_ms(self, job: Job) -> float | None:
         """How much time the worker was told that the rows of a job have."""
@@ -87,10 +86,10 @@ def job(
 
 
 async def test_one_edit_does_not_wait_for_all_those_of_a_tenant_that_floods(
-    bench: Bench, private_nats: NatsServer
+    bench: Bench, nats_account: str
 ) -> None:
     flood, single = [job("many") for _ in range(8)], job("one")
-    async with counter(bench, private_nats.url) as line:
+    async with counter(bench, nats_account) as line:
         await line.join(*flood, single)
         order, ended = await line.served(*flood, single)
     assert {event.state for event in ended} == {JobState.COMPLETED}
@@ -99,10 +98,10 @@ async def test_one_edit_does_not_wait_for_all_those_of_a_tenant_that_floods(
 
 
 async def test_a_tenant_of_three_times_the_weight_has_three_times_the_share(
-    bench: Bench, private_nats: NatsServer
+    bench: Bench, nats_account: str
 ) -> None:
     heavy, light = [job("heavy", weight=3.0) for _ in range(6)], [job("light") for _ in range(6)]
-    async with counter(bench, private_nats.url) as line:
+    async with counter(bench, nats_account) as line:
         await line.join(*light, *heavy)
         order, _ = await line.served(*light, *heavy)
     assert sum(one.tenant == "heavy" for one in order[:8]) == 6
@@ -110,10 +109,10 @@ async def test_a_tenant_of_three_times_the_weight_has_three_times_the_share(
 
 @pytest.mark.parametrize("ageing_s", [0.5, 600.0])
 async def test_a_batch_edit_comes_last_until_it_has_waited_for_long(
-    bench: Bench, private_nats: NatsServer, ageing_s: float
+    bench: Bench, nats_account: str, ageing_s: float
 ) -> None:
     batch, others = job(priority=Priority.BATCH), [job() for _ in range(4)]
-    async with counter(bench, private_nats.url, ageing_s=ageing_s) as line:
+    async with counter(bench, nats_account, ageing_s=ageing_s) as line:
         await line.join(batch, *others)
         await asyncio.sleep(min(ageing_s, 0.6))  # what is tested is that time passes
         order, ended = await line.served(batch, *others)
@@ -122,11 +121,11 @@ async def test_a_batch_edit_comes_last_until_it_has_waited_for_long(
 
 
 async def test_the_earliest_deadline_comes_first_and_one_that_cannot_be_met_takes_its_turn(
-    bench: Bench, private_nats: NatsServer
+    bench: Bench, nats_account: str
 ) -> None:
     missed, whenever = job(slo_ms=1), job()
     later, sooner = job(slo_ms=500_000), job(slo_ms=300_000)
-    async with counter(bench, private_nats.url, policy=PolicyName.DEADLINE_AWARE) as line:
+    async with counter(bench, nats_account, policy=PolicyName.DEADLINE_AWARE) as line:
         await line.join(missed, whenever, later, sooner)
         order, ended = await line.served(missed, whenever, later, sooner)
         told = [line.within_ms(one) for one in (missed, whenever, later, sooner)]
@@ -143,9 +142,9 @@ async def test_the_earliest_deadline_comes_first_and_one_that_cannot_be_met_take
     assert {record.state for record in records} == {JobState.COMPLETED}
 
 
-async def test_urgent_edits_without_end_starve_nobody(bench: Bench, private_nats: NatsServer) -> None:
+async def test_urgent_edits_without_end_starve_nobody(bench: Bench, nats_account: str) -> None:
     missed, urgent = job(slo_ms=1), [job(slo_ms=400_000) for _ in range(FAVOURED + 3)]
-    async with counter(bench, private_nats.url, policy=PolicyName.DEADLINE_AWARE, ageing_s=0.1) as line:
+    async with counter(bench, nats_account, policy=PolicyName.DEADLINE_AWARE, ageing_s=0.1) as line:
         await line.join(missed, *urgent)
         order, _ = await line.served(missed, *urgent)
     assert order.index(missed) == FAVOURED
@@ -153,10 +152,10 @@ async def test_urgent_edits_without_end_starve_nobody(bench: Bench, private_nats
 
 
 async def test_without_the_policy_deadlines_decide_nothing_and_are_told(
-    bench: Bench, private_nats: NatsServer
+    bench: Bench, nats_account: str
 ) -> None:
     whenever, urgent = job(), job(slo_ms=300_000)
-    async with counter(bench, private_nats.url) as line:
+    async with counter(bench, nats_account) as line:
         await line.join(whenever, urgent)
         order, ended = await line.served(whenever, urgent)
     assert order == [whenever, urgent]

@@ -18,7 +18,7 @@ from giornata.wire.jobs import Job, JobState, Priority
 from giornata.wire.messages import CancelRows
 from giornata.wire.requests import Reuse
 from giornata.wire.stores import RECORDS
-from tests.integration.conftest import NatsServer
+from tests.integration.nats_server import NatsServer
 from tests.integration.router.bench import Bench, denoiser, make_job, running_router
 from tests.unit.scheduling.test_placement import worker
 
@@ -29,6 +29,7 @@ async def cancel(bench: Bench, job: Job) -> None:
     await bench.bus.publish(subjects.cancel(job.job_id), CancelRows(job_id=job.job_id, attempt=0))
 
 
+@pytest.mark.own_nats
 @pytest.mark.parametrize("away_s", [0.0, pytest.param(5.0, marks=pytest.mark.slow)])
 async def test_a_restarted_nats_loses_no_job_no_attempt_and_no_router(
     bench: Bench, private_nats: NatsServer, away_s: float
@@ -59,11 +60,9 @@ async def test_a_restarted_nats_loses_no_job_no_attempt_and_no_router(
         assert not any(router.done() for router in routers)
 
 
-async def test_a_job_that_nobody_carries_yet_is_cancelled_at_once(
-    bench: Bench, private_nats: NatsServer
-) -> None:
+async def test_a_job_that_nobody_carries_yet_is_cancelled_at_once(bench: Bench, nats_account: str) -> None:
     async with AsyncExitStack() as stack:
-        await stack.enter_async_context(running_router(private_nats.url, "r1", prepared_rows=1))
+        await stack.enter_async_context(running_router(nats_account, "r1", prepared_rows=1))
         worker = await denoiser(stack, bench, "d1", capacity=1)
         worker.going.clear()
         first, carried, second = (make_job(priority=Priority.BATCH, n=n) for n in (1, 2, 1))
@@ -80,9 +79,9 @@ async def test_a_job_that_nobody_carries_yet_is_cancelled_at_once(
         assert len(worker.requests) == 1
 
 
-async def test_a_job_whose_time_ends_in_the_queue_ends_there(bench: Bench, private_nats: NatsServer) -> None:
+async def test_a_job_whose_time_ends_in_the_queue_ends_there(bench: Bench, nats_account: str) -> None:
     async with AsyncExitStack() as stack:
-        await stack.enter_async_context(running_router(private_nats.url, "r1", prepared_rows=1))
+        await stack.enter_async_context(running_router(nats_account, "r1", prepared_rows=1))
         first, second = make_job(), make_job(budget_ms=500)
         bench.prepost.hold = asyncio.Event()
         await bench.submit(first)
@@ -96,11 +95,9 @@ async def test_a_job_whose_time_ends_in_the_queue_ends_there(bench: Bench, priva
         bench.prepost.hold.set()
 
 
-async def test_workers_that_are_gone_when_asked_cost_no_attempt(
-    bench: Bench, private_nats: NatsServer
-) -> None:
+async def test_workers_that_are_gone_when_asked_cost_no_attempt(bench: Bench, nats_account: str) -> None:
     async with AsyncExitStack() as stack:
-        await stack.enter_async_context(running_router(private_nats.url, "r1"))
+        await stack.enter_async_context(running_router(nats_account, "r1"))
         alive = await denoiser(stack, bench, "z-alive")
         await bench.submit(warm := make_job())
         await bench.ended(warm)
@@ -119,11 +116,9 @@ async def test_workers_that_are_gone_when_asked_cost_no_attempt(
         assert record.attempt == 5, "all four were tried before"
 
 
-async def test_a_record_that_cannot_be_read_stops_no_other_job(
-    bench: Bench, private_nats: NatsServer
-) -> None:
+async def test_a_record_that_cannot_be_read_stops_no_other_job(bench: Bench, nats_account: str) -> None:
     async with AsyncExitStack() as stack:
-        router = await stack.enter_async_context(running_router(private_nats.url, "r1"))
+        router = await stack.enter_async_context(running_router(nats_account, "r1"))
         await denoiser(stack, bench, "d1")
         bad, good = make_job(), make_job()
         bucket = await bench.bus.jetstream.key_value(RECORDS)
@@ -137,12 +132,12 @@ async def test_a_record_that_cannot_be_read_stops_no_other_job(
         assert not router.done()
 
 
-async def test_an_ended_job_is_told_again_but_not_run_again(bench: Bench, private_nats: NatsServer) -> None:
+async def test_an_ended_job_is_told_again_but_not_run_again(bench: Bench, nats_account: str) -> None:
     """As when a router died between the terminal record and the acknowledgement."""
     async with AsyncExitStack() as stack:
         worker = await denoiser(stack, bench, "d1")
         job = make_job()
-        async with running_router(private_nats.url, "r1"):
+        async with running_router(nats_account, "r1"):
             await bench.submit(job)
             await bench.ended(job)
             while True:
@@ -155,14 +150,14 @@ async def test_an_ended_job_is_told_again_but_not_run_again(bench: Bench, privat
         await bench.bus.jetstream.publish(
             subjects.jobs(job.priority), codec.encode(message), headers={"Nats-Msg-Id": secrets.token_hex(4)}
         )
-        await stack.enter_async_context(running_router(private_nats.url, "r2"))
+        await stack.enter_async_context(running_router(nats_account, "r2"))
         event: DoneEvent = await bench.ended(job)
         assert event.state is JobState.COMPLETED
         assert len(worker.requests) == 1
 
 
-async def test_the_room_in_the_stream_follows_the_configuration(private_nats: NatsServer) -> None:
-    async with buses.connect(private_nats.url, "limits") as bus:
+async def test_the_room_in_the_stream_follows_the_configuration(nats_account: str) -> None:
+    async with buses.connect(nats_account, "limits") as bus:
         for limit in (3, 7):
             await streams.ensure_queue(bus.jetstream, replicas=1, max_messages=limit)
             stream = await bus.jetstream.stream_info(stores.JOBS)

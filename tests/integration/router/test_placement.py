@@ -13,15 +13,14 @@ from giornata.residency.plans.naming import PlacementName
 from giornata.wire import codec, stores
 from giornata.wire.host_tiers import WantedFiles
 from giornata.wire.loras import StoredFile
-from tests.integration.conftest import NatsServer
 from tests.integration.lora_bench import Store, open_bench
 from tests.integration.lora_store.test_host_tier import hearing, options, put, ready
 from tests.integration.router.bench import running_router
 
 
 @pytest.fixture
-async def bench(private_nats: NatsServer, tmp_path: Path) -> AsyncIterator[Store]:
-    async with open_bench(private_nats.url, tmp_path) as opened:
+async def bench(nats_account: str, tmp_path: Path) -> AsyncIterator[Store]:
+    async with open_bench(nats_account, tmp_path) as opened:
         await streams.ensure(opened.bus.jetstream, replicas=1, events_ttl_s=3600)
         yield opened
 

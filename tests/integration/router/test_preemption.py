@@ -14,7 +14,6 @@ from giornata.scheduling.scheduler import Decision, InTurn
 from giornata.wire.jobs import JobState
 from giornata.wire.requests import Reuse
 from tests.fakes.denoiser import FakeDenoiser
-from tests.integration.conftest import NatsServer
 from tests.integration.router.bench import Bench, make_job, running_router
 
 
@@ -32,13 +31,13 @@ class Preempting:
 
 
 async def test_preempted_rows_are_handed_back_by_their_worker_and_placed_again(
-    bench: Bench, private_nats: NatsServer, monkeypatch: pytest.MonkeyPatch
+    bench: Bench, nats_account: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scheduler = Preempting()
     monkeypatch.setattr("giornata_router.service.scheduler_of", lambda *_: scheduler)
     worker = FakeDenoiser(bench.bus, bench.records, "d1", capacity=1)
     worker.going.clear()
-    async with running_router(private_nats.url, "r"), worker.run():
+    async with running_router(nats_account, "r"), worker.run():
         first, second = (make_job(reuse=Reuse.OFF) for _ in range(2))
         await bench.submit(first)
         await worker.news.until(lambda: bool(worker._running))
@@ -54,12 +53,12 @@ async def test_preempted_rows_are_handed_back_by_their_worker_and_placed_again(
 
 
 async def test_rows_of_one_tenant_give_way_to_another_s_and_go_on_from_their_step(
-    bench: Bench, private_nats: NatsServer
+    bench: Bench, nats_account: str
 ) -> None:
     """Alice's long edits fill the worker and its queue; bob's comes at once and is the only one that may end."""
     worker = FakeDenoiser(bench.bus, bench.records, "d1", capacity=2)
     worker.going.clear()
-    async with running_router(private_nats.url, "r"), worker.run():
+    async with running_router(nats_account, "r"), worker.run():
         alices = [make_job(reuse=Reuse.OFF, tenant="alice") for _ in range(6)]
         for job in alices:
             await bench.submit(job)

@@ -13,7 +13,6 @@ from giornata.wire.errors import ImageTimeout, InternalError
 from giornata.wire.jobs import Job, JobState
 from giornata.wire.messages import CancelRows
 from tests.fakes.fleet import CARD, FakePrepost
-from tests.integration.conftest import NatsServer
 from tests.integration.router.bench import Bench, denoiser, make_job, running_router
 
 SILENCE_S = 0.5
@@ -94,7 +93,7 @@ async def test_a_prepost_that_was_frozen_is_asked_again(bench: Bench, stack: Asy
 
 
 async def test_an_instance_has_no_more_than_it_can_begin_and_a_cancelled_job_gives_its_room_back(
-    private_nats: NatsServer, bench: Bench, stack: AsyncExitStack
+    nats_account: str, bench: Bench, stack: AsyncExitStack
 ) -> None:
     await denoiser(stack, bench, "d1")
     first = make_job()
@@ -202,19 +201,19 @@ async def test_a_job_outlasts_workers_that_fall_silent_one_after_the_other(
 
 
 async def test_an_accepted_job_of_a_dead_router_is_prepared_by_the_next(
-    bench: Bench, private_nats: NatsServer
+    bench: Bench, nats_account: str
 ) -> None:
     """Its question is still at the instance, which has one process."""
     async with AsyncExitStack() as stack:
         bench.prepost.going.clear()
         small = await another(stack, bench, "p2", FakePrepost(bench.bus, "p2", image_processes=1))
         small.hold = asyncio.Event()
-        first = await stack.enter_async_context(running_router(private_nats.url, "router-a"))
+        first = await stack.enter_async_context(running_router(nats_account, "router-a"))
         await denoiser(stack, bench, "d1")
         job = make_job()
         await bench.submit(job)
         await small.news.until(lambda: len(small.asked) == 1)
-        await stack.enter_async_context(running_router(private_nats.url, "router-b"))
+        await stack.enter_async_context(running_router(nats_account, "router-b"))
         first.cancel()
         await small.news.until(lambda: len(small.asked) == 2)
         small.hold.set()

@@ -10,7 +10,6 @@ from giornata.wire.errors import AttemptsExhausted
 from giornata.wire.jobs import JobState
 from giornata.wire.progress import JobRecord
 from giornata_router.rules import transitions
-from tests.integration.conftest import NatsServer
 from tests.integration.router.bench import Bench, make_job, running_router
 
 CAUSES = (
@@ -27,7 +26,7 @@ def _ends(change: Change[JobRecord], record: JobRecord) -> bool:
 
 @pytest.mark.parametrize("broken", ["before the quarantine", "before the terminal record"])
 async def test_a_job_is_in_quarantine_though_the_connection_breaks(
-    bench: Bench, private_nats: NatsServer, broken: str
+    bench: Bench, nats_account: str, broken: str
 ) -> None:
     breaks = [broken]
 
@@ -54,7 +53,7 @@ async def test_a_job_is_in_quarantine_though_the_connection_breaks(
     lost = tuple(row.model_copy(update={"failures": 3, "attempt": 3}) for row in record.rows)
     await bench.records.create(record.model_copy(update={"rows": lost, "attempt": 3, "causes": CAUSES}))
     async with running_router(
-        private_nats.url, "router-a", records_of=UnsteadyRecords, quarantine_of=UnsteadyQuarantine
+        nats_account, "router-a", records_of=UnsteadyRecords, quarantine_of=UnsteadyQuarantine
     ):
         await bench.submit(job)
         event = await bench.ended(job)

@@ -25,7 +25,6 @@ from giornata.wire.workers import ServiceName, ServiceState
 from giornata_router import queue as router_queue
 from giornata_router.carrying import HeldJob
 from giornata_router.tools import Tools
-from tests.integration.conftest import NatsServer
 from tests.integration.router.bench import Bench, denoiser, make_job, running_router
 from tests.patience import HUNG_S
 
@@ -70,13 +69,13 @@ def ended(bench: Bench, jobs: Sequence[Job]) -> int:
 
 
 async def test_an_interactive_edit_passes_a_flood_of_batch_jobs_and_is_not_refused(
-    bench: Bench, private_nats: NatsServer
+    bench: Bench, nats_account: str
 ) -> None:
     flood = [make_job(priority=Priority.BATCH, budget_ms=600_000) for _ in range(500)]
     async with AsyncExitStack() as stack:
         await queued(bench, flood)
         await stack.enter_async_context(
-            running_router(private_nats.url, "r1", queue_limit=500, prepared_rows=SMALL)
+            running_router(nats_account, "r1", queue_limit=500, prepared_rows=SMALL)
         )
         await told(bench, "r1", lambda queue: queue.full and queue.jobs > 400)
         with pytest.raises(BatchQueueFull):
@@ -88,13 +87,13 @@ async def test_an_interactive_edit_passes_a_flood_of_batch_jobs_and_is_not_refus
 
 
 async def test_a_tenant_with_2000_queued_jobs_delays_anothers_one_by_about_a_window(
-    bench: Bench, private_nats: NatsServer
+    bench: Bench, nats_account: str
 ) -> None:
     many = [make_job(tenant="many", budget_ms=600_000) for _ in range(2000)]
     async with AsyncExitStack() as stack:
         await queued(bench, many)
         await stack.enter_async_context(
-            running_router(private_nats.url, "r1", queue_limit=3000, prepared_rows=SMALL)
+            running_router(nats_account, "r1", queue_limit=3000, prepared_rows=SMALL)
         )
         await denoiser(stack, bench, "d1", capacity=2)
         await bench.ended(many[0])
@@ -104,8 +103,8 @@ async def test_a_tenant_with_2000_queued_jobs_delays_anothers_one_by_about_a_win
         assert ended(bench, many) - before < 50
 
 
-async def test_one_tenant_is_refused_before_it_has_all_places(bench: Bench, private_nats: NatsServer) -> None:
-    async with running_router(private_nats.url, "r1", queue_limit=4, tenant_share=0.5):
+async def test_one_tenant_is_refused_before_it_has_all_places(bench: Bench, nats_account: str) -> None:
+    async with running_router(nats_account, "r1", queue_limit=4, tenant_share=0.5):
         for _ in range(2):
             await bench.submit(make_job(tenant="many"))
         with pytest.raises(TenantQueueFull) as refused:
@@ -119,18 +118,18 @@ async def test_one_tenant_is_refused_before_it_has_all_places(bench: Bench, priv
     "count", [200, pytest.param(1000, marks=[pytest.mark.long, pytest.mark.timeout(900)])]
 )
 async def test_queued_jobs_are_taken_over_at_once_and_each_ends_once(
-    bench: Bench, private_nats: NatsServer, count: int
+    bench: Bench, nats_account: str, count: int
 ) -> None:
     jobs = [make_job(budget_ms=600_000, tenant=f"t{i % 3}") for i in range(count)]
     async with AsyncExitStack() as stack:
         await queued(bench, jobs)
-        first = await stack.enter_async_context(running_router(private_nats.url, "r1", queue_limit=count))
+        first = await stack.enter_async_context(running_router(nats_account, "r1", queue_limit=count))
         slow = await denoiser(stack, bench, "d1", capacity=8)
         slow.going.clear()
         await slow.news.until(lambda: len(slow.requests) >= 8)
         first.cancel()
         await asyncio.gather(first, return_exceptions=True)
-        await stack.enter_async_context(running_router(private_nats.url, "r2", queue_limit=count))
+        await stack.enter_async_context(running_router(nats_account, "r2", queue_limit=count))
         await told(bench, "r2", lambda queue: queue.full and queue.jobs >= count - 100)
         slow.going.set()
         await denoiser(stack, bench, "d2", capacity=32, step_s=0.0)
@@ -144,15 +143,13 @@ async def test_queued_jobs_are_taken_over_at_once_and_each_ends_once(
 
 
 async def test_a_message_that_cannot_be_read_waits_aside_for_a_router_that_can(
-    bench: Bench, private_nats: NatsServer
+    bench: Bench, nats_account: str
 ) -> None:
     async with AsyncExitStack() as stack:
         await queued(bench, [])
         newer = b"\x81\xa6schema\x63"
         await bench.bus.jetstream.publish(subjects.jobs(Priority.BATCH), newer)
-        await stack.enter_async_context(
-            running_router(private_nats.url, "r1", queue_limit=1, prepared_rows=1)
-        )
+        await stack.enter_async_context(running_router(nats_account, "r1", queue_limit=1, prepared_rows=1))
         await denoiser(stack, bench, "d1")
         assert (await told(bench, "r1", lambda queue: queue.unreadable > 0)).unreadable == 1
         await bench.submit(job := make_job(priority=Priority.BATCH))
@@ -161,10 +158,10 @@ async def test_a_message_that_cannot_be_read_waits_aside_for_a_router_that_can(
 
 
 async def test_a_job_with_a_record_that_cannot_be_read_ends_when_its_time_is_over(
-    bench: Bench, private_nats: NatsServer
+    bench: Bench, nats_account: str
 ) -> None:
     async with AsyncExitStack() as stack:
-        await stack.enter_async_context(running_router(private_nats.url, "r1"))
+        await stack.enter_async_context(running_router(nats_account, "r1"))
         job = make_job(budget_ms=1500)
         bucket = await bench.bus.jetstream.key_value(RECORDS)
         await bucket.put(job.job_id, b"\xc1")
@@ -237,7 +234,7 @@ async def test_what_was_lost_on_its_way_comes_again_and_what_is_acknowledged_doe
 
 @pytest.mark.parametrize("ended", [True, False])
 async def test_a_walk_that_swallows_its_cancellation_begins_no_other(
-    bench: Bench, private_nats: NatsServer, monkeypatch: pytest.MonkeyPatch, *, ended: bool
+    bench: Bench, nats_account: str, monkeypatch: pytest.MonkeyPatch, *, ended: bool
 ) -> None:
     """As wait_for of Python 3.11 may: the router that steps down is in order, and leaves the next job to another."""
     carried: asyncio.Queue[str] = asyncio.Queue()
@@ -250,7 +247,7 @@ async def test_a_walk_that_swallows_its_cancellation_begins_no_other(
 
     monkeypatch.setattr(router_queue, "carry", stubborn)
     jobs = [make_job() for _ in range(3)]
-    async with running_router(private_nats.url, "r1", prepared_rows=1) as router:
+    async with running_router(nats_account, "r1", prepared_rows=1) as router:
         for job in jobs:
             await bench.submit(job)
         assert await asyncio.wait_for(carried.get(), HUNG_S) == jobs[0].job_id

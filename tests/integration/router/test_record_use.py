@@ -14,7 +14,6 @@ from giornata.records import Records, Revised
 from giornata.wire.jobs import JobState
 from giornata.wire.progress import JobRecord
 from giornata_router import live_record
-from tests.integration.conftest import NatsServer
 from tests.integration.router.bench import Bench, denoiser, make_job, running_router
 from tests.patience import HUNG_MS
 
@@ -39,11 +38,11 @@ class CountedRecords(Records):
 
 
 async def test_an_undisturbed_walk_reads_its_record_once(
-    bench: Bench, private_nats: NatsServer, monkeypatch: pytest.MonkeyPatch
+    bench: Bench, nats_account: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(live_record, "UNWRITTEN_S", math.inf)  # no state lasts, however slow the machine is
     async with AsyncExitStack() as stack:
-        await stack.enter_async_context(running_router(private_nats.url, "r1", records_of=CountedRecords))
+        await stack.enter_async_context(running_router(nats_account, "r1", records_of=CountedRecords))
         await denoiser(stack, bench, "d1")
         first = make_job()
         await bench.submit(first)
@@ -58,9 +57,9 @@ async def test_an_undisturbed_walk_reads_its_record_once(
         assert USES["read"] <= len(jobs)
 
 
-async def test_a_state_that_lasts_is_in_the_record(bench: Bench, private_nats: NatsServer) -> None:
+async def test_a_state_that_lasts_is_in_the_record(bench: Bench, nats_account: str) -> None:
     async with AsyncExitStack() as stack:
-        await stack.enter_async_context(running_router(private_nats.url, "r1"))
+        await stack.enter_async_context(running_router(nats_account, "r1"))
         await denoiser(stack, bench, "d1")
         bench.prepost.hold = asyncio.Event()
         job = make_job()

@@ -8,7 +8,6 @@ from contextlib import AsyncExitStack
 from giornata.wire.jobs import Job, JobState
 from giornata.wire.requests import Reuse
 from tests.fakes.denoiser import FakeDenoiser
-from tests.integration.conftest import NatsServer
 from tests.integration.router.bench import Bench, denoiser, make_job, running_router
 from tests.integration.router.test_outages import cancel
 
@@ -99,9 +98,9 @@ async def test_only_what_was_lost_with_its_worker_is_computed_again(
     assert sorted(row.failures for row in record.rows) == [0, 0, 1, 1]
 
 
-async def test_another_router_takes_all_pieces_over(bench: Bench, private_nats: NatsServer) -> None:
+async def test_another_router_takes_all_pieces_over(bench: Bench, nats_account: str) -> None:
     async with AsyncExitStack() as stack:
-        first = await stack.enter_async_context(running_router(private_nats.url, "r1"))
+        first = await stack.enter_async_context(running_router(nats_account, "r1"))
         workers = [await denoiser(stack, bench, name, capacity=2) for name in ("d1", "d2")]
         hold(*workers)
         job = pictures(5)
@@ -109,7 +108,7 @@ async def test_another_router_takes_all_pieces_over(bench: Bench, private_nats: 
         await held(*workers)
         first.cancel()
         await asyncio.gather(first, return_exceptions=True)
-        await stack.enter_async_context(running_router(private_nats.url, "r2"))
+        await stack.enter_async_context(running_router(nats_account, "r2"))
         release(*workers)
         await completed(bench, job)
         every = [row for worker in workers for rows in rows_of(worker) for row in rows]

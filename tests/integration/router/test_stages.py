@@ -21,7 +21,6 @@ from giornata.wire.events import DoneEvent, EventKind
 from giornata.wire.jobs import JobState, Priority
 from giornata.wire.messages import CancelRows
 from tests.fakes.fleet import REF, FakePrepost
-from tests.integration.conftest import NatsServer
 from tests.integration.router.bench import Bench, denoiser, make_job, running_router
 
 
@@ -123,14 +122,14 @@ async def test_a_question_that_takes_its_time_is_asked_once(bench: Bench, stack:
     assert sorted(bench.prepost.calls) == ["encode", "finish", "inspect"]
 
 
-async def test_a_job_waits_for_a_prepost_that_is_away(private_nats: NatsServer) -> None:
+async def test_a_job_waits_for_a_prepost_that_is_away(nats_account: str) -> None:
     async with AsyncExitStack() as stack:
-        bus = await stack.enter_async_context(buses.connect(private_nats.url, "bench"))
+        bus = await stack.enter_async_context(buses.connect(nats_account, "bench"))
         await streams.ensure(bus.jetstream, replicas=1, events_ttl_s=60)
         bench = Bench(bus, await Records.open(bus.jetstream), FakePrepost(bus))
         done = subjects.events_of_gateway("gateway-test", EventKind.DONE)
         await stack.enter_async_context(bus.listen(done, DoneEvent, bench.hear))
-        await stack.enter_async_context(running_router(private_nats.url, "router-a"))
+        await stack.enter_async_context(running_router(nats_account, "router-a"))
         await denoiser(stack, bench, "d1")
         job = make_job()
         await bench.submit(job)

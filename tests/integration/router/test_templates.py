@@ -25,7 +25,6 @@ from giornata.wire.workers import ServiceName, ServiceState
 from tests.fakes.denoiser import FakeDenoiser
 from tests.fakes.fleet import CARD, INSPECTION, FakePrepost
 from tests.fakes.news import News
-from tests.integration.conftest import NatsServer
 from tests.integration.router.bench import IMAGE, Bench, make_job, running_router
 from tests.patience import HUNG_MS
 
@@ -33,11 +32,11 @@ LORA = LoraUse(lora_id="lora_1", sha256="a" * 64, size_bytes=600, rank=4, module
 
 
 @pytest.fixture
-async def bench(private_nats: NatsServer) -> AsyncIterator[Bench]:
-    async with buses.connect(private_nats.url, "bench") as bus:
+async def bench(nats_account: str) -> AsyncIterator[Bench]:
+    async with buses.connect(nats_account, "bench") as bus:
         await streams.ensure(bus.jetstream, replicas=1, events_ttl_s=60)
         bench = Bench(bus, await Records.open(bus.jetstream), FakePrepost(bus))
-        async with bench.prepost.run(), running_router(private_nats.url, "router-a"):
+        async with bench.prepost.run(), running_router(nats_account, "router-a"):
             yield bench
 
 

@@ -1,0 +1,78 @@
+"""A NATS server in a process of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+from giornata_tools.launcher.servers import free_ports
+
+MAX_PAYLOAD_BYTES = 8 << 20
+"""What deploy/ configures too: inline pictures of the NATS door."""
+
+
+class NatsServer:
+    """One nats-server with JetStream; `start` again after `kill` keeps its port and its data.
+
+    Args:
+        folder: of its configuration and its store.
+        config: more of its configuration; includes are relative to `folder`.
+        max_file: of its store.
+    """
+
+    def __init__(self, folder: Path, config: str = "", max_file: str = "8GB") -> None:
+        self._folder = folder
+        self._config = config
+        self._max_file = max_file
+        self._port = free_ports(1)[0]
+        self._process: subprocess.Popen[str] | None = None
+        self._reader: threading.Thread | None = None
+
+    @property
+    def url(self) -> str:
+        return f"nats://127.0.0.1:{self._port}"
+
+    def start(self) -> None:
+        """Return when clients can connect."""
+        config = self._folder / "nats.conf"
+        config.write_text(
+            f'listen: "127.0.0.1:{self._port}"\nmax_payload: {MAX_PAYLOAD_BYTES}\n'
+            f'jetstream {{ store_dir: "{self._folder}", max_mem: 512MB, max_file: {self._max_file} }}\n'
+            f"{self._config}\n"
+        )
+        binary = Path(sys.executable).parent / "nats-server"
+        self._process = subprocess.Popen([binary, "-c", config], stderr=subprocess.PIPE, text=True)
+        assert self._process.stderr is not None
+        for line in self._process.stderr:
+            if "Server is ready" in line:
+                break
+        else:
+            raise RuntimeError("nats-server ended before it was ready")
+        self._reader = threading.Thread(target=self._process.stderr.read, daemon=True)
+        self._reader.start()
+
+    @contextlib.contextmanager
+    def frozen(self) -> Iterator[None]:
+        """Let it stand still while inside, with its connections open."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self._process.send_signal(signal.SIGCONT)
+
+    def kill(self) -> None:
+        """End it at once, as a crash would."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            if self._reader is not None:
+                self._reader.join()
+            if self._process.stderr is not None:
+                self._process.stderr.close()
+            self._process = None
