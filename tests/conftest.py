@@ -16,6 +16,7 @@ from xdist.scheduler import LoadGroupScheduling
 
 from tests.ending import end_with_run
 from tests.order import ByGroup, longest_first
+from tests.shared_files import SharedFolders, shared_root
 
 os.environ |= {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
 """Threads of torch in workers and processes that tests start; OpenMP reads these when torch is imported.
@@ -54,6 +55,14 @@ def _logs_of_one_test(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     structlog.reset_defaults()
     structlog.contextvars.clear_contextvars()
+
+
+@pytest.fixture(scope="session")
+def shared_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedFolders]:
+    """Folders that all workers of the run read, and no test changes."""
+    folders = SharedFolders(shared_root(tmp_path_factory.getbasetemp()))
+    yield folders
+    folders.check()
 
 
 LONG_TIMEOUT_S = 1_200

@@ -10,7 +10,7 @@ import contextlib
 import shutil
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -24,19 +24,19 @@ from tests.integration.gateway_fakes import Stage, open_stage
 from tests.integration.nats_accounts import NatsAccounts
 from tests.integration.nats_server import NatsServer
 from tests.patience import HUNG_S
+from tests.shared_files import SharedFolders
 
 
 @pytest.fixture(scope="session")
-def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Family], Path]:
-    """The folder of a small checkpoint of a family, with random weights; each is built once, when it is asked for."""
-    return cache(partial(_build, tmp_path_factory.mktemp("checkpoints")))
+def tiny_checkpoint(shared_folders: SharedFolders) -> Callable[[Family], Path]:
+    """The folder of a small checkpoint of a family, with random weights; a test that changes its files copies it."""
+    return lambda family: shared_folders.folder(f"tiny/{family}", partial(_build, family))
 
 
-def _build(parent: Path, family: Family) -> Path:
+def _build(family: Family, folder: Path) -> None:
     from giornata_tools.model.random.build import build  # noqa: PLC0415 - imports diffusers
 
-    build(family, parent / family)
-    return parent / family
+    build(family, folder)
 
 
 @pytest.fixture(scope="session")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from io import BytesIO
 from itertools import count
 from pathlib import Path
@@ -23,7 +24,6 @@ from giornata_denoiser.rows.snapshot import Snapshot
 from giornata_prepost.images import generation
 from giornata_prepost.images.geometry import Size
 from giornata_prepost.images.stages import PixelLimits
-from giornata_tools.model.random.build import build
 from tests.integration.painting import Served, ended, of_edit, of_generation, served
 
 LIMITS: Final = PixelLimits(1 << 20, 1 << 16)
@@ -31,10 +31,8 @@ STEPS: Final = 3
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made: Path = tmp_path_factory.mktemp("models") / "tiny"
-    build(Family.FLUX_INPAINT, made)
-    return made
+def folder(tiny_checkpoint: Callable[[Family], Path]) -> Path:
+    return tiny_checkpoint(Family.FLUX_INPAINT)
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from io import BytesIO
 from itertools import count
 from pathlib import Path
@@ -28,7 +29,6 @@ from giornata_prepost.images import pictures
 from giornata_prepost.images.geometry import Box, Size
 from giornata_prepost.images.pictures import Pixels
 from giornata_prepost.images.stages import PixelLimits, finish, inspect
-from giornata_tools.model.random.build import build
 
 NATIVE = 64
 LIMITS = PixelLimits(max_pixels=1 << 20, budget_pixels=1 << 20)
@@ -43,10 +43,8 @@ def file(pixels: Pixels) -> bytes:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("models") / "tiny"
-    build(Family.FLUX_INPAINT, folder)
-    return folder
+def folder(tiny_checkpoint: Callable[[Family], Path]) -> Path:
+    return tiny_checkpoint(Family.FLUX_INPAINT)
 
 
 @pytest.fixture(scope="module")

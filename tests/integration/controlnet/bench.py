@@ -68,11 +68,10 @@ SLAB_BYTES = 4 << 20
 NETS = ("edges", "depth", "pose")
 
 
-def saved(folder: Path) -> dict[str, str]:
-    """Folders of three ControlNets, which differ in weights and number of blocks, by name."""
+def save_nets(folder: Path) -> None:
+    """Write three ControlNets, which differ in weights and number of blocks, by their names."""
     for seed, (name, blocks) in enumerate(zip(NETS, ((2, 1), (1, 1), (2, 0)), strict=True)):
         net(*blocks, seed=seed).save_pretrained(folder / name)
-    return {name: str(folder / name) for name in NETS}
 
 
 @dataclass

@@ -9,13 +9,15 @@ import pytest
 
 from giornata.blobs import RedisBlobs
 from giornata.bus import bus
-from tests.integration.controlnet.bench import Bench, loaded, saved
+from tests.integration.controlnet.bench import NETS, Bench, loaded, save_nets
+from tests.shared_files import SharedFolders
 
 
 @pytest.fixture(scope="session")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
+def folders(shared_folders: SharedFolders) -> Mapping[str, str]:
     """Folders of tiny ControlNets, by name."""
-    return saved(tmp_path_factory.mktemp("controlnets"))
+    folder = shared_folders.folder("controlnets", save_nets)
+    return {name: str(folder / name) for name in NETS}
 
 
 @pytest.fixture

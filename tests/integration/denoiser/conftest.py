@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -15,15 +15,13 @@ from giornata.records import Records
 from giornata.wire.events import DenoisedEvent, PreviewEvent, StepEvent
 from giornata_denoiser.checkpoint import Checkpoint, open_checkpoint
 from giornata_denoiser.config import DenoiserConfig
-from giornata_tools.model.random.build import build
 from tests.integration.denoiser.bench import Bench
 from tests.integration.denoiser.oracle import Models, make_models
 
 
 @pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
-    folder: Path = tmp_path_factory.mktemp("models") / "tiny"
-    build(Family.FLUX_INPAINT, folder)
+def checkpoint(tiny_checkpoint: Callable[[Family], Path]) -> Checkpoint:
+    folder = tiny_checkpoint(Family.FLUX_INPAINT)
     return open_checkpoint(DenoiserConfig(model=str(folder), device="cpu"))
 
 

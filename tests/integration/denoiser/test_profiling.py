@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,6 @@ from giornata_denoiser.profiling.calibration import profile_of
 from giornata_denoiser.profiling.measuring import Meter
 from giornata_denoiser.profiling.members import Members
 from giornata_denoiser.profiling.mixtures import Mixture, RowSize
-from giornata_tools.model.random.build import build
 
 
 def whole(checkpoint: Checkpoint, tokens: int) -> Work:
@@ -30,10 +30,8 @@ def whole(checkpoint: Checkpoint, tokens: int) -> Work:
 
 
 @pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
-    folder = tmp_path_factory.mktemp("models") / "tiny"
-    build(Family.FLUX_INPAINT, folder, seed=0)
-    found = load(folder, dtype=torch.float32, device=torch.device("cpu"))
+def checkpoint(tiny_checkpoint: Callable[[Family], Path]) -> Checkpoint:
+    found = load(tiny_checkpoint(Family.FLUX_INPAINT), dtype=torch.float32, device=torch.device("cpu"))
     small = found.card.model_copy(update={"native_size": 192})
     return Checkpoint(small, found.family, found.preview_map)
 
@@ -103,11 +101,11 @@ def test_without_one_it_measures_a_few_steps(checkpoint: Checkpoint) -> None:
 
 
 @pytest.mark.slow
-def test_steps_of_several_devices_are_measured_by_degree_and_by_halves(tmp_path: Path) -> None:
-    folder = tmp_path / "tiny"
-    build(Family.FLUX_INPAINT, folder, seed=0)
+def test_steps_of_several_devices_are_measured_by_degree_and_by_halves(
+    tiny_checkpoint: Callable[[Family], Path], tmp_path: Path
+) -> None:
     settings = ProfilerConfig(
-        model=str(folder),
+        model=str(tiny_checkpoint(Family.FLUX_INPAINT)),
         device="cpu",
         devices="cpu,cpu",
         out=tmp_path / "p.json",

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,7 +18,6 @@ from giornata.families import Family
 from giornata.wire import subjects
 from giornata.wire.errors import InternalError
 from giornata.wire.messages import CancelRows, Epoch, RunAnswer
-from giornata_tools.model.random.build import build
 from tests.integration.denoiser.bench import STEPS, WAIT_S, Bench, taken
 from tests.patience import HUNG_S
 
@@ -196,9 +197,9 @@ async def test_a_lost_device_ends_the_process_with_an_error(bench: Bench) -> Non
 
 
 async def test_a_process_whose_model_cannot_compute_never_serves(
-    nats_url: str, redis_url: str, tmp_path: Path
+    nats_url: str, redis_url: str, tiny_checkpoint: Callable[[Family], Path], tmp_path: Path
 ) -> None:
-    build(Family.FLUX_INPAINT, tmp_path / "tiny")
+    shutil.copytree(tiny_checkpoint(Family.FLUX_INPAINT), tmp_path / "tiny")
     weights = tmp_path / "tiny" / "transformer" / "diffusion_pytorch_model.safetensors"
     spoilt = safetensors.torch.load_file(weights)
     spoilt["proj_out.weight"].fill_(torch.nan)

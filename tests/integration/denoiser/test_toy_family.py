@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import count, pairwise
 from pathlib import Path
@@ -29,7 +29,6 @@ from giornata_denoiser.rows.row import RecordingSpec, Row
 from giornata_denoiser.rows.snapshot import GENERATOR, Snapshot
 from giornata_denoiser.rows.stored import EXACT
 from giornata_denoiser.rows.template import Form, Recording
-from giornata_tools.model.random.build import build
 from tests.fakes.toy_family import ADDED, TwoStep, load_toy
 
 FLOAT32 = 1e-5
@@ -37,9 +36,8 @@ CPU = torch.device("cpu")
 
 
 @pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
-    folder: Path = tmp_path_factory.mktemp("models") / "toy"
-    build(FamilyName.FLUX_INPAINT, folder, seed=0)
+def checkpoint(tiny_checkpoint: Callable[[FamilyName], Path]) -> Checkpoint:
+    folder = tiny_checkpoint(FamilyName.FLUX_INPAINT)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(checkpoints, "LOADERS", {FamilyName.FLUX_INPAINT: load_toy})
         return checkpoints.load(folder, dtype=torch.float32, device=CPU)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import string
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ from giornata.model_cards import read_model_card
 from giornata.wire.models import ModelCard
 from giornata_prepost.checkpoint import FAMILIES
 from giornata_prepost.families.protocol import ImageModel
+from tests.shared_files import SharedFolders
 
 
 def _clip() -> tuple[CLIPTokenizer, CLIPTextModel]:
@@ -107,13 +109,15 @@ def _components(family: Family, latent_channels: int) -> dict[str, Any]:
 @pytest.fixture(
     scope="module", params=[(Family.FLUX_INPAINT, 16), (Family.FLUX_FILL, 16), (Family.FLUX_FILL, 8)], ids=str
 )
-def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def checkpoint(request: pytest.FixtureRequest, shared_folders: SharedFolders) -> Path:
     family, latent_channels = request.param
+    return shared_folders.folder(f"flux-{family}-{latent_channels}", partial(_save, family, latent_channels))
+
+
+def _save(family: Family, latent_channels: int, folder: Path) -> None:
     torch.manual_seed(0)
     pipeline = FluxPipeline if family is Family.FLUX_INPAINT else FluxFillPipeline
-    folder = tmp_path_factory.mktemp("checkpoint")
     pipeline(**_components(family, latent_channels)).save_pretrained(folder)
-    return folder
 
 
 @pytest.fixture(scope="module")

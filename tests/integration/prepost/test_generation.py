@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator
+import shutil
+from collections.abc import AsyncIterator, Callable
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -28,15 +29,18 @@ from giornata.wire.resolution import resolve
 from giornata_prepost.checkpoint import open_model
 from giornata_prepost.config import PrepostConfig
 from giornata_prepost.families.protocol import ImageModel
-from giornata_tools.model.random.build import build
 from tests.integration.prepost.asking import encoded, finished, inspected, serving
 from tests.patience import HUNG_MS
 
 
 @pytest.fixture(scope="module", params=[Family.FLUX_INPAINT, Family.FLUX_FILL], ids=str)
-def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ImageModel:
+def model(
+    request: pytest.FixtureRequest,
+    tiny_checkpoint: Callable[[Family], Path],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> ImageModel:
     folder: Path = tmp_path_factory.mktemp("models") / f"tiny-{secrets.token_hex(3)}"
-    build(request.param, folder)
+    shutil.copytree(tiny_checkpoint(request.param), folder)
     return open_model(PrepostConfig(model=str(folder), device="cpu"))
 
 

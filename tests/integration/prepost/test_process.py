@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
+import shutil
 import signal
 import socket
 import sys
+from collections.abc import Callable
 from io import BytesIO
 from pathlib import Path
 
@@ -29,7 +31,6 @@ from giornata.wire.models import ModelCard
 from giornata.wire.requests import EditParameters
 from giornata.wire.resolution import resolve
 from giornata.wire.workers import ServiceName, ServiceState
-from giornata_tools.model.random.build import build
 from tests.fakes.tiny_segmenters import clipseg, sam2
 from tests.patience import HUNG_MS, HUNG_S
 
@@ -85,11 +86,15 @@ def mapped(process: psutil.Process) -> list[str]:
 
 
 async def test_the_process(
-    tmp_path: Path, environment: dict[str, str], nats_url: str, redis_url: str
+    tmp_path: Path,
+    tiny_checkpoint: Callable[[Family], Path],
+    environment: dict[str, str],
+    nats_url: str,
+    redis_url: str,
 ) -> None:
     """Ready, one inspection, no torch in its image processes, a clean drain, nothing left behind."""
     folder, instance = tmp_path / f"tiny-{secrets.token_hex(3)}", f"prepost-{secrets.token_hex(3)}"
-    build(Family.FLUX_FILL, folder)
+    shutil.copytree(tiny_checkpoint(Family.FLUX_FILL), folder)
     card = read_model_card(folder)
     heard: asyncio.Queue[ServiceState] = asyncio.Queue()
     segmenter = clipseg(tmp_path / "segmenter")
@@ -150,12 +155,13 @@ async def test_a_folder_that_is_no_checkpoint(environment: dict[str, str], tmp_p
     assert "not part of a diffusers checkpoint" in errors
 
 
-async def test_a_folder_that_is_no_segmenter(environment: dict[str, str], tmp_path: Path) -> None:
-    build(Family.FLUX_FILL, tmp_path / "tiny")
+async def test_a_folder_that_is_no_segmenter(
+    environment: dict[str, str], tiny_checkpoint: Callable[[Family], Path], tmp_path: Path
+) -> None:
     errors = await refusal(
         environment,
         "--model",
-        str(tmp_path / "tiny"),
+        str(tiny_checkpoint(Family.FLUX_FILL)),
         "--device",
         "cpu",
         "--mask-model",

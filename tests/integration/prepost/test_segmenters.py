@@ -25,6 +25,7 @@ from giornata_prepost.config import PrepostConfig
 from giornata_prepost.images.regions import Candidate, HeatMap, Wanted
 from giornata_prepost.segmentation import Sam2, Segmenter, open_segmenter, rehearse_segmenter
 from tests.fakes import tiny_segmenters
+from tests.shared_files import SharedFolders
 
 PICTURE = np.random.default_rng(0).integers(0, 256, (50, 90, 3), np.uint8)
 WORDS = "the hat"
@@ -32,16 +33,9 @@ Folder = Callable[[str], Path]
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Folder:
-    """The folder of a tiny checkpoint of a kind, made once."""
-    made: dict[str, Path] = {}
-
-    def make(kind: str) -> Path:
-        if kind not in made:
-            made[kind] = getattr(tiny_segmenters, kind)(tmp_path_factory.mktemp(kind))
-        return made[kind]
-
-    return make
+def folder(shared_folders: SharedFolders) -> Folder:
+    """The folder of a tiny checkpoint of a kind."""
+    return lambda kind: shared_folders.folder(f"segmenters/{kind}", getattr(tiny_segmenters, kind))
 
 
 def opened(model: Path | str, refiner: Path | None = None) -> Segmenter:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import shutil
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,6 @@ from giornata.wire.samplers import Sampler
 from giornata.wire.workers import ServiceState
 from giornata_prepost.checkpoint import open_model
 from giornata_prepost.config import PrepostConfig
-from giornata_tools.model.random.build import build
 from tests.integration.prepost.asking import (
     MASK,
     SCENE,
@@ -54,10 +54,13 @@ from tests.patience import HUNG_S
 
 
 @pytest.fixture(scope="module", params=[Family.FLUX_INPAINT, Family.FLUX_FILL], ids=str)
-def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def checkpoint(
+    request: pytest.FixtureRequest,
+    tiny_checkpoint: Callable[[Family], Path],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Path:
     folder = tmp_path_factory.mktemp("models") / f"tiny-{secrets.token_hex(3)}"
-    build(request.param, folder)
-    return folder
+    return Path(shutil.copytree(tiny_checkpoint(request.param), folder))
 
 
 @pytest.fixture

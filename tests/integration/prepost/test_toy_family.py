@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,6 @@ from giornata_prepost.config import PrepostConfig
 from giornata_prepost.families.flux import FillImages
 from giornata_prepost.families.protocol import Condition, rehearse
 from giornata_prepost.images.stages import PixelLimits, inspect
-from giornata_tools.model.random.build import build
 from tests.integration.prepost.asking import MASK, SCENE, png
 
 
@@ -35,9 +35,10 @@ class ToyImages(FillImages):
 
 
 @pytest.fixture
-def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    build(families.Family.FLUX_FILL, tmp_path / "fill")
-    folder = Path(shutil.move(tmp_path / "fill", tmp_path / "toy"))
+def toy(
+    tiny_checkpoint: Callable[[families.Family], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Path:
+    folder = Path(shutil.copytree(tiny_checkpoint(families.Family.FLUX_FILL), tmp_path / "toy"))
     index = json.loads((folder / "model_index.json").read_text())
     (folder / "model_index.json").write_text(json.dumps(index | {"_class_name": "ToyPipeline"}))
     row = families.Kind("toy", takes_true_cfg=False, steps=3, guidance_scale=2.0, strength=1.0)

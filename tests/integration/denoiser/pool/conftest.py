@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.integration.denoiser.pool.bench import Model, make_model
+from tests.integration.denoiser.pool.bench import Model, make_model, open_model
+from tests.shared_files import SharedFolders
 
 
 @pytest.fixture(autouse=True)
@@ -13,5 +14,5 @@ def _one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="session")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
-    return make_model(tmp_path_factory.mktemp("pool"))
+def model(shared_folders: SharedFolders) -> Model:
+    return open_model(shared_folders.folder("pool", make_model))
