@@ -15,7 +15,6 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F  # noqa: N812 - the field's name
 from torch import Tensor
-from torch.nn.attention.varlen import varlen_attn
 
 from giornata.packed.moving import moved
 from giornata.packed.packing import Segments
@@ -122,6 +121,8 @@ def each_across(query: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor],
 
 
 def _varlen(query: Tensor, key: Tensor, value: Tensor, queries: Segments, keys: Segments) -> Tensor:
+    from torch.nn.attention.varlen import varlen_attn  # noqa: PLC0415 - loads torch._dynamo, which no CPU needs
+
     attended = varlen_attn(query, key, value, queries.offsets, keys.offsets, queries.longest, keys.longest)
     if isinstance(attended, tuple):
         raise TypeError("varlen_attn returned auxiliary values that were not asked for")
