@@ -6,16 +6,16 @@ import asyncio
 import sys
 
 from giornata import runtime
-from giornata.blobs import open_blobs
-from giornata.bus.bus import connect_as
-from giornata.heap import keep_freed
 from giornata.wire.workers import ServiceName
 from giornata_controlnet.config import ControlNetConfig
 
 
 async def serve(config: ControlNetConfig, stop: asyncio.Event) -> None:
     """Read the cards, open NATS and blobs; compute ControlNets until `stop`; drain."""
+    from giornata.blobs import open_blobs
+    from giornata.bus.bus import connect_as
     from giornata.device_claims import DeviceLedger, gpus_of
+    from giornata.heap import keep_freed
     from giornata_controlnet.nets import Nets, read_cards
     from giornata_controlnet.service import ControlNetService
 
