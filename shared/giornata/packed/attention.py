@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from importlib import import_module
 from typing import NamedTuple
 
 import torch
@@ -66,11 +67,11 @@ def choose_crossing(device: torch.device, dtype: torch.dtype) -> Crossing:
 
 def _has_varlen(device: torch.device, dtype: torch.dtype) -> bool:
     ampere = (8, 0)  # the first compute capability with FlashAttention 2
-    return (
-        device.type == "cuda"
-        and dtype in (torch.bfloat16, torch.float16)
-        and torch.cuda.get_device_capability(device) >= ampere
-    )
+    half = device.type == "cuda" and dtype in (torch.bfloat16, torch.float16)
+    if not half or torch.cuda.get_device_capability(device) < ampere:
+        return False
+    import_module("torch.nn.attention.varlen")  # with the network: no step waits for it
+    return True
 
 
 def varlen(
