@@ -1,4 +1,7 @@
-"""Where a checkpoint comes from and where it runs, for every service that loads one. Imports torch."""
+"""Where a checkpoint comes from and where it runs, for every service that loads one.
+
+A configuration is judged before torch is loaded: what needs it, or the hub, imports it when it is called.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +9,16 @@ from collections.abc import Sequence
 from contextlib import suppress
 from glob import escape
 from pathlib import Path
-from typing import Final, Literal, Self
+from typing import TYPE_CHECKING, Final, Literal, Self
 
-import torch
-from huggingface_hub import get_cached_repo_tree, snapshot_download
-from huggingface_hub.errors import CachedRepoTreeNotFoundError
-from huggingface_hub.utils import filter_repo_objects  # type: ignore[attr-defined]  # exported when it is asked for
 from pydantic import Field
 
 from giornata.config import CellConfig
-from giornata.gpus import see_alone
 from giornata.weight_files import chosen_weights
 from giornata.wire.errors import Failed
+
+if TYPE_CHECKING:
+    import torch
 
 FILES: Final = ["*.json", "*/*.json", "*/*.txt", "*/*.model", "*/*.jinja", "*/*.safetensors"]
 """Files of a hub repository: the whole diffusers folder, no single-file weights, and of variants the one loaded."""
@@ -27,7 +28,6 @@ CONTROL_FILES: Final = [
     "diffusion_pytorch_model*.json",
 ]
 """Files of a ControlNet's repository: those of `save_pretrained`, and of its variants the one that is loaded."""
-DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 class DeviceConfig(CellConfig):
@@ -63,6 +63,8 @@ class DeviceConfig(CellConfig):
         Raises:
             Failed: a GPU is named that torch does not see. A CPU never stands in for it.
         """
+        import torch
+
         gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if self.device == "auto":
             return torch.device("cuda" if gpus else "cpu")
@@ -86,13 +88,17 @@ class DeviceConfig(CellConfig):
 
     def seeing_alone(self) -> Self:
         """This configuration, of a process that sees no other GPU than its own (:func:`giornata.gpus.see_alone`)."""
+        from giornata.gpus import see_alone
+
         return self.model_copy(update={"device": see_alone(self.device)})
 
     def torch_dtype(self) -> torch.dtype:
         """The type of the weights."""
+        import torch
+
         if self.dtype == "auto":
             return torch.bfloat16 if self.torch_device().type == "cuda" else torch.float32
-        return DTYPES[self.dtype]
+        return {"float32": torch.float32, "bfloat16": torch.bfloat16}[self.dtype]
 
 
 class ModelConfig(DeviceConfig):
@@ -120,6 +126,10 @@ def checkpoint_folder(model: str, files: Sequence[str] = FILES) -> Path:
     folder = Path(model)
     if folder.is_dir():
         return folder
+    from huggingface_hub import get_cached_repo_tree, snapshot_download
+    from huggingface_hub.errors import CachedRepoTreeNotFoundError
+    from huggingface_hub.utils import filter_repo_objects  # type: ignore[attr-defined]  # exported when it is asked for
+
     # The hub is asked for its newest commit here alone: the list of a commit's files stays in the cache.
     allowed = list(files)
     commit = Path(snapshot_download(model, allow_patterns=allowed, ignore_patterns="*.safetensors")).name

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from pkgutil import resolve_name
+from typing import Any
 
 from giornata import components
 from giornata.components import Config, Configs, LatentShape, Refusal
@@ -139,3 +141,12 @@ class Kind:
     def tasks(self) -> tuple[Task, ...]:
         """What its checkpoints are served for."""
         return (Task.EDIT,) if self.generation_guidance_scale is None else (Task.EDIT, Task.GENERATE)
+
+
+def when_called(name: str) -> Callable[..., Any]:
+    """A function that calls `name`, written ``package.module:attribute``; the first call imports its module."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return resolve_name(name)(*args, **kwargs)
+
+    return call

@@ -52,8 +52,8 @@ from giornata.scheduling.batch import Capacity
 from giornata.wire.queues import CostFit
 from giornata.wire.values import Mode
 from giornata_denoiser.checkpoint import Checkpoint, open_checkpoint
+from giornata_denoiser.choices import Executor
 from giornata_denoiser.config import DenoiserConfig
-from giornata_denoiser.controls.choosing import Executor
 from giornata_denoiser.controls.networks import controlled
 from giornata_denoiser.controls.opening import open_controls
 from giornata_denoiser.engine.engine import Engine

@@ -26,10 +26,11 @@ from giornata.planning.blocks import Block, Link, Modes, Planner, always, exact,
 from giornata.wire.values import Mode
 from giornata_denoiser.blocks.recording import EntryRecorder
 from giornata_denoiser.blocks.slabs import Slabs
+from giornata_denoiser.choices import Form
 from giornata_denoiser.engine.assembly import assemble
 from giornata_denoiser.engine.stepping import denoise_step
 from giornata_denoiser.rows.row import RecordingSpec
-from giornata_denoiser.rows.template import Entry, Form
+from giornata_denoiser.rows.template import Entry
 from tests.bench.compute import block_costs, loading_engine
 from tests.bench.compute.loading_engine import Took
 from tests.bench.compute.loading_run import Scene, picture_ms

@@ -21,10 +21,11 @@ from numpy.typing import NDArray
 
 from giornata.planning.specs import together
 from giornata.wire.samplers import Sampler
+from giornata_denoiser.choices import Form
 from giornata_denoiser.config import DenoiserConfig
 from giornata_denoiser.engine.sources import ReuseOptions
 from giornata_denoiser.rows.row import RecordingSpec, Row
-from giornata_denoiser.rows.template import Form, Recording
+from giornata_denoiser.rows.template import Recording
 from giornata_denoiser.templates.identity import form_of, levels_of
 from giornata_prepost.images.pictures import Pixels
 from giornata_tools.loadgen.drawing import svg

@@ -24,12 +24,13 @@ from giornata.wire.values import Mode
 from giornata_denoiser.blocks.own import OwnKeysValues, own_bits
 from giornata_denoiser.blocks.recording import EntryRecorder
 from giornata_denoiser.blocks.slabs import Slabs
+from giornata_denoiser.choices import Form
 from giornata_denoiser.engine.assembly import assemble
 from giornata_denoiser.engine.loading import device_for
 from giornata_denoiser.engine.stepping import denoise_step
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.rows.row import RecordingSpec, Row
-from giornata_denoiser.rows.template import Form, Recording
+from giornata_denoiser.rows.template import Recording
 from tests.bench.compute.batches import tera_operations
 from tests.bench.compute.models import described
 from tests.bench.compute.rows import Rows

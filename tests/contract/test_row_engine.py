@@ -15,9 +15,9 @@ import pytest
 from giornata.planning.operations import COMPUTE
 from giornata.scheduling.batch import Capacity
 from giornata.scheduling.degrees.rule import Switches
+from giornata_denoiser.choices import Form
 from giornata_denoiser.engine.protocol import RowEngine, StepReport
 from giornata_denoiser.rows.row import RecordingSpec, Row
-from giornata_denoiser.rows.template import Form
 from tests.fakes import tiny_flux
 from tests.fakes.pool import pool
 from tests.fakes.profiles import PROFILE, WEIGHTS, record

@@ -12,11 +12,12 @@ from torch import Tensor
 
 from giornata.packed.region import Region, region
 from giornata_denoiser.blocks.device import Arrival, Device
+from giornata_denoiser.choices import Form
 from giornata_denoiser.engine.loading import Accelerator, device_for
 from giornata_denoiser.families.flux.checkpoints import FluxInpaint
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.rows.row import RecordingSpec, Row
-from giornata_denoiser.rows.template import Form, Recording
+from giornata_denoiser.rows.template import Recording
 from tests.fakes import tiny_flux
 from tests.fakes.tiny_flux import Spec
 from tests.unit.denoiser.engine import edits

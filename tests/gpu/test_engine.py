@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 import torch
 
+from giornata_denoiser.choices import Form
 from giornata_denoiser.engine.loading import device_for
 from giornata_denoiser.rows.row import Row
-from giornata_denoiser.rows.template import Form
 from tests.bench.compute.engines import engine_with
 from tests.bench.compute.models import TINY, flux
 from tests.bench.compute.rows import Rows

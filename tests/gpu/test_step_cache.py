@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from giornata_denoiser.choices import Form, Quantize
 from giornata_denoiser.families.flux.checkpoints import FluxInpaint
-from giornata_denoiser.families.quantizing import Quantize, chosen, quantize
+from giornata_denoiser.families.quantizing import chosen, quantize
 from giornata_denoiser.rows.row import Row
 from giornata_denoiser.rows.step_cache import TaylorRule
-from giornata_denoiser.rows.template import Form
 from tests.fakes import tiny_flux
 from tests.fakes.step_caches import taylor
 from tests.fakes.tiny_flux import Spec

@@ -21,9 +21,9 @@ from torch import Tensor
 from giornata.families import Family
 from giornata.latents import normalisation_of
 from giornata.packed.region import region
+from giornata_denoiser.choices import EXACT, Form
 from giornata_denoiser.rows.row import RecordingSpec, Row
-from giornata_denoiser.rows.stored import EXACT
-from giornata_denoiser.rows.template import Form, Recording
+from giornata_denoiser.rows.template import Recording
 from giornata_prepost.families.processors import TextProcessor
 from giornata_prepost.images.geometry import Size
 from giornata_prepost.images.pictures import Pixels

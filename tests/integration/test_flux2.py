@@ -28,9 +28,9 @@ from transformers.models.pixtral import image_processing_pil_pixtral
 
 from giornata.families import Family
 from giornata.packed.region import beside, region
+from giornata_denoiser.choices import EXACT, Form
 from giornata_denoiser.rows.row import RecordingSpec, Row
-from giornata_denoiser.rows.stored import EXACT
-from giornata_denoiser.rows.template import Form, Recording
+from giornata_denoiser.rows.template import Recording
 from giornata_prepost.families.processors import PixtralTextProcessor
 from giornata_prepost.images.geometry import Size
 from giornata_prepost.images.pictures import Pixels

@@ -26,8 +26,9 @@ from giornata.wire.requests import EditParameters, Reuse
 from giornata.wire.resolution import cfg_scale, resolve
 from giornata.wire.samplers import Sampler
 from giornata_denoiser.attempts.inputs import rows_of
+from giornata_denoiser.choices import Form
 from giornata_denoiser.rows.row import RecordingSpec
-from giornata_denoiser.rows.template import Form, Recording
+from giornata_denoiser.rows.template import Recording
 from giornata_denoiser.templates.lookup import Reusing
 from giornata_prepost.encoding import Encoded, Inputs, encoded, template_row
 from giornata_prepost.images.geometry import Size

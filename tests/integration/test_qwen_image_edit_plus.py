@@ -26,9 +26,9 @@ from transformers import Qwen2VLProcessor
 
 from giornata.families import Family
 from giornata.packed.region import beside, region
+from giornata_denoiser.choices import EXACT, Form
 from giornata_denoiser.rows.row import RecordingSpec, Row
-from giornata_denoiser.rows.stored import EXACT
-from giornata_denoiser.rows.template import Form, Recording
+from giornata_denoiser.rows.template import Recording
 from giornata_prepost.families.processors import PICTURE, PictureProcessor
 from giornata_prepost.images.geometry import Size
 from giornata_prepost.images.pictures import Pixels

@@ -42,12 +42,17 @@ sys.exit(runtime.start(ServiceName({service.value!r}), ServiceConfig, main))
 
 
 COMPUTING = [
-    "giornata_denoiser.__main__",
-    "giornata_controlnet.__main__",
+    "giornata_denoiser.service",
+    *(f"giornata_denoiser.families.{family}.checkpoints" for family in ("driven", "flux", "unet")),
+    "giornata_controlnet.service",
+    *(f"giornata.control.{kind}" for kind in ("flux", "sd3", "unet")),
     "giornata_prepost.service",
-    "giornata_prepost.checkpoint",
+    *(
+        f"giornata_prepost.families.{family}"
+        for family in ("flow", "flux", "flux2", "qwen_image", "sd3", "unets")
+    ),
 ]
-"""Modules of all services with torch, which is slow to import: in one process."""
+"""Modules of all services with torch, and of their families: in one process, since they are slow to import."""
 
 
 @pytest.mark.parametrize(

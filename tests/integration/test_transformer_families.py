@@ -19,9 +19,9 @@ from giornata.families import Family
 from giornata.latents import normalisation_of
 from giornata.packed.region import beside, region
 from giornata.wire.requests import EditParameters
+from giornata_denoiser.choices import EXACT, Form
 from giornata_denoiser.rows.row import RecordingSpec, Row
-from giornata_denoiser.rows.stored import EXACT
-from giornata_denoiser.rows.template import Form, Recording
+from giornata_denoiser.rows.template import Recording
 from giornata_prepost.images.geometry import Size
 from tests.distances import distance
 from tests.integration.painting import Served, assert_paints, ended, of_edit, of_generation, served

@@ -7,6 +7,7 @@ project that such a module imports, touches what `ACTING` lists.
 from __future__ import annotations
 
 import ast
+import json
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -173,8 +174,42 @@ def test_a_service_without_torch_names_nothing_that_computes(module: str) -> Non
     assert _ways_to(module, _forbidden(_package(module))) == []
 
 
-@pytest.mark.parametrize("package", WITHOUT_TORCH)
-def test_a_service_without_torch_loads_nothing_that_computes(package: str) -> None:
-    code = f"import sys, {package}.__main__; print(*sorted({_forbidden(package)!r} & sys.modules.keys()))"
-    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert (loaded.returncode, loaded.stdout.split()) == (0, []), loaded.stderr
+LATER = {"diffusers", "peft", "scipy.ndimage", "scipy.optimize", "torch._dynamo", "transformers"}
+"""Take seconds to load: what a checkpoint needs of them comes with the checkpoint."""
+CHOSEN = {
+    name
+    for name in MODULES.keys() - {"giornata_prepost.families.protocol"}
+    if name.startswith(
+        (
+            *(f"giornata_denoiser.families.{family}." for family in ("driven", "flux", "unet")),
+            *(f"giornata.control.{kind}" for kind in ("flux", "sd3", "unet")),
+            "giornata_prepost.families.",
+        )
+    )
+}
+"""Modules of families, of which a checkpoint chooses one."""
+
+STARTED = """
+import json, runpy, sys
+sys.argv = ["service", "--telemetry-hz", "often"]
+try:
+    runpy.run_module({package!r}, run_name="__main__")
+except SystemExit as end:
+    told = end.code
+first = list(sys.modules)
+import {package}.service
+json.dump([told, first, list(sys.modules)], sys.stdout)
+"""
+
+
+@pytest.mark.parametrize("package", sorted(name for name in PACKAGES if name not in {"giornata", TOOLS}))
+def test_a_service_tells_mistakes_at_once_and_loads_nothing_before_it_needs_it(package: str) -> None:
+    code = STARTED.format(package=package)
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    told, before, after = json.loads(ended.stdout)
+    assert (told, "TELEMETRY_HZ" in ended.stderr) == (2, True)
+    assert {"torch", *LATER} & set(before) == set()
+    assert (LATER | CHOSEN) & set(after) == set()
+    if package in WITHOUT_TORCH:
+        assert _forbidden(package) & set(after) == set()

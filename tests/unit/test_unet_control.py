@@ -10,7 +10,8 @@ import torch
 from giornata.control.loading import load
 from giornata.control.mismatch import ControlMismatch
 from giornata.control.protocol import Conditions, ControlText, Item
-from giornata.control.unet import UnetControl, skip_channels
+from giornata.control.unet import UnetControl
+from giornata.control.weighing import skip_channels
 from giornata.packed.tiles import joined, parted
 from giornata.wire.adapters import ControlKind
 from giornata.wire.controlnets import ControlBase

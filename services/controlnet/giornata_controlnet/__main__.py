@@ -6,18 +6,19 @@ import asyncio
 import sys
 
 from giornata import runtime
-from giornata.blobs import open_blobs
-from giornata.bus.bus import connect_as
-from giornata.device_claims import DeviceLedger, gpus_of
-from giornata.heap import keep_freed
 from giornata.wire.workers import ServiceName
 from giornata_controlnet.config import ControlNetConfig
-from giornata_controlnet.nets import Nets, read_cards
-from giornata_controlnet.service import ControlNetService
 
 
 async def serve(config: ControlNetConfig, stop: asyncio.Event) -> None:
     """Read the cards, open NATS and blobs; compute ControlNets until `stop`; drain."""
+    from giornata.blobs import open_blobs
+    from giornata.bus.bus import connect_as
+    from giornata.device_claims import DeviceLedger, gpus_of
+    from giornata.heap import keep_freed
+    from giornata_controlnet.nets import Nets, read_cards
+    from giornata_controlnet.service import ControlNetService
+
     configured = await asyncio.to_thread(read_cards, config.controlnets)
     async with (
         gpus_of(ServiceName.CONTROLNET, config) as (own, gpus),

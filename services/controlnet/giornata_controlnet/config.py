@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import socket
 from pathlib import Path
-from typing import ClassVar, Final, NamedTuple, Self
+from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple, Self
 
-import torch
 from pydantic import Field, field_validator, model_validator
 
 from giornata.checkpoints import DeviceConfig
 from giornata.control.naming import named
-from giornata.device_claims import DeviceLedger
 from giornata.machine import memory_bytes
 from giornata.memory_plan import CONTEXT_BYTES, USABLE
+
+if TYPE_CHECKING:
+    from giornata.device_claims import DeviceLedger
 
 MEMORY_SHARE: Final = 2
 """ControlNets that no row uses may take one part in so many of the device's memory by default."""
@@ -105,6 +106,8 @@ class ControlNetConfig(DeviceConfig):
 
     def budget_bytes(self, ledger: DeviceLedger) -> int:
         """State in the `ledger` the bytes that weights may take on the device, beside what others have stated."""
+        import torch
+
         ledger.state(CONTEXT_BYTES)
         whole, device = memory_bytes(), self.torch_device()
         if device.type == "cuda":

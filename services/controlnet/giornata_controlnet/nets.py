@@ -14,7 +14,7 @@ import structlog
 import torch
 
 from giornata.checkpoints import CONTROL_FILES, checkpoint_folder
-from giornata.control.loading import load
+from giornata.control.loading import imported, load
 from giornata.control.naming import named
 from giornata.control.protocol import ControlNet
 from giornata.control_cards import read_control_card
@@ -44,6 +44,7 @@ def read_cards(configured: str) -> tuple[Configured, ...]:
         try:
             folder = checkpoint_folder(checkpoint, CONTROL_FILES)
             found.append(Configured(read_control_card(folder, name), folder))
+            imported(found[-1].card.kind)  # no row waits for it
         except (ValueError, OSError) as error:
             mistakes.append(f"{name}: {error}")
     if mistakes:

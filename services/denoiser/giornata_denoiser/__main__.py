@@ -7,24 +7,25 @@ import sys
 from functools import partial
 
 from giornata import runtime
-from giornata.blobs import open_blobs
-from giornata.bus import bus, streams
-from giornata.device_claims import gpus_of
-from giornata.heap import keep_freed
-from giornata.planning.costing import CostModel
-from giornata.records import Records
-from giornata.retries import just_made
 from giornata.wire.workers import ServiceName
-from giornata_denoiser.checkpoint import open_checkpoint
 from giornata_denoiser.config import DenoiserConfig
-from giornata_denoiser.engine.rehearsal import rehearse
-from giornata_denoiser.pool.opening import loaded, start_ranks
-from giornata_denoiser.profiling.calibration import profile_of
-from giornata_denoiser.service import Denoiser
 
 
 async def serve(config: DenoiserConfig, stop: asyncio.Event) -> None:
     """Open NATS, blobs and the model; denoise until `stop`."""
+    from giornata.blobs import open_blobs
+    from giornata.bus import bus, streams
+    from giornata.device_claims import gpus_of
+    from giornata.heap import keep_freed
+    from giornata.planning.costing import CostModel
+    from giornata.records import Records
+    from giornata.retries import just_made
+    from giornata_denoiser.checkpoint import open_checkpoint
+    from giornata_denoiser.engine.rehearsal import rehearse
+    from giornata_denoiser.pool.opening import loaded, start_ranks
+    from giornata_denoiser.profiling.calibration import profile_of
+    from giornata_denoiser.service import Denoiser
+
     async with (
         gpus_of(ServiceName.DENOISER, config) as (own, gpus),
         bus.connect_as(ServiceName.DENOISER, own) as connected,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -13,41 +12,45 @@ import torch
 from giornata.checkpoints import checkpoint_folder
 from giornata.control.protocol import ControlNet
 from giornata.device_claims import DeviceLedger
-from giornata.families import Family
+from giornata.families import Family, when_called
 from giornata.gpus import host_device
 from giornata.memory_plan import ModelMemory
 from giornata.model_cards import model_memory, read_model_card
 from giornata.wire.errors import Failed
 from giornata.wire.models import ModelCard
 from giornata.wire.workers import ServiceName
+from giornata_denoiser.choices import Quantize
 from giornata_denoiser.config import DenoiserConfig
 from giornata_denoiser.controls.networks import controlled
 from giornata_denoiser.controls.opening import open_controls
-from giornata_denoiser.families.driven import checkpoints as driven
-from giornata_denoiser.families.flux import checkpoints as flux
 from giornata_denoiser.families.preview_map import PreviewMap, fit_autoencoder
 from giornata_denoiser.families.protocol import ModelFamily
-from giornata_denoiser.families.quantizing import Quantize, check
-from giornata_denoiser.families.unet import checkpoints as unet
+from giornata_denoiser.families.quantizing import check
 from giornata_denoiser.families.weights import OUTLINE
 
-LOADERS: Final[Mapping[str, Callable[[Path, torch.dtype, torch.device, Quantize], ModelFamily]]] = {
-    Family.FLUX_INPAINT: partial(flux.load, flux.FluxInpaint),
-    Family.FLUX_KONTEXT: partial(flux.load, flux.FluxKontext),
-    Family.FLUX_FILL: partial(flux.load, flux.FluxFill),
-    **dict.fromkeys((Family.SD, Family.SD_INPAINT, Family.SDXL, Family.SDXL_INPAINT), unet.load),
-    Family.SD3: driven.stable_diffusion_3,
-    Family.Z_IMAGE: driven.z_image,
-    Family.FLUX2: driven.flux2,
-    Family.FLUX2_KLEIN: driven.flux2_klein,
-    Family.FLUX2_KLEIN_KV: driven.flux2_klein_kv,
-    Family.QWEN_IMAGE: driven.qwen_image,
-    Family.QWEN_IMAGE_EDIT: driven.qwen_image_edit,
-    Family.QWEN_IMAGE_EDIT_PLUS: driven.qwen_image_edit,
-    Family.QWEN_IMAGE_21: driven.qwen_image_21,
-    Family.CHROMA: driven.chroma,
+LOADERS: Final[dict[str, Callable[[Path, torch.dtype, torch.device, Quantize], ModelFamily]]] = {
+    family: when_called(f"giornata_denoiser.families.{name}")
+    for family, name in {
+        Family.FLUX_INPAINT: "flux.checkpoints:inpaint",
+        Family.FLUX_KONTEXT: "flux.checkpoints:kontext",
+        Family.FLUX_FILL: "flux.checkpoints:fill",
+        Family.SD: "unet.checkpoints:load",
+        Family.SD_INPAINT: "unet.checkpoints:load",
+        Family.SDXL: "unet.checkpoints:load",
+        Family.SDXL_INPAINT: "unet.checkpoints:load",
+        Family.SD3: "driven.checkpoints:stable_diffusion_3",
+        Family.Z_IMAGE: "driven.checkpoints:z_image",
+        Family.FLUX2: "driven.checkpoints:flux2",
+        Family.FLUX2_KLEIN: "driven.checkpoints:flux2_klein",
+        Family.FLUX2_KLEIN_KV: "driven.checkpoints:flux2_klein_kv",
+        Family.QWEN_IMAGE: "driven.checkpoints:qwen_image",
+        Family.QWEN_IMAGE_EDIT: "driven.checkpoints:qwen_image_edit",
+        Family.QWEN_IMAGE_EDIT_PLUS: "driven.checkpoints:qwen_image_edit",
+        Family.QWEN_IMAGE_21: "driven.checkpoints:qwen_image_21",
+        Family.CHROMA: "driven.checkpoints:chroma",
+    }.items()
 }
-"""What loads the family of a checkpoint's folder."""
+"""What loads the family of a checkpoint's folder; no other family is imported."""
 
 
 @dataclass(frozen=True, eq=False)

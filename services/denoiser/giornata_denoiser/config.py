@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import ClassVar, Final, Self
+from typing import TYPE_CHECKING, ClassVar, Final, Self
 
-import torch
 from pydantic import Field, field_validator, model_validator
 
 from giornata.checkpoints import ModelConfig
 from giornata.machine import HOST_SHARE, memory_bytes
 from giornata.planning.batch import PlannerName
 from giornata.scheduling.batch import Joining
-from giornata_denoiser.controls.choosing import Executor
+from giornata_denoiser.choices import BITS, Executor, Form, Quantize
 from giornata_denoiser.devices import VARIABLE, claimed_of, parsed
-from giornata_denoiser.families.quantizing import Quantize
-from giornata_denoiser.rows.stored import BITS
-from giornata_denoiser.rows.template import Form
+
+if TYPE_CHECKING:
+    import torch
 
 FIRST_SHARE: Final = 16
 """What edits leave may take one part in so many of the machine's memory by default."""

@@ -6,8 +6,6 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Final
 
-import torch
-
 from giornata.scheduling.degrees.subsets import MOST_DEVICES
 from giornata.wire.errors import Failed
 
@@ -64,6 +62,8 @@ def check_present(devices: Sequence[str], gpus: int | None = None) -> None:
     Raises:
         Failed: it has fewer GPUs than the pool has ranks on them, or none of such a number.
     """
+    import torch  # noqa: PLC0415 - a configuration is judged before torch is loaded
+
     here = torch.cuda.device_count() if gpus is None else gpus
     wanted = [int(device.removeprefix("cuda:")) for device in devices if device != "cpu"]
     if wanted and max(wanted) >= here:

@@ -8,19 +8,20 @@ if __name__ == "__main__":
     import sys
 
     from giornata import runtime
-    from giornata.blobs import open_blobs
-    from giornata.bus.bus import connect_as
-    from giornata.device_claims import gpus_of
-    from giornata.scratch import keep_process_sockets, scratch_folder
     from giornata.wire.workers import ServiceName
-    from giornata_prepost.checkpoint import open_model
     from giornata_prepost.config import PrepostConfig
-    from giornata_prepost.segmentation import open_segmenter
-    from giornata_prepost.service import Prepost
-    from giornata_prepost.work import ImagePool
 
     async def serve(config: PrepostConfig, stop: asyncio.Event) -> None:
         """Open NATS, blobs, image processes and model; serve until `stop`; drain."""
+        from giornata.blobs import open_blobs
+        from giornata.bus.bus import connect_as
+        from giornata.device_claims import gpus_of
+        from giornata.scratch import keep_process_sockets, scratch_folder
+        from giornata_prepost.checkpoint import open_model
+        from giornata_prepost.segmenters import open_segmenter
+        from giornata_prepost.service import Prepost
+        from giornata_prepost.work import ImagePool
+
         with scratch_folder() as folder:
             keep_process_sockets(folder)
             async with (

@@ -10,7 +10,7 @@ import torch
 
 from giornata.checkpoints import checkpoint_folder
 from giornata.device_claims import DeviceLedger
-from giornata.families import Family
+from giornata.families import Family, when_called
 from giornata.gpus import host_device
 from giornata.memory_plan import TILE, USABLE, ModelMemory, PrepostPlan, plan_prepost
 from giornata.model_cards import model_memory, read_model_card
@@ -18,33 +18,31 @@ from giornata.wire.errors import Failed
 from giornata.wire.models import ModelCard
 from giornata.wire.workers import ServiceName
 from giornata_prepost.config import PrepostConfig
-from giornata_prepost.families import flux, unets
-from giornata_prepost.families.flow import ChromaImages, ZImageImages
-from giornata_prepost.families.flux2 import Flux2Images, KleinImages, KleinKVImages
 from giornata_prepost.families.protocol import ImageModel
-from giornata_prepost.families.qwen_image import Qwen21Images, QwenEditImages, QwenEditPlusImages, QwenImages
-from giornata_prepost.families.sd3 import SD3Images
 
 FAMILIES: Final[dict[str, Callable[..., ImageModel]]] = {
-    Family.FLUX_INPAINT: flux.InpaintImages,
-    Family.FLUX_KONTEXT: flux.KontextImages,
-    Family.FLUX_FILL: flux.FillImages,
-    Family.SD: unets.SDImages,
-    Family.SD_INPAINT: unets.SDInpaintImages,
-    Family.SDXL: unets.SDXLImages,
-    Family.SDXL_INPAINT: unets.SDXLInpaintImages,
-    Family.SD3: SD3Images,
-    Family.Z_IMAGE: ZImageImages,
-    Family.FLUX2: Flux2Images,
-    Family.FLUX2_KLEIN: KleinImages,
-    Family.FLUX2_KLEIN_KV: KleinKVImages,
-    Family.QWEN_IMAGE: QwenImages,
-    Family.QWEN_IMAGE_EDIT: QwenEditImages,
-    Family.QWEN_IMAGE_EDIT_PLUS: QwenEditPlusImages,
-    Family.QWEN_IMAGE_21: Qwen21Images,
-    Family.CHROMA: ChromaImages,
+    family: when_called(f"giornata_prepost.families.{name}")
+    for family, name in {
+        Family.FLUX_INPAINT: "flux:InpaintImages",
+        Family.FLUX_KONTEXT: "flux:KontextImages",
+        Family.FLUX_FILL: "flux:FillImages",
+        Family.SD: "unets:SDImages",
+        Family.SD_INPAINT: "unets:SDInpaintImages",
+        Family.SDXL: "unets:SDXLImages",
+        Family.SDXL_INPAINT: "unets:SDXLInpaintImages",
+        Family.SD3: "sd3:SD3Images",
+        Family.Z_IMAGE: "flow:ZImageImages",
+        Family.FLUX2: "flux2:Flux2Images",
+        Family.FLUX2_KLEIN: "flux2:KleinImages",
+        Family.FLUX2_KLEIN_KV: "flux2:KleinKVImages",
+        Family.QWEN_IMAGE: "qwen_image:QwenImages",
+        Family.QWEN_IMAGE_EDIT: "qwen_image:QwenEditImages",
+        Family.QWEN_IMAGE_EDIT_PLUS: "qwen_image:QwenEditPlusImages",
+        Family.QWEN_IMAGE_21: "qwen_image:Qwen21Images",
+        Family.CHROMA: "flow:ChromaImages",
+    }.items()
 }
-"""Loads a folder to a device, with weights and results of a dtype, by :attr:`ModelCard.family`."""
+"""Loads a folder to a device, with weights and results of a dtype, by the card's family; no other is imported."""
 
 
 def open_model(config: PrepostConfig) -> ImageModel:

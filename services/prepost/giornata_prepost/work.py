@@ -55,9 +55,9 @@ class WorkPool(ABC):
     def __init__(self, processes: int) -> None:
         context = multiprocessing.get_context("forkserver")
         # the fork server imports these once, so that a replacement starts in milliseconds
-        plugins = ["PIL.JpegImagePlugin", "PIL.PngImagePlugin", "PIL.WebPImagePlugin"]
+        libraries = ["PIL.JpegImagePlugin", "PIL.PngImagePlugin", "PIL.WebPImagePlugin", "scipy.ndimage"]
         stages = [f"giornata_prepost.images.{name}" for name in ("stages", "each_region", "regions")]
-        context.set_forkserver_preload([*stages, *plugins])
+        context.set_forkserver_preload([*stages, *libraries])
         self._new_pool = partial(ProcessPool, max_workers=processes, context=context)
         self._pool = self._new_pool()
         self._running: set[Future[Any]] = set()

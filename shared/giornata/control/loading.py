@@ -4,26 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any, Final
 
 import torch
-from diffusers import ControlNetModel, SD3ControlNetModel
-from diffusers.models.controlnets.controlnet_flux import FluxControlNetModel
 
-from giornata.control.flux import FluxControl
 from giornata.control.protocol import ControlNet
-from giornata.control.sd3 import SD3Control
-from giornata.control.unet import UnetControl
 from giornata.control_cards import read_control_card
 from giornata.weight_loading import load_network
 from giornata.wire.adapters import ControlCard, ControlKind
 
-KINDS: Final[dict[ControlKind, tuple[Any, Callable[[Any, ControlCard], ControlNet]]]] = {
-    ControlKind.FLUX: (FluxControlNetModel, FluxControl),
-    ControlKind.SD3: (SD3ControlNetModel, SD3Control),
-    ControlKind.UNET: (ControlNetModel, UnetControl),
+KINDS: Final = {
+    ControlKind.FLUX: ("diffusers:FluxControlNetModel", "giornata.control.flux:FluxControl"),
+    ControlKind.SD3: ("diffusers:SD3ControlNetModel", "giornata.control.sd3:SD3Control"),
+    ControlKind.UNET: ("diffusers:ControlNetModel", "giornata.control.unet:UnetControl"),
 }
 """Diffusers' module of each kind, and what runs it."""
+
+
+def imported(kind: ControlKind) -> tuple[Any, Callable[[Any, ControlCard], ControlNet]]:
+    """Diffusers' module of a kind, and what runs it; no other kind is imported."""
+    module, runner = map(resolve_name, KINDS[kind])
+    return module, runner
 
 
 def load(folder: Path, dtype: torch.dtype, device: torch.device, name: str | None = None) -> ControlNet:
@@ -34,6 +36,6 @@ def load(folder: Path, dtype: torch.dtype, device: torch.device, name: str | Non
         OSError: its weights are missing.
     """
     card = read_control_card(folder, name)
-    module, runner = KINDS[card.kind]
+    module, runner = imported(card.kind)
     made = load_network(module, folder, dtype=dtype)
     return runner(made.to(device).eval().requires_grad_(requires_grad=False), card)

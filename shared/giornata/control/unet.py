@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from giornata.control.expansion import Behind
 from giornata.control.mismatch import ControlMismatch, fits
 from giornata.control.protocol import Conditions, ControlText, Item
-from giornata.control.weighing import unet_work
+from giornata.control.weighing import skip_channels, unet_work
 from giornata.packed.moving import moved
 from giornata.packed.region import Region
 from giornata.packed.tiles import joined, parted
@@ -164,20 +164,6 @@ class UnetControl:
             raise ControlMismatch(
                 f"{called} takes a control image of (3, height, width), and was given {tuple(given.hint.shape)}"
             )
-
-
-def skip_channels(network: Any, side: int) -> tuple[int, ...]:
-    """Channels of a tile of each skip connection of a UNet or a ControlNet, and of the middle's output.
-
-    A tile has `side` latent pixels a side, and fewer further down.
-    """
-    found = [int(network.conv_in.out_channels) * side**2]
-    for block in network.down_blocks:
-        found += [int(resnet.out_channels) * side**2 for resnet in block.resnets]
-        for sampler in block.downsamplers or ():
-            side //= 2
-            found.append(int(sampler.out_channels) * side**2)
-    return (*found, int(network.mid_block.resnets[-1].out_channels) * side**2)
 
 
 def _of(item: Item) -> Opened:

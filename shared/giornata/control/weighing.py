@@ -131,3 +131,17 @@ def _pairs(block: Any) -> Iterator[tuple[Any, Any]]:
         block.attentions if getattr(block, "has_cross_attention", False) else [None] * len(block.resnets)
     )
     return zip(block.resnets, attentions, strict=True)
+
+
+def skip_channels(network: Any, side: int) -> tuple[int, ...]:
+    """Channels of a tile of each skip connection of a UNet or a ControlNet, and of the middle's output.
+
+    A tile has `side` latent pixels a side, and fewer further down.
+    """
+    found = [int(network.conv_in.out_channels) * side**2]
+    for block in network.down_blocks:
+        found += [int(resnet.out_channels) * side**2 for resnet in block.resnets]
+        for sampler in block.downsamplers or ():
+            side //= 2
+            found.append(int(sampler.out_channels) * side**2)
+    return (*found, int(network.mid_block.resnets[-1].out_channels) * side**2)

@@ -10,12 +10,12 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from importlib import import_module
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - the field's name
 from torch import Tensor
-from torch.nn.attention.varlen import varlen_attn
 
 from giornata.packed.moving import moved
 from giornata.packed.packing import Segments
@@ -67,11 +67,11 @@ def choose_crossing(device: torch.device, dtype: torch.dtype) -> Crossing:
 
 def _has_varlen(device: torch.device, dtype: torch.dtype) -> bool:
     ampere = (8, 0)  # the first compute capability with FlashAttention 2
-    return (
-        device.type == "cuda"
-        and dtype in (torch.bfloat16, torch.float16)
-        and torch.cuda.get_device_capability(device) >= ampere
-    )
+    half = device.type == "cuda" and dtype in (torch.bfloat16, torch.float16)
+    if not half or torch.cuda.get_device_capability(device) < ampere:
+        return False
+    import_module("torch.nn.attention.varlen")  # with the network: no step waits for it
+    return True
 
 
 def varlen(
@@ -122,6 +122,8 @@ def each_across(query: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor],
 
 
 def _varlen(query: Tensor, key: Tensor, value: Tensor, queries: Segments, keys: Segments) -> Tensor:
+    from torch.nn.attention.varlen import varlen_attn  # noqa: PLC0415 - loads torch._dynamo, which no CPU needs
+
     attended = varlen_attn(query, key, value, queries.offsets, keys.offsets, queries.longest, keys.longest)
     if isinstance(attended, tuple):
         raise TypeError("varlen_attn returned auxiliary values that were not asked for")

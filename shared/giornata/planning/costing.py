@@ -12,13 +12,12 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 import numpy as np
-from scipy.optimize import nnls
 
 from giornata.planning.costs import StepCosts, completed
 from giornata.planning.degrees import ALONE, Way, Ways, ways_of
 from giornata.planning.operations import NETWORK, Work
 from giornata.planning.profiles import Profile
-from giornata.planning.regression import Array, Fit, determination
+from giornata.planning.regression import Array, Fit, determination, solver
 from giornata.wire.queues import CostFit
 from giornata.wire.workers import DegreeCosts, WorkerCosts
 
@@ -49,7 +48,7 @@ class Online:
     """
 
     def __init__(self, offline: Sequence[float]) -> None:
-        self._offline = np.asarray(offline)
+        self._solve, self._offline = solver(), np.asarray(offline)
         count = len(offline)
         self.weights: Array = self._offline.copy()
         """(features,) ms per unit."""
@@ -85,7 +84,7 @@ class Online:
         scaled = self._products / np.outer(size, size) + TRUST * np.eye(len(size))
         answers = self._answers / size + TRUST * self._offline * size
         factor = np.linalg.cholesky(scaled)
-        self.weights = nnls(factor.T, np.linalg.solve(factor, answers))[0] / size
+        self.weights = self._solve(factor.T, np.linalg.solve(factor, answers))[0] / size
 
 
 class CostModel:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
-from scipy.optimize import nnls
 
 Array = NDArray[np.float64]
 
@@ -37,6 +38,11 @@ class Fit(BaseModel):
         return float(np.dot(self.weights, features))
 
 
+def solver() -> Any:
+    """Lawson and Hanson's solver. Asking for it loads it, for half a second: a step and a request find it loaded."""
+    return scipy.optimize.nnls
+
+
 def fit(names: Sequence[str], features: Array, times: Array, *, relative: bool = False) -> Fit:
     """Least squares without negative weights.
 
@@ -58,7 +64,7 @@ def fit(names: Sequence[str], features: Array, times: Array, *, relative: bool =
     weighed = features * emphasis[:, None]
     scale = np.abs(weighed).max(0)
     scale[scale == 0] = 1.0
-    weights = nnls(weighed / scale, times * emphasis)[0] / scale
+    weights = solver()(weighed / scale, times * emphasis)[0] / scale
     return graded(names, weights, features, times)
 
 

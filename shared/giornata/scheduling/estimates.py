@@ -19,6 +19,7 @@ from giornata.planning.costing import CostModel
 from giornata.planning.costs import StepCosts
 from giornata.planning.degrees import ALONE, Way
 from giornata.planning.operations import Operations, Work
+from giornata.planning.regression import solver
 from giornata.scheduling.adapters import Arrivals
 from giornata.scheduling.demand import Pace
 from giornata.scheduling.unit_time import UnitTime
@@ -74,6 +75,7 @@ class Estimates:
     """Steps and loads of every worker; feed it all telemetry of denoisers."""
 
     def __init__(self) -> None:
+        solver()  # loaded here, not when the first worker tells what its steps cost
         self._kinds: dict[tuple[str, str], _Kind] = {}
         """By a model's digest and a device."""
         self._networks: dict[str, tuple[tuple[BlockSpec, ...], Operations]] = {}

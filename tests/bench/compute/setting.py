@@ -7,8 +7,8 @@ from enum import StrEnum
 from typing import Final
 
 from giornata.wire.requests import EditParameters
+from giornata_denoiser.choices import Form
 from giornata_denoiser.config import DenoiserConfig, ReuseText
-from giornata_denoiser.rows.template import Form
 from giornata_denoiser.templates.identity import LEVELS
 
 FORM, BITS = (DenoiserConfig.model_fields[f"template_{name}"].default for name in ("form", "bits"))

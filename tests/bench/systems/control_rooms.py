@@ -29,8 +29,8 @@ from giornata.wire.resolution import resolve
 from giornata.wire.workers import ServiceName, ServiceState
 from giornata_denoiser.attempts.adapting import adapters_of
 from giornata_denoiser.checkpoint import Checkpoint
+from giornata_denoiser.choices import Executor
 from giornata_denoiser.config import DenoiserConfig
-from giornata_denoiser.controls.choosing import Executor
 from giornata_denoiser.controls.room import ControlRoom, control_room
 from giornata_denoiser.rows.row import Row
 from tests.bench.compute.rows import Rows

@@ -15,8 +15,9 @@ import torch
 from giornata.planning.costing import CostModel
 from giornata.scheduling.batch import Capacity
 from giornata_denoiser.checkpoint import Checkpoint
+from giornata_denoiser.choices import Executor
 from giornata_denoiser.config import DenoiserConfig
-from giornata_denoiser.controls.choosing import Due, Executor, exposed_ms
+from giornata_denoiser.controls.choosing import Due, exposed_ms
 from giornata_denoiser.controls.room import open_rows
 from giornata_denoiser.engine.controls import Controls
 from giornata_denoiser.engine.engine import Engine

@@ -15,9 +15,9 @@ from diffusers.models.transformers.transformer_flux import FluxTransformer2DMode
 from torch import Tensor
 
 from giornata.wire.samplers import Sampler
+from giornata_denoiser.choices import Quantize
 from giornata_denoiser.families.flux.checkpoints import FluxInpaint
 from giornata_denoiser.families.protocol import ModelFamily
-from giornata_denoiser.families.quantizing import Quantize
 from giornata_denoiser.families.sampling.flow_matching import FlowMatching, scheduler_config, shifted_by_size
 from giornata_denoiser.rows.track import NOISE, OUTPUT, STATES, Track
 from tests.fakes import tiny_flux

@@ -14,7 +14,7 @@ from giornata.blobs.memory import MemoryBlobs
 from giornata.control.loading import load
 from giornata.control.protocol import Conditions, ControlText, Item
 from giornata.control.running import run
-from giornata.control.unet import skip_channels
+from giornata.control.weighing import skip_channels
 from giornata.tensors import NEGATIVE
 from giornata.wire.adapters import ControlKind, ControlUse, control_name
 from giornata.wire.controlnets import ControlBase, DataPath, OpenControl

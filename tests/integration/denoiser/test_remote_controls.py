@@ -23,7 +23,7 @@ from giornata.wire.workers import ServiceName, ServiceState
 from giornata_controlnet.config import ControlNetConfig
 from giornata_controlnet.nets import read_cards
 from giornata_controlnet.service import ControlNetService
-from giornata_denoiser.controls.choosing import Executor
+from giornata_denoiser.choices import Executor
 from tests import configs
 from tests.integration.controlnet.bench import CPU
 from tests.integration.controlnet.gate import Gate, HeldNets

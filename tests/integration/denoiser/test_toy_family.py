@@ -20,6 +20,7 @@ from giornata.wire.errors import SchemaMismatch
 from giornata.wire.samplers import Sampler
 from giornata_denoiser import checkpoint as checkpoints
 from giornata_denoiser.checkpoint import Checkpoint
+from giornata_denoiser.choices import EXACT, Form
 from giornata_denoiser.engine.assembly import place
 from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.engine.rehearsal import rehearse
@@ -27,8 +28,7 @@ from giornata_denoiser.engine.sources import ReuseOptions
 from giornata_denoiser.families.rows import build_row, text_shapes
 from giornata_denoiser.rows.row import RecordingSpec, Row
 from giornata_denoiser.rows.snapshot import GENERATOR, Snapshot
-from giornata_denoiser.rows.stored import EXACT
-from giornata_denoiser.rows.template import Form, Recording
+from giornata_denoiser.rows.template import Recording
 from tests.fakes.toy_family import ADDED, TwoStep, load_toy
 
 FLOAT32 = 1e-5

@@ -17,7 +17,6 @@ from aiohttp import web
 from PIL import Image
 from pydantic import ValidationError
 
-from giornata.checkpoints import DTYPES
 from giornata.wire.errors import GiornataError, InternalError, InvalidField, ModelNotFound, QueueFull
 from giornata.wire.requests import MAX_SEED, request_error
 from giornata_gateway.views.answers import ErrorAnswer, error_detail
@@ -217,7 +216,7 @@ async def serve(options: BaselineOptions) -> int:
     usual = "bfloat16" if device.type == "cuda" else "float32"
     torch.set_num_threads(options.torch_threads)
     pipeline = await asyncio.to_thread(
-        Pipeline, options.model, device, DTYPES[usual if options.dtype == "auto" else options.dtype]
+        Pipeline, options.model, device, getattr(torch, usual if options.dtype == "auto" else options.dtype)
     )
     baseline = Baseline(pipeline, Rule(options.batch, options.window_ms / 1000), options.queue)
     async with serving(baseline, options.host, options.port) as url:

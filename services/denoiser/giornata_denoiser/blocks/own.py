@@ -13,8 +13,9 @@ from torch import Tensor
 from giornata.packed.kept import KeptKeysValues
 from giornata.packed.pages import Pages
 from giornata.planning.specs import together
+from giornata_denoiser.choices import EXACT
 from giornata_denoiser.families.protocol import ModelFamily
-from giornata_denoiser.rows.stored import EXACT, Stored, bits_of, store
+from giornata_denoiser.rows.stored import Stored, bits_of, store
 
 SHORT: Final = 3
 """Most steps from one in full to the next where what a network makes of the picture changes quickly; decision record

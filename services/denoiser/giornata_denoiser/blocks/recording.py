@@ -6,10 +6,11 @@ from torch import Tensor
 
 from giornata.packed.uses import ActivationRecorder
 from giornata_denoiser.blocks.slabs import Slabs
+from giornata_denoiser.choices import Form
 from giornata_denoiser.rows.correction import Correction
 from giornata_denoiser.rows.row import RecordingSpec
 from giornata_denoiser.rows.stored import Stored, bits_of, store
-from giornata_denoiser.rows.template import Entry, Form, Kept
+from giornata_denoiser.rows.template import Entry, Kept
 
 
 class EntryRecorder:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Final, NamedTuple
 
 from giornata.control.devices import CPU
@@ -12,6 +11,7 @@ from giornata.control.expansion import Behind, summed
 from giornata.wire.adapters import ControlKind
 from giornata.wire.controlnets import ControlState
 from giornata.wire.workers import ServiceState
+from giornata_denoiser.choices import Executor
 
 HOST_BYTES_MS: Final = 5e6
 """Bytes a millisecond between processes of one host; measured, see `docs/results/controlnets.md`."""
@@ -19,17 +19,6 @@ NETWORK_BYTES_MS: Final = 1e6
 """Between hosts, assumed."""
 WORK: Final = 1e9
 """Multiplications of which an instance tells the time."""
-
-
-class Executor(StrEnum):
-    """Who computes ControlNets."""
-
-    AUTO = "auto"
-    """Whoever is predicted to hold up the row's steps the least."""
-    LOCAL = "local"
-    """This process, where it has them all."""
-    SERVICE = "service"
-    """An instance of the ControlNet service, where one has them all."""
 
 
 class Due(NamedTuple):

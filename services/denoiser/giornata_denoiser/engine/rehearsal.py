@@ -18,6 +18,7 @@ from giornata.tensors import NEGATIVE
 from giornata.wire.errors import Failed
 from giornata.wire.values import Mode
 from giornata_denoiser.checkpoint import Checkpoint
+from giornata_denoiser.choices import Form
 from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.engine.loading import device_for
 from giornata_denoiser.engine.sources import ReuseOptions
@@ -25,7 +26,7 @@ from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.families.rows import build_row, text_shapes
 from giornata_denoiser.rows.row import RecordingSpec, Row
 from giornata_denoiser.rows.snapshot import GENERATOR
-from giornata_denoiser.rows.template import Form, Recording, template_generator
+from giornata_denoiser.rows.template import Recording, template_generator
 
 GRID: Final = (16, 16)
 """Height and width of the picture in tokens."""

@@ -13,10 +13,11 @@ from giornata.planning.profiles import BatchCap
 from giornata.planning.specs import recording_bytes, together
 from giornata.wire.values import Mode
 from giornata_denoiser.blocks.own import own_bits
+from giornata_denoiser.choices import EXACT
 from giornata_denoiser.engine.step_caching import cache_bytes
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.rows.row import Row
-from giornata_denoiser.rows.stored import EXACT, stored_bytes
+from giornata_denoiser.rows.stored import stored_bytes
 from giornata_denoiser.rows.template import Kept
 
 FED: Final = 6

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 import torch
-from diffusers import AutoModel
 from torch import Tensor
 
 from giornata.latents import Normalisation, normalisation_of
@@ -85,6 +84,8 @@ def fit_autoencoder(folder: Path, device: torch.device) -> PreviewMap:
         OSError: its weights are missing.
         ValueError: its class is not served, or its latents are not finite numbers on the board.
     """
+    from diffusers import AutoModel  # noqa: PLC0415 - loaded with the first checkpoint
+
     autoencoder = load_network(AutoModel, folder, "vae", dtype=torch.float32)
     fitted = fit_model(autoencoder.to(device).eval(), normalisation_of(autoencoder))
     del autoencoder

@@ -6,7 +6,6 @@ So a row's arithmetic does not depend on the rows beside it, as it would with ac
 
 from __future__ import annotations
 
-from enum import StrEnum
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, Final
@@ -15,21 +14,11 @@ import torch
 from torch import nn
 
 from giornata.wire.errors import Failed
+from giornata_denoiser.choices import Quantize
 
 VARIABLE: Final = "GIORNATA_QUANTIZE"
 LEAST: Final = 1024
 """Channels on both sides of a layer from which on it is worth a scale for each output channel."""
-
-
-class Quantize(StrEnum):
-    """In which numbers a denoiser keeps the weights of its network's blocks."""
-
-    OFF = "off"
-    """In those of the model's dtype."""
-    INT8 = "int8"
-    """Integers of 8 bits."""
-    FLOAT8 = "float8"
-    """Floating-point numbers of 8 bits, e4m3."""
 
 
 def chosen(network: nn.Module, least: int = LEAST) -> tuple[str, ...]:

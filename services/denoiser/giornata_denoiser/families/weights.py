@@ -8,7 +8,8 @@ from typing import Any, Final
 import torch
 
 from giornata.weight_loading import load_network
-from giornata_denoiser.families.quantizing import Quantize, quantize
+from giornata_denoiser.choices import Quantize
+from giornata_denoiser.families.quantizing import quantize
 
 OUTLINE: Final = torch.device("meta")
 """Where a network has shapes and no weights: for processes that describe a model and compute nothing."""

@@ -103,7 +103,7 @@ def _plotted(
     """Draw the fits beside `out`, if that is possible; what to tell of it."""
     if find_spec("matplotlib") is None:
         return ", without a plot: the extra giornata-denoiser[bench] is not installed"
-    from giornata_denoiser.profiling.scatter import scatter  # noqa: PLC0415 - matplotlib is an extra
+    from giornata_denoiser.profiling.scatter import scatter
 
     fits = {
         ALONE: (profile.compute, measured),

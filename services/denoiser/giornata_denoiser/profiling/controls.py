@@ -17,7 +17,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from giornata.control.loading import KINDS
+from giornata.control.loading import imported
 from giornata.control.protocol import ControlNet
 from giornata.wire.adapters import ControlCard, ControlKind, ControlWork
 from giornata.wire.controlnets import ControlBase
@@ -55,7 +55,7 @@ class RandomControl:
     def net(self) -> ControlNet:
         """The ControlNet, on the network's device and of its dtype."""
         base, network = self.controlled.base, self.network
-        module, runner = KINDS[base.kind]
+        module, runner = imported(base.kind)
         with torch.device("meta"):
             made = module(**_options(network, base, module))
         layers = chain.from_iterable(layer.parameters() for layer in network.layers.values())

@@ -28,6 +28,7 @@ from giornata_denoiser.blocks.narrowing import Narrowing
 from giornata_denoiser.blocks.recording import EntryRecorder
 from giornata_denoiser.blocks.slabs import Slabs
 from giornata_denoiser.checkpoint import Checkpoint
+from giornata_denoiser.choices import Form
 from giornata_denoiser.engine.assembly import assemble, place
 from giornata_denoiser.engine.controls import controlled, wholly
 from giornata_denoiser.engine.loading import device_for
@@ -39,7 +40,7 @@ from giornata_denoiser.profiling.controls import RandomControl, random_control
 from giornata_denoiser.profiling.loras import RandomLoras
 from giornata_denoiser.profiling.mixtures import LEAST_SIDE, Mixture, RowSize, TokensBeside
 from giornata_denoiser.rows.row import RecordingSpec, Row
-from giornata_denoiser.rows.template import Entry, Form
+from giornata_denoiser.rows.template import Entry
 
 T = TypeVar("T")
 ProgressBar = Callable[[Sequence[int]], Iterable[int]]

@@ -14,11 +14,12 @@ from giornata.packed.region import Region
 from giornata.planning.operations import Shape
 from giornata.scheduling.batch import RowKey
 from giornata.wire.jobs import Priority
+from giornata_denoiser.choices import Form
 from giornata_denoiser.rows.adapters import NONE, Adapters
 from giornata_denoiser.rows.correction import Correction
 from giornata_denoiser.rows.snapshot import Snapshot, exported
 from giornata_denoiser.rows.step_cache import Expansion, TaylorRule
-from giornata_denoiser.rows.template import Entry, Form, Recording
+from giornata_denoiser.rows.template import Entry, Recording
 from giornata_denoiser.rows.track import Track
 
 

@@ -11,10 +11,8 @@ from torch import Tensor
 
 from giornata.packed.pages import Levels
 from giornata.wire.blocks import MOMENTS
+from giornata_denoiser.choices import BITS, EXACT
 
-EXACT: Final = 0
-"""No bits: a tensor is kept in the dtype that it was computed in."""
-BITS: Final = (EXACT, 8, 4)
 ALIGNMENT: Final = 64
 """Bytes: tensors of one pinned block begin at multiples of it, so that kernels read 16 at once."""
 

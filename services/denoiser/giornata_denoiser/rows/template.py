@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from functools import cached_property, lru_cache
 from typing import Final
 
@@ -20,15 +19,6 @@ from giornata_denoiser.rows.stored import Stored, pinned
 
 FILE_BYTES: Final = 512
 """Most that a template's file takes for one tensor of a block beside its bytes."""
-
-
-class Form(StrEnum):
-    """What a block keeps of every token."""
-
-    KV = "kv"
-    """Keys, after norm and rotary embedding, and values."""
-    HIDDEN = "hidden"
-    """The block's input: half the bytes, projected again by every edit."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,12 +16,12 @@ from giornata.wire.samplers import Sampler
 from giornata.wire.templates import digest_of, picture_id
 from giornata.wire.values import Mode
 from giornata_denoiser.checkpoint import Checkpoint
+from giornata_denoiser.choices import BITS, Form, Quantize
 from giornata_denoiser.config import DenoiserConfig
 from giornata_denoiser.families.protocol import ModelFamily
-from giornata_denoiser.families.quantizing import Quantize
 from giornata_denoiser.rows.row import RecordingSpec
-from giornata_denoiser.rows.stored import BITS, bits_of, stored_bytes
-from giornata_denoiser.rows.template import FILE_BYTES, Form
+from giornata_denoiser.rows.stored import bits_of, stored_bytes
+from giornata_denoiser.rows.template import FILE_BYTES
 from giornata_denoiser.rows.track import Track
 
 RECORDER: Final = 2

@@ -10,10 +10,10 @@ from typing import Final
 
 import numpy as np
 import numpy.typing as npt
+import scipy
+import skimage
 from PIL import Image
 from safetensors.numpy import save
-from scipy import ndimage
-from skimage import feature
 
 from giornata.wire.adapters import Annotator, ControlUse, control_field, control_name
 from giornata.wire.errors import InvalidField, SizeMismatch
@@ -36,7 +36,9 @@ TILE_FACTOR: Final = 8
 def canny(picture: Pixels) -> Pixels:
     """White lines on black (Canny, PAMI 1986), two pixels wide at most; none along the picture's border."""
     grey = np.asarray(Image.fromarray(picture).convert("L"), np.float32) / np.float32(255)
-    edges = feature.canny(grey, sigma=0, low_threshold=CANNY_LOW / 255, high_threshold=CANNY_HIGH / 255)
+    edges = skimage.feature.canny(
+        grey, sigma=0, low_threshold=CANNY_LOW / 255, high_threshold=CANNY_HIGH / 255
+    )
     return _grey(np.asarray(edges) * np.uint8(255))
 
 
@@ -48,7 +50,7 @@ def soft_edge(picture: Pixels) -> Pixels:
     """
     colours = picture.astype(np.float32)
     gradients = [
-        ndimage.gaussian_gradient_magnitude(colours[..., colour], SOFT_SIGMA, mode="nearest")
+        scipy.ndimage.gaussian_gradient_magnitude(colours[..., colour], SOFT_SIGMA, mode="nearest")
         for colour in range(3)
     ]
     height = np.max(gradients, axis=0) * np.float32(SOFT_GAIN * SOFT_SIGMA * sqrt(2 * pi))

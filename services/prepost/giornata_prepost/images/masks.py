@@ -12,9 +12,9 @@ from typing import Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+import scipy
 from PIL import Image
 from safetensors.numpy import load, save
-from scipy.ndimage import distance_transform_cdt, distance_transform_edt, maximum_filter
 
 from giornata.wire.errors import MaskEmpty, MaskRejected, MaskSizeMismatch
 from giornata.wire.requests import MaskMode
@@ -101,7 +101,7 @@ def _spread(region: Region, grow_px: int, blur_px: float) -> Alpha:
         return region.astype(np.float32)
     alpha = np.zeros(region.shape, np.float32)
     window = bounds(region, ceil(reach)).window
-    beyond = distance_transform_edt(~region[window]).astype(np.float32) - np.float32(grow_px)
+    beyond = scipy.ndimage.distance_transform_edt(~region[window]).astype(np.float32) - np.float32(grow_px)
     if blur_px > 0:
         np.maximum(beyond, 0, out=beyond)
         profile = np.exp(-0.5 * (beyond / np.float32(max(blur_px, 1e-3))) ** 2)
@@ -121,11 +121,11 @@ def soft_edge(region: Region) -> Alpha:
     if region.all() or not region.any():
         return alpha
     window = bounds(region, 1).window
-    depth = distance_transform_cdt(region[window], "chessboard")
+    depth = scipy.ndimage.distance_transform_cdt(region[window], "chessboard")
     mixed = np.zeros(depth.shape, np.uint8)
     for px in range(1, EDGE_PX + 1):
         side = 4 * px + 1  # of squares whose middles lie 2 px + 1 deep
-        mixed[maximum_filter((depth > 2 * px).view(np.uint8), side, mode="constant") > 0] = px
+        mixed[scipy.ndimage.maximum_filter((depth > 2 * px).view(np.uint8), side, mode="constant") > 0] = px
     share = np.minimum(depth / (mixed + np.float32(1)), 1)
     alpha[window] = share * share * (3 - 2 * share)  # flat at both ends, so that neither shows
     return _in_levels(alpha)
@@ -152,7 +152,7 @@ def compute_set(mask: Region, halo: int, token_px: int) -> CellMap | None:
     FlashPS has no halo; it costs little, and most of what reuse loses is lost there.
     """
     cell_px = token_px if token_px % HALO_PX else HALO_PX
-    near = maximum_filter(cells(mask, cell_px), 2 * halo + 1, mode="constant")
+    near = scipy.ndimage.maximum_filter(cells(mask, cell_px), 2 * halo + 1, mode="constant")
     grown = cells(near, token_px // cell_px)
     if grown.all() or not grown.any():
         return None

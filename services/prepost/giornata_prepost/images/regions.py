@@ -12,8 +12,8 @@ from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import scipy
 from PIL import Image
-from scipy import ndimage
 
 from giornata.wire.errors import NothingFound
 from giornata_prepost.images.geometry import Box, Size, of_area
@@ -190,9 +190,9 @@ def _pixels(first: int, length: int, cells: int, pixels: int) -> tuple[int, npt.
 def _of_heat(heat: Heat, size: Size, wanted: Wanted) -> Iterator[Piece]:
     """Connected pieces; the score of each is its highest."""
     smooth = _resized(heat, size)
-    labels, count = ndimage.label(smooth >= wanted.threshold, EVERYWHERE)
+    labels, count = scipy.ndimage.label(smooth >= wanted.threshold, EVERYWHERE)
     numbers = np.arange(1, count + 1)
-    peaks = np.atleast_1d(ndimage.maximum(smooth, labels, numbers)) if count else numbers
+    peaks = np.atleast_1d(scipy.ndimage.maximum(smooth, labels, numbers)) if count else numbers
     areas = np.bincount(labels.ravel(), minlength=count + 1)[1:]
     least = LEAST_SHARE * size.pixels
     large = [number for number in numbers if areas[number - 1] >= least]

@@ -13,9 +13,9 @@ from giornata.wire.values import Mode
 from giornata_denoiser.blocks.narrowing import Narrowing
 from giornata_denoiser.blocks.recording import EntryRecorder
 from giornata_denoiser.blocks.slabs import Slabs
+from giornata_denoiser.choices import Form
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.rows.row import RecordingSpec
-from giornata_denoiser.rows.template import Form
 from tests.fakes import tiny_driven
 from tests.fakes.tiny_driven import FAMILIES
 from tests.fakes.tiny_flux import Spec

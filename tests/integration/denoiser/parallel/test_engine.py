@@ -9,13 +9,13 @@ import torch
 
 from giornata.packed.low_rank import low_rank
 from giornata_denoiser.blocks.device import Device
+from giornata_denoiser.choices import Form
 from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.engine.sources import ReuseOptions
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.parallel.family import shared
 from giornata_denoiser.rows.adapters import Adapters, RowLora
 from giornata_denoiser.rows.row import RecordingSpec, Row
-from giornata_denoiser.rows.template import Form
 from tests.fakes import tiny_flux
 from tests.fakes.tiny_flux import Spec
 from tests.integration.denoiser.parallel.members import Member, Members

@@ -15,12 +15,13 @@ from giornata.wire.values import Mode
 from giornata_denoiser.blocks.narrowing import Narrowing
 from giornata_denoiser.blocks.recording import EntryRecorder
 from giornata_denoiser.blocks.slabs import Slabs
+from giornata_denoiser.choices import Form
 from giornata_denoiser.families.flux.checkpoints import FluxInpaint, FluxKontext
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.parallel.family import shared
 from giornata_denoiser.parallel.groups import Group
 from giornata_denoiser.rows.row import RecordingSpec, Row
-from giornata_denoiser.rows.template import Entry, Form
+from giornata_denoiser.rows.template import Entry
 from tests.fakes import tiny_flux
 from tests.fakes.tiny_flux import Spec
 from tests.integration.denoiser.parallel.members import Member, Members

@@ -8,7 +8,7 @@ from pathlib import Path
 from giornata.families import Family
 from giornata.planning.degrees import Way
 from giornata.scheduling.degrees.pool import Devices
-from giornata_denoiser.rows.stored import EXACT
+from giornata_denoiser.choices import EXACT
 from tests.integration.denoiser.pool.bench import Gathered, Walk, equal, make_model, running
 from tests.integration.denoiser.pool.test_masks import FORMS, GRID, STEPS, taking, template, walked
 

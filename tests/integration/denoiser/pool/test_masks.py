@@ -10,12 +10,12 @@ import torch
 from giornata.scheduling.batch import Capacity
 from giornata.scheduling.degrees.pool import Devices
 from giornata_denoiser.blocks.device import Device
+from giornata_denoiser.choices import EXACT, Form
 from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.engine.sources import ReuseOptions
 from giornata_denoiser.rows.correction import Correction
 from giornata_denoiser.rows.row import RecordingSpec, Row
-from giornata_denoiser.rows.stored import EXACT
-from giornata_denoiser.rows.template import Form, Recording
+from giornata_denoiser.rows.template import Recording
 from tests.integration.denoiser.pool.bench import Model, Walk, equal, running
 
 STEPS = 6

@@ -12,17 +12,8 @@ from hypothesis import strategies as st
 from giornata.wire.adapters import ControlKind
 from giornata.wire.controlnets import ControlState
 from giornata.wire.workers import ServiceState
-from giornata_denoiser.controls.choosing import (
-    Due,
-    Executor,
-    Here,
-    RowWork,
-    able,
-    best,
-    chosen,
-    due,
-    exposed_ms,
-)
+from giornata_denoiser.choices import Executor
+from giornata_denoiser.controls.choosing import Due, Here, RowWork, able, best, chosen, due, exposed_ms
 from tests.unit.scheduling.test_adapters import instance
 
 NETS = frozenset({"a" * 64, "b" * 64})

@@ -17,6 +17,7 @@ from torch import nn
 from giornata.packed.region import beside, region
 from giornata.scheduling.batch import Capacity
 from giornata_denoiser.checkpoint import Checkpoint
+from giornata_denoiser.choices import Form
 from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.engine.loading import Loader, device_for
 from giornata_denoiser.engine.rehearsal import rehearse
@@ -26,7 +27,7 @@ from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.families.sampling.flow_matching import FlowMatching, shifted_always, shifted_by_size
 from giornata_denoiser.families.unet.checkpoints import network_of
 from giornata_denoiser.rows.row import RecordingSpec, Row
-from giornata_denoiser.rows.template import Form, Recording
+from giornata_denoiser.rows.template import Recording
 from tests.fakes import tiny_driven, tiny_flux, tiny_unet
 from tests.fakes.cuda import CUDA, Finding, World, pretended
 from tests.fakes.tiny_flux import Spec

@@ -15,13 +15,13 @@ from giornata.planning.costs import StepCosts
 from giornata.planning.operations import Work
 from giornata.scheduling.batch import Capacity
 from giornata.wire.values import Mode
+from giornata_denoiser.choices import EXACT, Form
 from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.engine.sources import ReuseOptions
 from giornata_denoiser.engine.weighing import Budget
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.rows.row import RecordingSpec, Row
-from giornata_denoiser.rows.stored import EXACT
-from giornata_denoiser.rows.template import Entry, Form, Recording
+from giornata_denoiser.rows.template import Entry, Recording
 from giornata_denoiser.trace import Trace
 from tests.fakes import tiny_flux
 from tests.fakes.tiny_flux import Spec

@@ -13,6 +13,7 @@ from torch import Tensor
 from giornata.scheduling.batch import Capacity
 from giornata.wire.errors import RowPoisoned
 from giornata_denoiser.blocks.waits import Waits
+from giornata_denoiser.choices import EXACT
 from giornata_denoiser.engine.checks import Verdict
 from giornata_denoiser.engine.controls import ControlLost, NoControls, OfSequences
 from giornata_denoiser.engine.engine import Engine
@@ -21,7 +22,6 @@ from giornata_denoiser.engine.sources import ReuseOptions
 from giornata_denoiser.families.preview_map import PreviewMap
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.rows.row import Row
-from giornata_denoiser.rows.stored import EXACT
 from tests.fakes import tiny_flux
 from tests.fakes.tiny_flux import Spec
 from tests.unit.denoiser.engine.edits import GRID, edit, template

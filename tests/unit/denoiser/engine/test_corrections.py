@@ -14,12 +14,11 @@ import torch
 from giornata.packed.tracing import Lane
 from giornata.planning.costs import StepCosts
 from giornata_denoiser.attempts.inputs import reused
+from giornata_denoiser.choices import EXACT, Form
 from giornata_denoiser.engine.loading import Loaded, Loader, SlabRun
 from giornata_denoiser.engine.weighing import slab_bytes
 from giornata_denoiser.rows.correction import Correction
 from giornata_denoiser.rows.row import Row
-from giornata_denoiser.rows.stored import EXACT
-from giornata_denoiser.rows.template import Form
 from giornata_denoiser.templates.corrections import KeptCorrections
 from giornata_denoiser.templates.lookup import Reusing
 from giornata_denoiser.trace import Trace

@@ -29,10 +29,10 @@ from giornata.scheduling.estimates import work_of
 from giornata.wire.values import Mode
 from giornata.wire.workers import StepSample
 from giornata_denoiser.blocks.slabs import Slabs
+from giornata_denoiser.choices import EXACT, Form
 from giornata_denoiser.engine.loading import Loaded, Loader, SlabLoad, SlabRun
 from giornata_denoiser.families.protocol import ModelFamily
-from giornata_denoiser.rows.stored import EXACT
-from giornata_denoiser.rows.template import Entry, Form, Kept, Recording
+from giornata_denoiser.rows.template import Entry, Kept, Recording
 from giornata_denoiser.trace import Trace
 from tests.fakes import tiny_flux
 from tests.fakes.tiny_flux import Spec

@@ -12,10 +12,10 @@ from giornata.packed.region import united
 from giornata.planning.costs import StepCosts
 from giornata.wire.values import Mode
 from giornata_denoiser.attempts.inputs import reused
+from giornata_denoiser.choices import EXACT, Form
 from giornata_denoiser.engine.weighing import recorded_bytes, row_bytes
 from giornata_denoiser.rows.row import RecordingSpec, Row
-from giornata_denoiser.rows.stored import EXACT
-from giornata_denoiser.rows.template import Form, Recording
+from giornata_denoiser.rows.template import Recording
 from giornata_denoiser.templates.corrections import KeptCorrections
 from giornata_denoiser.templates.lookup import Reusing
 from tests.fakes import tiny_flux

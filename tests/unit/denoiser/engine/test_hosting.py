@@ -15,9 +15,10 @@ from torch import Tensor
 
 from giornata_denoiser.blocks.device import Arrival, Device
 from giornata_denoiser.blocks.waits import Waits
+from giornata_denoiser.choices import EXACT
 from giornata_denoiser.engine.hosting import BUFFER_BYTES, BUFFERS, HostCopies
 from giornata_denoiser.rows.row import RecordingSpec
-from giornata_denoiser.rows.stored import EXACT, Stored, store
+from giornata_denoiser.rows.stored import Stored, store
 from giornata_denoiser.rows.template import Entry, Kept
 from tests.fakes import tiny_flux
 from tests.fakes.tiny_flux import Spec

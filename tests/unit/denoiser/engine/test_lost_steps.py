@@ -11,11 +11,11 @@ from torch import Tensor
 
 from giornata.packed.uses import Residuals
 from giornata_denoiser.blocks.waits import Waits
+from giornata_denoiser.choices import EXACT
 from giornata_denoiser.engine.controls import ControlLost, NoControls, OfSequences
 from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.engine.sources import ReuseOptions
 from giornata_denoiser.rows.row import Row
-from giornata_denoiser.rows.stored import EXACT
 from tests.fakes import tiny_flux
 from tests.fakes.tiny_flux import Spec
 from tests.unit.denoiser.engine.edits import GRID, ROOMY, edit, finished, template

@@ -11,13 +11,13 @@ from torch import Tensor
 
 from giornata.packed.low_rank import LowRank, low_rank
 from giornata.wire.errors import InternalError
+from giornata_denoiser.choices import EXACT
 from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.engine.low_ranks import LowRanks
 from giornata_denoiser.engine.sources import ReuseOptions
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.rows.adapters import Adapters, RowControl, RowLora
 from giornata_denoiser.rows.row import Row
-from giornata_denoiser.rows.stored import EXACT
 from giornata_denoiser.templates.corrections import KeptCorrections
 from tests.fakes import tiny_flux
 from tests.fakes.tiny_flux import Spec

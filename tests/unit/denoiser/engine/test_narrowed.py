@@ -7,7 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from giornata_denoiser.rows.stored import BITS, Stored, store
+from giornata_denoiser.choices import BITS
+from giornata_denoiser.rows.stored import Stored, store
 
 HALF = 6
 

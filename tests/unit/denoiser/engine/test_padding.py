@@ -20,13 +20,13 @@ from giornata.scheduling.batch import RowKey
 from giornata.tensors import PROMPT_MASK
 from giornata.wire.values import Mode
 from giornata_denoiser.attempts.inputs import reused
+from giornata_denoiser.choices import EXACT
 from giornata_denoiser.engine import weighing
 from giornata_denoiser.engine.weighing import row_bytes
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.families.rows import build_row
 from giornata_denoiser.rows.correction import Correction
 from giornata_denoiser.rows.row import Row
-from giornata_denoiser.rows.stored import EXACT
 from giornata_denoiser.rows.template import Recording
 from giornata_denoiser.templates.lookup import Reusing
 from tests.fakes import tiny_flux

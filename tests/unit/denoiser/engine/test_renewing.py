@@ -13,12 +13,12 @@ from giornata.planning.costs import StepCosts
 from giornata.wire.values import Mode
 from giornata_denoiser.attempts.inputs import reused
 from giornata_denoiser.blocks.own import renew_steps
+from giornata_denoiser.choices import EXACT
 from giornata_denoiser.engine import weighing
 from giornata_denoiser.engine.weighing import row_bytes
 from giornata_denoiser.families.flux.checkpoints import FluxInpaint
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.rows.row import Row
-from giornata_denoiser.rows.stored import EXACT
 from giornata_denoiser.templates.lookup import Reusing
 from tests.fakes import tiny_flux, tiny_unet
 from tests.fakes.tiny_flux import Spec

@@ -13,9 +13,10 @@ from giornata.packed.region import beside, region, region_of, united
 from giornata.wire.values import CellMap
 from giornata_denoiser.blocks.recording import EntryRecorder
 from giornata_denoiser.blocks.slabs import Slabs
+from giornata_denoiser.choices import BITS, Form
 from giornata_denoiser.rows.row import RecordingSpec
-from giornata_denoiser.rows.stored import BITS, store
-from giornata_denoiser.rows.template import Entry, Form, Recording
+from giornata_denoiser.rows.stored import store
+from giornata_denoiser.rows.template import Entry, Recording
 from tests.fakes import tiny_flux
 
 MASKS = st_numpy.arrays(bool, st_numpy.array_shapes(min_dims=2, max_dims=2, max_side=9))

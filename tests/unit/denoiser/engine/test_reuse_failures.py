@@ -17,6 +17,7 @@ from giornata.wire.errors import InternalError
 from giornata.wire.values import Mode
 from giornata_denoiser.blocks.device import Arrival, Device
 from giornata_denoiser.blocks.slabs import Slabs
+from giornata_denoiser.choices import EXACT
 from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.engine.loading import Loader
 from giornata_denoiser.engine.loop import EngineLoop
@@ -25,7 +26,6 @@ from giornata_denoiser.engine.shortage import CALM, MemoryLimit
 from giornata_denoiser.engine.sources import ReuseOptions
 from giornata_denoiser.engine.weighing import Budget, step_bytes
 from giornata_denoiser.families.flux.checkpoints import FluxInpaint
-from giornata_denoiser.rows.stored import EXACT
 from giornata_denoiser.rows.template import Entry, Recording
 from tests.fakes import tiny_flux
 from tests.fakes.tiny_flux import Spec

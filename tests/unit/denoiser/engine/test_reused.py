@@ -18,10 +18,11 @@ from giornata.wire.requests import EditParameters, Reuse
 from giornata.wire.values import CellMap
 from giornata_denoiser.attempts import inputs, outcomes
 from giornata_denoiser.attempts.inputs import reused, rows_of
+from giornata_denoiser.choices import Form
 from giornata_denoiser.rows.adapters import Adapters, RowLora
 from giornata_denoiser.rows.row import RecordingSpec
 from giornata_denoiser.rows.stored import store
-from giornata_denoiser.rows.template import Entry, Form, Kept, Recording, template_noise
+from giornata_denoiser.rows.template import Entry, Kept, Recording, template_noise
 from giornata_denoiser.templates import identity, lookup
 from giornata_denoiser.templates.lookup import Reusing
 from tests.fakes import tiny_flux

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from giornata_denoiser.choices import EXACT, Form
 from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.engine.step_caching import cache_bytes, extrapolated
 from giornata_denoiser.engine.weighing import row_bytes
@@ -15,8 +16,6 @@ from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.rows.adapters import Adapters, RowLora
 from giornata_denoiser.rows.row import RecordingSpec, Row
 from giornata_denoiser.rows.step_cache import Expansion, TaylorRule
-from giornata_denoiser.rows.stored import EXACT
-from giornata_denoiser.rows.template import Form
 from tests.fakes import tiny_flux
 from tests.fakes.step_caches import taylor
 from tests.fakes.tiny_flux import Spec

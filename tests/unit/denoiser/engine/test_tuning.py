@@ -22,11 +22,11 @@ from giornata.planning.costing import CostModel
 from giornata.planning.operations import Work
 from giornata.planning.profiles import BatchCap
 from giornata.scheduling.batch import Joining
+from giornata_denoiser.choices import EXACT, Form
 from giornata_denoiser.config import DenoiserConfig
 from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.rows.row import RecordingSpec, Row
-from giornata_denoiser.rows.stored import EXACT
-from giornata_denoiser.rows.template import Form, Recording
+from giornata_denoiser.rows.template import Recording
 from giornata_denoiser.tuning import Memory, budget_of, engine_of, memory_of, memory_on, shared_memory
 from tests.configs import configured
 from tests.contract.messages import CARD

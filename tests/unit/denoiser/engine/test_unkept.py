@@ -16,12 +16,13 @@ from giornata.wire.samplers import Sampler
 from giornata.wire.values import Mode
 from giornata_denoiser.blocks.device import Device
 from giornata_denoiser.blocks.slabs import Slabs
+from giornata_denoiser.choices import EXACT, Form
 from giornata_denoiser.engine.loading import Loader
 from giornata_denoiser.engine.weighing import Budget, row_bytes, step_bytes
 from giornata_denoiser.families.sampling.flow_matching import FlowMatching, shifted_by_size
 from giornata_denoiser.rows.row import Row
-from giornata_denoiser.rows.stored import EXACT, Stored
-from giornata_denoiser.rows.template import Entry, Form, Kept, Recording
+from giornata_denoiser.rows.stored import Stored
+from giornata_denoiser.rows.template import Entry, Kept, Recording
 from tests.fakes import tiny_flux
 from tests.fakes.tiny_flux import Spec
 from tests.unit.denoiser.engine.edits import FORMS, GRID, edit, engine, finished, template, where

@@ -12,6 +12,7 @@ from torch import Tensor
 from giornata.planning.costs import StepCosts
 from giornata.planning.profiles import BatchCap
 from giornata_denoiser.blocks.slabs import Slabs
+from giornata_denoiser.choices import EXACT
 from giornata_denoiser.engine.assembly import place
 from giornata_denoiser.engine.weighing import (
     Budget,
@@ -24,7 +25,6 @@ from giornata_denoiser.engine.weighing import (
 )
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.rows.row import RecordingSpec, Row
-from giornata_denoiser.rows.stored import EXACT
 from giornata_denoiser.rows.template import Recording
 from tests.fakes import tiny_flux
 from tests.fakes.tiny_flux import Spec

@@ -16,14 +16,15 @@ from torch.nn import functional
 from giornata.packed.region import region
 from giornata.planning.operations import Shape
 from giornata.wire.values import Mode
+from giornata_denoiser.choices import EXACT as AS_COMPUTED
+from giornata_denoiser.choices import Form
 from giornata_denoiser.engine.assembly import Assembly, assemble, place
 from giornata_denoiser.engine.weighing import Budget, row_bytes, step_bytes
 from giornata_denoiser.families.driven.batch import DrivenBatch, Prepared
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.families.rows import build_row
 from giornata_denoiser.rows.row import RecordingSpec, Row
-from giornata_denoiser.rows.stored import EXACT as AS_COMPUTED
-from giornata_denoiser.rows.template import Form, Recording
+from giornata_denoiser.rows.template import Recording
 from tests.fakes import tiny_driven
 from tests.fakes.tiny_flux import Spec
 from tests.unit.denoiser.engine.edits import engine, finished

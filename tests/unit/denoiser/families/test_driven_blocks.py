@@ -19,10 +19,10 @@ from giornata.planning.operations import step_work
 from giornata.wire.errors import InvalidField
 from giornata.wire.values import Mode
 from giornata_denoiser.checkpoint import LOADERS
+from giornata_denoiser.choices import Quantize
 from giornata_denoiser.engine.assembly import assemble
 from giornata_denoiser.families.driven.prompts import DrivenText
 from giornata_denoiser.families.protocol import ModelFamily
-from giornata_denoiser.families.quantizing import Quantize
 from giornata_denoiser.rows.row import Row
 from tests.fakes import tiny_driven
 from tests.fakes.tiny_driven import FAMILIES

@@ -19,6 +19,8 @@ from giornata.packed.uses import Taken, Use
 from giornata.planning.operations import Shape
 from giornata.wire.values import Mode
 from giornata_denoiser.blocks.own import OwnKeysValues
+from giornata_denoiser.choices import EXACT as AS_COMPUTED
+from giornata_denoiser.choices import Form
 from giornata_denoiser.engine.assembly import assemble
 from giornata_denoiser.engine.stepping import denoise_step
 from giornata_denoiser.families.protocol import ModelFamily
@@ -26,8 +28,7 @@ from giornata_denoiser.profiling.making import activation_bytes
 from giornata_denoiser.profiling.measuring import Meter
 from giornata_denoiser.profiling.mixtures import Mixture, RowSize
 from giornata_denoiser.rows.row import RecordingSpec, Row
-from giornata_denoiser.rows.stored import EXACT as AS_COMPUTED
-from giornata_denoiser.rows.template import Form, Recording
+from giornata_denoiser.rows.template import Recording
 from tests.fakes import tiny_driven
 from tests.fakes.tiny_driven import FAMILIES
 from tests.fakes.tiny_flux import Spec

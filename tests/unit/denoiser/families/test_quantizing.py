@@ -12,10 +12,11 @@ import torch
 
 from giornata.wire.errors import Failed
 from giornata_denoiser.checkpoint import open_checkpoint
+from giornata_denoiser.choices import Quantize
 from giornata_denoiser.config import DenoiserConfig
 from giornata_denoiser.families import quantizing
 from giornata_denoiser.families.flux.checkpoints import FluxInpaint
-from giornata_denoiser.families.quantizing import Quantize, check, chosen, quantize
+from giornata_denoiser.families.quantizing import check, chosen, quantize
 from tests.fakes import tiny_driven, tiny_flux
 from tests.fakes.tiny_flux import Spec
 from tests.unit.denoiser.engine.edits import engine, finished

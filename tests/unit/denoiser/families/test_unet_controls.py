@@ -18,6 +18,7 @@ from giornata.packed.tiles import joined, parted
 from giornata.packed.uses import Taken, Use
 from giornata.scheduling.batch import Capacity
 from giornata.wire.values import Mode
+from giornata_denoiser.choices import EXACT
 from giornata_denoiser.controls.executing import ExecutingControls
 from giornata_denoiser.controls.local import LocalControls, Reuse
 from giornata_denoiser.controls.networks import controlled as controlled_network
@@ -27,7 +28,6 @@ from giornata_denoiser.engine.sources import ReuseOptions
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.rows.adapters import Adapters, RowControl
 from giornata_denoiser.rows.row import Row
-from giornata_denoiser.rows.stored import EXACT
 from tests.fakes import tiny_unet_control
 from tests.fakes.tiny_unet import Everything, Recorded
 from tests.unit.denoiser.engine.edits import finished

@@ -22,6 +22,7 @@ from giornata.wire.blocks import BORDER, MOMENTS
 from giornata.wire.values import Mode
 from giornata_denoiser.blocks.device import Device
 from giornata_denoiser.blocks.slabs import Slabs
+from giornata_denoiser.choices import EXACT, Form
 from giornata_denoiser.config import DenoiserConfig
 from giornata_denoiser.engine.loading import Loader
 from giornata_denoiser.engine.weighing import slab_bytes
@@ -30,8 +31,7 @@ from giornata_denoiser.families.rows import build_row
 from giornata_denoiser.families.sampling.flow_matching import FlowMatching, shifted_by_size
 from giornata_denoiser.profiling.calibration import calibrate
 from giornata_denoiser.rows.row import RecordingSpec, Row
-from giornata_denoiser.rows.stored import EXACT
-from giornata_denoiser.rows.template import Entry, Form, Recording
+from giornata_denoiser.rows.template import Entry, Recording
 from giornata_denoiser.templates import disk
 from giornata_denoiser.templates.identity import form_of, keeping
 from tests.configs import configured

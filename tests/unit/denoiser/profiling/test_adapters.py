@@ -17,13 +17,13 @@ from giornata.planning.regression import Fit
 from giornata.planning.specs import taking_modes
 from giornata.wire.values import Mode
 from giornata_denoiser.checkpoint import Checkpoint
+from giornata_denoiser.choices import EXACT
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.profiling import making
 from giornata_denoiser.profiling.controls import random_control, shared_values
 from giornata_denoiser.profiling.loras import RandomLoras
 from giornata_denoiser.profiling.measuring import Meter
 from giornata_denoiser.profiling.mixtures import Extent, Mixture, RowSize
-from giornata_denoiser.rows.stored import EXACT
 from tests.fakes import tiny_driven, tiny_flux
 from tests.unit.denoiser.engine.test_rehearsal import CARD, PREVIEW_MAP
 from tests.unit.denoiser.families import test_unet_engine

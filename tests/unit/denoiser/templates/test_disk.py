@@ -9,7 +9,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from giornata_denoiser.rows.stored import BITS
+from giornata_denoiser.choices import BITS
 from giornata_denoiser.templates import disk
 from tests.unit.denoiser.templates.recordings import same, template
 

@@ -11,10 +11,11 @@ import torch
 
 from giornata.wire.requests import Reuse
 from giornata.wire.workers import Tier
+from giornata_denoiser.choices import Form
 from giornata_denoiser.engine.protocol import StepReport
 from giornata_denoiser.rows.row import RecordingSpec, Row
 from giornata_denoiser.rows.stored import store
-from giornata_denoiser.rows.template import Entry, Form, Kept, Recording
+from giornata_denoiser.rows.template import Entry, Kept, Recording
 from giornata_denoiser.templates.first import EXPECTED, FirstTemplates
 from giornata_denoiser.templates.lookup import Reusing
 from giornata_denoiser.templates.store import RecordingStore

@@ -15,11 +15,12 @@ from giornata.wire.blocks import BlockSpec
 from giornata.wire.requests import EditParameters, Reuse
 from giornata.wire.samplers import Sampler
 from giornata.wire.templates import picture_id
+from giornata_denoiser.choices import Form
 from giornata_denoiser.config import DenoiserConfig
 from giornata_denoiser.families.sampling.discrete_time import DiscreteTime
 from giornata_denoiser.families.sampling.flow_matching import FlowMatching, shifted_by_size
 from giornata_denoiser.rows.stored import store
-from giornata_denoiser.rows.template import FILE_BYTES, Entry, Form, Kept, Recording
+from giornata_denoiser.rows.template import FILE_BYTES, Entry, Kept, Recording
 from giornata_denoiser.templates import disk
 from giornata_denoiser.templates.identity import (
     ANYWHERE,

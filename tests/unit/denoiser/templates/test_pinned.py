@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from giornata_denoiser.rows.stored import BITS, store
+from giornata_denoiser.choices import BITS
+from giornata_denoiser.rows.stored import store
 from giornata_denoiser.rows.template import Entry, Kept, Recording
 
 

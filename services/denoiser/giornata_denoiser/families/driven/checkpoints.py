@@ -16,6 +16,7 @@ from diffusers.models.transformers.transformer_sd3 import SD3Transformer2DModel
 from diffusers.models.transformers.transformer_z_image import ZImageTransformer2DModel
 
 from giornata.wire.samplers import FLOW_MATCHING, WITH_LIGHTNING, Sampler
+from giornata_denoiser.choices import Quantize
 from giornata_denoiser.families import weights
 from giornata_denoiser.families.driven.chroma import Chroma
 from giornata_denoiser.families.driven.flux2 import Flux2, Flux2Klein
@@ -26,7 +27,6 @@ from giornata_denoiser.families.driven.qwen_image_21 import QwenImage21
 from giornata_denoiser.families.driven.sd3 import StableDiffusion3
 from giornata_denoiser.families.driven.z_image import ZImage
 from giornata_denoiser.families.protocol import ModelFamily
-from giornata_denoiser.families.quantizing import Quantize
 from giornata_denoiser.families.sampling.flow_matching import (
     FlowMatching,
     Spacing,

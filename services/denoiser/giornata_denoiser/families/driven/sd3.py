@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from giornata.control.protocol import ControlText
 from giornata.packed.region import Rotary
+from giornata.wire.adapters import ControlKind
 from giornata.wire.blocks import BlockSpec
+from giornata.wire.controlnets import ControlBase
 from giornata_denoiser.families.driven.attention import JointAttention, SelfAttention
 from giornata_denoiser.families.driven.forward import Site, Stream
 from giornata_denoiser.families.driven.network import DrivenNetwork
@@ -18,6 +21,7 @@ from giornata_denoiser.families.driven.prompts import EMBEDS, DrivenPrompt, Driv
 from giornata_denoiser.families.driven.specs import multiplications, spec
 from giornata_denoiser.families.patches import PATCH, by_channel
 from giornata_denoiser.families.references import Grid
+from giornata_denoiser.rows.row import Prompt
 
 POOLED: Final = "pooled_prompt_embeds"
 
@@ -53,6 +57,24 @@ class StableDiffusion3(DrivenNetwork):
         joint, pooled = int(config.joint_attention_dim), int(config.pooled_projection_dim)
         tensors = {EMBEDS: (None, joint), POOLED: (pooled,)}
         return DrivenText(tensors, largest=int(config.pos_embed_max_size))
+
+    def control_base(self, token_pixels: int) -> ControlBase:
+        """See :class:`giornata_denoiser.controls.networks.ControlledNetwork`."""
+        model = self.transformer
+        return ControlBase(
+            kind=ControlKind.SD3,
+            channels=(int(model.inner_dim),) * len(self.pairs),
+            latent_channels=self.out_channels,
+            token_pixels=token_pixels,
+            text_channels=int(model.config.joint_attention_dim),
+            pooled_channels=int(model.config.pooled_projection_dim),
+        )
+
+    @staticmethod
+    def control_text(prompt: Prompt) -> ControlText:
+        """See :class:`giornata_denoiser.controls.networks.ControlledNetwork`."""
+        tensors = cast("DrivenPrompt", prompt).tensors
+        return ControlText(tensors[EMBEDS], tensors[POOLED])
 
     def attentions(self, block: Any) -> Sequence[Any]:
         """See :class:`DrivenNetwork`."""

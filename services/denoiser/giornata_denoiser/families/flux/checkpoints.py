@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -10,10 +11,10 @@ import torch
 from diffusers.models.transformers.transformer_flux import FluxTransformer2DModel
 from torch import Tensor
 
+from giornata_denoiser.choices import Quantize
 from giornata_denoiser.families import weights
 from giornata_denoiser.families.flux.transformer import PackedFlux
 from giornata_denoiser.families.protocol import ModelFamily
-from giornata_denoiser.families.quantizing import Quantize
 from giornata_denoiser.families.references import References
 from giornata_denoiser.families.sampling.flow_matching import FlowMatching, scheduler_config, shifted_by_size
 
@@ -91,3 +92,8 @@ def load(
         )
     )
     return ModelFamily(loaded.text, FlowMatching(scheduler_config(folder), shifted_by_size), loaded)
+
+
+inpaint = partial(load, FluxInpaint)
+kontext = partial(load, FluxKontext)
+fill = partial(load, FluxFill)

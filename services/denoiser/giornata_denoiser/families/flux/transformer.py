@@ -17,6 +17,7 @@ from diffusers.models.transformers.transformer_flux import FluxTransformer2DMode
 from torch import Tensor, nn
 from torch.nn import functional
 
+from giornata.control.protocol import ControlText
 from giornata.packed import attention, elementwise
 from giornata.packed.flux.blocks import Parts
 from giornata.packed.flux.forward import FluxForward
@@ -31,7 +32,9 @@ from giornata.packed.tracing import UNTRACED, Tracing
 from giornata.packed.ulysses import Exchange, Ulysses
 from giornata.packed.uses import Use
 from giornata.tensors import PROMPT_MASK, padding_tokens
+from giornata.wire.adapters import ControlKind
 from giornata.wire.blocks import BlockSpec
+from giornata.wire.controlnets import ControlBase
 from giornata_denoiser.families import guidance, patches
 from giornata_denoiser.families.positions import cells
 from giornata_denoiser.families.protocol import SequenceInputs
@@ -139,6 +142,25 @@ class PackedFlux(ABC):
     def sites(self, block: int) -> int:  # noqa: ARG002 - protocol
         """See :class:`giornata_denoiser.families.protocol.SharedByTokens`."""
         return 1
+
+    def control_base(self, token_pixels: int) -> ControlBase:
+        """See :class:`giornata_denoiser.controls.networks.ControlledNetwork`."""
+        model, singles = self.transformer, len(self.transformer.single_transformer_blocks)
+        return ControlBase(
+            kind=ControlKind.FLUX,
+            channels=(int(model.inner_dim),) * (len(model.transformer_blocks) + singles),
+            singles=singles,
+            latent_channels=self.out_channels,
+            token_pixels=token_pixels,
+            text_channels=int(model.config.joint_attention_dim),
+            pooled_channels=int(model.config.pooled_projection_dim),
+        )
+
+    @staticmethod
+    def control_text(prompt: Prompt) -> ControlText:
+        """See :class:`giornata_denoiser.controls.networks.ControlledNetwork`."""
+        of = cast("FluxPrompt", prompt)
+        return ControlText(of.embeds, of.pooled, guidance_scale=of.guidance_scale)
 
     @property
     def text(self) -> FluxText:

@@ -10,9 +10,9 @@ import torch
 from diffusers import UNet2DConditionModel
 from torch import Tensor
 
+from giornata_denoiser.choices import Quantize
 from giornata_denoiser.families import weights
 from giornata_denoiser.families.protocol import ModelFamily
-from giornata_denoiser.families.quantizing import Quantize
 from giornata_denoiser.families.sampling.discrete_time import DiscreteTime, scheduler_config
 from giornata_denoiser.families.unet.network import TiledUnet
 

@@ -13,13 +13,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pixel_unshuffle
 
+from giornata.control.protocol import ControlText
+from giornata.control.weighing import skip_channels
 from giornata.packed import attention, elementwise
 from giornata.packed.low_rank import LowRank, Owners
 from giornata.packed.low_rank_hooks import LowRankHooks
 from giornata.packed.tiles import joined, parted
 from giornata.packed.tracing import UNTRACED, Tracing
 from giornata.packed.uses import ActivationRecorder, Residuals, Source, Taken, Use
+from giornata.wire.adapters import ControlKind
 from giornata.wire.blocks import BlockSpec
+from giornata.wire.controlnets import ControlBase
 from giornata.wire.values import Mode
 from giornata_denoiser.families import guidance
 from giornata_denoiser.families.protocol import SequenceInputs
@@ -86,6 +90,24 @@ class TiledUnet(ABC):
         self._gather = elementwise.choose(self.device, self.dtype).gather
         self._attend = attention.choose(self.device, self.dtype, self._gather)
         self._cross = attention.choose_crossing(self.device, self.dtype)
+
+    def control_base(self, token_pixels: int) -> ControlBase:
+        """See :class:`giornata_denoiser.controls.networks.ControlledNetwork`."""
+        pooled = self.text.tensors.get("pooled_prompt_embeds")
+        return ControlBase(
+            kind=ControlKind.UNET,
+            channels=skip_channels(self.unet, self.side),
+            latent_channels=self.out_channels * self.side**2,
+            token_pixels=token_pixels,
+            text_channels=int(self.unet.config.cross_attention_dim),
+            pooled_channels=None if pooled is None else pooled[0],
+        )
+
+    @staticmethod
+    def control_text(prompt: Prompt) -> ControlText:
+        """See :class:`giornata_denoiser.controls.networks.ControlledNetwork`."""
+        of = cast("UnetPrompt", prompt)
+        return ControlText(of.embeds, of.pooled, of.time_ids)
 
     @cached_property
     def text(self) -> UnetText:
