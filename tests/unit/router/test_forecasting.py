@@ -13,7 +13,7 @@ from giornata.scheduling.fair_line import FairLine
 from giornata.scheduling.line import Claim, Line
 from giornata.scheduling.placement import Placement
 from giornata.scheduling.waiting import QueuedJob, Waiting
-from giornata.wire.errors import QueueTooLong
+from giornata.wire.errors import InternalError, QueueTooLong
 from giornata.wire.jobs import Priority
 from giornata.wire.queues import CostFit, QueueState
 from giornata.wire.workers import ServiceState, WorkerCosts
@@ -200,6 +200,20 @@ def test_encoding_and_decoding_are_foretold_from_what_they_took() -> None:
         left = [made.of(job("w"), now, None) for now in (10.2, 11.0)]
     assert [one and (one.position, one.finish_ms) for one in left] == [(0, pytest.approx(300.0)), (0, 0.0)]
     assert made.of(job("w"), 10.2, None) is None
+
+
+def test_a_job_that_failed_while_it_was_decoded_promises_no_picture() -> None:
+    made, _, _ = forecasting(known(worker("d1")))
+    decoded = JOB.model_copy(update={"job_id": "w", "model_digest": DEMAND.model_digest})
+
+    def fail() -> None:
+        with made.finishing(decoded, 10.0):
+            assert made.of(job("w"), 10.0, None) is not None
+            raise InternalError
+
+    with pytest.raises(InternalError):
+        fail()
+    assert made.of(job("w"), 10.0, None) is None
 
 
 def test_rows_that_wait_are_told_with_what_they_ask_for() -> None:
