@@ -10,7 +10,8 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, NamedTuple, Self
@@ -53,8 +54,8 @@ class Tree:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._clean: dict[tuple[str, ...], float] = {}
-        """Tests that pass without a fault, and how long they take."""
+        self._usual_s: defaultdict[str, float] = defaultdict(float)
+        """How long each test file takes without a fault."""
 
     def __enter__(self) -> Self:
         named = subprocess.run(
@@ -89,13 +90,32 @@ class Tree:
         with self._worker as worker:
             worker.terminate()
 
-    def judge(self, mutant: Mutant) -> Result:
-        """Run a mutant's tests with its fault.
+    def check(self, mutants: Iterable[Mutant]) -> None:
+        """Run all tests of these once without a fault.
 
         Raises:
-            TestsFailedError: they fail without it, too, or were not run.
+            TestsFailedError: one fails, or they were not run.
         """
-        usual_s = self._without_fault(mutant.tests)
+        tests = sorted({test for mutant in mutants for test in mutant.tests})
+        status, _, failed = self._run(tests, None)
+        if status != 0:
+            raise TestsFailedError(
+                f"without a fault: status {status}, {failed or 'nothing failed'} in {tests}"
+            )
+        report = Path(f"{self._log}.xml").read_text()
+        for name, seconds in re.findall(
+            r'<testcase classname="([^"]+)" name="[^"]*" time="([\d.]+)"', report
+        ):
+            self._usual_s[name.replace(".", "/")] += float(seconds)
+
+    def judge(self, mutant: Mutant) -> Result:
+        """Run a mutant's tests with its fault; :meth:`check` them before.
+
+        Raises:
+            TestsFailedError: they were not run.
+        """
+        begins = tuple(test.removesuffix(".py") for test in mutant.tests)
+        usual_s = sum(seconds for file, seconds in self._usual_s.items() if file.startswith(begins))
         with self._faulty(mutant):
             status, took_s, failed = self._run(mutant.tests, max(LIMIT_S, usual_s * LIMIT_FACTOR))
         if status is None:
@@ -103,16 +123,6 @@ class Tree:
         if status in NOT_RUN:
             raise TestsFailedError(f"pytest ended with status {status} on {' '.join(mutant.tests)}")
         return Result(caught=status != 0, by=failed, took_s=took_s)
-
-    def _without_fault(self, tests: tuple[str, ...]) -> float:
-        if tests not in self._clean:
-            status, took_s, failed = self._run(tests, 3600)
-            if status != 0:
-                raise TestsFailedError(
-                    f"without a fault: status {status}, {failed or 'nothing failed'}, {tests}"
-                )
-            self._clean[tests] = took_s
-        return self._clean[tests]
 
     @contextmanager
     def _faulty(self, mutant: Mutant) -> Iterator[None]:
@@ -124,18 +134,21 @@ class Tree:
         finally:
             _write(path, whole)
 
-    def _run(self, tests: Sequence[str], limit_s: float) -> tuple[int | None, float, str]:
+    @property
+    def _log(self) -> Path:
+        return self.folder / "mutant.log"
+
+    def _run(self, tests: Sequence[str], limit_s: float | None) -> tuple[int | None, float, str]:
         if self._worker.stdin is None or self._worker.stdout is None:
             raise RuntimeError("the worker has no pipes")
-        log = self.folder / "mutant.log"
-        asked = {"tests": tests, "limit_s": limit_s, "log": str(log)}
+        asked = {"tests": tests, "limit_s": limit_s, "log": str(self._log)}
         self._worker.stdin.write(json.dumps(asked) + "\n")
         self._worker.stdin.flush()
         answer = self._worker.stdout.readline()
         if not answer:
             raise TestsFailedError(f"the process that runs tests has ended: {self._worker.wait()}")
         told = json.loads(answer)
-        failed = re.search(r"^(?:FAILED|ERROR) (\S+)", log.read_text(errors="replace"), re.MULTILINE)
+        failed = re.search(r"^(?:FAILED|ERROR) (\S+)", self._log.read_text(errors="replace"), re.MULTILINE)
         return told["status"], told["took_s"], failed[1] if failed else ""
 
 
