@@ -59,6 +59,7 @@ def test_a_report_counts_rows_and_leaves_their_lists_out() -> None:
     [
         (0.0, 0.0),
         (9.99, 0.0),
+        (10.0, 10.0),
         (10.4, 10.0),
         (99.4, 99.0),
         (104.0, 100.0),
