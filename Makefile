@@ -1,7 +1,7 @@
 # `make` lists the targets. A machine needs Python 3.11 or newer with its venv module, make and a shell.
 
 PYTHON ?= python3
-## More flags for `make demo`, `make up`, `make quality`, `make bench`, `make gpu`, `make gpu-wheels`, `make chaos` or `make fuzz`: make up ARGS="--denoisers 2".
+## More flags for `make demo`, `make up`, `make quality`, `make bench`, `make gpu`, `make gpu-wheels`, `make chaos`, `make fuzz` or `make mutants`: make up ARGS="--denoisers 2".
 ARGS ?=
 ## Which images `make images` builds: cpu or gpu.
 PROFILE ?= cpu
@@ -25,7 +25,7 @@ PYTEST := $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist lo
 READY := .venv/.ready-$(TORCH_BUILD)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo up quality test test-long compose-test images check bench gpu gpu-wheels chaos fuzz sbom clean
+.PHONY: help setup demo up quality test test-long compose-test images check bench gpu gpu-wheels chaos fuzz mutants sbom clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r target text; do \
@@ -105,6 +105,9 @@ chaos: setup ## kill, freeze and restart everything under load, count what becom
 
 fuzz: setup ## send hostile bytes to all that reads a stranger's, an hour each or ARGS="--seconds 60"; write out/fuzz.json
 	$(BIN)/python -m tests.fuzz $(ARGS)
+
+mutants: setup ## put faults into a copy of the code and count which the tests notice; ARGS="--sample 200" draws them; write out/mutants.json
+	$(BIN)/python -m tests.mutants $(ARGS)
 
 sbom: setup ## list what each image's Python environment holds, in CycloneDX's JSON: out/sbom/*.cdx.json
 	$(BIN)/python -m deploy.sbom

@@ -47,6 +47,7 @@ async def test_preempted_rows_are_handed_back_by_their_worker_and_placed_again(
         worker.going.set()
         ended = [await bench.ended(job) for job in (first, second)]
     assert [event.state for event in ended] == [JobState.COMPLETED] * 2
+    assert worker.cancelled == [first.job_id], "its worker is told once to hand the rows back"
     assert [request.job.job_id for request in worker.requests].count(first.job_id) == 2
     record = await bench.records.get(first.job_id)
     assert (record.attempt, len(record.causes), record.causes) == (2, 0, ())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -85,14 +85,27 @@ def test_own_and_stored_tokens_lie_side_by_side(
 @settings(max_examples=20, deadline=None)
 @given(
     own=st.lists(st.integers(1, 4), min_size=1, max_size=3),
-    kinds=st.lists(st.tuples(st.integers(1, 5), BITS, st.booleans()), min_size=2, max_size=2),
+    kinds=st.lists(st.tuples(st.integers(1, 5), BITS, st.booleans()), min_size=2, max_size=3),
+    roomy=st.booleans(),
     dtype=st.sampled_from([torch.float32, torch.bfloat16]),
     seed=st.integers(0, 1000),
 )
+@example(
+    own=[2, 3],
+    kinds=[(4, 0, True), (5, 0, False), (3, 0, True)],
+    roomy=True,
+    dtype=torch.float32,
+    seed=0,
+)
 def test_a_sequence_attends_to_several_others(
-    kernels: Elementwise, own: list[int], kinds: list[tuple[int, int, bool]], dtype: torch.dtype, seed: int
+    kernels: Elementwise,
+    own: list[int],
+    kinds: list[tuple[int, int, bool]],
+    roomy: bool,
+    dtype: torch.dtype,
+    seed: int,
 ) -> None:
-    """The last one, to stored tokens, to others as they were, or to one of both."""
+    """The last one, to stored tokens, to others as they were, or to both; the first of these may have room in front."""
     segments = Segments(tuple(own), DEVICE)
     key, value = (random((sum(own), HEADS * WIDTH), dtype, seed + n).view(-1, HEADS, WIDTH) for n in range(2))
     parts, wanted = list[Outside | Pages](), [[key.double()], [value.double()]]
@@ -102,7 +115,11 @@ def test_a_sequence_attends_to_several_others(
         if stored:
             parts.append(Pages(torch.arange(tokens, device=DEVICE), made[0][0], made[1][0]))
         else:
-            parts.append(Outside(rows[0].to(dtype), rows[1].to(dtype)))
+            room = sum(own) + sum(tokens for tokens, _, _ in kinds) if roomy else 0
+            in_front = torch.full((room, HEADS, WIDTH), torch.nan, dtype=dtype, device=DEVICE)
+            room_key, room_value = (torch.cat((in_front, each.to(dtype))) for each in rows)
+            parts.append(Outside(room_key, room_value, room))
+            roomy = False
         for whole, more in zip(wanted, rows, strict=True):
             whole.append(more)
     for gathers in (gather, kernels.gather):

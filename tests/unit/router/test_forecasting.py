@@ -13,15 +13,16 @@ from giornata.scheduling.fair_line import FairLine
 from giornata.scheduling.line import Claim, Line
 from giornata.scheduling.placement import Placement
 from giornata.scheduling.waiting import QueuedJob, Waiting
-from giornata.wire.errors import QueueTooLong
+from giornata.wire.errors import InternalError, QueueTooLong
 from giornata.wire.jobs import Priority
 from giornata.wire.queues import CostFit, QueueState
 from giornata.wire.workers import ServiceState, WorkerCosts
 from giornata_router.rules.forecasting import Forecasting
-from giornata_router.rules.stages import StageCost, StagePlacement, Verb
+from giornata_router.rules.stages import Stage, StageCost, StagePlacement, Verb
 from tests.contract.messages import JOB
 from tests.fakes.fleet import CARD
 from tests.fakes.networks import plain
+from tests.unit.router.test_stages import prepost
 from tests.unit.scheduling.test_placement import DEMAND, worker
 
 STEPS = 10
@@ -200,6 +201,47 @@ def test_encoding_and_decoding_are_foretold_from_what_they_took() -> None:
         left = [made.of(job("w"), now, None) for now in (10.2, 11.0)]
     assert [one and (one.position, one.finish_ms) for one in left] == [(0, pytest.approx(300.0)), (0, 0.0)]
     assert made.of(job("w"), 10.2, None) is None
+
+
+def test_a_picture_ends_later_while_its_decoding_waits_for_room() -> None:
+    fleet = Fleet()
+    fleet.observe(prepost("p1", processes=1), 0.0)
+    stages = StagePlacement(fleet)
+    stages.observe(prepost("p1", processes=1))
+    made, _, _ = forecasting(known(worker("d1")), prepost=stages)
+    cost = StageCost(3000, 2000)
+    stages.costs.observe("finish", CARD.digest, "default", 1.0, cost)
+    decoded = JOB.model_copy(update={"job_id": "w", "model_digest": CARD.digest})
+    asked = Stage("finish", CARD.name, CARD.digest, cost)
+    first = stages.join("first", asked, Claim(), 0.0)
+    assert stages.place(0.0)[0] == [(first, "p1")]
+    waits = stages.join("w", asked, Claim(), 0.0)
+    assert stages.place(0.0)[0] == []
+    with made.finishing(decoded, 0.0):
+        wait_ms = stages.wait_ms(CARD.digest, job("w"))
+        assert wait_ms > 0
+        queued = made.of(job("w"), 0.0, None)
+        stages.leave(first, 0.0)
+        assert stages.place(0.0)[0] == [(waits, "p1")]
+        begun = made.of(job("w"), 0.0, None)
+    assert queued is not None
+    assert queued.finish_ms == pytest.approx(5000.0 + wait_ms)
+    assert begun is not None
+    assert begun.finish_ms == pytest.approx(5000.0)
+
+
+def test_a_job_that_failed_while_it_was_decoded_promises_no_picture() -> None:
+    made, _, _ = forecasting(known(worker("d1")))
+    decoded = JOB.model_copy(update={"job_id": "w", "model_digest": DEMAND.model_digest})
+
+    def fail() -> None:
+        with made.finishing(decoded, 10.0):
+            assert made.of(job("w"), 10.0, None) is not None
+            raise InternalError
+
+    with pytest.raises(InternalError):
+        fail()
+    assert made.of(job("w"), 10.0, None) is None
 
 
 def test_rows_that_wait_are_told_with_what_they_ask_for() -> None:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from nats.js import JetStreamContext
+from nats.js.kv import KeyValue
 
+from giornata.bus.streams import LEASE_TTL_S
 from giornata.wire.messages import Epoch
-from giornata_router.lease import Leadership, LeaseEndedError
+from giornata_router.lease import Leadership, Lease, LeaseEndedError
 from giornata_router.rules.tenure import MARGIN, Sighting, Watch
 
 LIFE_S = 3.0
@@ -42,6 +47,36 @@ def test_it_leads_until_the_lease_must_have_ended() -> None:
     leadership.begin(Epoch(1, 9), 100.0)
     leadership.end()
     assert not leadership.leads
+
+
+class SlowBucket:
+    """Takes what is written, and answers a second later."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+
+    async def update(self, key: str, value: bytes, last: int) -> int:
+        self._clock.now += 1.0
+        return last + 1
+
+
+def leads_at(now: float, leadership: Leadership, clock: Clock) -> bool:
+    clock.now = now
+    return leadership.leads
+
+
+async def test_a_renewal_counts_from_before_it_was_asked_for() -> None:
+    """The server may have taken it in at once, and another router counts from then."""
+    clock = Clock()
+    leadership, bucket = Leadership(clock), cast("KeyValue", SlowBucket(clock))
+    lease = Lease(cast("JetStreamContext", None), bucket, "r", leadership, clock)
+    leadership.begin(EPOCH, LEASE_TTL_S)
+    assert await lease.renew()
+    assert leads_at(LEASE_TTL_S - 0.1, leadership, clock)
+    assert not leads_at(LEASE_TTL_S, leadership, clock)
+    assert not await lease.renew()
+    leadership.begin(EPOCH, clock.now + 0.5)
+    assert not await lease.renew(), "it has ended before the answer came"
 
 
 def test_a_lease_that_was_given_up_or_never_held_is_free_at_once() -> None:

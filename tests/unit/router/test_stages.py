@@ -300,3 +300,13 @@ def test_tenants_that_always_wait_get_equal_work(costs: list[float], processes: 
         running += made.place(now)[0]
     work = [served[str(index)] * ms for index, ms in enumerate(costs) if served[str(index)] < 60]
     assert max(work) - min(work) <= 4 * max(costs)
+
+
+def test_work_that_ended_long_ago_does_not_count() -> None:
+    made = placement(prepost("p1"), prepost("p2"))
+    encoding = stage(StageCost(model_ms=500.0), "encode")
+    first = join(made, "a", encoding)
+    assert made.place(0.0)[0] == [(first, "p1")]
+    made.leave(first, 0.4)
+    later = join(made, "b", encoding)
+    assert made.place(100.0)[0] == [(later, "p1")]

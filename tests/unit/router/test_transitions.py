@@ -14,11 +14,17 @@ from giornata.planning.operations import low_rank_weights
 from giornata.scheduling.adapters import NeededControl, NeededLora
 from giornata.scheduling.demand import Demand
 from giornata.wire.adapters import ControlUse, LoraUse
-from giornata.wire.errors import AttemptsExhausted, DeadlineExceeded, InternalError, JobCancelled
+from giornata.wire.errors import (
+    AttemptsExhausted,
+    DeadlineExceeded,
+    IntermediateLost,
+    InternalError,
+    JobCancelled,
+)
 from giornata.wire.jobs import JobState
 from giornata.wire.progress import Assignment, JobRecord, RowRecord, RowState
 from giornata.wire.requests import Reuse
-from giornata.wire.values import ComputeTimes, StageTimes
+from giornata.wire.values import ComputeTimes, Intermediate, StageTimes
 from giornata_router.live_record import TimeSheet
 from giornata_router.rules import transitions
 from giornata_router.rules.transitions import Times
@@ -26,6 +32,7 @@ from tests.contract.messages import ENCODING, INSPECTION, JOB, REF
 
 WHY = "the worker fell silent"
 TIMES = Times(StageTimes(prepare=1), ComputeTimes(inspect=1), spent_ms=5)
+OTHER_INSPECTION = INSPECTION.model_copy(update={"compute_ms": INSPECTION.compute_ms + 1})
 TWO = JOB.model_copy(update={"parameters": JOB.parameters.model_copy(update={"n": 2})})
 Step = Callable[[JobRecord], JobRecord | None]
 
@@ -127,6 +134,34 @@ def test_one_picture_completes_a_job_and_none_fails_it_with_the_first_error() ->
     assert transitions.ended(record, (broken, whole), TIMES).state is JobState.COMPLETED
     failed = transitions.ended(record, (broken, record.rows[1]), TIMES)
     assert (failed.state, failed.error) == (JobState.FAILED, error)
+
+
+def lost_of(lost: Intermediate) -> JobRecord:
+    """A record of two rows with latents, whose second one has lost something."""
+    record = latents(assigned(transitions.accepted(TWO), "d1"))
+    error = IntermediateLost(field=lost).body()
+    return record.model_copy(
+        update={"rows": (record.rows[0], record.rows[1].model_copy(update={"error": error}))}
+    )
+
+
+def test_a_row_that_lost_its_latents_is_computed_again_and_the_others_are_not() -> None:
+    record = lost_of(Intermediate.LATENTS)
+    lost = transitions.lost_intermediates(record.rows)
+    assert lost == {1: Intermediate.LATENTS}
+    again = transitions.made_again(record, lost, None, TIMES)
+    assert [row.latents for row in again.rows] == [REF, None]
+    assert [row.index for row in again.pending_rows] == [1]
+    assert (again.inspection, again.encoding, again.remade) == (INSPECTION, ENCODING, record.remade + 1)
+
+
+def test_a_row_that_lost_something_else_keeps_its_latents() -> None:
+    for lost in set(Intermediate) - {Intermediate.LATENTS}:
+        record = lost_of(lost)
+        again = transitions.made_again(record, {1: lost}, OTHER_INSPECTION, TIMES)
+        assert [(row.latents, row.error) for row in again.rows] == [(REF, None)] * 2
+        assert again.inspection == OTHER_INSPECTION
+        assert again.encoding == (None if lost is Intermediate.ENCODING else ENCODING)
 
 
 def test_a_demand_counts_only_what_is_still_to_be_computed() -> None:

@@ -37,6 +37,12 @@ def test_rows_join_in_order_while_they_fit_and_none_overtakes() -> None:
     assert names(batch.admit()) == ["b", "c"]
 
 
+def test_rows_may_fill_a_step_to_its_last_token() -> None:
+    batch: Batch[Seat] = Batch(Capacity(rows=3, tokens=10))
+    batch.submit([seat("a", 6), seat("b", 4), seat("c", 1)])
+    assert names(batch.admit()) == ["a", "b"]
+
+
 def test_rows_beyond_the_row_limit_wait() -> None:
     batch: Batch[Seat] = Batch(Capacity(rows=2, tokens=10))
     batch.submit([seat("a"), seat("b"), seat("c")])

@@ -348,6 +348,22 @@ def test_a_worker_gets_no_more_rows_than_make_it_faster_and_more_where_many_wait
     assert choose(known, DEMAND) is None
 
 
+def test_places_of_a_worker_that_is_gone_make_no_waiting_row_count_less() -> None:
+    """Forty rows wait for eight places, or for eighty as long as the other worker lives."""
+    served = {(DEMAND.model, DEMAND.model_digest): 40}
+    known = Placement(slack=0.2)
+    known.observe(worker("gone", capacity=72), 0)
+    known.observe(worker("d", capacity=8), later := SILENCE_S + 1)
+    known.heed(served)
+    assert known._slacks.of(served) == pytest.approx(0.2 / 2)
+    known.expire(later)
+    known.heed(served)
+    assert known._slacks.of(served) == pytest.approx(0.2 / 11)
+    known.observe(worker("d", capacity=20), later)
+    known.heed(served)
+    assert known._slacks.of(served) == pytest.approx(0.2 / 5)
+
+
 def test_only_rows_of_its_own_models_let_a_worker_take_more() -> None:
     """Half of the slack where half as many rows wait as there are places; that of the longest line where it has two."""
     one, other = ("one", "digest"), ("other", "digest")

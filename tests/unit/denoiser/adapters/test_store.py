@@ -39,6 +39,7 @@ class Remote:
 
     def __init__(self) -> None:
         self.files: dict[str, bytes] = {}
+        self.stores: list[LoraTiers[Summed]] = []
         self.asked: list[str] = []
         self.gate: threading.Event | None = None
         self.begun = threading.Event()
@@ -67,8 +68,12 @@ def factors(seed: int, rank: int = 2) -> dict[str, Tensor]:
 
 
 @pytest.fixture
-def remote() -> Remote:
-    return Remote()
+def remote() -> Iterator[Remote]:
+    """Torn down when the test's stack has ended all loads."""
+    remote = Remote()
+    yield remote
+    for store in remote.stores:
+        assert_unpinned(store)
 
 
 @pytest.fixture
@@ -84,8 +89,16 @@ def tiers(
     budgets: Budgets = ROOMY,
     told: Callable[[AdapterLoad], None] = lambda _: None,
 ) -> LoraTiers[Summed]:
-    layers = dict(NETWORK.named_modules())
-    return stack.enter_context(LoraTiers(remote.fetch, Summed, layers, folder, budgets, told=told))
+    store = LoraTiers(remote.fetch, Summed, dict(NETWORK.named_modules()), folder, budgets, told=told)
+    remote.stores.append(store)
+    return stack.enter_context(store)
+
+
+def assert_unpinned(store: LoraTiers[Summed]) -> None:
+    """Whatever rows, loads and failures there were."""
+    ledgers = (store._sets._ledger, store._files._ledger, store._disk)
+    assert [dict(ledger._pins) for ledger in ledgers] == [{}] * 3
+    assert [ledger._pinned_bytes for ledger in ledgers] == [0] * 3
 
 
 def test_a_set_is_there_once_it_is_loaded_and_each_tier_counts(
@@ -147,6 +160,21 @@ def test_what_rows_hold_outlives_pressure_and_goes_afterwards(
     assert all(store.find(lora) is None for lora in loras)
     assert not store.resident()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_files_of_a_set_stay_in_memory_while_rows_hold_it(
+    remote: Remote, tmp_path: Path, stack: ExitStack
+) -> None:
+    """Another set with one of them is made of it while it loads or runs, whatever else wants the memory."""
+    loras = tuple(sorted(remote.add(factors(seed)) for seed in range(2)))
+    store = tiers(remote, tmp_path, stack, Budgets(1 << 20, 0, 0))
+    with store.held(loras) as loading:
+        loading.result(HUNG_S)
+        assert sorted(store.resident()[Tier.MEMORY]) == [lora.digest for lora in loras]
+        with store.held(loras[:1]) as other:
+            other.result(HUNG_S)
+        assert store.counted().hits_memory == 1
+    assert Tier.MEMORY not in store.resident()
 
 
 def test_a_file_is_fetched_once_for_all_that_wait(remote: Remote, tmp_path: Path, stack: ExitStack) -> None:

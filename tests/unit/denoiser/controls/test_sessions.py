@@ -124,6 +124,11 @@ async def bench(
             )
             sessions.remote = RemoteControls(NETWORK, torch.float32, CPU, sessions.lost)
             yield Bench(wire, instances, sessions, sessions.remote, resumed)
+        linked = [making.result() for making in links._paths.values() if making.exception() is None]
+        assert {each._free for each in linked} <= {SLAB_BYTES}, "rows that have ended take no room"
+        assert not wire.open, "instances that had the row are told that it has ended"
+        assert not sessions._losses
+        assert not sessions.remote.has(ROW.key)
         await links.close()
 
 

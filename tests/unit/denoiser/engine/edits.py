@@ -46,7 +46,18 @@ def finished(made: Engine) -> dict[str, Row]:
     while (report := made.step()) is not None:
         assert report.failed == ()
         rows |= {row.key.job_id: row for row in report.advanced if row.done}
+    assert_nothing_kept(made)
     return rows
+
+
+def assert_nothing_kept(made: Engine) -> None:
+    """An engine without rows holds nothing of those that it had."""
+    computing = made.computing
+    assert len(made.batch) == 0
+    assert not computing.sources._running
+    assert not computing.placing._placed
+    assert not computing.placing._assembled
+    assert not computing._checks._unread
 
 
 def template(

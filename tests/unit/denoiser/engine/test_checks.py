@@ -24,7 +24,7 @@ from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.rows.row import Row
 from tests.fakes import tiny_flux
 from tests.fakes.tiny_flux import Spec
-from tests.unit.denoiser.engine.edits import GRID, edit, template
+from tests.unit.denoiser.engine.edits import GRID, assert_nothing_kept, edit, template
 
 FLOAT32 = 1e-5
 
@@ -72,7 +72,9 @@ def poison(made: Engine, name: str) -> Row:
 
 
 def reports(made: Engine) -> list[StepReport]:
-    return list(iter(made.step, None))
+    told = list(iter(made.step, None))
+    assert_nothing_kept(made)
+    return told
 
 
 def ended(told: Sequence[StepReport]) -> dict[str, Row]:

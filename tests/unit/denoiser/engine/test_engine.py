@@ -21,6 +21,7 @@ from giornata_denoiser.families.rows import build_row
 from tests.fakes import tiny_flux
 from tests.fakes.tiny_flux import Spec
 from tests.precision import float32_bound
+from tests.unit.denoiser.engine.edits import assert_nothing_kept
 
 ROOMY = Capacity(rows=8, tokens=10_000)
 MIXED = [
@@ -42,6 +43,7 @@ def engine(of: ModelFamily, capacity: Capacity = ROOMY) -> Engine:
 def reports(made: Engine) -> Iterator[StepReport]:
     while (report := made.step()) is not None:
         yield report
+    assert_nothing_kept(made)
 
 
 def run(made: Engine) -> dict[str, Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 from collections.abc import Iterable, Sequence
@@ -30,6 +31,7 @@ from giornata.wire.values import Mode
 from giornata.wire.workers import StepSample
 from giornata_denoiser.blocks.slabs import Slabs
 from giornata_denoiser.choices import EXACT, Form
+from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.engine.loading import Loaded, Loader, SlabLoad, SlabRun
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.rows.template import Entry, Kept, Recording
@@ -39,6 +41,7 @@ from tests.fakes.tiny_flux import Spec
 from tests.unit.denoiser.engine.edits import (
     FORMS,
     GRID,
+    ROOMY,
     Measured,
     edit,
     engine,
@@ -169,6 +172,17 @@ def test_a_cost_model_is_told_of_every_step_that_loaded_nothing() -> None:
     assert work_of(second.sample) == model.steps[0][0], (
         "so that a router learns from what the engine learns from"
     )
+
+
+def test_a_sample_tells_how_long_its_own_step_has_waited_for_loads() -> None:
+    """The clock goes on by a second whenever it is asked: each slab that is loaded in a step takes one."""
+    of, seconds = tiny_flux.family(), itertools.count()
+    made = Engine(of, ROOMY, lambda: float(next(seconds)))
+    made.batch.submit([edit(of, template(of, steps=1), Spec("edit", grid=GRID, steps=4, text_tokens=5))])
+    samples = [report.sample for report in iter(made.step, None) if report.sample is not None]
+    loading = [sample.loaded_bytes > 0 for sample in samples]
+    assert loading == [True, False, False, False]
+    assert [sample.waited_ms for sample in samples] == [1000.0 * BLOCKS, 0.0, 0.0, 0.0]
 
 
 def test_a_sample_tells_what_is_expected_beyond_the_least_that_is_computed() -> None:

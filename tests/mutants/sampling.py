@@ -1,0 +1,157 @@
+"""Faults drawn at random in modules that only compute: what a comparison, a number or a branch may get wrong.
+
+Kept tools do not fit here: mutmut 3 reads sources below ``./``, ``src/`` or ``source/`` alone, and cosmic-ray changes
+type annotations and has one test command for all modules.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from random import Random
+from typing import Final, NamedTuple
+
+from tests.mutants.mutant import ROOT, Mutant
+
+
+class Package(NamedTuple):
+    """Modules without input and output, and their tests."""
+
+    folder: str
+    tests: tuple[str, ...]
+    """Folders with tests, the nearest first."""
+    whole: tuple[str, ...] = ()
+    """Test files that use the package as a whole: they are run on every module of it."""
+
+
+PURE: Final = {
+    "scheduling": Package(
+        "shared/giornata/scheduling",
+        ("tests/unit/scheduling", "tests/unit/simulation"),
+        ("tests/unit/scheduling/test_placement.py",),
+    ),
+    "planning": Package("shared/giornata/planning", ("tests/unit/planning", "tests/unit/denoiser/engine")),
+    "packed": Package(
+        "shared/giornata/packed",
+        ("tests/unit/packed", "tests/unit/denoiser/engine"),
+        ("tests/unit/denoiser/engine/test_masked.py",),
+    ),
+    "rules": Package("services/router/giornata_router/rules", ("tests/unit/router",)),
+    "wire": Package(
+        "shared/giornata/wire", ("tests/contract", "tests/unit"), ("tests/contract/test_codec.py",)
+    ),
+}
+MOST_FILES: Final = 4
+"""So many test files that import a module are run on it."""
+OPPOSITES: Final[dict[type[ast.cmpop], type[ast.cmpop]]] = {
+    ast.Lt: ast.LtE,
+    ast.LtE: ast.Lt,
+    ast.Gt: ast.GtE,
+    ast.GtE: ast.Gt,
+    ast.Eq: ast.NotEq,
+    ast.NotEq: ast.Eq,
+    ast.Is: ast.IsNot,
+    ast.IsNot: ast.Is,
+    ast.In: ast.NotIn,
+    ast.NotIn: ast.In,
+}
+UNSEEN: Final = frozenset({"annotation", "returns", "decorator_list", "type_params"})
+"""Fields of syntax trees whose values the tests cannot notice."""
+
+
+class Edit(NamedTuple):
+    """Other text in the place of a node."""
+
+    node: ast.expr
+    text: str
+
+
+def edits(source: str) -> list[Edit]:
+    """Every fault that a module may be given, in the order of its text."""
+    return [edit for node in _nodes(ast.parse(source)) for edit in _edits(node)]
+
+
+def applied(source: str, edit: Edit) -> str:
+    """The module with one fault."""
+    lines = source.encode().splitlines(keepends=True)
+    node = edit.node
+    first, last = node.lineno - 1, (node.end_lineno or node.lineno) - 1
+    before, after = lines[first][: node.col_offset], lines[last][node.end_col_offset :]
+    return b"".join([*lines[:first], before, edit.text.encode(), after, *lines[last + 1 :]]).decode()
+
+
+def sample(size: int, seed: int, packages: Sequence[str], root: Path = ROOT) -> list[Mutant]:
+    """`size` different faults in `packages`, or all that there are; a seed draws the same ones from the same code."""
+    places = [
+        (path, package, edit)
+        for package in (PURE[name] for name in packages)
+        for path in sorted((root / package.folder).rglob("*.py"))
+        for edit in edits(path.read_text())
+    ]
+    drawn = Random(seed).sample(places, min(size, len(places)))  # noqa: S311 - a sample, no secret
+    return [_mutant(path, edit, package, root) for path, package, edit in drawn]
+
+
+def nearest_tests(path: Path, package: Package, root: Path = ROOT) -> tuple[str, ...]:
+    """The test files that import a module, those with its name first; where none does, all of its package's."""
+    parts = path.relative_to(root).with_suffix("").parts
+    parts = parts[next(i for i, part in enumerate(parts) if part.startswith("giornata")) :]
+    module, folder, name = ".".join(parts), ".".join(parts[:-1]), parts[-1]
+    imports = (f"from {module} import", f"import {module}\n", f"from {folder} import {name}")
+    found = [
+        test
+        for tests in package.tests
+        for test in sorted((root / tests).rglob("test_*.py"))
+        if any(text in test.read_text() for text in imports)
+    ]
+    found.sort(key=lambda test: name not in test.name)
+    importing = [str(test.relative_to(root)) for test in dict.fromkeys(found)][:MOST_FILES]
+    own = [f"{package.tests[0]}/{path.parent.name}", package.tests[0]]
+    chosen = importing or [next(folder for folder in own if (root / folder).exists())]
+    return tuple(dict.fromkeys((*chosen, *(package.whole if importing else ()))))
+
+
+def _mutant(path: Path, edit: Edit, package: Package, root: Path) -> Mutant:
+    source, file = path.read_text(), str(path.relative_to(root))
+    was = ast.get_source_segment(source, edit.node) or ""
+    name = f"line {edit.node.lineno}: {' '.join(was.split())} -> {edit.text}"
+    return Mutant(name, file, applied(source, edit), nearest_tests(path, package, root))
+
+
+def _nodes(node: ast.AST) -> Iterator[ast.AST]:
+    """A node and all below it, without annotations, decorators, docstrings and what f-strings hold."""
+    yield node
+    for name, value in ast.iter_fields(node):
+        if name in UNSEEN or isinstance(node, ast.JoinedStr):
+            continue
+        for child in value if isinstance(value, list) else [value]:
+            if isinstance(child, ast.AST):
+                yield from _nodes(child)
+
+
+def _edits(node: ast.AST) -> Iterator[Edit]:
+    match node:
+        case ast.Compare(ops=[op]) if type(op) in OPPOSITES:
+            yield Edit(node, _text(ast.Compare(node.left, [OPPOSITES[type(op)]()], node.comparators)))
+        case ast.BoolOp(op=op):
+            yield Edit(
+                node, _text(ast.BoolOp(ast.And() if isinstance(op, ast.Or) else ast.Or(), node.values))
+            )
+        case ast.UnaryOp(op=ast.Not()):
+            yield Edit(node, _text(node.operand))
+        case ast.BinOp(op=ast.Add() | ast.Sub() as op):
+            other = ast.Sub() if isinstance(op, ast.Add) else ast.Add()
+            yield Edit(node, _text(ast.BinOp(node.left, other, node.right)))
+        case ast.Constant(value=bool() as value):
+            yield Edit(node, str(not value))
+        case ast.Constant(value=int() as number):
+            yield Edit(node, f"({number} + 1)")
+        case ast.Return(value=ast.expr() as returned) if ast.unparse(returned) != "None":
+            yield Edit(returned, "None")
+        case _:
+            pass
+
+
+def _text(node: ast.expr) -> str:
+    return f"({ast.unparse(node)})"

@@ -1,0 +1,158 @@
+"""A copy of the checkout, in which faults are put and tests are run: never in the checkout itself."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final, NamedTuple, Self
+
+from tests.mutants.mutant import ROOT, Mutant
+
+SERVICES: Final = sorted(
+    str(path.parent.relative_to(ROOT)) for path in ROOT.glob("services/*/pyproject.toml")
+)
+SOURCES: Final = ("shared", "deploy/tools", *SERVICES)
+"""Folders that hold packages: they precede those of the environment's editable installs."""
+LIMIT_FACTOR: Final = 10.0
+"""A run with a fault may take so many times as long as without; then it hangs."""
+LIMIT_S: Final = 120.0
+"""And so much at least."""
+NOT_RUN: Final = frozenset({3, 4, 5})
+"""Statuses of pytest that say nothing of the code: its own failure, wrong arguments, no tests."""
+
+_STAMPS: Final = itertools.count(int(time.time()))
+"""Times of change, each used once: Python knows its compiled files by the second and by the size of the source."""
+
+
+class TestsFailedError(RuntimeError):
+    """Tests fail without a fault, or did not run: what they say of faults is worth nothing."""
+
+    __test__ = False
+
+
+class Result(NamedTuple):
+    """What tests say of a mutant."""
+
+    caught: bool
+    by: str
+    """The test that failed first; or what happened instead."""
+    took_s: float
+
+
+class Tree:
+    """A copy of the tracked and the new files of the checkout, and a process that runs tests there; a context."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._usual_s: defaultdict[str, float] = defaultdict(float)
+        """How long each test file takes without a fault."""
+
+    def __enter__(self) -> Self:
+        named = subprocess.run(
+            ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],  # noqa: S607 - git of the path
+            cwd=ROOT,
+            capture_output=True,
+            check=True,
+        )
+        for name in os.fsdecode(named.stdout).split("\0"):
+            if name and (ROOT / name).is_file():
+                (self.folder / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(ROOT / name, self.folder / name)
+        if (ROOT / ".venv").exists():
+            (self.folder / ".venv").symlink_to(ROOT / ".venv")
+        path = os.pathsep.join(str(self.folder / name) for name in (*SOURCES, "."))
+        env = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
+        if not Path("/dev/nvidiactl").exists():
+            env["TRITON_INTERPRET"] = (
+                "1"  # as in tests/conftest.py, which is read after torch is imported here
+            )
+        self._worker = subprocess.Popen(
+            [sys.executable, "tests/mutants/worker.py"],
+            cwd=self.folder,
+            env=env,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        with self._worker as worker:
+            worker.terminate()
+
+    def check(self, mutants: Iterable[Mutant]) -> None:
+        """Run all tests of these once without a fault.
+
+        Raises:
+            TestsFailedError: one fails, or they were not run.
+        """
+        tests = sorted({test for mutant in mutants for test in mutant.tests})
+        status, _, failed = self._run(tests, None)
+        if status != 0:
+            raise TestsFailedError(
+                f"without a fault: status {status}, {failed or 'nothing failed'} in {tests}"
+            )
+        report = Path(f"{self._log}.xml").read_text()
+        for name, seconds in re.findall(
+            r'<testcase classname="([^"]+)" name="[^"]*" time="([\d.]+)"', report
+        ):
+            self._usual_s[name.replace(".", "/")] += float(seconds)
+
+    def judge(self, mutant: Mutant) -> Result:
+        """Run a mutant's tests with its fault; :meth:`check` them before.
+
+        Raises:
+            TestsFailedError: they were not run.
+        """
+        begins = tuple(test.removesuffix(".py") for test in mutant.tests)
+        usual_s = sum(seconds for file, seconds in self._usual_s.items() if file.startswith(begins))
+        with self._faulty(mutant):
+            status, took_s, failed = self._run(mutant.tests, max(LIMIT_S, usual_s * LIMIT_FACTOR))
+        if status is None:
+            return Result(caught=True, by="hung, or ended by a signal", took_s=took_s)
+        if status in NOT_RUN:
+            raise TestsFailedError(f"pytest ended with status {status} on {' '.join(mutant.tests)}")
+        return Result(caught=status != 0, by=failed, took_s=took_s)
+
+    @contextmanager
+    def _faulty(self, mutant: Mutant) -> Iterator[None]:
+        path = self.folder / mutant.file
+        whole = path.read_text()
+        try:
+            _write(path, mutant.text)
+            yield
+        finally:
+            _write(path, whole)
+
+    @property
+    def _log(self) -> Path:
+        return self.folder / "mutant.log"
+
+    def _run(self, tests: Sequence[str], limit_s: float | None) -> tuple[int | None, float, str]:
+        if self._worker.stdin is None or self._worker.stdout is None:
+            raise RuntimeError("the worker has no pipes")
+        asked = {"tests": tests, "limit_s": limit_s, "log": str(self._log)}
+        self._worker.stdin.write(json.dumps(asked) + "\n")
+        self._worker.stdin.flush()
+        answer = self._worker.stdout.readline()
+        if not answer:
+            raise TestsFailedError(f"the process that runs tests has ended: {self._worker.wait()}")
+        told = json.loads(answer)
+        failed = re.search(r"^(?:FAILED|ERROR) (\S+)", self._log.read_text(errors="replace"), re.MULTILINE)
+        return told["status"], told["took_s"], failed[1] if failed else ""
+
+
+def _write(path: Path, text: str) -> None:
+    path.write_text(text)
+    stamp = next(_STAMPS)
+    os.utime(path, (stamp, stamp))

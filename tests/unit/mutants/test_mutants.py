@@ -1,0 +1,88 @@
+"""Faults as data: each of the list can still be put in, and those that are drawn are faults of the code as it is."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from tests.mutants.mutant import ROOT, Fault, StaleFaultError, listed
+from tests.mutants.sampling import PURE, Package, applied, edits, nearest_tests, sample
+
+
+@pytest.mark.parametrize("fault", listed(), ids=lambda fault: fault.name)
+def test_a_fault_of_the_list_can_be_put_in(fault: Fault) -> None:
+    faulty = fault.mutant().text
+    ast.parse(faulty)
+    assert faulty != (ROOT / fault.file).read_text()
+    assert [test for test in fault.tests if not (ROOT / test).is_file()] == []
+
+
+def test_faults_have_names_of_their_own() -> None:
+    names = [fault.name for fault in listed()]
+    assert len(names) == len(set(names))
+
+
+@pytest.mark.parametrize("text", ["a = 1\n", "a = 2\nb = 2\na = 2\n", None])
+def test_a_fault_whose_code_has_changed_says_so(tmp_path: Path, text: str | None) -> None:
+    if text is not None:
+        (tmp_path / "m.py").write_text(text)
+    with pytest.raises(StaleFaultError, match=r'"two".* occurs [02] times in m\.py'):
+        Fault("two", "m.py", "a = 2\n", "a = 3\n", ()).mutant(tmp_path)
+
+
+def test_what_a_module_may_get_wrong() -> None:
+    source = '''"""Text is 1 thing."""
+
+
+@register(1)
+def f(n: Literal[1], flag: bool = True) -> int | None:
+    """Counts 2."""
+    if n < 3 and not flag:
+        return f"é {n + 1}"
+    assert "é" in (n -
+                   1)
+    return None
+'''
+    found = edits(source)
+    assert [(edit.node.lineno, edit.text) for edit in found] == [
+        (5, "False"),
+        (7, "(n < 3 or not flag)"),
+        (7, "(n <= 3)"),
+        (7, "(3 + 1)"),
+        (7, "(flag)"),
+        (8, "None"),
+        (9, "('é' not in n - 1)"),
+        (9, "(n + 1)"),
+        (10, "(1 + 1)"),
+    ]
+    number = found[-2]
+    assert applied(source, number) == source.replace("(n -\n                   1)", "((n + 1))")
+    assert '"é" in (n -\n                   (1 + 1))' in applied(source, found[-1])
+    assert all(ast.dump(ast.parse(applied(source, edit))) != ast.dump(ast.parse(source)) for edit in found)
+
+
+def test_a_seed_draws_the_same_faults_again_and_no_fault_twice() -> None:
+    drawn = sample(30, 7, [*PURE])
+    assert drawn == sample(30, 7, [*PURE])
+    assert drawn != sample(30, 8, [*PURE])
+    assert len({(one.file, one.text) for one in drawn}) == 30
+    for one in drawn:
+        compile(one.text, one.file, "exec")
+        assert one.tests
+
+
+def test_a_module_is_tested_by_those_who_import_it_or_by_its_package(tmp_path: Path) -> None:
+    module = tmp_path / "shared/giornata/packed/pages.py"
+    for name, text in {
+        "tests/unit/packed/test_kernels.py": "import giornata.packed.pages\n",
+        "tests/unit/packed/test_pages.py": "from giornata.packed.pages import Pages\n",
+        "tests/unit/packed/test_others.py": "from giornata.packed.pages_of import Pages\n",
+    }.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    package = Package("shared/giornata/packed", ("tests/unit/packed",), ("tests/unit/test_all.py",))
+    named = ("tests/unit/packed/test_pages.py", "tests/unit/packed/test_kernels.py", "tests/unit/test_all.py")
+    assert nearest_tests(module, package, tmp_path) == named
+    assert nearest_tests(module.with_name("moving.py"), package, tmp_path) == ("tests/unit/packed",)

@@ -1,0 +1,68 @@
+"""The work queue's books, without a server: a cancel that overtakes its job."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from nats.aio.msg import Msg
+
+from giornata.scheduling.fair_line import FairLine
+from giornata.scheduling.placement import Placement
+from giornata.wire.messages import CancelRows, Epoch, SubmitRequest
+from giornata_router import queue as module
+from giornata_router.carrying import HeldJob
+from giornata_router.config import RouterConfig
+from giornata_router.queue import Queue
+from giornata_router.rules.forecasting import Forecasting
+from giornata_router.tools import Tools
+from tests.contract.messages import JOB
+
+
+class Server:
+    """JetStream and the records, which a test lets something happen in before they answer."""
+
+    def __init__(self) -> None:
+        self.queue: Queue
+        self.cancels = False
+
+    async def publish(self, subject: str, data: bytes, headers: object) -> Any:
+        if self.cancels:
+            self.queue.cancel(CancelRows(job_id=JOB.job_id, attempt=0))
+        metadata = SimpleNamespace(sequence=SimpleNamespace(stream=1))
+        await self.queue._take(cast("Msg", SimpleNamespace(data=data, reply="r", metadata=metadata)))
+        return SimpleNamespace(duplicate=False)
+
+    async def create(self, record: object) -> int:
+        return 1
+
+
+@pytest.mark.parametrize("cancels", [False, True])
+async def test_a_job_that_is_cancelled_before_it_is_delivered_ends_without_waiting_for_its_turn(
+    monkeypatch: pytest.MonkeyPatch, cancels: bool
+) -> None:
+    ended: list[tuple[str, bool]] = []
+
+    async def carry(_: Tools, held: HeldJob) -> bool:
+        ended.append((held.job.job_id, held.cancelled))
+        return True
+
+    monkeypatch.setattr(module, "carry", carry)
+    server, placement = Server(), Placement()
+    tools = SimpleNamespace(
+        config=RouterConfig(instance="r"),
+        bus=SimpleNamespace(client=None, jetstream=server),
+        records=server,
+        dispatch=SimpleNamespace(placement=placement),
+        forecasting=Forecasting(placement, FairLine()),
+        room=SimpleNamespace(take=lambda: None),
+    )
+    async with asyncio.TaskGroup() as walks:
+        queue = server.queue = Queue(cast("Tools", tools), walks, Epoch(1, 1))
+        server.cancels = cancels
+        await queue.submit(SubmitRequest(job=JOB, remaining_ms=1000))
+    assert ended == ([(JOB.job_id, True)] if cancels else [])
+    assert (len(queue._held), len(queue._waiting)) == ((0, 0) if cancels else (1, 1))
+    assert queue._places.full is False
