@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import signal
 import subprocess
@@ -61,10 +62,13 @@ def test_what_is_stopped_goes_on_until_the_run_ends(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(disturbing, "RUN_S", (0.0, 0.01))
     monkeypatch.setattr(disturbing, "STOP_S", (0.0, 0.01))
     sent: list[tuple[int, int]] = []
-    real = disturbing.os.kill
-    monkeypatch.setattr(
-        disturbing.os, "kill", lambda pid, number: (sent.append((pid, number)), real(pid, number))
-    )
+    kill = os.kill
+
+    def send(process: int, number: int) -> None:
+        sent.append((process, number))
+        kill(process, number)
+
+    monkeypatch.setattr(os, "kill", send)
     run = subprocess.Popen([sys.executable, "-I", "-S", "-c", "input()"], stdin=subprocess.PIPE)
     assert run.stdin is not None
     looks = 0
