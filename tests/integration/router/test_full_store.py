@@ -155,7 +155,7 @@ async def lease_holders(bench: Bench, count: int) -> list[bytes | None]:
                 found.append(entry.value)
             if len(found) == count:
                 break
-    await watcher.stop()
+    await watcher.stop()  # type: ignore[no-untyped-call]  # of nats-py
     return found
 
 
