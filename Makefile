@@ -1,7 +1,7 @@
 # `make` lists the targets. A machine needs Python 3.11 or newer with its venv module, make and a shell.
 
 PYTHON ?= python3
-## More flags for `make demo`, `make up`, `make quality`, `make bench`, `make gpu`, `make gpu-wheels`, `make chaos`, `make fuzz` or `make mutants`: make up ARGS="--denoisers 2".
+## More flags for any target that starts a program (demo, up, quality, test, bench, gpu, chaos, fuzz, mutants and more): make up ARGS="--denoisers 2".
 ARGS ?=
 ## Which images `make images` builds: cpu or gpu.
 PROFILE ?= cpu
@@ -21,11 +21,12 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 TORCH_BUILD := $(notdir $(patsubst %/,%,$(TORCH_INDEX)))
 TORCH_SUFFIX := $(if $(filter Darwin,$(shell uname -s)),,+$(TORCH_BUILD))
 TORCH := $(shell sed -n 's/^torch==.*/&/p' constraints.txt)$(TORCH_SUFFIX)
-PYTEST := $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadgroup --no-loadscope-reorder
+# Compiled tests are kept from run to run: without them each worker spends ten seconds on compiling what it collects.
+PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadgroup --no-loadscope-reorder
 READY := .venv/.ready-$(TORCH_BUILD)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo up quality test test-long compose-test images check bench gpu gpu-wheels chaos fuzz mutants sbom clean
+.PHONY: help setup demo up quality test test-unit test-stress test-long compose-test images check bench gpu gpu-wheels chaos fuzz mutants sbom clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r target text; do \
@@ -60,7 +61,14 @@ quality: setup ## measure the model's edits on held-out scenes and write out/qua
 	$(BIN)/giornata quality $(ARGS)
 
 test: setup ## run the tests, but for those that train, or last for minutes
-	$(PYTEST) -m 'not long'
+	$(PYTEST) -m 'not long' $(ARGS)
+
+# None of them waits: a worker for each processor, for each spends twenty seconds on what it imports.
+test-unit: setup ## run the fast tests that start no server: while you work
+	$(PYTEST) --numprocesses "$$(getconf _NPROCESSORS_ONLN)" -m 'not long and not slow' tests/unit $(ARGS)
+
+test-stress: setup ## run changed tests that start something 20 times on a machine that stands still, or ARGS="FILE --rounds 5"
+	$(BIN)/python -m tests.stress $(ARGS)
 
 test-long: setup ## run the tests that train a model, judge its pictures, or disturb a stack for minutes
 	$(PYTEST) -m long

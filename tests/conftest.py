@@ -16,7 +16,9 @@ from xdist.scheduler import LoadGroupScheduling
 
 from tests.ending import end_with_run
 from tests.order import ByGroup, longest_first
+from tests.patience import HUNG_S, VARIABLE
 from tests.shared_files import SharedFolders, shared_root
+from tests.skips import told
 
 os.environ |= {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
 """Threads of torch in workers and processes that tests start; OpenMP reads these when torch is imported.
@@ -34,13 +36,10 @@ if not Path("/dev/nvidiactl").exists():
 
 pytest_plugins = ["pytester"]
 
-NO_BROWSER = "no browser:"
-"""Begins the reason why a browser test is skipped."""
-
-settings.register_profile(
-    "giornata", deadline=None
-)  # the first example may pay for an import, or for a busy machine
-settings.load_profile("giornata")
+# The first example may pay for an import, or for a busy machine: no example has a deadline.
+settings.register_profile("giornata", max_examples=25, derandomize=True, deadline=None, database=None)
+settings.register_profile("nightly", max_examples=500, deadline=None, print_blob=True)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "giornata"))
 
 
 @pytest.fixture(autouse=True)
@@ -90,17 +89,17 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadGro
     return ByGroup(config, log) if config.getoption("dist") == "loadgroup" else None
 
 
+def pytest_report_header() -> str:
+    return f"patience: what has not come after {HUNG_S} s hangs ({VARIABLE})"
+
+
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """Say in the last line that browser tests were skipped, and how to run them."""
+    """Say in the last lines what was skipped, and how to run it."""
     terminal = config.pluginmanager.get_plugin("terminalreporter")
     if terminal is None:  # a worker
         return
-    if n := sum(NO_BROWSER in str(report.longrepr) for report in terminal.stats.get("skipped", [])):
-        terminal.write_line(
-            f"{n} tests of the studio were skipped, for there is no browser. To run them: "
-            "apt-get install -y chromium, then .venv/bin/python -m pytest tests/e2e/studio",
-            yellow=True,
-        )
+    for line in told(str(report.longrepr) for report in terminal.stats.get("skipped", [])):
+        terminal.write_line(line, yellow=True)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

@@ -1,17 +1,18 @@
 """The end of a run: SIGTERM ends it in order, and a watchdog ends what it has started, also where it was killed.
 
-Every program that a run starts inherits a mark in its environment. The watchdog, this file as a program, waits at a
-pipe for the end of the run, and then kills what still has the mark.
+Every program that a run starts inherits a mark in its environment. The watchdog, this file as a program, waits for the
+end of the run, and then kills every process that still has the mark.
 """
 
 from __future__ import annotations
 
 import os
 import secrets
+import select
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -19,40 +20,60 @@ from typing import Final
 MARK: Final = "GIO_TEST_RUN"
 
 
-def end_with_run() -> Callable[[], None]:
-    """Have SIGTERM end this run as Ctrl-C does, and start its watchdog; returns what ends that. Workers share one."""
+def end_with_run(name: str = MARK) -> Callable[[], None]:
+    """Have SIGTERM end this run as Ctrl-C does, and start its watchdog; returns a function that ends the watchdog.
+
+    Workers share one watchdog. `name` is the variable that marks the programs of this run.
+    """
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    if MARK in os.environ:
+    if name in os.environ:
         return lambda: None
-    mark = os.environ[MARK] = secrets.token_hex(8)
-    bare = {name: value for name, value in os.environ.items() if name != MARK}
+    mark = os.environ[name] = secrets.token_hex(8)
+    bare = {key: value for key, value in os.environ.items() if key != name}
     watchdog = subprocess.Popen(
-        [sys.executable, "-I", "-S", __file__, mark], stdin=subprocess.PIPE, start_new_session=True, env=bare
+        [sys.executable, "-I", "-S", __file__, f"{name}={mark}", str(os.getpid())],
+        stdin=subprocess.PIPE,
+        start_new_session=True,
+        env=bare,
     )
 
     def end() -> None:
-        del os.environ[MARK]
+        del os.environ[name]
         watchdog.communicate(b".")  # a process that was forked may have this end of the pipe, too
 
     return end
 
 
+def marked(mark: str) -> Iterator[int]:
+    """The ids of the processes that have started with the variable `mark`, ``name=value``."""
+    for place in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has ended, or is another user's
+            if mark.encode() in (place / "environ").read_bytes().split(b"\0"):
+                yield int(place.name)
+
+
 def end_marked(mark: str) -> None:
     """Kill every process with this mark, and those that they start meanwhile."""
-    wanted = f"{MARK}={mark}".encode()
     for _ in range(100):
-        found = False
-        for place in Path("/proc").glob("[0-9]*"):
-            with suppress(OSError):  # it has ended, or is another user's
-                if wanted in (place / "environ").read_bytes().split(b"\0"):
-                    os.kill(int(place.name), signal.SIGKILL)
-                    found = True
+        found = list(marked(mark))
+        for number in found:
+            with suppress(OSError):
+                os.kill(number, signal.SIGKILL)
         if not found:
             break
+
+
+def wait_for_end(run: int) -> None:
+    """Return when standard input says so, or when the process `run` has ended, whose children may keep that open."""
+    try:
+        ends = [sys.stdin.fileno(), os.pidfd_open(run)]
+    except (AttributeError, OSError):  # no such system call here; or it has ended already
+        ends = [sys.stdin.fileno()]
+    select.select(ends, [], [])
 
 
 if __name__ == "__main__":
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    sys.stdin.read(1)
+    wait_for_end(int(sys.argv[2]))
     end_marked(sys.argv[1])

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from giornata.wire import codec, templates
@@ -119,7 +119,6 @@ def _random(data: st.DataObject) -> Callable[[Path], dict[str, object]]:
 
 
 @pytest.mark.parametrize("name", CHANGES)
-@settings(max_examples=20)
 @given(data=st.data())
 def test_every_change_of_a_jobs_record_keeps_what_it_does_not_know(name: str, data: st.DataObject) -> None:
     change, replaced = CHANGES[name]
@@ -128,7 +127,6 @@ def test_every_change_of_a_jobs_record_keeps_what_it_does_not_know(name: str, da
 
 
 @pytest.mark.parametrize("name", TEMPLATE_CHANGES)
-@settings(max_examples=20)
 @given(data=st.data())
 def test_every_change_of_a_templates_record_keeps_what_it_does_not_know(
     name: str, data: st.DataObject
@@ -138,7 +136,6 @@ def test_every_change_of_a_templates_record_keeps_what_it_does_not_know(
     check_kept(record, changed(record, change), replaced)
 
 
-@settings(max_examples=20)
 @given(data=st.data())
 def test_a_job_keeps_what_it_does_not_know_from_the_door_to_its_record(data: st.DataObject) -> None:
     job = sown(JOB, _random(data))

@@ -137,6 +137,10 @@ class FakePrepost:
             finally:
                 self._left.set()
                 self.going.set()
+                if (
+                    self.hold is not None
+                ):  # or the answers it holds would be waited for until their time is over
+                    self.hold.set()
                 telling.cancel()
                 await asyncio.gather(telling, return_exceptions=True)
                 await publish(self._bus, self._report().model_copy(update={"ready": False, "draining": True}))

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from giornata.packed.low_rank import Factors
 from giornata.packed.low_rank_products import Acting, choose, convolve
+from tests.examples import examples
 
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 5e-2}
 """Tolerance of values of about 1; a wrong span or factor makes more than 0.3."""
@@ -19,7 +20,7 @@ SPANS = st.lists(st.tuples(st.integers(1, 40), st.sampled_from([0, 1, 4, 16])), 
 """Lengths and ranks; rank 0 for nothing that acts."""
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(examples(times=1 / 2), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(spans=SPANS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_products_equal_each_span_alone_in_float64(

@@ -1,74 +1,99 @@
-"""A run that is ended or killed leaves no server behind."""
+"""A run that is ended or killed leaves no server behind: alone, with workers, and under stress."""
 
 from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
+from typing import Final
 
 import pytest
 
-from tests.ending import MARK
+from tests.ending import MARK, marked
 from tests.patience import HUNG_S
+from tests.stress.__main__ import RUN
 
-ROOT = Path(__file__).parents[2]
-CONFTEST = """
+pytestmark = pytest.mark.skipif(
+    not sys.platform.startswith("linux"), reason="the watchdog finds processes in /proc"
+)
+ROOT: Final = Path(__file__).parents[2]
+CONFTEST: Final = """
 from tests.ending import end_with_run
 
 def pytest_configure(config):
     config.add_cleanup(end_with_run())
 """
-TEST = """
-import os, signal, subprocess, sys
+TEST: Final = """
+import os, signal, socket, subprocess
 import pytest
-
-PIPE = {pipe}
 
 @pytest.fixture
 def server():
-    held = subprocess.Popen(["sleep", "{hung_s}"], pass_fds=[PIPE], start_new_session=True)
-    yield held
-    os.write(PIPE, b"torn down ")
+    line = socket.create_connection(("127.0.0.1", {port}))
+    subprocess.Popen(["sleep", "{hung_s}"], pass_fds=[line.fileno()], start_new_session=True)
+    forked = os.fork()  # it has all that this process has, but for the line
+    if not forked:
+        line.close()
+        while True:
+            signal.pause()
+    yield line, forked
+    line.sendall(b"torn down ")
 
 def test_hangs(server):
-    os.write(PIPE, b"started\\n")
+    line, forked = server
+    line.sendall(f"{{os.environ.get('{mark}')}} {{forked}}\\n".encode())
     while True:
         signal.pause()
 """
+ALONE: Final = ("pytest", "-p", "no:cacheprovider")
+WORKERS: Final = (*ALONE, "--numprocesses", "2")
+STRESS: Final = ("tests.stress", "--rounds", "1")
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the watchdog finds processes in /proc")
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_a_server_goes_with_the_run_that_started_it(tmp_path: Path, number: signal.Signals) -> None:
-    reading, writing = os.pipe()
-    (tmp_path / "conftest.py").write_text(CONFTEST)
-    (tmp_path / "test_hangs.py").write_text(TEST.format(pipe=writing, hung_s=15 * HUNG_S))
-    env = {name: value for name, value in os.environ.items() if name != MARK} | {"PYTHONPATH": str(ROOT)}
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "--rootdir",
-        str(tmp_path),
-        str(tmp_path),
-    ]
-    with (
-        os.fdopen(reading) as told,
-        subprocess.Popen(
-            command, cwd=tmp_path, env=env, pass_fds=[writing], stdout=subprocess.DEVNULL
-        ) as run,
-    ):
-        os.close(writing)
-        try:
-            assert told.readline() == "started\n"
-            run.send_signal(number)
-            run.wait(HUNG_S)
-            # The end of the pipe: the server, which has it too, is gone.
-            assert told.read() == ("torn down " if number is signal.SIGTERM else "")
-        finally:
-            run.kill()
+@pytest.mark.parametrize(
+    ("program", "number", "end"),
+    [
+        (ALONE, signal.SIGTERM, "torn down "),
+        (ALONE, signal.SIGKILL, ""),
+        (WORKERS, signal.SIGTERM, None),
+        (WORKERS, signal.SIGKILL, ""),
+        (STRESS, signal.SIGTERM, "torn down "),
+        (STRESS, signal.SIGINT, "torn down "),
+        (STRESS, signal.SIGKILL, ""),
+    ],
+    ids=lambda value: value[0] + value[-1] if isinstance(value, tuple) else str(value),
+)
+def test_a_server_goes_with_the_run_that_started_it(
+    tmp_path: Path, program: tuple[str, ...], number: signal.Signals, end: str | None
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(HUNG_S)
+        test = TEST.format(port=listener.getsockname()[1], hung_s=15 * HUNG_S, mark=RUN)
+        (tmp_path / "conftest.py").write_text(CONFTEST)
+        (tmp_path / "test_hangs.py").write_text(test)
+        env = {name: value for name, value in os.environ.items() if name != MARK} | {"PYTHONPATH": str(ROOT)}
+        command = [sys.executable, "-m", *program, str(tmp_path / "test_hangs.py")]
+        with subprocess.Popen(
+            command, cwd=tmp_path, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        ) as run:
+            try:
+                line, _ = listener.accept()
+                line.settimeout(HUNG_S)
+                with line, line.makefile() as told:
+                    mark, forked = told.readline().split()
+                    run.send_signal(number)
+                    run.wait(HUNG_S)
+                    # The end of the line: the server, which has it too, is gone.
+                    said = told.read()
+                    # Workers have ten seconds for their finalizers, which may be too few.
+                    assert said in {"", "torn down "} if end is None else said == end
+            finally:
+                run.kill()
+                with suppress(NameError, ProcessLookupError):
+                    os.kill(int(forked), signal.SIGKILL)
+        if number is not signal.SIGKILL:  # then the watchdog has ended, too
+            assert list(marked(f"{RUN}={mark}")) == []

@@ -222,7 +222,9 @@ async def test_every_accepted_job_ends_though_servers_die_under_the_router(
     routers = []
     for name in ("r1", "r2"):
         password_file = cluster.password_file(User.ROUTER)
-        router = running_router(cluster.url, name, replicas=3, password_file=password_file)
+        router = running_router(
+            cluster.url, name, replicas=3, password_file=password_file, lease_s=streams.LEASE_TTL_S
+        )
         routers.append(await stack.enter_async_context(router))
     for worker in workers:
         await stack.enter_async_context(worker.run())

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy import ndimage
 
@@ -47,7 +47,6 @@ def test_captions_are_exchanged(caption: str, exchanged: str) -> None:
 
 
 @given(seed=st.integers(0, 10**6))
-@settings(max_examples=60, deadline=None)
 def test_exchanged_twice_is_the_caption(seed: int) -> None:
     caption = sample(rng(seed), 48).caption.replace("grey", "gray")
     assert looks.swapped_caption(looks.swapped_caption(caption)) == caption
@@ -55,7 +54,6 @@ def test_exchanged_twice_is_the_caption(seed: int) -> None:
 
 
 @given(seed=st.integers(0, 10**6))
-@settings(max_examples=30, deadline=None)
 def test_rims_lie_inside_of_what_is_asked_for(seed: int) -> None:
     scene = sample(rng(seed), 64, Task.ADD)
     rimmed = looks.outlined(scene)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from giornata_tools.model.scenes import COLOURS, GROUNDS, SHAPES, Task, sample
@@ -21,7 +21,6 @@ def rng(*seed: int) -> np.random.Generator:
 
 
 @given(seed=st.integers(0, 10**6), side=st.sampled_from(SIDES), task=st.sampled_from(list(Task)))
-@settings(max_examples=60, deadline=None)
 def test_a_scene_changes_only_inside_its_mask(seed: int, side: int, task: Task) -> None:
     scene = sample(rng(seed), side, task, clear=True)
     assert scene.before.shape == scene.after.shape == (side, side, 3)
@@ -37,7 +36,6 @@ def test_a_scene_changes_only_inside_its_mask(seed: int, side: int, task: Task) 
 
 
 @given(seed=st.integers(0, 10**6), side=st.sampled_from(SIDES))
-@settings(max_examples=20, deadline=None)
 def test_equal_seeds_give_equal_scenes(seed: int, side: int) -> None:
     one, other = sample(rng(seed), side), sample(rng(seed), side)
     assert one.caption == other.caption
@@ -110,7 +108,6 @@ def test_areas_of_shapes_are_those_of_geometry() -> None:
 
 
 @given(x=st.floats(-60, 120), y=st.floats(-60, 120), radius=st.floats(1, 50), shape=st.sampled_from(SHAPES))
-@settings(max_examples=60, deadline=None)
 def test_what_lies_beyond_the_canvas_is_cut_off(x: float, y: float, radius: float, shape: str) -> None:
     cover = coverage(Thing(shape, "red", x, y, radius, 3.0), 64)
     height, width = cover.alpha.shape

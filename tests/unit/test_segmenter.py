@@ -7,7 +7,7 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy import ndimage
 
@@ -27,7 +27,6 @@ def rng(*seed: int) -> np.random.Generator:
 
 
 @given(seed=st.integers(0, 10**6), side=st.sampled_from((64, 128)), shrunk=st.sampled_from((1, 2)))
-@settings(max_examples=25, deadline=None)
 def test_what_a_scene_names_has_its_colour(seed: int, side: int, shrunk: int) -> None:
     scene = sample(rng(seed), side, shrunk)
     assert scene.picture.shape == (side, side, 3)
@@ -69,7 +68,6 @@ def test_a_scene_that_is_scaled_down_is_the_same_scene() -> None:
 
 
 @given(seed=st.integers(0, 10**6), kind=st.sampled_from(list(PhraseKind)))
-@settings(max_examples=60, deadline=None)
 def test_a_phrase_means_what_it_says(seed: int, kind: PhraseKind) -> None:
     scene = sample(rng(seed), 64)
     phrase = phrases.draw(rng(seed, 1), scene, kind)
@@ -88,7 +86,6 @@ def test_a_phrase_means_what_it_says(seed: int, kind: PhraseKind) -> None:
 
 
 @given(seed=st.integers(0, 10**6), kind=st.sampled_from(NAMING))
-@settings(max_examples=60, deadline=None)
 def test_what_is_absent_is_nowhere(seed: int, kind: PhraseKind) -> None:
     scene = sample(rng(seed), 64)
     phrase = phrases.draw(rng(seed, 1), scene, kind, absent=True)

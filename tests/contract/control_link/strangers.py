@@ -40,9 +40,7 @@ ASK = AskStep(
     channels=(64, 128),
 )
 LATENTS_BYTES = 1024
-A_FEW = settings(
-    max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
-)
+FUZZED = settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 
 
 @dataclass

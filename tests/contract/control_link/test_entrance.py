@@ -20,9 +20,9 @@ from giornata.control.link.frames import LENGTH, framed
 from giornata.wire.control_steps import OpenLink
 from giornata.wire.controlnets import DataPath
 from tests.contract.control_link.strangers import (
-    A_FEW,
     ASK,
     CPU,
+    FUZZED,
     SLAB_BYTES,
     TOKEN,
     Served,
@@ -71,7 +71,7 @@ def test_who_does_not_open_the_path_is_shown_out(in_process: Served, path: DataP
 def test_any_bytes_at_the_start(in_process: Served, path: DataPath) -> None:
     opening = framed(OpenLink(token=TOKEN, path=DataPath.TCP, slab_bytes=64))
 
-    @A_FEW
+    @FUZZED
     @given(st.integers(0, len(opening)), st.binary(max_size=64), st.integers(0, len(opening)))
     def disturb(cut: int, noise: bytes, rest: int) -> None:
         with in_process.connect(path) as stranger:

@@ -18,9 +18,9 @@ from giornata.control.link.losses import LinkLost
 from giornata.wire.control_steps import LinkOpened, SampleCame
 from giornata.wire.controlnets import DataPath
 from tests.contract.control_link.strangers import (
-    A_FEW,
     ASK,
     CPU,
+    FUZZED,
     SLAB_BYTES,
     TOKEN,
     say,
@@ -57,7 +57,7 @@ class Impostor:
 
 
 @given(st.binary(max_size=64))
-@A_FEW
+@FUZZED
 def test_an_instance_that_says_anything_is_lost(noise: bytes) -> None:
     ill = LENGTH.pack(len(noise) + 1) + noise + b"\xc1"
     for said in (ill, framed(LinkOpened()) + ill):

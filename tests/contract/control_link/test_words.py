@@ -21,9 +21,9 @@ from giornata.control.link.listener import Listener, among
 from giornata.wire.control_steps import CancelStep, OpenLink, SampleCame
 from giornata.wire.controlnets import DataPath
 from tests.contract.control_link.strangers import (
-    A_FEW,
     ASK,
     CPU,
+    FUZZED,
     LATENTS_BYTES,
     TOKEN,
     Served,
@@ -78,7 +78,7 @@ def test_any_bytes_behind_the_first_message(in_process: Served, path: DataPath) 
     latents = bytes(LATENTS_BYTES) if path is DataPath.TCP else b""
     well_formed = framed(ASK) + latents + framed(CancelStep(number=0))
 
-    @A_FEW
+    @FUZZED
     @given(st.integers(0, len(well_formed)), st.binary(max_size=64))
     def disturb(cut: int, noise: bytes) -> None:
         with admitted(in_process, path) as stranger:

@@ -7,7 +7,7 @@ from io import BytesIO
 import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812 - the field's name
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 from safetensors.numpy import load
@@ -28,7 +28,6 @@ def _file(pixels: Pixels) -> bytes:
     return target.getvalue()
 
 
-@settings(deadline=None, max_examples=40, derandomize=True)
 @given(
     marked=st.tuples(st.integers(0, 119), st.integers(0, 167), st.integers(1, 120), st.integers(1, 168)),
     grow=st.integers(0, 12),

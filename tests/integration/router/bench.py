@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
+
+import pytest
 
 from giornata.blobs import BlobStore, MemoryBlobs
 from giornata.bus import bus as buses
@@ -30,6 +32,7 @@ from giornata.wire.requests import EditParameters, Reuse
 from giornata.wire.resolution import resolve
 from giornata.wire.stores import STORE_BYTES
 from giornata.wire.workers import WorkerCosts
+from giornata_router import computing, lease
 from giornata_router.config import RouterConfig
 from giornata_router.service import Router
 from tests.configs import configured
@@ -38,6 +41,9 @@ from tests.fakes.fleet import CARD, FakePrepost
 from tests.patience import HUNG_MS, HUNG_S
 
 FIT = CostFit(weights=(0.0, 0.0, 0.1, 0.0, 0.0, 0.0), r2=1.0, residual_ms=0.0, samples=1, outliers=0)
+LEASE_S: Final = 30.0
+"""The lease of a router here. In service it has a tenth of that: a machine that stands still for 3 s then ends it, and
+every test of something else would be one of a router that takes over."""
 COSTS = WorkerCosts(compute=FIT, load=FIT.model_copy(update={"weights": (0.0, 0.0)}), device="cpu")
 IMAGE = BlobRef(key="image", size_bytes=1, sha256="0" * 64)
 
@@ -73,6 +79,13 @@ def make_job(
         budget_ms=budget_ms,
         result_ttl_s=60,
     )
+
+
+def budgets_ms(first_ms: int) -> Iterator[int]:
+    """Budgets of jobs, each twice as long: the first that a machine which stands still meanwhile does not use up."""
+    while first_ms <= HUNG_MS:
+        yield first_ms
+        first_ms *= 2
 
 
 class Bench:
@@ -127,9 +140,13 @@ async def running_router(
     line: LineName | None = None,
     placement: PlacementName = PlacementName.USE,
     placement_s: float | None = None,
+    lease_s: float = LEASE_S,
     **more: Any,
 ) -> AsyncIterator[asyncio.Task[None]]:
-    """A router on a connection of its own; cancelling the task is its sudden death."""
+    """A router on a connection of its own; cancelling the task is its sudden death.
+
+    `lease_s` is how long another router waits for one that has gone without a word, as where NATS was away.
+    """
     config = configured(
         RouterConfig,
         nats_url=url,
@@ -162,12 +179,16 @@ async def running_router(
             quarantine = await quarantine_of.open(bus.jetstream, cell)
             await Router(bus, blobs or MemoryBlobs(), records, quarantine, config).run(stop)
 
-    task = asyncio.create_task(live())
-    try:
-        yield task
-    finally:
-        stop.set()
-        await asyncio.gather(task, return_exceptions=True)
+    with pytest.MonkeyPatch.context() as patch:
+        for place in (streams, lease):
+            patch.setattr(place, "LEASE_TTL_S", lease_s)
+        patch.setattr(computing, "RUN_REPLY_S", LEASE_S)  # a worker that answers late is asked nothing twice
+        task = asyncio.create_task(live())
+        try:
+            yield task
+        finally:
+            stop.set()
+            await asyncio.gather(task, return_exceptions=True)
 
 
 async def denoiser(stack: AsyncExitStack, bench: Bench, name: str, **options: object) -> FakeDenoiser:

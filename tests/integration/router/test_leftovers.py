@@ -165,6 +165,11 @@ async def left(bench: Bench, blobs: Blobs, job: Job) -> set[str]:
     return blobs.keys - set(OTHERS)
 
 
+def kind(key: str) -> str:
+    """What an intermediate is, by its key."""
+    return key.split("/")[2].partition("-")[0]
+
+
 @pytest.mark.usefixtures("stack")
 async def test_of_a_completed_job_its_pictures_stay(bench: Bench, blobs: Blobs) -> None:
     job = await stored_job(blobs, n=2)
@@ -218,7 +223,7 @@ async def test_of_a_cancelled_job_nothing_stays_that_its_record_names(
     found = await left(bench, blobs, job)
     gate.set()
     # the answer that the router did not wait for ends with its time
-    stages = {key.split("/")[2].split("-")[0] for key in found}
+    stages = {kind(key) for key in found}
     assert stages <= {"inspect": {"prepared", "alpha"}, "encode": {"text", "row"}, "finish": {"image"}}[held]
 
 
@@ -278,7 +283,10 @@ async def test_the_budget_ends_a_job_that_a_store_loses_for_ever(bench: Bench, b
     await bench.submit(job)
     ended = await bench.ended(job)
     assert (ended.state, ended.error and ended.error.code) == (JobState.FAILED, "deadline_exceeded")
-    assert await left(bench, blobs, job) == set()
+    stays = sorted(kind(key) for key in await left(bench, blobs, job))
+    # Its time may have ended while an answer was on its way.
+    assert len(set(stays)) == len(stays)
+    assert any(set(stays) <= made for made in ({"prepared", "alpha"}, {"row", "text"}))
 
 
 @pytest.mark.usefixtures("stack")

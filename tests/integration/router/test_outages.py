@@ -10,6 +10,7 @@ import pytest
 
 from giornata.bus import bus as buses
 from giornata.bus import streams
+from giornata.bus.streams import LEASE_TTL_S
 from giornata.bus.telemetry import publish
 from giornata.wire import codec, stores, subjects
 from giornata.wire.errors import DeadlineExceeded
@@ -36,7 +37,8 @@ async def test_a_restarted_nats_loses_no_job_no_attempt_and_no_router(
 ) -> None:
     async with AsyncExitStack() as stack:
         routers = [
-            await stack.enter_async_context(running_router(private_nats.url, name)) for name in ("r1", "r2")
+            await stack.enter_async_context(running_router(private_nats.url, name, lease_s=LEASE_TTL_S))
+            for name in ("r1", "r2")
         ]
         long = await denoiser(stack, bench, "d1", step_s=2 + away_s / 2)
         running = make_job()

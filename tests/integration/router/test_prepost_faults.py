@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from contextlib import AsyncExitStack
 
 import pytest
@@ -20,7 +21,8 @@ SILENCE_S = 0.5
 
 @pytest.fixture(autouse=True)
 def _short_silence(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Telemetry comes ten times a second here. A machine that lags makes silences, which cost no job either."""
+    """Telemetry comes ten times a second here. A machine that stands still makes no silence, as in service."""
+    monkeypatch.setattr(fleet, "COUNTED_S", SILENCE_S * fleet.COUNTED_S / fleet.SILENCE_S)
     monkeypatch.setattr(fleet, "SILENCE_S", SILENCE_S)
 
 
@@ -64,15 +66,15 @@ async def test_what_a_frozen_prepost_has_is_done_by_the_other(bench: Bench, stac
     jobs = [make_job() for _ in range(6)]
     for job in jobs:
         await bench.submit(job)
-    await bench.prepost.news.until(lambda: len(bench.prepost.asked) == len(jobs))
+    await bench.prepost.news.until(lambda: len(set(bench.prepost.asked)) == len(jobs))
     bench.prepost.going.clear()
     other = await another(stack, bench, "p2")
     await all_completed(bench, jobs)
-    assert sorted(other.asked) == sorted(
+    assert set(other.asked) == {
         f"{verb} {job.job_id}{' 0' if verb == 'finish' else ''}"
         for job in jobs
         for verb in ("inspect", "encode", "finish")
-    )
+    }
 
 
 async def test_a_prepost_that_was_frozen_is_asked_again(bench: Bench, stack: AsyncExitStack) -> None:
@@ -109,12 +111,14 @@ async def test_an_instance_has_no_more_than_it_can_begin_and_a_cancelled_job_giv
         for job in (waiting, last):
             await bench.submit(job)
         await asyncio.sleep(1.5)
+        freed_s = time.monotonic()
         for job in (waiting, first):
             await cancel(bench, job)
             assert (await bench.ended(job)).state is JobState.CANCELLED
         await small.news.until(lambda: len(small.asked) == 2)
         assert small.asked[1] == f"inspect {last.job_id}", "what waited for room was not asked"
-        assert small.remaining_ms[1] > 119_000, "its time begins where it is computed"
+        since_ms = 1000 * (time.monotonic() - freed_s)
+        assert small.remaining_ms[1] > 120_000 - since_ms - 1, "its time begins where it is computed"
         small.hold.set()
         await all_completed(bench, [last])
 

@@ -107,6 +107,7 @@ def test_a_step_beside_clean_pictures_launches_no_more_than_today(family: str, k
     assert 4 < found.count(Lane.COMPUTE) <= DRIVEN[family, kind]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "rows"), MOST)
 def test_a_step_launches_no_more_than_today(kind: StepKind, rows: int) -> None:
     found = step(kind, rows)
@@ -114,6 +115,7 @@ def test_a_step_launches_no_more_than_today(kind: StepKind, rows: int) -> None:
     assert 57 < found.count(Lane.COMPUTE) <= MOST[kind, rows]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "rows"), LOADS)
 def test_loads_launch_no_more_than_today(kind: StepKind, rows: int) -> None:
     assert 57 <= step(kind, rows).count(Lane.LOAD) <= LOADS[kind, rows]

@@ -130,6 +130,7 @@ def test_a_saved_trace_is_the_run_and_replays_as_the_same(tmp_path: Path, suffix
     assert Path(again).read_text() == text
 
 
+@pytest.mark.slow
 def test_bursts_come_with_the_variation_of_a_real_trace_unless_told_otherwise(tmp_path: Path) -> None:
     def times(*arguments: str) -> list[float]:
         path = tmp_path / "saved.jsonl"

@@ -33,6 +33,7 @@ def test_the_policies_that_help_names_are_those_there_are() -> None:
     assert "no policy is called fastest" in run("simulate", "--policy", "fastest", status=2)
 
 
+@pytest.mark.slow
 def test_a_run_prints_a_table_and_writes_what_it_prints(tmp_path: Path) -> None:
     out = tmp_path / "out"
     shown = run(*QUICK, "--policy", "finish_time,round_robin", "--seeds", 2, "--out", out)
@@ -53,6 +54,7 @@ def test_a_run_prints_a_table_and_writes_what_it_prints(tmp_path: Path) -> None:
     } < charts
 
 
+@pytest.mark.slow
 def test_equal_commands_give_equal_figures(tmp_path: Path) -> None:
     for name in ("a", "b"):
         run(*QUICK, "--policy", "finish_time", "--noise", 0.2, "--out", tmp_path / name)
@@ -157,6 +159,7 @@ def test_mistakes_in_a_cluster_are_told(text: str, told: str) -> None:
         machines.read(text, ".toml", lambda _: "")
 
 
+@pytest.mark.slow
 def test_workers_that_share_cores_and_jobs_that_travel_take_longer(tmp_path: Path) -> None:
     def mean_s(name: str, *more: object) -> float:
         run(*QUICK, "--policy", "finish_time", "--no-bound", *more, "--out", tmp_path / name)
@@ -169,6 +172,7 @@ def test_workers_that_share_cores_and_jobs_that_travel_take_longer(tmp_path: Pat
     assert mean_s("relayed", "--relay-ms", 1000) > alone + 0.9
 
 
+@pytest.mark.slow
 def test_padding_is_a_part_of_the_text(tmp_path: Path) -> None:
     """It makes steps shorter."""
     assert "received 512 padding tokens of 512" in run(*QUICK, "--padding-tokens", 512, status=1)

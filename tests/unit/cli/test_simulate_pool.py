@@ -45,6 +45,7 @@ def test_the_names_that_help_tells_are_those_there_are() -> None:
     assert all(name in told for name in (*RuleName, *Ties, *Mix, *command.PARTS, *command.ROUND_PARTS))
 
 
+@pytest.mark.slow
 def test_a_run_prints_a_table_and_writes_what_it_prints(tmp_path: Path) -> None:
     out = tmp_path / "out"
     shown = run(*QUICK, "--mix", "all", "--scale", "1.0,1.5", "--seeds", 2, "--rule", "all", "--out", out)
@@ -64,6 +65,7 @@ def test_a_run_prints_a_table_and_writes_what_it_prints(tmp_path: Path) -> None:
     assert {path.name for path in out.glob("*.svg")} == {f"{k}_{mix}.svg" for k in kinds for mix in Mix}
 
 
+@pytest.mark.slow
 def test_equal_commands_give_equal_figures(tmp_path: Path) -> None:
     flags = [*QUICK, "--cv", 3, "--masks", "production", "--rate", 144]
     for name in ("a", "b"):
@@ -72,6 +74,7 @@ def test_equal_commands_give_equal_figures(tmp_path: Path) -> None:
     assert "bound" not in run(*flags, "--rule", "events", "--no-bound", "--in-full")
 
 
+@pytest.mark.slow
 def test_each_option_of_a_rule_makes_a_run_of_its_own(tmp_path: Path) -> None:
     ours = ["--without", "waits,ageing,short_steps", "--steps-between", "1,10", "--every-subset"]
     rounds = ["--round-steps", "1,5", "--ties", "fewest", "--rounds-without", "fill,scale_up"]

@@ -6,7 +6,7 @@ import io
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 from scipy import ndimage
@@ -22,7 +22,6 @@ from giornata_tools.loadgen.workload import MaskShape, Workload, draw
 sides = st.integers(16, 200)
 
 
-@settings(max_examples=60)
 @given(
     width=sides,
     height=sides,

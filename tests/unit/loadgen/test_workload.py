@@ -7,7 +7,7 @@ from collections import Counter
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from giornata_tools.loadgen import facts, trace
@@ -21,7 +21,6 @@ PRODUCTION = Workload(
 FIXED = Workload((0.2, 0.2), {8: 1.0}, {2: 1.0}, {0: 1.0}, MaskShape.SQUARE)
 
 
-@settings(max_examples=30)
 @given(rate=st.floats(0.1, 50), cv=st.sampled_from([0.0, 0.5, 1.0, 2.0, 4.0]), seed=st.integers(0, 2**32))
 def test_arrivals_have_their_rate_and_their_variation(rate: float, cv: float, seed: int) -> None:
     expected = 4000

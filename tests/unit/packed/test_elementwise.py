@@ -10,12 +10,13 @@ import pytest
 import torch
 from diffusers.models.embeddings import apply_rotary_emb
 from diffusers.models.normalization import AdaLayerNormZero
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
 from giornata.packed.elementwise import TORCH, Elementwise, HeadNorm, Projected, choose
 from giornata.packed.packing import Segments, layout
+from tests.examples import examples
 
 DEVICE: Final = "cuda" if torch.cuda.is_available() else "cpu"
 DTYPES: Final = (torch.float32, torch.bfloat16, torch.float16)
@@ -56,7 +57,7 @@ CASES = {
 }
 
 
-@settings(max_examples=12, deadline=None)
+@examples(times=1 / 2)  # interpreted kernels are slow
 @given(**CASES, channels=st.integers(2, 40))
 def test_modulation_is_the_twins(
     kernels: Elementwise, lengths: list[int], dtype: torch.dtype, seed: int, channels: int
@@ -71,7 +72,7 @@ def test_modulation_is_the_twins(
     assert_alike(found, wanted)
 
 
-@settings(max_examples=12, deadline=None)
+@examples(times=1 / 2)  # interpreted kernels are slow
 @given(**CASES, heads=st.integers(1, 3), pairs=st.integers(1, 9), streams=st.integers(1, 2))
 def test_normed_and_rotated_heads_are_the_twins(
     kernels: Elementwise,
@@ -104,7 +105,7 @@ def test_normed_and_rotated_heads_are_the_twins(
     assert_alike(turned, turned_wanted, terms=4)
 
 
-@settings(max_examples=8, deadline=None)
+@examples(times=1 / 3)  # interpreted kernels are slow
 @given(tokens=st.integers(1, 4), first=st.integers(1, 20), second=st.integers(1, 1100), dtype=CASES["dtype"])
 def test_gelu_beside_the_attention_is_the_twins(
     kernels: Elementwise, tokens: int, first: int, second: int, dtype: torch.dtype

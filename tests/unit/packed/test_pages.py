@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -29,7 +29,6 @@ def levels(tokens: int, bits: int, dtype: torch.dtype, seed: int) -> tuple[Level
     return Levels(*stored.tensors), packed.double() * stored.scale.double() + stored.low.double()
 
 
-@settings(max_examples=20, deadline=None)
 @given(
     own=st.lists(st.integers(1, 4), min_size=1, max_size=3),
     kinds=st.lists(
@@ -82,7 +81,6 @@ def test_own_and_stored_tokens_lie_side_by_side(
             assert_alike(attended[start:end], plain.transpose(0, 1).to(dtype), terms=4)
 
 
-@settings(max_examples=20, deadline=None)
 @given(
     own=st.lists(st.integers(1, 4), min_size=1, max_size=3),
     kinds=st.lists(st.tuples(st.integers(1, 5), BITS, st.booleans()), min_size=2, max_size=3),

@@ -8,7 +8,7 @@ from itertools import product
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from giornata.planning.batch import PLANNERS, BatchRow, evaluate, plan_batch
@@ -16,6 +16,7 @@ from giornata.planning.blocks import Block, Link, Modes, exact, sequential, take
 from giornata.planning.columns import Columns
 from giornata.planning.prefixes import Prefixes, prefixes_of, scanned
 from giornata.wire.values import Mode
+from tests.examples import examples
 
 LINKS = st.builds(Link, slab_ms=st.floats(0, 8), busy_ms=st.floats(0, 10))
 BASES = st.sampled_from([0.0, 2.5])
@@ -63,7 +64,7 @@ def of(rows: list[BatchRow]) -> Prefixes:
     return found
 
 
-@settings(max_examples=300)
+@examples(times=4)  # plans that differ are few among the draws, and a draw costs little
 @given(rows_of_prefixes(most_rows=1), LINKS, BASES)
 def test_one_row_is_planned_as_well_as_by_the_exact_planner(
     rows: list[BatchRow], link: Link, base_ms: float
@@ -92,7 +93,7 @@ def test_candidates_are_all_plans_there_are(rows: list[BatchRow], link: Link) ->
     assert len(possible) == count
 
 
-@settings(max_examples=200)
+@examples(times=4)  # plans that differ are few among the draws, and a draw costs little
 @given(rows_of_prefixes(), LINKS, BASES)
 def test_nothing_else_that_is_tried_is_much_better(rows: list[BatchRow], link: Link, base_ms: float) -> None:
     """No other planner of batches is better by a tenth, nor is doing for each row what is best for it alone."""
@@ -104,7 +105,7 @@ def test_nothing_else_that_is_tried_is_much_better(rows: list[BatchRow], link: L
     assert plan.timeline.finish_ms <= (naive + base_ms * len(rows[0].blocks)) * 1.1 + 1e-9
 
 
-@settings(max_examples=200)
+@examples(times=4)  # plans that differ are few among the draws, and a draw costs little
 @given(rows_of_prefixes(most_steps=1), LINKS, BASES, st.data())
 def test_candidates_beside_other_rows_are_timed_as_the_batch_is(
     rows: list[BatchRow], link: Link, base_ms: float, data: st.DataObject
@@ -130,7 +131,7 @@ def _modes(candidate: int, count: int) -> Modes:
     return (*(Mode.FULL,) * full, Mode.HIDDEN, *(Mode.KV,) * (count - full - 1))
 
 
-@settings(max_examples=200)
+@examples(times=4)  # plans that differ are few among the draws, and a draw costs little
 @given(rows_of_prefixes(), LINKS, BASES, st.data())
 def test_a_batch_runs_as_its_rows_do_block_by_block(
     rows: list[BatchRow], link: Link, base_ms: float, data: st.DataObject

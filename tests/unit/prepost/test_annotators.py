@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy.ndimage import gaussian_filter, label
 
@@ -39,7 +39,6 @@ def step(low: int, high: int, channels: tuple[int, ...] = (0, 1, 2)) -> Picture:
 
 @pytest.mark.parametrize("annotator", Annotator)
 @given(picture=pictures())
-@settings(max_examples=25, deadline=None)
 def test_a_picture_becomes_one_of_its_size_always_the_same(annotator: Annotator, picture: Picture) -> None:
     before = picture.copy()
     made = ANNOTATORS[annotator](picture)
@@ -67,7 +66,6 @@ def gradients(picture: Picture) -> np.ndarray[Any, np.dtype[np.float64]]:
 
 
 @given(picture=pictures())
-@settings(max_examples=20, deadline=None)
 def test_each_line_of_canny_is_steep_and_somewhere_steeper(picture: Picture) -> None:
     edges, steep = canny(picture)[..., 0], gradients(picture)
     assert set(np.unique(edges)) <= {0, 255}
@@ -103,7 +101,6 @@ def test_soft_edges_are_cut_at_white() -> None:
 
 
 @given(picture=pictures())
-@settings(max_examples=25, deadline=None)
 def test_a_tile_keeps_averages_and_loses_what_is_finer(picture: Picture) -> None:
     height, width, _ = picture.shape
     squares = picture.reshape(height // 8, 8, width // 8, 8, 3).mean(axis=(1, 3))

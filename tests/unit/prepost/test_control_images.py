@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 from safetensors.numpy import load
@@ -114,7 +114,6 @@ def test_without_controlnets_nothing_travels() -> None:
     width=st.integers(8, 60), height=st.integers(8, 60), times=st.integers(1, 4), left=st.integers(0, 7),
     top=st.integers(0, 7), wide=st.integers(1, 60), high=st.integers(1, 60),
 )  # fmt: skip
-@settings(max_examples=60, deadline=None)
 def test_a_part_of_a_larger_copy_holds_the_same_pixels(
     width: int, height: int, times: int, left: int, top: int, wide: int, high: int
 ) -> None:
@@ -134,7 +133,6 @@ def test_a_part_of_a_larger_copy_holds_the_same_pixels(
     other=st.tuples(st.integers(1, 500), st.integers(1, 500)),
     ends=st.tuples(*[st.floats(0, 1)] * 4),
 )
-@settings(max_examples=100, deadline=None)
 def test_a_scaled_part_lies_within_and_ends_at_the_nearest_edges(
     picture: tuple[int, int], other: tuple[int, int], ends: tuple[float, ...]
 ) -> None:

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 from diffusers.image_processor import VaeImageProcessor
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
@@ -49,7 +49,6 @@ def test_model_size(picture: Size, expected: Size) -> None:
     assert model_size(picture, MEGAPIXEL, 16) == expected
 
 
-@settings(deadline=None)
 @given(picture=SIZES, budget=st.integers(32 * 32, 2**23), multiple=st.sampled_from([8, 16, 32]))
 def test_model_size_keeps_its_promises(picture: Size, budget: int, multiple: int) -> None:
     size = model_size(picture, budget, multiple)
@@ -59,7 +58,6 @@ def test_model_size_keeps_its_promises(picture: Size, budget: int, multiple: int
     assert size.pixels <= max(budget, multiple**2)
 
 
-@settings(deadline=None)
 @given(picture=st.builds(Size, st.integers(64, 9000), st.integers(64, 9000)))
 def test_model_size_loses_less_than_a_multiple_a_side(picture: Size) -> None:
     scale = min(1.0, math.sqrt(MEGAPIXEL / picture.pixels))
@@ -98,7 +96,6 @@ def test_output_with_too_many_pixels_is_refused() -> None:
     assert caught.value.field == "size"
 
 
-@settings(deadline=None)
 @given(one=SIZES, other=SIZES)
 def test_same_aspect_is_symmetric_and_within_tolerance(one: Size, other: Size) -> None:
     verdict = same_aspect(one, other)
@@ -118,7 +115,6 @@ def marked_pictures(draw: st.DrawFn) -> tuple[Size, Box]:
     return picture, Box(left, top, width, height)
 
 
-@settings(deadline=None)
 @given(marked=marked_pictures(), padding=st.integers(0, 400))
 def test_the_crop_is_diffusers_own_for_a_square(marked: tuple[Size, Box], padding: int) -> None:
     picture, box = marked
@@ -129,7 +125,6 @@ def test_the_crop_is_diffusers_own_for_a_square(marked: tuple[Size, Box], paddin
     assert crop_box(bounds(mask > 0, padding), picture) == expected
 
 
-@settings(deadline=None)
 @given(marked=marked_pictures())
 def test_the_crop_holds_the_mask_and_is_square_where_there_is_room(marked: tuple[Size, Box]) -> None:
     picture, box = marked
@@ -164,7 +159,6 @@ def test_crop_size(cut_out: Size, native: int, budget: int, expected: Size) -> N
     assert crop_size(cut_out, native, budget, 16) == expected
 
 
-@settings(deadline=None)
 @given(
     cut_out=st.builds(Size, st.integers(1, 4000), st.integers(1, 4000)),
     native=st.integers(1, 2048),
@@ -182,7 +176,6 @@ def test_crop_size_keeps_its_promises(cut_out: Size, native: int, budget: int) -
             assert original * scale - 17 < side <= original * scale + 1e-6
 
 
-@settings(deadline=None)
 @given(st.lists(marked_pictures(), min_size=1, max_size=4))
 def test_crops_of_several_masks_are_computed_at_one_size(marked: list[tuple[Size, Box]]) -> None:
     picture = marked[0][0]

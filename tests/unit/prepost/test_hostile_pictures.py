@@ -6,7 +6,7 @@ import struct
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
@@ -17,6 +17,7 @@ from giornata.wire.errors import (
     UnsupportedImageFormat,
 )
 from giornata_prepost.images.pictures import decode
+from tests.examples import examples
 from tests.unit.prepost.picture_files import LIMIT, RGB, RGBA, chunk, deep_png, pixels, png, saved, segment
 
 
@@ -117,7 +118,7 @@ SAMPLES = [
 ]
 
 
-@settings(max_examples=300, deadline=None)
+@examples(times=4)  # nine forms of files, most of whose damage is refused at once
 @given(
     data=st.sampled_from(SAMPLES),
     changes=st.lists(st.tuples(st.floats(0, 0.999), st.integers(0, 255)), max_size=8),

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 from safetensors.numpy import load
@@ -259,7 +259,6 @@ def test_a_crop_is_of_the_upright_picture() -> None:
     np.testing.assert_array_equal(load(found.prepared)["image"], upright[200:216, 8:24])
 
 
-@settings(deadline=None, max_examples=60)
 @given(
     marked=st.tuples(st.integers(0, 150), st.integers(0, 230), st.integers(1, 60), st.integers(1, 90)),
     padding=st.integers(0, 300),
@@ -289,7 +288,6 @@ def test_whatever_is_cropped_the_rest_of_the_picture_stays_exact(
     assert found.compute_tokens >= 1
 
 
-@settings(deadline=None, max_examples=60)
 @given(
     marks=st.lists(
         st.tuples(st.integers(0, 155), st.integers(0, 235), st.integers(1, 60), st.integers(1, 90)),

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from scipy import ndimage
@@ -145,7 +145,6 @@ def disc(radius: int) -> Region:
     return result
 
 
-@settings(deadline=None)
 @given(region=REGIONS, radius=st.integers(0, 9))
 def test_growing_is_dilation_by_a_disc(region: Region, radius: int) -> None:
     expected = ndimage.binary_dilation(region, disc(radius))
@@ -165,7 +164,6 @@ def test_the_feather_is_a_gaussian_of_the_distance(grow: int) -> None:
         )
 
 
-@settings(deadline=None)
 @given(region=REGIONS, grow=st.integers(0, 6), blur=st.floats(0, 5))
 def test_effective_alpha_keeps_its_promises(region: Region, grow: int, blur: float) -> None:
     alpha = effective_alpha(region, grow, blur)
@@ -180,7 +178,6 @@ def test_effective_alpha_keeps_its_promises(region: Region, grow: int, blur: flo
         assert not alpha.any()
 
 
-@settings(deadline=None)
 @given(region=REGIONS, grow=st.integers(0, 6))
 def test_by_default_no_pixel_outside_is_touched_and_each_part_inside_is_painted(
     region: Region, grow: int
@@ -229,7 +226,6 @@ def touched_by_definition(alpha: np.ndarray[Any, Any], size: Size) -> Region:
     return result
 
 
-@settings(deadline=None)
 @given(region=REGIONS, tokens=st.tuples(st.integers(1, 3), st.integers(1, 3)))
 def test_the_models_mask_is_every_pixel_touched(region: Region, tokens: tuple[int, int]) -> None:
     alpha = region.astype(np.float32) * np.float32(0.01)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
@@ -25,7 +25,6 @@ def edits(draw: st.DrawFn) -> tuple[Pixels, Alpha, Pixels]:
     return original, alpha, painted
 
 
-@settings(deadline=None)
 @given(edit=edits())
 def test_where_alpha_is_0_the_output_is_the_original(edit: tuple[Pixels, Alpha, Pixels]) -> None:
     original, alpha, painted = edit
@@ -37,7 +36,6 @@ def test_where_alpha_is_0_the_output_is_the_original(edit: tuple[Pixels, Alpha, 
     assert output.dtype == np.uint8
 
 
-@settings(deadline=None)
 @given(edit=edits())
 def test_where_alpha_is_1_the_output_is_the_painted_picture_and_opaque(
     edit: tuple[Pixels, Alpha, Pixels],
@@ -49,7 +47,6 @@ def test_where_alpha_is_1_the_output_is_the_painted_picture_and_opaque(
     assert (output[alpha == 1][:, 3:] == 255).all()
 
 
-@settings(deadline=None)
 @given(edit=edits())
 def test_the_feather_is_the_weighted_mean_of_opaque_pictures(edit: tuple[Pixels, Alpha, Pixels]) -> None:
     original, alpha, painted = edit
@@ -59,7 +56,6 @@ def test_the_feather_is_the_weighted_mean_of_opaque_pictures(edit: tuple[Pixels,
     assert np.abs(output - expected).max() <= 0.5 + 1e-3
 
 
-@settings(deadline=None)
 @given(edit=edits())
 def test_opaque_rgba_is_pasted_as_rgb(edit: tuple[Pixels, Alpha, Pixels]) -> None:
     original, alpha, painted = edit
@@ -92,7 +88,6 @@ def test_another_output_size_resizes_the_original_first() -> None:
     assert (scaled[:16] == 0).all()
 
 
-@settings(deadline=None)
 @given(scale=st.integers(1, 4), value=st.floats(0, 1, width=32))
 def test_resized_alpha_stays_in_range(scale: int, value: float) -> None:
     alpha = np.full((8, 8), value, np.float32)
@@ -111,7 +106,6 @@ def test_nothing_is_resized_where_sizes_agree(channels: int) -> None:
     assert resize(pixels, Size(5, 4)) is pixels
 
 
-@settings(deadline=None)
 @given(
     crop=st.builds(Box, st.integers(0, 30), st.integers(0, 20), st.integers(4, 40), st.integers(4, 30)),
     output=st.builds(Size, st.integers(20, 300), st.integers(20, 300)),

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from PIL import Image
@@ -94,7 +94,6 @@ def test_of_boxes_that_show_one_thing_the_best_is_taken(
             assert left.score < threshold or any(overlap(left.box, one.box) > SAME_IOU for one in surer)
 
 
-@settings(max_examples=50)
 @given(CANDIDATES, st.integers(1, 40), st.integers(1, 40))
 def test_the_region_of_a_box_holds_every_pixel_that_it_touches(
     candidates: tuple[Candidate, ...], height: int, width: int

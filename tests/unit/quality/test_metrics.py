@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from numpy.typing import NDArray
@@ -123,7 +123,6 @@ def test_the_frechet_distance_of_axis_parallel_gaussians_is_its_closed_form() ->
     assert frechet(one, other) == pytest.approx(9 + 16 + (1 - 2) ** 2 + (3 - 1) ** 2)
 
 
-@settings(max_examples=30)
 @given(st.integers(0, 10_000))
 def test_the_frechet_distance_is_scipys_by_the_definition(seed: int) -> None:
     rng = np.random.default_rng(seed)

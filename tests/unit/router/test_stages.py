@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from giornata.fleet import SILENCE_S, Fleet
@@ -230,7 +230,6 @@ ASKED = st.tuples(
 )
 
 
-@settings(deadline=None, max_examples=150)
 @given(
     fleet=st.lists(
         st.tuples(st.integers(1, 3), st.sampled_from([CARD, OTHER]), st.booleans()), min_size=1, max_size=4
@@ -280,7 +279,6 @@ def test_every_stage_is_placed_once_where_it_can_run_and_none_waits_beside_free_
     assert set(done.values()) <= {1}
 
 
-@settings(deadline=None)
 @given(
     costs=st.lists(st.floats(10.0, 5000.0), min_size=2, max_size=3),
     processes=st.integers(1, 2),

@@ -7,7 +7,7 @@ from itertools import accumulate, combinations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from giornata.scheduling.policies import PolicyName
@@ -19,6 +19,7 @@ from giornata_tools.simulation.machines import FLUX, FLUX_PICTURE, h800_flux
 from giornata_tools.simulation.options import Binding, RunOptions
 from giornata_tools.simulation.scenario import ArrivalSetting, Scenario, fewest_workers
 from giornata_tools.simulation.templates import TemplateSetting
+from tests.examples import examples
 
 
 def brute(tasks: list[PooledTask]) -> int:
@@ -46,7 +47,7 @@ def ordered(draw: st.DrawFn) -> list[PooledTask]:
 
 
 @given(ordered())
-@settings(max_examples=400)
+@examples(times=4)  # few draws have subsets that differ, and a draw costs little
 def test_the_rule_keeps_as_many_as_any_subset(tasks: list[PooledTask]) -> None:
     assert most_on_time(tasks) == brute(tasks)
 
@@ -72,7 +73,6 @@ def scenario(**fields: Any) -> Scenario:
     seed=st.integers(0, 99),
     slowness=st.sampled_from([(1.0, 1.0), (1.0, 1.7), (1.7, 1.0)]),
 )
-@settings(max_examples=25, deadline=None)
 def test_nothing_beats_the_bound(
     rate: float,
     rows: int,

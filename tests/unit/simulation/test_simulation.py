@@ -9,7 +9,7 @@ from itertools import pairwise
 from statistics import fmean
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from giornata.planning.costs import StepCosts
@@ -158,7 +158,6 @@ def jobs_of(drawn: Sequence[tuple[int, Sequence[RowShape]]], templates: int = 1)
 
 
 @given(arrivals, st.integers(1, 5))
-@settings(deadline=None, max_examples=60)
 def test_jumping_over_equal_steps_changes_nothing(drawn: list[tuple[int, list[RowShape]]], rows: int) -> None:
     machine, jobs = replace(MACHINE, rows=rows), jobs_of(drawn)
     run = simulated(jobs, [machine], RunOptions(binding=Binding.ARRIVAL))
@@ -185,7 +184,6 @@ def test_jumping_over_equal_steps_changes_nothing(drawn: list[tuple[int, list[Ro
     binding=st.sampled_from(Binding),
     cold=st.booleans(),
 )
-@settings(deadline=None, max_examples=80)
 def test_every_job_ends_once_and_no_worker_computes_two_batches_at_a_time(
     drawn: list[tuple[int, list[RowShape]]],
     machines: list[Machine],

@@ -115,6 +115,7 @@ def test_what_a_stale_step_reads_stays_when_another_row_has_to_wait_for_its_own(
         made.remote.retain(())
 
 
+@pytest.mark.slow
 def test_all_rows_of_a_link_are_lost_with_it(doomed: Instance) -> None:
     rows = [controlled_row(name) for name in ("one", "two", "three")]
     made = Open(Manner(late_s=HUNG_S))
@@ -147,6 +148,7 @@ def test_a_step_waits_once_for_a_late_instance_whatever_rows_it_has(served: Inst
         made.remote.retain(())
 
 
+@pytest.mark.slow
 def test_a_row_that_is_open_elsewhere_by_now_is_not_lost_there(served: Instance, doomed: Instance) -> None:
     row = controlled_row("moved")
     made = Open(Manner(late_s=HUNG_S))
@@ -179,6 +181,7 @@ def test_a_row_that_is_closed_between_plan_and_step_is_no_failed_row(served: Ins
     assert controls.able(row) is None
 
 
+@pytest.mark.slow
 def test_samples_of_a_row_that_has_left_go_with_the_next_step_of_any_row(served: Instance) -> None:
     """Not before: a device may read them while rows are chosen."""
     row, plain = controlled_row("left"), tiny_flux.row(FAMILY, Spec("plain"))

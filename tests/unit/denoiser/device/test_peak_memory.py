@@ -185,6 +185,7 @@ def told(name: str, changed: Mapping[str, Any], world: World) -> Tensor:
     return torch.tensor(found, dtype=torch.float64)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
 def test_the_engine_reckons_a_steps_memory_within_a_tenth(name: str) -> None:
     """Of as many equal blocks as the checkpoint has: each adds as many bytes as the ones that are measured."""

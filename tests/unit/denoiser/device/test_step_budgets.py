@@ -141,6 +141,7 @@ LAUNCHES: Final = {
 ROOM: Final = 1.05
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LAUNCHES)
 def test_a_step_waits_for_nothing_races_with_nothing_and_launches_what_it_did(name: str) -> None:
     pytest.importorskip("triton", reason="there is no Triton for this platform")

@@ -51,6 +51,7 @@ def learned(teacher: Row, bits: int = EXACT) -> tuple[Correction, ...]:
     return taught.corrections
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("forms", FORMS[:3])
 @pytest.mark.parametrize("scale", [1.0, 2.0])
 def test_edits_take_what_another_one_has_learned(forms: frozenset[Form], scale: float) -> None:

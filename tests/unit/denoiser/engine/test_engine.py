@@ -57,6 +57,7 @@ def alone(of: ModelFamily, spec: Spec) -> Tensor:
     return run(made)[spec.job_id]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("fill", [False, True])
 def test_a_row_in_a_mixed_batch_equals_the_row_alone(fill: bool, dtype: torch.dtype) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from giornata.packed.tracing import Lane
@@ -36,6 +36,7 @@ from giornata_denoiser.engine.loading import Loaded, Loader, SlabLoad, SlabRun
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.rows.template import Entry, Kept, Recording
 from giornata_denoiser.trace import Trace
+from tests.examples import examples
 from tests.fakes import tiny_flux
 from tests.fakes.tiny_flux import Spec
 from tests.unit.denoiser.engine.edits import (
@@ -116,7 +117,8 @@ def chaotic(seed: int) -> BatchPlanner:
     return planner
 
 
-@settings(max_examples=15, deadline=None)
+@pytest.mark.slow
+@examples(times=1 / 2)  # each edits with a whole model
 @given(seed=st.integers(0, 10_000), ahead=st.booleans())
 def test_any_modes_give_the_runs_own_step(seed: int, *, ahead: bool) -> None:
     """With the template run's own prompt, noise and level, whatever is planned and however it is loaded."""

@@ -90,6 +90,7 @@ def rows_of(of: ModelFamily) -> list[Row]:
     return rows
 
 
+@pytest.mark.slow
 def test_rows_of_different_sets_are_as_alone(of: ModelFamily, shelf: Shelf) -> None:
     rows = rows_of(of)[:8]
     together = finished(engine(of, shelf), *rows)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -143,8 +143,8 @@ def test_what_is_reused_matters() -> None:
 PLANS = st.lists(st.sampled_from(Mode), min_size=BLOCKS, max_size=BLOCKS)
 
 
+@pytest.mark.slow
 @given(st.data())
-@settings(max_examples=30, deadline=None)
 def test_rows_that_differ_in_everything_equal_full_computation(data: st.DataObject) -> None:
     """Templates, plans, masks, halos, sizes, guidance, prompt lengths, rows in full: all in one batch."""
     of = tiny_flux.family(fill=data.draw(st.booleans()), dtype=DOUBLE)

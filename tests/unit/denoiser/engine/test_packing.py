@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 - the field's name
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from giornata.packed.attention import Beside, Outside, choose, grouped, varlen
@@ -138,7 +138,6 @@ def random_heads(length: int, heads: int = 2, head_dim: int = 8) -> torch.Tensor
         max_size=6,
     )
 )
-@settings(max_examples=50)
 def test_grouped_attention_equals_each_sequence_alone(sequences: list[tuple[int, int, bool, int]]) -> None:
     """Sequences of some own tokens and some outside, whose keys are kept with room in front of them or without.
 

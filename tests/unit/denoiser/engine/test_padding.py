@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -127,8 +127,8 @@ MIXES = st.lists(
 )
 
 
+@pytest.mark.slow
 @given(MIXES)
-@settings(max_examples=30, deadline=None)
 def test_rows_with_and_without_kept_padding_share_a_forward(mixes: list[tuple[Any, ...]]) -> None:
     rows, wanted, reuse = [], [], {}
     for index, (text, padding, kept, modes, scale, room) in enumerate(mixes):
@@ -189,6 +189,7 @@ def taught(teacher: Row) -> tuple[Correction, ...] | None:
     return finished(made)[teacher.key.job_id].corrections
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scale", [1.0, 2.0])
 @pytest.mark.parametrize("hit", [False, True])
 @pytest.mark.parametrize("fill", [False, True])

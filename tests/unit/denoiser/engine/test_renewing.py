@@ -55,6 +55,7 @@ def resumed(of: ModelFamily, spec: Spec, at_step: int) -> Row:
     return replace(tiny_flux.row(of, spec, row.export()), region=where(), renewed_every=3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("every", [1, 2, 3, 10])
 @pytest.mark.parametrize("scale", [1.0, 2.0])
 @pytest.mark.parametrize("fill", [False, True])
@@ -138,6 +139,7 @@ def test_a_step_that_failed_is_computed_again(fails: int) -> None:
         torch.testing.assert_close(ended[row.key.job_id].latent, wanted, atol=FLOAT32, rtol=0)
 
 
+@pytest.mark.slow
 def test_a_row_that_fails_alone_goes_on_in_full() -> None:
     row = renewing(OF, Spec(grid=GRID, steps=5), 3)
     made = engine(tiny_flux.family(Hiccup(2)))

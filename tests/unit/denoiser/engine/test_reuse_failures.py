@@ -139,6 +139,7 @@ def living_slabs() -> int:
     return sum(type(one) is Slabs for one in gc.get_objects())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loaded_ahead", [False, True])
 def test_an_idle_engine_keeps_nothing_of_its_last_rows(loaded_ahead: bool) -> None:
     before = living_slabs()
@@ -179,6 +180,7 @@ class Small(FluxInpaint):
         return super().predict(batch, latents, *args, **named)
 
 
+@pytest.mark.slow
 def test_rows_are_tried_alone_once_memory_is_given_back() -> None:
     of = tiny_flux.family()
     taken = template(of)

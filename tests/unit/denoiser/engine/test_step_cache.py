@@ -69,6 +69,7 @@ def rows_of(of: ModelFamily, *, masked: bool) -> list[Row]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("fill", [False, True])
 def test_a_row_in_a_batch_equals_the_row_alone(*, fill: bool, masked: bool) -> None:

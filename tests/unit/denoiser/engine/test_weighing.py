@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import cast
 
+import pytest
 from torch import Tensor
 
 from giornata.planning.costs import StepCosts
@@ -40,6 +41,7 @@ def rows_of_any_weight(of: ModelFamily, taken: Recording) -> Iterator[Row]:
         yield edit(of, taken if draw.random() < 0.7 else None, spec, where(tokens))
 
 
+@pytest.mark.slow
 def test_memory_stays_within_its_budget_over_a_thousand_admissions() -> None:
     of = tiny_flux.family()
     taken = template(of)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - the field's name
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from giornata.packed.region import region
@@ -20,7 +20,6 @@ READINGS = (
 )
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.lists(GRIDS, min_size=1, max_size=3), st.sampled_from([1, 2, 4, 8]), st.data())
 def test_windows_are_those_of_padded_maps(
     grids: list[tuple[int, int]], side: int, data: st.DataObject

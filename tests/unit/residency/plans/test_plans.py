@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from giornata.residency.plans.naming import PLANNERS, PlacementName
 from giornata.residency.plans.values import Observed, PlaceKind
 from giornata.residency.uses import Uses
+from tests.examples import examples
 from tests.unit.residency.plans.clusters import Drawn, applied, drawn
 
 NOW = 100.0
@@ -35,7 +36,7 @@ def test_a_plan_says_the_same_twice_for_a_seed(name: str, case: Drawn, seed: int
 
 
 @each_plan
-@settings(max_examples=300)
+@examples(times=4)  # most draws have room for all
 @given(drawn(), st.integers(0, 3))
 def test_a_plan_that_was_carried_out_stays(name: str, case: Drawn, seed: int) -> None:
     plan = PLANNERS[PlacementName(name)].make(seed)

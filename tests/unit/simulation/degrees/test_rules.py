@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from giornata.scheduling.degrees.pool import Begin, Decision, PoolRow
@@ -54,7 +54,6 @@ loads = st.builds(
 
 
 @given(loads, st.sampled_from(ALL), st.sampled_from([4, 8]))
-@settings(max_examples=120, deadline=None)
 def test_no_rule_beats_the_bound_and_all_rows_end(
     load: PoolWorkload, rule: RuleSetting, devices: int
 ) -> None:

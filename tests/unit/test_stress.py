@@ -1,0 +1,94 @@
+"""The stress run: which tests it repeats, what it counts, and that what it stops goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.ending import marked
+from tests.stress import disturbing
+from tests.stress.disturbing import busy_loops, disturb
+
+TESTS = """
+import threading
+import pytest
+
+@pytest.fixture
+def thread():
+    threading.Thread(target=int).start()
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_starts(thread, number, stress_round):
+    assert not (stress_round == 1 and number == 2)
+
+def test_starts_nothing():
+    pass
+"""
+
+
+def counted(pytester: pytest.Pytester, record: Path, *arguments: str) -> dict[str, list[int]]:
+    pytester.makeini("[pytest]\nasyncio_default_fixture_loop_scope = function\n")
+    pytester.makepyfile(test_it=TESTS)
+    pytester.inline_run(
+        "-p", "tests.stress.rounds", "--rounds", "3", "--rounds-record", str(record), *arguments
+    )
+    return dict(json.loads(record.read_text()))
+
+
+def test_tests_that_start_something_are_repeated_and_their_failures_counted(
+    pytester: pytest.Pytester, tmp_path: Path
+) -> None:
+    assert counted(pytester, tmp_path / "record.json") == {
+        "test_it.py::test_starts[1]": [3, 0],
+        "test_it.py::test_starts[2]": [3, 1],
+    }
+
+
+def test_a_test_that_is_named_is_repeated_whatever_it_does(pytester: pytest.Pytester, tmp_path: Path) -> None:
+    found = counted(pytester, tmp_path / "record.json", "test_it.py::test_starts_nothing")
+    assert found == {"test_it.py::test_starts_nothing": [3, 0]}
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_what_is_stopped_goes_on_until_the_run_ends(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    monkeypatch.setattr(disturbing, "RUN_S", (0.0, 0.01))
+    monkeypatch.setattr(disturbing, "STOP_S", (0.0, 0.01))
+    sent: list[tuple[int, int]] = []
+    kill = os.kill
+
+    def send(process: int, number: int) -> None:
+        sent.append((process, number))
+        kill(process, number)
+
+    monkeypatch.setattr(os, "kill", send)
+    run = subprocess.Popen([sys.executable, "-I", "-S", "-c", "input()"], stdin=subprocess.PIPE)
+    assert run.stdin is not None
+    looks = 0
+
+    def processes() -> Iterator[int]:
+        nonlocal looks
+        looks += 1
+        if looks == 5:
+            run.stdin.write(b"\n")  # type: ignore[union-attr]  # it is a pipe
+            run.stdin.close()  # type: ignore[union-attr]  # likewise
+        yield run.pid
+
+    stops = disturb(run, processes, random.Random(seed))  # noqa: S311 - no secret
+    assert run.returncode == 0
+    assert stops >= 5
+    assert sent[:2] == [(run.pid, signal.SIGSTOP), (run.pid, signal.SIGCONT)]
+
+
+def test_busy_loops_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GIO_TEST_LOOPS", "these")
+    with busy_loops(2):
+        assert len(list(marked("GIO_TEST_LOOPS=these"))) == 2
+    assert list(marked("GIO_TEST_LOOPS=these")) == []
