@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, Literal, Self
 
 from pydantic import Field
 
-from giornata.config import CellConfig
+from giornata.config import ServiceConfig
 from giornata.weight_files import chosen_weights
 from giornata.wire.errors import Failed
 
@@ -30,7 +30,7 @@ CONTROL_FILES: Final = [
 """Files of a ControlNet's repository: those of `save_pretrained`, and of its variants the one that is loaded."""
 
 
-class DeviceConfig(CellConfig):
+class DeviceConfig(ServiceConfig):
     """Configuration of a service that computes with torch."""
 
     device: str = Field(

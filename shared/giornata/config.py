@@ -19,7 +19,6 @@ from pydantic import BeforeValidator, Field, ValidationError, ValidationInfo, fi
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from giornata.blob_addresses import s3_address
-from giornata.wire.cells import MAIN, CellName
 from giornata.wire.stores import LEAST_STORE_BYTES, STORE_BYTES
 
 ENV_PREFIX = "GIORNATA_"
@@ -115,19 +114,14 @@ class ServiceConfig(BaseSettings):
         return value
 
 
-class CellConfig(ServiceConfig):
-    """Settings of a service that belongs to a cell: all but the gateway."""
-
-    cell: CellName = Field(
-        MAIN, description="The part of the deployment that this instance works for; gateways serve all cells."
-    )
-
-
 _SCHEMES: Final = {
     "nats_url": ("nats", "tls", "ws", "wss"),
     "blobs_url": ("redis", "rediss", "unix", "s3"),
     "traces_url": ("http", "https"),
 }
+
+_GONE: Final = {"cell": "main"}
+"""Settings of earlier versions, each with the value that still holds: that one is passed over, any other refused."""
 
 C = TypeVar("C", bound=ServiceConfig)
 
@@ -138,10 +132,13 @@ def load(kind: type[C], service: str, argv: Sequence[str] | None = None) -> C:
     `service` names the program in ``--help`` and the instance by default. Flags are the process's, unless given.
     """
     flags = sys.argv[1:] if argv is None else argv
-    if fixed := sorted(name for name in constants(kind) if ENV_PREFIX + name.upper() in os.environ):
-        sys.stderr.write(
-            f"giornata-{service}: {', '.join(ENV_PREFIX + name.upper() for name in fixed)}: no setting, but fixed\n"
-        )
+    fixed = {name for name in constants(kind) if ENV_PREFIX + name.upper() in os.environ}
+    fixed |= {
+        name for name in _GONE if os.environ.get(ENV_PREFIX + name.upper()) not in (None, "", _GONE[name])
+    }
+    if fixed:
+        names = ", ".join(ENV_PREFIX + name.upper() for name in sorted(fixed))
+        sys.stderr.write(f"giornata-{service}: {names}: no setting, but fixed\n")
         raise SystemExit(2)
     try:
         config = kind(_cli_parse_args=list(flags), _cli_prog_name=f"giornata-{service}")

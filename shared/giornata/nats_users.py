@@ -6,7 +6,7 @@ Below FOLDER lies a folder for each reader, so that a container is given its own
 * ``<service>/password`` - what ``GIORNATA_NATS_PASSWORD_FILE`` of a service names, and of the profiler;
 * ``clients/observer``, ``clients/operator``, ``clients/reloader`` - passwords for people and for --reload;
 * ``server/users.conf`` - who may do what, and ``server/cluster.conf`` where there are several servers: for ``include``
-  in nats-server's configuration; ``server/cells`` - the cells whose streams the services may use.
+  in nats-server's configuration.
 
 Applications come from the file of API keys, which holds hashes of their passwords. Existing passwords stay, so that
 running services keep theirs; rights follow this version. Only the owner may read any of it.
@@ -22,12 +22,10 @@ from pathlib import Path
 from typing import Final
 
 import click
-from pydantic import TypeAdapter, ValidationError
 
 from giornata.api_keys import KeysFile, KeysFileError, parse
 from giornata.locks import alone
 from giornata.nats_reload import reload_servers
-from giornata.wire.cells import MAIN, CellName
 from giornata.wire.errors import GiornataError
 from giornata.wire.nats_config import (
     CLUSTER_PORT,
@@ -40,7 +38,6 @@ from giornata.wire.permissions import RELOADER, User
 from giornata.wire.workers import ServiceName
 
 USERS_CONF: Final = Path("server", "users.conf")
-CELLS: Final = Path("server", "cells")
 CLUSTER_CONF: Final = "cluster.conf"
 RUNNING: Final = frozenset({*ServiceName, User.PROFILER})
 """Users that are programs: each may run in a container, and has a folder of its own."""
@@ -53,20 +50,11 @@ def password_file(folder: Path, user: str) -> Path:
     return folder / user / "password" if user in RUNNING else folder / "clients" / user
 
 
-def known_cells(folder: Path) -> tuple[str, ...]:
-    """The cells that the servers' configuration is for."""
-    try:
-        return tuple((folder / CELLS).read_text(encoding="utf-8").split())
-    except FileNotFoundError:
-        return (MAIN,)
-
-
 def write_users(
     folder: Path,
     applications: Mapping[str, str] | None = None,
     *,
     anonymous: User | None = None,
-    cells: Sequence[str] = (),
 ) -> None:
     """Write a password for every user that has none yet, and ``server/users.conf``; the folder is made.
 
@@ -74,14 +62,11 @@ def write_users(
         folder: see the top of this module.
         applications: hashes of the applications' passwords, by user.
         anonymous: whom clients without a password are; None refuses them.
-        cells: cells of the deployment, added to those that the folder names already.
     """
-    cells = tuple(dict.fromkeys((*known_cells(folder), *cells)))
     users = [user for user in User if user is not User.APPLICATION or anonymous]
     passwords = {user.value: _password(password_file(folder, user)) for user in users}
     reloader = _password(password_file(folder, RELOADER))
-    text = users_config(passwords | dict(applications or {}), reloader, anonymous=anonymous, cells=cells)
-    _write(folder / CELLS, "\n".join(cells) + "\n")
+    text = users_config(passwords | dict(applications or {}), reloader, anonymous=anonymous)
     _write(folder / USERS_CONF, text)
 
 
@@ -150,9 +135,6 @@ def _write(path: Path, text: str) -> None:
     metavar="FILE",
     help="File of API keys that `giornata keys` writes; its applications may log in.",
 )
-@click.option(
-    "--cell", "cells", multiple=True, metavar="NAME", help="A cell of the deployment; the first one is main."
-)
 @click.option("--reload", metavar="URL", help="Servers that run already, and take the new users at once.")
 @click.argument("hosts", metavar="[HOST]...", nargs=-1)
 def main(
@@ -160,7 +142,6 @@ def main(
     hosts: tuple[str, ...],
     keys: Path | None,
     reload: str | None,
-    cells: tuple[str, ...],
     *,
     cluster: bool,
 ) -> None:
@@ -170,11 +151,7 @@ def main(
             "--cluster takes the name of every server, and names of servers need --cluster."
         )
     try:
-        cells = TypeAdapter(tuple[CellName, ...]).validate_python(cells)
-    except ValidationError as error:
-        raise click.BadParameter(error.errors()[0]["msg"], param_hint="--cell") from error
-    try:
-        write_users(folder, read_keys(keys).passwords if keys else None, cells=cells)
+        write_users(folder, read_keys(keys).passwords if keys else None)
         if hosts:
             write_cluster(folder, f"0.0.0.0:{CLUSTER_PORT}", [f"{host}:{CLUSTER_PORT}" for host in hosts])
         if reload:

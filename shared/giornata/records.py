@@ -21,10 +21,9 @@ from giornata.cancellation import heed_cancel
 from giornata.deadlines import Deadline
 from giornata.retries import error_code, repeated, written
 from giornata.wire import codec
-from giornata.wire.cells import MAIN
 from giornata.wire.errors import GiornataError, InternalError, JobNotFound, StoreFull
 from giornata.wire.progress import JobRecord
-from giornata.wire.stores import QUARANTINE, RECORDS, own_name
+from giornata.wire.stores import QUARANTINE, RECORDS
 
 R = TypeVar("R", bound=BaseModel)
 
@@ -246,13 +245,10 @@ class Records(RecordBucket[JobRecord]):
     linger_s: int = field(default=LINGER_S, kw_only=True)
 
     @classmethod
-    async def open(
-        cls, jetstream: JetStreamContext, cell: str = MAIN, *, linger_s: int = LINGER_S
-    ) -> Records:
-        """The bucket of a cell."""
-        name = own_name(RECORDS, cell)
-        bucket = await jetstream.key_value(name)
-        return cls(jetstream, name, bucket, JobRecord, _job_id, JobNotFound, linger_s=linger_s)
+    async def open(cls, jetstream: JetStreamContext, *, linger_s: int = LINGER_S) -> Records:
+        """Open the bucket."""
+        bucket = await jetstream.key_value(RECORDS)
+        return cls(jetstream, RECORDS, bucket, JobRecord, _job_id, JobNotFound, linger_s=linger_s)
 
     def life_s(self, record: JobRecord) -> int | None:
         """An unfinished job's record lives as long as the bucket keeps any."""
@@ -274,10 +270,10 @@ class Quarantine(RecordBucket[JobRecord]):
     """
 
     @classmethod
-    async def open(cls, jetstream: JetStreamContext, cell: str = MAIN) -> Quarantine:
-        """The bucket of a cell."""
-        name = own_name(QUARANTINE, cell)
-        return cls(jetstream, name, await jetstream.key_value(name), JobRecord, _job_id, JobNotFound)
+    async def open(cls, jetstream: JetStreamContext) -> Quarantine:
+        """Open the bucket."""
+        bucket = await jetstream.key_value(QUARANTINE)
+        return cls(jetstream, QUARANTINE, bucket, JobRecord, _job_id, JobNotFound)
 
     async def remove(self, job_id: str) -> JobRecord:
         """Forget a job; its record."""

@@ -49,7 +49,6 @@ LONG: Final[dict[str, list[str]]] = {
     "two_models": [],
     "submission": [],
     "router_scale": ["--seconds", "30", "--jobs", "2000"],
-    "cells": ["--seconds", "30", "--jobs", "2000", "--repeats", "3"],
     "serve": ["--seconds", "300", "--shares", "0.2,0.4,0.6,0.8,1.0,1.2"],
     "simulator_fidelity": ["--seconds", "600"],
     "adapters_at_scale": ["--device-mb", "512,2048", "--shared", "0.15,0.25"],

@@ -12,6 +12,7 @@ from giornata.scheduling.estimates import work_of
 from giornata.wire import codec, events, masks, messages
 from giornata.wire.errors import PayloadTooLarge, SchemaMismatch
 from giornata.wire.events import StepEvent
+from giornata.wire.fleet import FleetSummary
 from giornata.wire.jobs import Encoding, Inspection, Job
 from giornata.wire.loras import LoraRecord
 from giornata.wire.masks import FoundRegion, MaskCard, MaskedRegion, MaskParameters, MaskPicture
@@ -49,6 +50,13 @@ def test_every_message_is_pinned() -> None:
 def test_a_field_of_a_newer_version_is_ignored() -> None:
     data = msgpack.packb({"schema": codec.SCHEMA, "job_id": "j", "attempt": 1, "colour": "teal"})
     assert codec.decode(CancelRows, data) == CancelRows(job_id="j", attempt=1)
+
+
+@pytest.mark.parametrize("kind", [FleetSummary, ServiceState])
+def test_what_was_sent_before_cells_went_is_understood(kind: type[BaseModel]) -> None:
+    message = next(one for one in MESSAGES if isinstance(one, kind))
+    data = msgpack.packb({**codec.unpack(codec.encode(message)), "cell": "main"})
+    assert codec.decode(kind, data) == message
 
 
 def test_what_was_sent_before_previews_crops_and_reuse_is_understood() -> None:

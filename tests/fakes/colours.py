@@ -13,7 +13,6 @@ from giornata.blobs import BlobStore
 from giornata.bus.answering import Endpoint
 from giornata.bus.bus import Bus
 from giornata.wire import subjects
-from giornata.wire.cells import MAIN, in_cell
 from giornata.wire.masks import MaskCard, MaskReply, MaskRequest
 from giornata_prepost.config import PrepostConfig
 from giornata_prepost.images.pictures import Pixels
@@ -43,9 +42,9 @@ class ColourSegmenter:
 class ColourMasks:
     """Prepost's own way from a picture to its masks, behind its own subject; it notes what it is asked."""
 
-    def __init__(self, bus: Bus, blobs: BlobStore, model: str, cell: str = MAIN) -> None:
+    def __init__(self, bus: Bus, blobs: BlobStore, model: str) -> None:
         self._bus, self._blobs = bus, blobs
-        self._subject = in_cell(subjects.prepost("mask", model), cell)
+        self._subject = subjects.prepost("mask", model)
         self.asked: list[MaskRequest] = []
         self.hold: asyncio.Event | None = None
         """Answers wait for it."""

@@ -16,7 +16,6 @@ from giornata.bus.bus import Bus
 from giornata.bus.telemetry import telemetry
 from giornata.records import Records
 from giornata.wire import subjects
-from giornata.wire.cells import MAIN, in_cell
 from giornata.wire.errors import ErrorBody
 from giornata.wire.events import DenoisedEvent, EventKind, StepEvent
 from giornata.wire.messages import (
@@ -46,9 +45,8 @@ class FakeDenoiser:
         step_s: float = 0.0,
         capacity: int = 8,
         costs: WorkerCosts | None = None,
-        cell: str = MAIN,
     ) -> None:
-        self._costs, self._cell = costs, cell
+        self._costs = costs
         self.instance = instance
         self.answer = RunAnswer.ACCEPTED
         self.stepping_ms = 0.0
@@ -191,8 +189,7 @@ class FakeDenoiser:
             wait_ms=0,
             handed_back=handed_back,
         )
-        subject = in_cell(self._subject(request, EventKind.DENOISED), self._cell)
-        await self._bus.publish(subject, event)
+        await self._bus.publish(self._subject(request, EventKind.DENOISED), event)
 
     def _subject(self, request: RunRequest, kind: EventKind) -> str:
         return subjects.event(request.job.gateway, request.job.job_id, kind)
@@ -206,7 +203,6 @@ class FakeDenoiser:
         return ServiceState(
             service=ServiceName.DENOISER,
             instance=self.instance,
-            cell=self._cell,
             host=socket.gethostname(),
             version=__version__,
             ready=True,

@@ -14,7 +14,6 @@ from giornata.bus.bus import Bus
 from giornata.bus.telemetry import publish
 from giornata.families import Family
 from giornata.wire import subjects
-from giornata.wire.cells import MAIN, in_cell
 from giornata.wire.jobs import BlobRef, Encoding, Inspection
 from giornata.wire.messages import (
     EncodeRequest,
@@ -85,11 +84,10 @@ class FakePrepost:
         bus: Bus,
         instance: str = "prepost-fake",
         *,
-        cell: str = MAIN,
         image_processes: int = 64,
         card: ModelCard = CARD,
     ) -> None:
-        self._bus, self._cell = bus, cell
+        self._bus = bus
         self._instance, self._image_processes, self._card = instance, image_processes, card
         self.going = asyncio.Event()
         """Clear it to freeze the instance: it tells nothing and answers nothing, and its connection stays."""
@@ -152,7 +150,7 @@ class FakePrepost:
             await asyncio.sleep(0.1)  # the rate of telemetry
 
     def _subject(self, verb: str) -> str:
-        return in_cell(subjects.prepost(verb, self._card.name), self._cell)
+        return subjects.prepost(verb, self._card.name)
 
     def _listed(self, handler: Callable[[Q], Awaitable[R]]) -> Callable[[Q], Awaitable[R]]:
         async def handle(request: Q) -> R:
@@ -210,7 +208,6 @@ class FakePrepost:
         return ServiceState(
             service=ServiceName.PREPOST,
             instance=self._instance,
-            cell=self._cell,
             host=socket.gethostname(),
             version=__version__,
             ready=True,

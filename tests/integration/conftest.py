@@ -100,7 +100,7 @@ def private_nats(tmp_path: Path) -> Iterator[NatsServer]:
 @pytest.fixture
 def guarded_nats(tmp_path: Path) -> Iterator[tuple[NatsServer, Path]]:
     """A started NATS server that lets users in and applications without a password, and the folder of its users."""
-    write_users(tmp_path / "users", anonymous=User.APPLICATION, cells=("main", "b"))
+    write_users(tmp_path / "users", anonymous=User.APPLICATION)
     server = NatsServer(tmp_path, f'include "users/{USERS_CONF}"')
     server.start()
     yield server, tmp_path / "users"

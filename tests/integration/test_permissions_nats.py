@@ -24,7 +24,6 @@ from giornata.probe import is_ready
 from giornata.records import Records
 from giornata.tenant_records import TemplateRecords, WebhookRecords
 from giornata.wire import codec, stores, subjects
-from giornata.wire.cells import in_cell
 from giornata.wire.errors import NotPermitted, ServiceUnavailable
 from giornata.wire.events import DoneEvent, EventKind
 from giornata.wire.jobs import JobState
@@ -74,7 +73,6 @@ PUBLISHERS: dict[str, set[User]] = {
     subjects.lora("profiled"): {PROFILER},
     subjects.prepost("adapter", "m"): {ROUTER, LORA_STORE},
     subjects.prepost("mask", "m"): {ROUTER, GATEWAY},
-    in_cell(subjects.prepost("mask", "m"), "b"): {ROUTER, GATEWAY},
     subjects.lora("pin"): {GATEWAY},
     subjects.bring("h"): {DENOISER},
     subjects.tier("i"): {ROUTER},
@@ -101,14 +99,8 @@ PUBLISHERS: dict[str, set[User]] = {
     "$JS.API.STREAM.CREATE.KV_giornata-jobs": {ROUTER, DENOISER},
     "$JS.API.STREAM.CREATE.KV_giornata-templates": KEEPERS | {LORA_STORE},
     "$JS.API.STREAM.NAMES": {GATEWAY},
-    in_cell(subjects.SUBMIT, "b"): {GATEWAY},
-    in_cell(subjects.cancel("j"), "b"): {GATEWAY},
-    in_cell(subjects.prepost("inspect", "m"), "b"): {ROUTER},
-    in_cell(subjects.event("g", "j", EventKind.DENOISED), "b"): {DENOISER},
-    in_cell(subjects.telemetry(ServiceName.PREPOST, "i"), "b"): {PREPOST},
-    "$KV.giornata-jobs-b.j": KEEPERS,
-    "$KV.giornata-leases-b.router": {ROUTER},
-    "$KV.giornata-jobs-c.j": set(),
+    f"{subjects.SUBMIT}.b": set(),
+    "$KV.giornata-jobs-b.j": set(),
     "$JS.API.STREAM.CREATE.GIORNATA_JOBS": {ROUTER},
     "$JS.API.STREAM.UPDATE.GIORNATA_EVENTS": {ROUTER},
     "$JS.API.STREAM.DELETE.GIORNATA_JOBS": set(),
@@ -139,10 +131,8 @@ SUBSCRIBERS: dict[str, set[User]] = {
     subjects.ALL_JOBS: set(),
     subjects.ALL_TELEMETRY: {ROUTER, OBSERVER},
     subjects.SUMMARY: {GATEWAY, PROFILER},
-    in_cell(subjects.SUMMARY, "b"): {GATEWAY, PROFILER},
-    in_cell(subjects.SUBMIT, "b"): {ROUTER},
-    in_cell(subjects.ALL_CANCELS, "b"): {ROUTER, DENOISER},
-    in_cell(subjects.prepost("encode", "m"), "b"): {PREPOST},
+    f"{subjects.SUMMARY}.*": {GATEWAY, PROFILER},
+    f"{subjects.SUBMIT}.*": set(),
     subjects.FLEET: {ROUTER},
     subjects.steps_of_job("j"): {GATEWAY},
     subjects.worker("w", "run"): {DENOISER},

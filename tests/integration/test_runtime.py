@@ -114,7 +114,7 @@ def test_a_surprise_is_logged_with_its_traceback_and_fails_too() -> None:
 def test_no_process_ends_for_want_of_a_log_line() -> None:
     body = """
         from giornata.bus.telemetry import state_of
-        from giornata.config import CellConfig
+        from giornata.config import ServiceConfig
         from giornata.logs import LogSink
         import structlog
         log = structlog.get_logger("test")
@@ -125,7 +125,7 @@ def test_no_process_ends_for_want_of_a_log_line() -> None:
         except KeyError:
             log.exception("surprise")
         asyncio.get_running_loop().call_exception_handler({"message": "of a library"})
-        state = state_of(ServiceName.ROUTER, CellConfig(instance="test-1"))
+        state = state_of(ServiceName.ROUTER, ServiceConfig(instance="test-1"))
         print("ready", flush=True)
         await stop.wait()
         print(LogSink.lost, state.log_lines_lost, flush=True)

@@ -39,6 +39,21 @@ def test_every_start_is_another_instance_unless_named() -> None:
     assert load(ServiceConfig, "router", ["--instance", "r1"]).instance == "r1"
 
 
+@pytest.mark.parametrize(("name", "holds", "other"), [("GIORNATA_CELL", "main", "eu-2")])
+def test_a_setting_that_went_is_refused_unless_it_says_what_holds_now(
+    name: str, holds: str, other: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An instance of another cell must not join the fleet of the cell that is left."""
+    for passed in ("", holds):
+        monkeypatch.setenv(name, passed)
+        assert load(ServiceConfig, "router", ["--instance", "r1"]).instance == "r1"
+    monkeypatch.setenv(name, other)
+    with pytest.raises(SystemExit) as ended:
+        load(ServiceConfig, "router", [])
+    assert ended.value.code == 2
+    assert f"{name}: no setting" in capsys.readouterr().err
+
+
 def test_every_mistake_is_in_one_report(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -17,7 +17,6 @@ import pytest
 from giornata.nats_users import (
     CLUSTER_CONF,
     USERS_CONF,
-    known_cells,
     password_file,
     write_cluster,
     write_users,
@@ -202,25 +201,6 @@ def test_the_configuration_names_every_user_once_with_its_rights() -> None:
     with_anonymous = users_config(dict.fromkeys(User, "x"), "x", anonymous=User.APPLICATION)
     assert 'no_auth_user: "application"' in with_anonymous
     assert has_anonymous(with_anonymous)
-
-
-def test_a_cell_that_was_added_stays_known(tmp_path: Path) -> None:
-    def written(*flags: str) -> str:
-        subprocess.run([sys.executable, "-m", "giornata.nats_users", tmp_path, *flags], check=True)
-        return (tmp_path / USERS_CONF).read_text()
-
-    assert "giornata-jobs-b" not in written()
-    assert known_cells(tmp_path) == ("main",)
-    assert "$KV.giornata-jobs-b.>" in written("--cell", "b")
-    again = written("--cell", "c")
-    assert known_cells(tmp_path) == ("main", "b", "c")
-    assert all(f"$KV.giornata-jobs{cell}.>" in again for cell in ("", "-b", "-c"))
-    refused = subprocess.run(
-        [sys.executable, "-m", "giornata.nats_users", tmp_path, "--cell", "B.*"],
-        capture_output=True,
-        check=False,
-    )
-    assert refused.returncode == 2
 
 
 def test_servers_of_a_cluster_need_a_password_of_their_own() -> None:

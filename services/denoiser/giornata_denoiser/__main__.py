@@ -39,9 +39,8 @@ async def serve(config: DenoiserConfig, stop: asyncio.Event) -> None:
             replicas=own.replicas,
             events_ttl_s=own.result_ttl_s,
             store_bytes=own.nats_store_bytes,
-            cell=own.cell,
         )
-        records = await just_made(partial(Records.open, connected.jetstream, own.cell))
+        records = await just_made(partial(Records.open, connected.jetstream))
         if own.device_names:
             # Started here, since the kernel ends them with the thread that starts them.
             ranks = start_ranks(own)

@@ -26,7 +26,6 @@ from giornata.records import Records
 from giornata.retries import just_made
 from giornata.tenant_records import TemplateRecords
 from giornata.wire import subjects
-from giornata.wire.cells import in_cell
 from giornata.wire.devices import HostDevice
 from giornata.wire.errors import InternalError
 from giornata.wire.messages import (
@@ -109,7 +108,7 @@ class Denoiser:
         self._profile, self._costs = profile, costs
         self._outcomes = Outcomes(blobs, records, config.instance)
         self._reports: asyncio.Queue[StepReport] = asyncio.Queue()
-        self._telling = Telling(bus, config.cell)
+        self._telling = Telling(bus)
         self._reporter = Reporter(config, checkpoint, profile, self._costs)
         self._epochs = Epochs()
         self._draining = False
@@ -145,10 +144,9 @@ class Denoiser:
     async def _hear(self, stack: AsyncExitStack) -> None:
         """Subscribe to cancels first, so that accepted rows can be cancelled."""
         bus, instance = self._bus, self._config.instance
-        cancels = in_cell(subjects.ALL_CANCELS, self._config.cell)
         for listening in (
             bus.listen(subjects.worker(instance, "cancel"), CancelRows, self._drop),
-            bus.listen(cancels, CancelRows, lambda m: self._carrier.drop_job(m.job_id)),
+            bus.listen(subjects.ALL_CANCELS, CancelRows, lambda m: self._carrier.drop_job(m.job_id)),
             bus.listen(subjects.worker(instance, "prefetch"), PrefetchTemplate, self._prefetch),
             bus.listen(subjects.worker(instance, "load"), LoadLoras, self._load),
             bus.listen(subjects.TEMPLATE_REMOVED, RemoveTemplate, self._runs.remove),

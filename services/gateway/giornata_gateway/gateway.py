@@ -24,7 +24,6 @@ from giornata.wire.fleet import InstanceReport
 from giornata.wire.jobs import TAKE_OVER_S, BlobRef, Job
 from giornata.wire.masks import MaskParameters
 from giornata.wire.webhooks import WebhookState
-from giornata_gateway.cells.records import CellRecords
 from giornata_gateway.config import GatewayConfig
 from giornata_gateway.fleet import FleetListener
 from giornata_gateway.intake.departure import Departure
@@ -36,6 +35,7 @@ from giornata_gateway.jobs.ledger import JobEnds, JobLedger
 from giornata_gateway.jobs.loras import Loras
 from giornata_gateway.jobs.masks import Masks, ShownMask
 from giornata_gateway.jobs.preparation import EditOrder, Preparation, Prepared
+from giornata_gateway.jobs.records import JobRecords
 from giornata_gateway.jobs.registration import Registration
 from giornata_gateway.jobs.submission import AwaitedJob, Submission
 from giornata_gateway.metrics import Metrics
@@ -81,7 +81,7 @@ class Gateway:
         bus: Bus,
         blobs: BlobStore,
         *,
-        records: CellRecords,
+        records: JobRecords,
         templates: TemplateRecords,
         loras: LoraRecords,
         webhooks: WebhookRecords,
@@ -118,7 +118,7 @@ class Gateway:
         self.masks = Masks(config, bus, blobs, fleet, tasks)
         self.preparation = Preparation(config, blobs, fleet, self.loras.used, self.masks, tasks)
         tried = self.metrics.stores_tried
-        self.storage = Storage(bus, blobs, cells=fleet.cells, told=tried, tasks=tasks)
+        self.storage = Storage(bus, blobs, told=tried, tasks=tasks)
         self.submission = Submission(
             config,
             bus,
@@ -223,7 +223,7 @@ class Gateway:
         self.ends.abandon()
 
     async def restore(self) -> None:
-        """Make sure of what cells share. The event stream lives in memory and is gone after a restart of NATS."""
+        """Make sure of what gateways make. The event stream lives in memory and is gone after a restart of NATS."""
         config = self.config
         await streams.ensure_shared(
             self.bus.jetstream,

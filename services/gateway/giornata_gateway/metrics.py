@@ -16,7 +16,6 @@ from giornata.wire.fleet import InstanceReport
 from giornata.wire.webhooks import WebhookState
 from giornata.wire.workers import ServiceState
 from giornata_gateway.adapter_metrics import adapter_metrics, host_tier_metrics, lora_metrics
-from giornata_gateway.fleet import PredictedWait
 from giornata_gateway.metric_families import counter, gauge
 from giornata_gateway.views.fleet import stores_of
 from giornata_gateway.webhooks.rules.trying import Outcome
@@ -98,35 +97,32 @@ def template_metrics(states: Iterable[ServiceState]) -> Iterator[Metric]:
 
 def router_metrics(states: Iterable[ServiceState]) -> Iterator[Metric]:
     """The jobs that wait at the active router, and what it has learnt of steps and loads by model and device."""
-    jobs = gauge(
-        "router_waiting_jobs", "Jobs that no worker has taken yet: in the queue, and prepared.", "cell"
-    )
-    rows = gauge("router_waiting_rows", "Their pictures.", "cell")
-    unreadable = gauge("router_unreadable_jobs", "Messages in the queue that the router cannot read.", "cell")
-    labels = ("cell", "model_digest", "device", "of")
+    jobs = gauge("router_waiting_jobs", "Jobs that no worker has taken yet: in the queue, and prepared.")
+    rows = gauge("router_waiting_rows", "Their pictures.")
+    unreadable = gauge("router_unreadable_jobs", "Messages in the queue that the router cannot read.")
+    labels = ("model_digest", "device", "of")
     r2 = gauge("router_cost_r2", "R² of the router's regressions.", *labels)
     meaning = "Median distance of the router's predictions from measurements."
     residual = gauge("router_cost_residual_seconds", meaning, *labels)
     for state in states:
         if (queue := state.queue) is None or not state.active:
             continue
-        cell = state.cell or ""
-        jobs.add_metric([cell], queue.jobs)
-        rows.add_metric([cell], queue.rows)
-        unreadable.add_metric([cell], queue.unreadable)
+        jobs.add_metric([], queue.jobs)
+        rows.add_metric([], queue.rows)
+        unreadable.add_metric([], queue.unreadable)
         for kind in queue.costs:
             for of, one in (("compute", kind.compute), ("load", kind.load)):
-                r2.add_metric([cell, kind.model_digest, kind.device, of], one.r2)
-                residual.add_metric([cell, kind.model_digest, kind.device, of], one.residual_ms / 1e3)
+                r2.add_metric([kind.model_digest, kind.device, of], one.r2)
+                residual.add_metric([kind.model_digest, kind.device, of], one.residual_ms / 1e3)
     yield from (jobs, rows, unreadable, r2, residual)
 
 
-def wait_metric(waits: Iterable[PredictedWait]) -> Metric:
+def wait_metric(waits_s: Mapping[str, float]) -> Metric:
     """What autoscalers scale denoisers by; a model whose workers' speed is unknown has none."""
     meaning = "How long one more picture would wait for a worker, as the active router predicts it."
-    found = gauge("router_predicted_wait_seconds", meaning, "cell", "model")
-    for cell, model, wait_s in waits:
-        found.add_metric([cell, model], wait_s)
+    found = gauge("router_predicted_wait_seconds", meaning, "model")
+    for model, wait_s in waits_s.items():
+        found.add_metric([model], wait_s)
     return found
 
 
@@ -263,9 +259,11 @@ class Metrics:
         if event.error is not None and not awaited:
             self._errors.labels(event.error.code).inc()
 
-    def exposition(self, reports: Sequence[InstanceReport], waits: Sequence[PredictedWait] = ()) -> bytes:
+    def exposition(
+        self, reports: Sequence[InstanceReport], waits_s: Mapping[str, float] = MappingProxyType({})
+    ) -> bytes:
         """Everything in Prometheus' text format; of the fleet what is reported, and nothing without a router."""
-        return generate_latest(self.registry) + generate_latest(_Fleet(reports, waits, self._pools))
+        return generate_latest(self.registry) + generate_latest(_Fleet(reports, waits_s, self._pools))
 
 
 class _Fleet(CollectorRegistry):
@@ -274,11 +272,11 @@ class _Fleet(CollectorRegistry):
     def __init__(
         self,
         reports: Sequence[InstanceReport],
-        waits: Sequence[PredictedWait],
+        waits_s: Mapping[str, float],
         pools: Mapping[str, SharedPool],
     ) -> None:
         super().__init__()
-        self._reports, self._waits, self._pools = reports, waits, pools
+        self._reports, self._waits_s, self._pools = reports, waits_s, pools
 
     def collect(self) -> Iterator[Metric]:
         """Ready instances per service, and what workers and the active router tell."""
@@ -296,7 +294,7 @@ class _Fleet(CollectorRegistry):
         yield from template_metrics(states)
         yield from adapter_metrics(states)
         yield from router_metrics(states)
-        yield wait_metric(self._waits)
+        yield wait_metric(self._waits_s)
         yield from store_metrics(states)
         yield from lora_metrics(states)
         yield from host_tier_metrics(states)

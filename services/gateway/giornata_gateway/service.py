@@ -15,17 +15,16 @@ from giornata.bus.telemetry import publish, state_of, telemetry
 from giornata.retries import just_made
 from giornata.tenant_records import LoraRecords, TemplateRecords, WebhookRecords
 from giornata.wire import subjects
-from giornata.wire.cells import anywhere
 from giornata.wire.events import DoneEvent, EventKind
 from giornata.wire.fleet import FleetSummary
 from giornata.wire.workers import ServiceName, ServiceState
-from giornata_gateway.cells.records import CellRecords
 from giornata_gateway.config import GatewayConfig
 from giornata_gateway.fleet import FleetListener
 from giornata_gateway.gateway import Gateway
 from giornata_gateway.http.server import listening
 from giornata_gateway.intake.key_file import KeyFile
 from giornata_gateway.intake.rules.model_aliases import aliases_in
+from giornata_gateway.jobs.records import JobRecords
 from giornata_gateway.nats_door import open_door
 
 log = structlog.get_logger(__name__)
@@ -40,15 +39,13 @@ async def serve(config: GatewayConfig, bus: Bus, blobs: BlobStore, stop: asyncio
     keys = None if config.api_keys_file is None else KeyFile(config.api_keys_file)
     bridged_s = config.submit_window_s / 2  # the other half is for a request at the end of the first
     fleet = FleetListener(bridged_s, aliases_in(config.model_aliases))
-    records = CellRecords(bus, fleet.cells)
+    records = JobRecords(bus.jetstream)
     templates = await just_made(partial(TemplateRecords.open, bus.jetstream))
     loras = await just_made(partial(LoraRecords.open, bus.jetstream))
     webhooks = await just_made(partial(WebhookRecords.open, bus.jetstream))
     async with AsyncExitStack() as stack:
         tasks = await stack.enter_async_context(asyncio.TaskGroup())
-        for summaries in anywhere(subjects.SUMMARY):
-            await stack.enter_async_context(bus.listen(summaries, FleetSummary, fleet.hear))
-        await records.look()
+        await stack.enter_async_context(bus.listen(subjects.SUMMARY, FleetSummary, fleet.hear))
         gateway = Gateway(
             config,
             bus,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
 import nats.errors
@@ -14,7 +14,6 @@ from giornata.blobs import BlobStore
 from giornata.bus.bus import Bus
 from giornata.bus.streams import is_full
 from giornata.wire import stores, subjects
-from giornata.wire.cells import in_cell
 from giornata.wire.errors import BlobStoreFull, GiornataError, StorageFull
 
 BLOBS: Final = "blobs"
@@ -35,18 +34,17 @@ log = structlog.get_logger(__name__)
 
 
 class Storage:
-    """Tries to write into the blob store, and into the streams of each of `cells` that an edit needs, one at a time."""
+    """Tries to write into the blob store, and into the streams that an edit needs, one at a time."""
 
     def __init__(
         self,
         bus: Bus,
         blobs: BlobStore,
         *,
-        cells: Callable[[], Iterable[str]],
         told: Callable[[Mapping[str, bool]], None],
         tasks: asyncio.TaskGroup,
     ) -> None:
-        self._bus, self._blobs, self._cells, self._told, self._tasks = bus, blobs, cells, told, tasks
+        self._bus, self._blobs, self._told, self._tasks = bus, blobs, told, tasks
         self._full: dict[str, GiornataError] = {}
         self._tried_s: float | None = None
         self._trying: asyncio.Task[None] | None = None
@@ -61,19 +59,18 @@ class Storage:
                 await asyncio.shield(self._trying)
         return self._full
 
-    async def full_for(self, cell: str, *, afresh: bool = False) -> GiornataError | None:
-        """Why JetStream takes no job of `cell`; None where it does, or is away."""
+    async def full_for_jobs(self, *, afresh: bool = False) -> GiornataError | None:
+        """Why JetStream takes no job; None where it does, or is away."""
         full = await self.full(afresh=afresh)
-        return next((full[stream] for stream in _trials(cell) if stream in full), None)
+        return next((full[stream] for stream in _TRIALS if stream in full), None)
 
     async def _try(self) -> None:
-        trials = {stream: trial for cell in self._cells() for stream, trial in _trials(cell).items()}
         try:
-            errors = await asyncio.gather(self._blob(), *(self._message(*one) for one in trials.items()))
+            errors = await asyncio.gather(self._blob(), *(self._message(*one) for one in _TRIALS.items()))
         except Exception:  # the task's edge: what was known stays
             log.exception("stores_not_tried")
             return
-        outcomes = dict(zip((BLOBS, *trials), errors, strict=True))
+        outcomes = dict(zip((BLOBS, *_TRIALS), errors, strict=True))
         self._full = {name: error for name, error in outcomes.items() if error is not None}
         self._tried_s = time.monotonic()
         self._told({name: error is not None for name, error in outcomes.items()})
@@ -95,7 +92,7 @@ class Storage:
             if not client.is_connected or await self._is_stored(trial):
                 return None
             # A server that stands still answers nothing; one that cannot write still answers reads.
-            await client.jetstream(timeout=TRIAL_S).stream_info(trial.records)
+            await client.jetstream(timeout=TRIAL_S).stream_info(_RECORDS)
             if await self._is_stored(trial) or not client.is_connected:
                 return None
         except nats.errors.Error as error:
@@ -119,15 +116,11 @@ class _Trial(NamedTuple):
 
     subject: str
     headers: dict[str, str] | None
-    records: str
-    """The stream of the cell's records, of which a gateway may ask."""
 
 
-def _trials(cell: str) -> dict[str, _Trial]:
-    """By the streams of `cell` into which an accepted job is written. Readers take a record's trial for a deletion."""
-    bucket = stores.own_name(stores.RECORDS, cell)
-    records = stores.bucket_stream(bucket)
-    return {
-        stores.own_name(stores.JOBS, cell): _Trial(in_cell(subjects.TRIAL_JOB, cell), None, records),
-        records: _Trial(f"$KV.{bucket}.writable", {"KV-Operation": "DEL"}, records),
-    }
+_RECORDS: Final = stores.bucket_stream(stores.RECORDS)
+_TRIALS: Final[Mapping[str, _Trial]] = {
+    stores.JOBS: _Trial(subjects.TRIAL_JOB, None),
+    _RECORDS: _Trial(f"$KV.{stores.RECORDS}.writable", {"KV-Operation": "DEL"}),
+}
+"""By the streams into which an accepted job is written. Readers take a record's trial for a deletion."""

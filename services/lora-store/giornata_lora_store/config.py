@@ -9,10 +9,10 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from giornata.config import CellConfig
+from giornata.config import ServiceConfig
 
 
-class LoraStoreConfig(CellConfig):
+class LoraStoreConfig(ServiceConfig):
     """Configuration of the LoRA store."""
 
     lora_folder: Path = Field(

@@ -18,7 +18,7 @@ from giornata_lora_store.config import LoraStoreConfig
 from giornata_lora_store.files import LoraFiles
 from giornata_lora_store.host_folder import HostFolder
 from giornata_lora_store.host_tier import HostTierDesk
-from giornata_lora_store.wanting import Pins, Plans, follow_plans, follow_records
+from giornata_lora_store.wanting import Pins, Plan, follow_plan, follow_records
 
 
 class Hosting:
@@ -26,7 +26,7 @@ class Hosting:
 
     def __init__(self, config: LoraStoreConfig, bus: Bus, desk: HostTierDesk, pins: Pins) -> None:
         self._config, self._bus, self._desk, self._pins = config, bus, desk, pins
-        self._plans = Plans()
+        self._plan = Plan()
 
     @property
     def endpoints(self) -> tuple[Endpoint, ...]:
@@ -40,14 +40,14 @@ class Hosting:
 
     def told(self) -> HostTier:
         """Telemetry."""
-        return self._desk.told(self._plans.taken, self._plans.ignored)
+        return self._desk.told(self._plan.taken, self._plan.ignored)
 
     def repin(self) -> None:
-        """Pins, or plans, have changed."""
-        self._desk.want(self._pins.digests(), self._plans.wanted())
+        """Pins, or the plan, have changed."""
+        self._desk.want(self._pins.digests(), self._plan.wanted())
 
     async def run(self) -> None:
-        """Follow the plans, and bring what they want, for ever."""
+        """Follow the plan, and bring what they want, for ever."""
         config = self._config
         made = partial(
             streams.ensure_shared,
@@ -58,13 +58,13 @@ class Hosting:
         )
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(
-                follow_plans(self._bus.jetstream, self._desk.name, self._take, made, config.lora_scan_s),
-                name="plans",
+                follow_plan(self._bus.jetstream, self._desk.name, self._take, made, config.lora_scan_s),
+                name="plan",
             )
             tasks.create_task(self._desk.run(config.lora_scan_s), name="bring")
 
-    def _take(self, key: str, value: bytes | None) -> None:
-        if self._plans.take(key, value):
+    def _take(self, value: bytes | None) -> None:
+        if self._plan.take(value):
             self.repin()
 
 

@@ -57,7 +57,7 @@ class LoraStore:
     def __init__(self, config: LoraStoreConfig, bus: Bus, files: LoraFiles, records: LoraRecords) -> None:
         self._config, self._bus, self._files, self._records = config, bus, files, records
         self._validation = Validation(
-            bus, records, instance=config.instance, cell=config.cell, limit_s=config.lora_validation_s
+            bus, records, instance=config.instance, limit_s=config.lora_validation_s
         )
         limits = Limits(config.lora_rank, config.lora_tensors)
         inspection = Inspection(limits, config.lora_header_bytes)

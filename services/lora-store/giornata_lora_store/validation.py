@@ -21,7 +21,6 @@ from giornata.deadlines import Deadline
 from giornata.fleet import Fleet
 from giornata.tenant_records import LoraRecords
 from giornata.wire import subjects
-from giornata.wire.cells import in_cell
 from giornata.wire.errors import DeadlineExceeded, GiornataError, InternalError, LoraNotFound
 from giornata.wire.loras import Canonical, LoraRecord, LoraState, NormaliseLora
 from giornata.wire.workers import ServiceState
@@ -42,9 +41,9 @@ log = structlog.get_logger(__name__)
 class Validation:
     """The LoRAs that this instance knows to be unfinished. Used from one event loop; run :meth:`run` once."""
 
-    def __init__(self, bus: Bus, records: LoraRecords, *, instance: str, cell: str, limit_s: float) -> None:
+    def __init__(self, bus: Bus, records: LoraRecords, *, instance: str, limit_s: float) -> None:
         self._bus, self._records, self._instance = bus, records, instance
-        self._cell, self._limit_s = cell, limit_s
+        self._limit_s = limit_s
         self._pending: dict[tuple[str, str], None] = {}
         """Tenants and ids, in order."""
         self._waiting: dict[str, dict[str, None]] = {}
@@ -173,7 +172,7 @@ class Validation:
 
     async def _normalised(self, record: LoraRecord) -> Canonical:
         deadline = Deadline.after_ms(self._limit_s * 1000)
-        subject = in_cell(subjects.prepost("adapter", record.model or ""), self._cell)
+        subject = subjects.prepost("adapter", record.model or "")
         request = NormaliseLora(lora=record, remaining_ms=deadline.remaining_ms())
         return await self._bus.call(subject, request, Canonical, deadline)
 

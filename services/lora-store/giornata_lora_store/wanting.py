@@ -1,10 +1,9 @@
-"""What a host tier should hold: the plans of the cells' routers, and what the catalogue pins."""
+"""What a host tier should hold: the router's plan, and what the catalogue pins."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from itertools import chain, zip_longest
 from typing import Final
 
 import nats.errors
@@ -28,43 +27,42 @@ AGAIN_S: Final = 1.0
 log = structlog.get_logger(__name__)
 
 
-class Plans:
-    """The latest wanted set of every cell for one tier."""
+class Plan:
+    """The latest wanted set for one tier."""
 
     def __init__(self) -> None:
         self.taken = self.ignored = 0
-        self._known: dict[str, WantedFiles] = {}
+        self._known: WantedFiles | None = None
 
-    def take(self, key: str, value: bytes | None) -> bool:
-        """Take in what a key says now, None where it was removed; whether anything has changed.
+    def take(self, value: bytes | None) -> bool:
+        """Take in what is wanted now, None where it was removed; whether anything has changed.
 
         What is unreadable, or older than one before, is ignored, counted and logged.
         """
+        known = self._known
         if value is None:
-            return self._known.pop(key, None) is not None
+            self._known = None
+            return known is not None
         try:
             wanted = codec.decode(WantedFiles, value)
         except (SchemaMismatch, ValueError) as error:
-            self._ignore(key, "unreadable", str(error))
+            self._ignore("unreadable", str(error))
             return False
-        known = self._known.get(key)
         if known is not None and wanted.revision <= known.revision:
             if wanted.revision < known.revision:
-                self._ignore(key, "older", f"{wanted.revision} after {known.revision}")
+                self._ignore("older", f"{wanted.revision} after {known.revision}")
             return False
-        self._known[key] = wanted
+        self._known = wanted
         self.taken += 1
         return True
 
     def wanted(self) -> tuple[str, ...]:
-        """What all cells want, the most wanted of each first."""
-        sets = [self._known[key].digests for key in sorted(self._known)]
-        mixed = chain.from_iterable(zip_longest(*sets))
-        return tuple(dict.fromkeys(digest for digest in mixed if digest is not None))
+        """Digests, the most wanted first."""
+        return self._known.digests if self._known else ()
 
-    def _ignore(self, key: str, why: str, what: str) -> None:
+    def _ignore(self, why: str, what: str) -> None:
         self.ignored += 1
-        log.warning("plan_ignored", key=key, why=why, what=what[:200])
+        log.warning("plan_ignored", why=why, what=what[:200])
 
 
 class Pins:
@@ -130,10 +128,10 @@ class Pins:
         return record.model_copy(update={"pinned": request.pinned})
 
 
-async def follow_plans(
+async def follow_plan(
     jetstream: JetStreamContext,
     tier: str,
-    take: Callable[[str, bytes | None], None],
+    take: Callable[[bytes | None], None],
     made: Callable[[], Awaitable[None]],
     look_s: float,
 ) -> None:
@@ -145,9 +143,9 @@ async def follow_plans(
         heed_cancel()
         try:
             bucket = await jetstream.key_value(stores.WANTED)
-            await _followed(bucket, stores.wanted_key(tier, "*"), take, look_s)
+            await _followed(bucket, stores.wanted_key(tier), take, look_s)
         except (nats.errors.Error, APIError) as error:
-            log.warning("plans_not_followed", error=repr(error))
+            log.warning("plan_not_followed", error=repr(error))
             await asyncio.sleep(AGAIN_S)  # the server is away; nothing tells of its return
             try:
                 await made()
@@ -155,16 +153,14 @@ async def follow_plans(
                 log.warning("bucket_not_made", error=repr(failed))
 
 
-async def _followed(
-    bucket: KeyValue, pattern: str, take: Callable[[str, bytes | None], None], look_s: float
-) -> None:
-    watcher = await bucket.watch(pattern)
+async def _followed(bucket: KeyValue, key: str, take: Callable[[bytes | None], None], look_s: float) -> None:
+    watcher = await bucket.watch(key)
     try:
         heed_cancel()
         async with asyncio.timeout(look_s):
             async for entry in watcher:
                 if entry is not None:
-                    take(entry.key, None if entry.operation is not None else entry.value)
+                    take(None if entry.operation is not None else entry.value)
     except TimeoutError:
         pass
     finally:

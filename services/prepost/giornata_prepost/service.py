@@ -24,7 +24,6 @@ from giornata.bus.telemetry import state_of, telemetry
 from giornata.scratch import scratch_folder
 from giornata.seeing.spans import span
 from giornata.wire import subjects
-from giornata.wire.cells import in_cell
 from giornata.wire.devices import HostDevice
 from giornata.wire.errors import ServiceUnavailable
 from giornata.wire.jobs import Encoding, Inspection, Job
@@ -156,7 +155,7 @@ class Prepost:
         )
 
     def _subject(self, verb: str) -> str:
-        return in_cell(subjects.prepost(verb, self._model.card.name), self._config.cell)
+        return subjects.prepost(verb, self._model.card.name)
 
     async def inspect(self, request: InspectRequest) -> Inspection:
         """Decode and measure the job's pictures; prepare the picture for the autoencoder.

@@ -25,27 +25,15 @@ async def main(config: RouterConfig, stop: asyncio.Event) -> None:
         jetstream = connected.jetstream
         replicas, store_bytes = config.replicas, config.nats_store_bytes
         await streams.ensure(
-            jetstream,
-            replicas=replicas,
-            events_ttl_s=config.result_ttl_s,
-            store_bytes=store_bytes,
-            cell=config.cell,
+            jetstream, replicas=replicas, events_ttl_s=config.result_ttl_s, store_bytes=store_bytes
         )
         ttl_s = streams.records_ttl_s(config.result_ttl_s, config.record_linger_s)
-        await streams.update(
-            jetstream, replicas=replicas, store_bytes=store_bytes, records_ttl_s=ttl_s, cell=config.cell
-        )
+        await streams.update(jetstream, replicas=replicas, store_bytes=store_bytes, records_ttl_s=ttl_s)
         await streams.ensure_queue(
-            jetstream,
-            replicas=replicas,
-            max_messages=config.max_messages,
-            store_bytes=store_bytes,
-            cell=config.cell,
+            jetstream, replicas=replicas, max_messages=config.max_messages, store_bytes=store_bytes
         )
-        records = await just_made(
-            partial(Records.open, jetstream, config.cell, linger_s=config.record_linger_s)
-        )
-        quarantine = await just_made(partial(Quarantine.open, jetstream, config.cell))
+        records = await just_made(partial(Records.open, jetstream, linger_s=config.record_linger_s))
+        quarantine = await just_made(partial(Quarantine.open, jetstream))
         await Router(connected, blobs, records, quarantine, config).run(stop)
 
 

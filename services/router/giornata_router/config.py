@@ -8,7 +8,7 @@ from typing import ClassVar, Self
 from pydantic import Field, model_validator
 
 from giornata.bus.streams import LINGER_S
-from giornata.config import CellConfig
+from giornata.config import ServiceConfig
 from giornata.residency.plans.naming import PlacementName
 from giornata.scheduling.line import AGEING_S, LineName
 from giornata.scheduling.policies import LOAD_WEIGHT, PolicyName
@@ -23,7 +23,7 @@ def require_rock(asked: str) -> None:
         )
 
 
-class RouterConfig(CellConfig):
+class RouterConfig(ServiceConfig):
     """Configuration of the router."""
 
     policy: PolicyName = Field(

@@ -14,7 +14,6 @@ import structlog
 from giornata.bus.bus import Bus
 from giornata.fleet import Fleet
 from giornata.wire import codec, subjects
-from giornata.wire.cells import in_cell
 from giornata.wire.errors import MalformedMessage
 from giornata.wire.fleet import FleetPage, FleetRequest, FleetSummary, InstanceReports
 from giornata.wire.workers import ServiceState
@@ -36,8 +35,8 @@ log = structlog.get_logger(__name__)
 class FleetDesk:
     """What the active router tells of its fleet; a standby only listens."""
 
-    def __init__(self, bus: Bus, fleet: Fleet, instance: str, cell: str) -> None:
-        self._bus, self._fleet, self._instance, self._cell = bus, fleet, instance, cell
+    def __init__(self, bus: Bus, fleet: Fleet, instance: str) -> None:
+        self._bus, self._fleet, self._instance = bus, fleet, instance
         self._rates = StepRates()
         self._pages: list[bytes] = []
         self._paged_s = -math.inf
@@ -59,10 +58,10 @@ class FleetDesk:
         told_s = -math.inf
         while True:
             now = time.monotonic()
-            present = summary(self._instance, self._fleet.all(), self._cell, waits())
+            present = summary(self._instance, self._fleet.all(), waits())
             if leadership.leads and (present != told or now - told_s >= HEARTBEAT_S):
                 try:
-                    await self._bus.publish(in_cell(subjects.SUMMARY, self._cell), present)
+                    await self._bus.publish(subjects.SUMMARY, present)
                     told, told_s = present, now
                 except nats.errors.Error as error:
                     log.warning("summary_not_told", error=repr(error))

@@ -1,4 +1,4 @@
-"""The lease that makes one router of a cell active, and what its holder knows of it without asking.
+"""The lease that makes one router active, and what its holder knows of it without asking.
 
 Why it is safe without clocks that agree: `docs/adr/0018-the-lease-and-its-epoch.md`.
 """
@@ -17,9 +17,8 @@ from nats.js.kv import KV_DEL, KeyValue
 
 from giornata.bus.answering import UnansweredError
 from giornata.bus.streams import LEASE_TTL_S
-from giornata.wire.cells import MAIN
 from giornata.wire.messages import Epoch
-from giornata.wire.stores import LEASES, bucket_stream, own_name
+from giornata.wire.stores import LEASES, bucket_stream
 from giornata_router.rules.tenure import Sighting, Watch
 
 RENEW_S: Final = LEASE_TTL_S / 3
@@ -91,11 +90,8 @@ class Lease:
         holder: str,
         leadership: Leadership,
         clock: Clock = awake_or_not,
-        *,
-        cell: str = MAIN,
     ) -> None:
         self._jetstream, self._bucket, self._holder = jetstream, bucket, holder.encode()
-        self._stream = bucket_stream(own_name(LEASES, cell))
         self._leadership, self._clock = leadership, clock
         self._watch = Watch(LEASE_TTL_S)
         self._revision = 0
@@ -140,13 +136,13 @@ class Lease:
         except KeyNotFoundError as missing:
             if missing.entry is not None:
                 return Sighting(missing.entry.revision, free=missing.op == KV_DEL)
-            stream = await self._jetstream.stream_info(self._stream)
+            stream = await self._jetstream.stream_info(bucket_stream(LEASES))
             return Sighting(0, free=stream.state.last_seq == 0)
         return Sighting(entry.revision or 0, free=False)
 
     async def _take(self, revision: int) -> None:
         """Write the entry, unless it has changed since `revision`: then another router was faster."""
-        stream = await self._jetstream.stream_info(self._stream)
+        stream = await self._jetstream.stream_info(bucket_stream(LEASES))
         created_us = 0 if stream.created is None else int(stream.created.timestamp() * 1e6)
         asked_s = self._clock()
         self._revision = await self._bucket.update(KEY, self._holder, last=revision)

@@ -148,7 +148,7 @@ class PlacementDesk:
             epoch=leadership.check(), number=self._number, sha256s=packed(digests[:MOST_WANTED])
         )
         bucket = await self._bus.jetstream.key_value(stores.WANTED)
-        await bucket.put(stores.wanted_key(tier, self._config.cell), codec.encode(told))
+        await bucket.put(stores.wanted_key(tier), codec.encode(told))
         self._written[tier] = frozenset(digests)
 
     async def _withdraw(self, leadership: Leadership) -> None:

@@ -26,7 +26,6 @@ from giornata.scheduling.line import Claim, Key
 from giornata.seeing.spans import span
 from giornata.seeing.told import Kind
 from giornata.wire import subjects
-from giornata.wire.cells import in_cell
 from giornata.wire.errors import DeadlineExceeded, GiornataError
 from giornata.wire.jobs import BlobRef, Encoding, Inspection, Job
 from giornata.wire.messages import (
@@ -226,7 +225,7 @@ class PrepostClient:
         request, state = stage.make(remaining_ms=limit.remaining_ms()), self._fleet.get(instance)
         subject = subjects.prepost_at(instance, stage.verb)
         if state is not None and state.prepost is None:  # an older version: all of the model share a queue
-            subject = in_cell(subjects.prepost(stage.verb, stage.owner.model), self._config.cell)
+            subject = subjects.prepost(stage.verb, stage.owner.model)
         async with self._questions.asked(question(request)):
             return await self._bus.call(subject, request, stage.reply, limit)
 

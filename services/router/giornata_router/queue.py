@@ -18,7 +18,6 @@ from giornata.retries import error_code
 from giornata.scheduling.waiting import QueuedJob, Turn, Waiting
 from giornata.scheduling.window import Window
 from giornata.wire import codec, subjects
-from giornata.wire.cells import in_cell
 from giornata.wire.errors import GiornataError, JobNotFound, QueueFull, ServiceUnavailable, StorageFull
 from giornata.wire.jobs import Job, Priority
 from giornata.wire.messages import (
@@ -73,7 +72,7 @@ class Queue:
         self._ending = asyncio.Semaphore(ENDED_AT_ONCE)
         self._deliveries = {
             priority: Deliveries(
-                QueueConsumer(bus.client, bus.jetstream, priority, epoch, config.cell),
+                QueueConsumer(bus.client, bus.jetstream, priority, epoch),
                 self._take,
                 self._fill,
                 partial(self._arrived, priority),
@@ -144,7 +143,7 @@ class Queue:
         return (found or Forecast()).model_copy(update={"steps": steps})
 
     def _subject(self, priority: Priority) -> str:
-        return in_cell(subjects.jobs(priority), self._tools.config.cell)
+        return subjects.jobs(priority)
 
     def cancel(self, request: CancelRows) -> None:
         """End a job, carried or not: a cancel was broadcast."""

@@ -13,7 +13,6 @@ from nats.js import JetStreamContext
 
 from giornata.retries import repeated
 from giornata.wire import stores
-from giornata.wire.cells import MAIN
 from giornata.wire.errors import StoreFull
 from giornata.wire.queues import StoreRoom
 
@@ -24,17 +23,16 @@ DOOR: Final = 0.9
 GROWTH_BYTES: Final = 16 << 10
 """Room kept for every unfinished job, whose record grows until it ends: with ten pictures of 4096 tokens to 10 kB."""
 
+_STREAMS: Final = (stores.JOBS, *stores.STREAMS)
+
 log = structlog.get_logger(__name__)
 
 
 class Room:
     """How full each stream is. Nothing is known, and every job may come, until :meth:`watch` has read it."""
 
-    def __init__(self, jetstream: JetStreamContext, cell: str = MAIN) -> None:
+    def __init__(self, jetstream: JetStreamContext) -> None:
         self._jetstream = jetstream
-        self._jobs = stores.own_name(stores.JOBS, cell)
-        self._records = stores.bucket_stream(stores.own_name(stores.RECORDS, cell))
-        self._names = (self._jobs, *stores.SHARED_STREAMS, *stores.cell_streams(cell))
         self._stores: Mapping[str, StoreRoom] = {}
         self._unfinished = 0
         """Jobs in the work queue at the last reading, and accepted since."""
@@ -46,7 +44,7 @@ class Room:
 
     def take(self) -> None:
         """Count one more job, or raise StoreFull if its record may not fit."""
-        records = self._stores.get(self._records)
+        records = self._stores.get(stores.bucket_stream(stores.RECORDS))
         if records is not None and not may_come(records, self._unfinished):
             raise StoreFull(
                 received=f"{records.used_bytes} of {records.limit_bytes} bytes taken by records, "
@@ -65,14 +63,14 @@ class Room:
             await asyncio.sleep(READ_S)  # no event tells of it
 
     async def _read(self) -> None:
-        asks = (repeated(partial(self._jetstream.stream_info, name)) for name in self._names)
-        found = dict(zip(self._names, await asyncio.gather(*asks), strict=True))
+        asks = (repeated(partial(self._jetstream.stream_info, name)) for name in _STREAMS)
+        found = dict(zip(_STREAMS, await asyncio.gather(*asks), strict=True))
         self._stores = {
             name: StoreRoom(store=name, used_bytes=info.state.bytes, limit_bytes=info.config.max_bytes)
             for name, info in found.items()
             if info.config.max_bytes is not None and info.config.max_bytes > 0
         }
-        self._unfinished = found[self._jobs].state.messages
+        self._unfinished = found[stores.JOBS].state.messages
 
 
 def may_come(records: StoreRoom, unfinished: int) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, nullcontext, suppress
+from contextlib import suppress
 from functools import partial
 from typing import TypeVar
 
@@ -29,7 +29,6 @@ from giornata.scheduling.policies import PolicyName
 from giornata.scheduling.schedulers import scheduler_of
 from giornata.tenant_records import TemplateRecords
 from giornata.wire import subjects
-from giornata.wire.cells import MAIN, in_cell
 from giornata.wire.events import DenoisedEvent, EventKind
 from giornata.wire.fleet import FleetRequest
 from giornata.wire.messages import (
@@ -39,7 +38,7 @@ from giornata.wire.messages import (
     SubmitRequest,
     TemplateRequest,
 )
-from giornata.wire.stores import LEASES, own_name
+from giornata.wire.stores import LEASES
 from giornata.wire.telemetry import TelemetryReader
 from giornata.wire.workers import ServiceName, ServiceState
 from giornata_router.config import RouterConfig
@@ -90,7 +89,7 @@ class Router:
         questions = Questions(placement.fleet, connected, listened_s)
         self._prepost = PrepostClient(bus, questions, stages, placement.fleet, config)
         forecasting = Forecasting(placement, line, stages)
-        self._room = Room(bus.jetstream, config.cell)
+        self._room = Room(bus.jetstream)
         self._tools = Tools(
             bus,
             LeaderRecords(records, self._leadership),
@@ -106,21 +105,19 @@ class Router:
         )
         self._queue: Queue | None = None
         """What is led; None on a standby."""
-        self._desk = FleetDesk(bus, placement.fleet, config.instance, config.cell)
+        self._desk = FleetDesk(bus, placement.fleet, config.instance)
         self._places = PlacementDesk(bus, placement, config)
         bus.on_reconnect.append(self._dispatch.recheck)
 
     async def run(self, stop: asyncio.Event) -> None:
         """Stand by, lead when the lease is free, until `stop`."""
         jetstream = self._bus.client.jetstream(timeout=streams.LEASE_TTL_S / 2)
-        cell = self._config.cell
-        leases = await just_made(partial(jetstream.key_value, own_name(LEASES, cell)))
-        lease = Lease(jetstream, leases, self._config.instance, self._leadership, cell=cell)
+        leases = await just_made(partial(jetstream.key_value, LEASES))
+        lease = Lease(jetstream, leases, self._config.instance, self._leadership)
         async with (
             self._bus.listen(
-                in_cell(subjects.TELEMETRY, cell), ServiceState, self._hear, TelemetryReader().read
+                subjects.TELEMETRY, ServiceState, self._hear, TelemetryReader().read
             ) as listening,
-            self._gateways(),
             telemetry(self._bus, self._config.telemetry_hz, self._report),
             asyncio.TaskGroup() as tasks,
         ):
@@ -133,12 +130,6 @@ class Router:
                     wait_s = RENEW_S
                 await _wait(stop, wait_s)
             looking.cancel()
-
-    def _gateways(self) -> AbstractAsyncContextManager[object]:
-        """Hear the gateways' telemetry, which belongs to no cell; in the first cell it is heard with all other."""
-        if self._config.cell == MAIN:
-            return nullcontext()
-        return self._bus.listen(subjects.telemetry_of(ServiceName.GATEWAY), ServiceState, self._hear)
 
     def _hear(self, state: ServiceState) -> None:
         self._dispatch.observe(state)
@@ -171,19 +162,18 @@ class Router:
         walks = asyncio.TaskGroup()
         queue = Queue(self._tools, walks, self._leadership.check())
         template = partial(register, self._tools, await TemplateRecords.open(self._bus.jetstream))
-        here = partial(in_cell, cell=self._config.cell)
         endpoints = (
-            Endpoint(here(subjects.SUBMIT), SubmitRequest, self._by_holder(partial(self._submit, queue))),
-            Endpoint(here(subjects.FORECAST), ForecastRequest, self._by_holder(queue.forecast)),
-            Endpoint(here(subjects.FLEET), FleetRequest, self._by_holder(self._desk.page)),
-            Endpoint(here(subjects.TEMPLATE), TemplateRequest, self._by_holder(template)),
+            Endpoint(subjects.SUBMIT, SubmitRequest, self._by_holder(partial(self._submit, queue))),
+            Endpoint(subjects.FORECAST, ForecastRequest, self._by_holder(queue.forecast)),
+            Endpoint(subjects.FLEET, FleetRequest, self._by_holder(self._desk.page)),
+            Endpoint(subjects.TEMPLATE, TemplateRequest, self._by_holder(template)),
         )
-        denoised = here(subjects.events_of_kind(EventKind.DENOISED))
+        denoised = subjects.events_of_kind(EventKind.DENOISED)
         async with (
             self._bus.listen(denoised, DenoisedEvent, self._dispatch.report),
             self._bus.answer(*endpoints),
             walks,
-            self._bus.listen(here(subjects.ALL_CANCELS), CancelRows, queue.cancel),
+            self._bus.listen(subjects.ALL_CANCELS, CancelRows, queue.cancel),
             asyncio.TaskGroup() as pulls,
         ):
             pulls.create_task(self._room.watch(), name="room")

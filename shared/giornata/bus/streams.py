@@ -19,7 +19,6 @@ from nats.js.errors import APIError, BadRequestError
 
 from giornata.retries import COMING_UP_S, error_code, repeated
 from giornata.wire import stores, subjects
-from giornata.wire.cells import MAIN, in_cell
 from giornata.wire.errors import ServiceUnavailable
 from giornata.wire.events import KEPT
 
@@ -69,18 +68,16 @@ async def ensure_queue(
     replicas: int,
     max_messages: int,
     store_bytes: int = stores.STORE_BYTES,
-    cell: str = MAIN,
 ) -> None:
-    """Create the work queue of `cell`, or bring its limits up to date. Only routers do this."""
-    name = stores.own_name(stores.JOBS, cell)
+    """Create the work queue, or bring its limits up to date. Only routers do this."""
     config = StreamConfig(
-        name=name,
-        subjects=[in_cell(subjects.ALL_JOBS, cell)],
+        name=stores.JOBS,
+        subjects=[subjects.ALL_JOBS],
         retention=RetentionPolicy.WORK_QUEUE,
         storage=StorageType.FILE,
         discard=DiscardPolicy.NEW,
         max_msgs=max_messages,
-        max_bytes=stores.limits(store_bytes, cell)[name],
+        max_bytes=stores.limits(store_bytes)[stores.JOBS],
         num_replicas=replicas,
         allow_msg_ttl=True,  # trials end by themselves
     )
@@ -95,27 +92,25 @@ async def ensure(
     replicas: int,
     events_ttl_s: float,
     store_bytes: int = stores.STORE_BYTES,
-    cell: str = MAIN,
 ) -> None:
-    """Create what `cell` needs and what does not exist yet: its buckets, and the streams that all cells share.
+    """Create what does not exist yet: the buckets and the event stream.
 
     ServiceUnavailable if the server has less room than they reserve: together `store_bytes` of its file store, with
     the work queue.
     """
     await ensure_shared(jetstream, replicas=replicas, events_ttl_s=events_ttl_s, store_bytes=store_bytes)
     ttls_s = BUCKET_TTL_S | {stores.RECORDS: records_ttl_s(events_ttl_s, LINGER_S)}
-    most = stores.limits(store_bytes, cell)
+    most = stores.limits(store_bytes)
     for bucket, ttl_s in ttls_s.items():
-        name = stores.own_name(bucket, cell)
-        size = most[stores.bucket_stream(name)]
-        config = KeyValueConfig(name, ttl=ttl_s, history=1, max_bytes=size, replicas=replicas)
+        size = most[stores.bucket_stream(bucket)]
+        config = KeyValueConfig(bucket, ttl=ttl_s, history=1, max_bytes=size, replicas=replicas)
         await _ensure_bucket(jetstream, config, store_bytes)
 
 
 async def ensure_shared(
     jetstream: JetStreamContext, *, replicas: int, events_ttl_s: float, store_bytes: int = stores.STORE_BYTES
 ) -> None:
-    """Create what all cells share, as :func:`ensure`: the event stream, and the buckets of tenants and of plans."""
+    """Create what gateways and LoRA stores need, as :func:`ensure`: the event stream, buckets of tenants and plans."""
     limits = stores.limits(store_bytes)
     events = StreamConfig(
         name=stores.EVENTS,
@@ -146,7 +141,6 @@ async def update(
     replicas: int,
     store_bytes: int,
     records_ttl_s: float,
-    cell: str = MAIN,
 ) -> None:
     """Bring existing streams up to date, but for the work queue: limits, the life of records. Only routers do this.
 
@@ -154,16 +148,15 @@ async def update(
     goes on with three. Earlier versions made streams without a limit, and an event stream that captured more. A stream
     that holds more than its limit keeps it, and takes nothing new until enough has expired.
     """
-    most = stores.limits(store_bytes, cell)
-    names = (*stores.SHARED_STREAMS, *stores.cell_streams(cell))
-    found = [(await repeated(partial(jetstream.stream_info, name))).config for name in names]
+    most = stores.limits(store_bytes)
+    found = [(await repeated(partial(jetstream.stream_info, name))).config for name in stores.STREAMS]
     # what shrinks makes room for what grows
     for config in sorted(found, key=lambda config: most[str(config.name)] - (config.max_bytes or 0)):
         name = str(config.name)
         wanted = config.evolve(max_bytes=most[name], num_replicas=max(replicas, config.num_replicas or 1))
         if name == stores.EVENTS:
             wanted = wanted.evolve(subjects=list(KEPT_EVENTS))
-        if name == stores.bucket_stream(stores.own_name(stores.RECORDS, cell)):
+        if name == stores.bucket_stream(stores.RECORDS):
             wanted = wanted.evolve(
                 max_age=records_ttl_s, allow_msg_ttl=True
             )  # ended jobs' have a life of their own
@@ -196,5 +189,5 @@ def _told_of_no_room(config: StreamConfig, store_bytes: int) -> Iterator[None]:
             "max_file_store, or lower GIORNATA_NATS_STORE_BYTES, for all services alike; events take "
             f"{stores.EVENTS_BYTES >> 20} MiB of its max_memory_store.",
             received=f"a limit of {config.max_bytes} bytes",
-            accepted=f"{store_bytes} bytes of file store for all streams of a cell",
+            accepted=f"{store_bytes} bytes of file store for all streams",
         ) from error

@@ -17,10 +17,9 @@ import structlog
 from giornata import __version__
 from giornata.bus.bus import Bus
 from giornata.bus.connection import barrier
-from giornata.config import CellConfig, ServiceConfig
+from giornata.config import ServiceConfig
 from giornata.logs import LogSink
 from giornata.wire import subjects
-from giornata.wire.cells import in_cell
 from giornata.wire.workers import ServiceName, ServiceState
 
 Report = Callable[[], ServiceState]
@@ -62,7 +61,6 @@ def state_of(service: ServiceName, config: ServiceConfig, **told: Any) -> Servic
     own = {
         "service": service,
         "instance": config.instance,
-        "cell": config.cell if isinstance(config, CellConfig) else None,
         "host": socket.gethostname(),
         "version": __version__,
         "log_lines_lost": LogSink.lost,
@@ -91,7 +89,7 @@ async def telemetry(bus: Bus, hz: float, report: Report) -> AsyncIterator[None]:
 
 async def publish(bus: Bus, state: ServiceState) -> None:
     """Send one state at once, for a change that others should not wait for."""
-    await bus.publish(in_cell(subjects.telemetry(state.service, state.instance), state.cell), state)
+    await bus.publish(subjects.telemetry(state.service, state.instance), state)
 
 
 async def _publish(bus: Bus, hz: float, report: Report) -> None:

@@ -24,7 +24,6 @@ from nats.js.errors import APIError, NotFoundError
 from giornata.bus.connection import TellingClient
 from giornata.retries import repeated
 from giornata.wire import stores, subjects
-from giornata.wire.cells import MAIN, in_cell
 from giornata.wire.jobs import Priority
 from giornata.wire.messages import Epoch
 
@@ -54,7 +53,7 @@ class LaterLeaderError(nats.errors.Error):
 
 
 class QueueConsumer:
-    """Delivers the jobs of one priority to a cell's leader of an epoch. They are held until they are acknowledged."""
+    """Delivers the jobs of one priority to the leader of an epoch. They are held until they are acknowledged."""
 
     def __init__(
         self,
@@ -62,11 +61,9 @@ class QueueConsumer:
         jetstream: JetStreamContext,
         priority: Priority,
         epoch: Epoch,
-        cell: str = MAIN,
     ) -> None:
         self._client, self._jetstream = client, jetstream
-        self._stream = stores.own_name(stores.JOBS, cell)
-        self._subject = in_cell(subjects.jobs(priority), cell)
+        self._subject = subjects.jobs(priority)
         self.priority, self._epoch = priority, epoch
         self._name = stores.queue_consumer_name(priority, self._epoch)
         self._news = asyncio.Queue[Msg | None]()
@@ -91,7 +88,7 @@ class QueueConsumer:
         for _ in range(_TRIES):
             await self._delete_earlier()
             try:
-                info = await repeated(partial(self._jetstream.add_consumer, self._stream, config))
+                info = await repeated(partial(self._jetstream.add_consumer, stores.JOBS, config))
             except APIError as error:
                 if error.err_code != _NOT_UNIQUE:
                     raise
@@ -107,11 +104,11 @@ class QueueConsumer:
             if epoch > self._epoch:
                 raise LaterLeaderError
             with contextlib.suppress(NotFoundError):
-                await repeated(partial(self._jetstream.delete_consumer, self._stream, name))
+                await repeated(partial(self._jetstream.delete_consumer, stores.JOBS, name))
 
     async def _names(self) -> list[str]:
         """The queue's consumers, also those without a leader, which a list of their states lacks."""
-        answer = await self._client.request(f"$JS.API.CONSUMER.NAMES.{self._stream}", timeout=NAMED_S)
+        answer = await self._client.request(f"$JS.API.CONSUMER.NAMES.{stores.JOBS}", timeout=NAMED_S)
         told = json.loads(answer.data)
         if "error" in told:
             raise APIError.from_error(told["error"])
@@ -150,7 +147,7 @@ class QueueConsumer:
 
     async def _pull(self, inbox: str) -> None:
         asked = {"batch": PULLED, "expires": int(PULL_S * 1e9)}
-        subject = f"$JS.API.CONSUMER.MSG.NEXT.{self._stream}.{self._name}"
+        subject = f"$JS.API.CONSUMER.MSG.NEXT.{stores.JOBS}.{self._name}"
         await self._client.publish(subject, json.dumps(asked).encode(), reply=inbox)
 
     def again(self) -> None:
@@ -159,7 +156,7 @@ class QueueConsumer:
 
     async def delivered(self) -> tuple[int, int]:
         """How many messages are delivered and unacknowledged, and the sequence number of the last one."""
-        info = await repeated(partial(self._jetstream.consumer_info, self._stream, self._name))
+        info = await repeated(partial(self._jetstream.consumer_info, stores.JOBS, self._name))
         last = info.delivered.stream_seq if info.delivered else 0
         return info.num_ack_pending or 0, last
 
@@ -168,7 +165,7 @@ class QueueConsumer:
         if self._client.is_connected:
             with contextlib.suppress(nats.errors.Error, TimeoutError):
                 async with asyncio.timeout(LEFT_S):
-                    await self._jetstream.delete_consumer(self._stream, self._name)
+                    await self._jetstream.delete_consumer(stores.JOBS, self._name)
 
 
 async def acknowledge(client: TellingClient, reply: str) -> None:

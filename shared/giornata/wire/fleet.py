@@ -5,7 +5,6 @@ from __future__ import annotations
 from pydantic import Field
 
 from giornata.wire.adapters import ControlCard
-from giornata.wire.cells import MAIN
 from giornata.wire.devices import HostDevice
 from giornata.wire.host_tiers import HostTier
 from giornata.wire.masks import MaskCard
@@ -16,9 +15,7 @@ from giornata.wire.workers import AdapterCounters, RankState, ServiceName, Servi
 
 
 class FleetSummary(Wire):
-    """router → gateways: what an edit can be done with now in a cell; told when it changes, and every second."""
-
-    cell: str = MAIN
+    """router → gateways: what an edit can be done with now; told when it changes, and every second."""
 
     router: str
     """The instance that tells, which leads."""
@@ -112,8 +109,6 @@ class InstanceView(Wire):
 
     service: ServiceName
     instance: str
-    cell: str | None = MAIN
-    """The part of the fleet that it works for; null for a gateway, which serves all."""
     host: str
     version: str
     ready: bool

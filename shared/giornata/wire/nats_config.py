@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from giornata.wire import subjects
-from giornata.wire.cells import MAIN
 from giornata.wire.permissions import RELOADER, Rights, User, rights
 
 ROUTES_USER: Final = "routes"
@@ -24,7 +23,6 @@ def users_config(
     reloader: str,
     *,
     anonymous: User | None = None,
-    cells: Sequence[str] = (MAIN,),
 ) -> str:
     """The users, their passwords and rights in a NATS server's configuration.
 
@@ -32,11 +30,8 @@ def users_config(
         passwords: by user; a password may be its bcrypt hash.
         reloader: password of the user RELOADER.
         anonymous: whom clients without a password are; None refuses them.
-        cells: of the deployment.
     """
-    lines = ",\n    ".join(
-        _login(user, password, rights(user, cells)) for user, password in passwords.items()
-    )
+    lines = ",\n    ".join(_login(user, password, rights(user)) for user, password in passwords.items())
     text = (
         f"authorization {{\n  users: [\n    {lines}\n  ]\n}}\n"
         f'accounts {{ "$SYS": {{ users: [{_login(RELOADER, reloader, _RELOADS)}] }} }}\n'

@@ -7,13 +7,12 @@ askers only.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Final, NamedTuple
 from urllib.parse import urlsplit
 
 from giornata.wire import stores, subjects
-from giornata.wire.cells import MAIN, anywhere
 from giornata.wire.events import EventKind
 
 API: Final = "$JS.API"
@@ -65,20 +64,11 @@ def inbox(user: str) -> str:
     return subjects.INBOX if user == User.APPLICATION else f"{subjects.INBOX}_{user}"
 
 
-def rights(user: str, cells: Sequence[str] = (MAIN,)) -> Rights:
-    """What `user` needs, and nothing else; every application needs the same beside its inbox.
-
-    Of JetStream a service may use the streams of `cells`; all other subjects are open to it in every cell.
-    """
+def rights(user: str) -> Rights:
+    """What `user` needs, and nothing else; every application needs the same beside its inbox."""
     known = User.APPLICATION if user.startswith(f"{APPLICATIONS}.") else User(user)
     publish, subscribe = _NEEDS[known]
-    keeps = (one for cell in cells for one in _KEEPS.get(known, _nothing)(cell))
-    # what several cells share is named by each
-    return Rights(tuple(dict.fromkeys((*publish, *keeps))), (f"{inbox(user)}.>", *subscribe))
-
-
-def _nothing(_: str) -> tuple[str, ...]:
-    return ()
+    return Rights(publish, (f"{inbox(user)}.>", *subscribe))
 
 
 def _answers(*askers: User) -> tuple[str, ...]:
@@ -92,20 +82,14 @@ def _micro(service: User) -> tuple[str, ...]:
     return tuple(f"$SRV.{verb}{rest}" for verb in verbs for rest in ("", f".{name}", f".{name}.*"))
 
 
-def _makes(cell: str) -> tuple[str, ...]:
-    """The rights to make the streams of `cell`, but for its work queue."""
-    return tuple(f"{API}.STREAM.CREATE.{stream}" for stream in _streams(cell))
-
-
-def _streams(cell: str) -> tuple[str, ...]:
-    return *stores.SHARED_STREAMS, *stores.cell_streams(cell)
-
-
-def _keeps(bucket: str, cell: str = MAIN) -> tuple[str, ...]:
+def _keeps(bucket: str) -> tuple[str, ...]:
     """The rights to open a bucket, and to read and write its keys."""
-    name = stores.own_name(bucket, cell)
-    stream = stores.bucket_stream(name)
-    return f"{API}.STREAM.INFO.{stream}", f"{API}.STREAM.MSG.GET.{stream}", f"$KV.{name}.>"
+    stream = stores.bucket_stream(bucket)
+    return f"{API}.STREAM.INFO.{stream}", f"{API}.STREAM.MSG.GET.{stream}", f"$KV.{bucket}.>"
+
+
+def _of_streams(verbs: Sequence[str], names: Sequence[str]) -> tuple[str, ...]:
+    return tuple(f"{API}.STREAM.{verb}.{name}" for verb in verbs for name in names)
 
 
 def _follows(stream: str) -> tuple[str, ...]:
@@ -139,31 +123,34 @@ def _and(granted: Rights, *publish: str) -> Rights:
     return granted._replace(publish=(*granted.publish, *publish))
 
 
+_SUMMARIES: Final = (subjects.SUMMARY, f"{subjects.SUMMARY}.*")
+"""Gateways and profilers of the version before this one listen to both."""
 _NEEDS: Final[Mapping[User, Rights]] = {
     User.GATEWAY: Rights(
         publish=(
-            *anywhere(subjects.SUBMIT),
-            *anywhere(subjects.FORECAST),
-            *anywhere(subjects.FLEET),
-            *anywhere(subjects.TEMPLATE),
+            subjects.SUBMIT,
+            subjects.FORECAST,
+            subjects.FLEET,
+            subjects.TEMPLATE,
             subjects.TEMPLATE_REMOVED,
-            *anywhere(subjects.ALL_MASK),
-            *anywhere(subjects.ALL_CANCELS),
+            subjects.ALL_MASK,
+            subjects.ALL_CANCELS,
             subjects.telemetry_of(User.GATEWAY),
             *_answers(User.APPLICATION, User.PROFILER, User.OBSERVER),
             f"{subjects.INBOX}_{APPLICATIONS}.>",
             *_lora("begin", "piece", "finish", "drop", "remove", "pin"),
-            *anywhere(subjects.TRIAL_JOB),
+            subjects.TRIAL_JOB,
             *_keeps(stores.TEMPLATES),
             *_follows(stores.bucket_stream(stores.TEMPLATES)),
             *_reads(stores.LORAS),
             *_keeps(stores.WEBHOOKS),
             *_follows(stores.bucket_stream(stores.WEBHOOKS)),
             *_follows(stores.EVENTS),
-            f"{API}.STREAM.NAMES",
+            f"{API}.STREAM.NAMES",  # gateways of the version before this one list streams
             f"{API}.STREAM.INFO.{stores.EVENTS}",
             f"{API}.STREAM.MSG.GET.{stores.EVENTS}",
-            *(f"{API}.STREAM.CREATE.{stream}" for stream in stores.SHARED_STREAMS),
+            *_of_streams(("CREATE",), stores.SHARED_STREAMS),
+            *_keeps(stores.RECORDS),
         ),
         subscribe=(
             subjects.EDIT,
@@ -173,33 +160,44 @@ _NEEDS: Final[Mapping[User, Rights]] = {
             subjects.EDIT_CANCEL,
             subjects.events_of_kind(EventKind.DONE),
             subjects.events_of_kind(EventKind.STEP),
-            *anywhere(subjects.SUMMARY),
+            *_SUMMARIES,
             subjects.telemetry_of(User.GATEWAY),
             *_micro(User.GATEWAY),
         ),
     ),
     User.ROUTER: Rights(
         publish=(
-            *anywhere(subjects.ALL_PREPOST),
+            subjects.ALL_PREPOST,
+            subjects.ALL_PREPOST_AT,
             *subjects.ALL_WORKERS,
-            *anywhere(subjects.ALL_JOBS),
+            subjects.ALL_JOBS,
             subjects.events_of_kind(EventKind.STATE),
             subjects.events_of_kind(EventKind.DONE),
             subjects.telemetry_of(User.ROUTER),
-            *anywhere(subjects.SUMMARY),
+            subjects.SUMMARY,
             *_answers(User.GATEWAY),
             *_keeps(stores.TEMPLATES)[1:],
             *_keeps(stores.WANTED)[1:],
             *_reads(stores.LORAS)[1:],
             subjects.ALL_LORA_TIERS[1],
+            *_of_streams(("CREATE", "INFO", "UPDATE"), (*stores.STREAMS, stores.JOBS)),
+            *_keeps(stores.RECORDS)[1:],
+            *_keeps(stores.LEASES)[1:],
+            *_keeps(stores.QUARANTINE)[2:],
+            f"{API}.CONSUMER.NAMES.{stores.JOBS}",
+            *(
+                f"{API}.CONSUMER.{verb}.{stores.JOBS}.*"
+                for verb in ("DURABLE.CREATE", "DELETE", "INFO", "MSG.NEXT")
+            ),
+            f"$JS.ACK.{stores.JOBS}.>",
         ),
         subscribe=(
-            *anywhere(subjects.SUBMIT),
-            *anywhere(subjects.FORECAST),
-            *anywhere(subjects.FLEET),
-            *anywhere(subjects.TEMPLATE),
-            *anywhere(subjects.ALL_CANCELS),
-            *anywhere(subjects.events_of_kind(EventKind.DENOISED)),
+            subjects.SUBMIT,
+            subjects.FORECAST,
+            subjects.FLEET,
+            subjects.TEMPLATE,
+            subjects.ALL_CANCELS,
+            subjects.events_of_kind(EventKind.DENOISED),
             subjects.ALL_TELEMETRY,
         ),
     ),
@@ -207,75 +205,55 @@ _NEEDS: Final[Mapping[User, Rights]] = {
         publish=(
             subjects.events_of_kind(EventKind.STEP),
             subjects.events_of_kind(EventKind.PREVIEW),
-            *anywhere(subjects.events_of_kind(EventKind.DENOISED)),
+            subjects.events_of_kind(EventKind.DENOISED),
             subjects.telemetry_of(User.DENOISER),
             *_answers(User.ROUTER),
             *_keeps(stores.TEMPLATES),
             *subjects.ALL_CONTROLNET,
             *_lora("read"),
             subjects.ALL_LORA_TIERS[0],
+            *_of_streams(("CREATE",), stores.STREAMS),
+            *_keeps(stores.RECORDS),
         ),
         subscribe=(
             *subjects.ALL_WORKERS,
-            *anywhere(subjects.ALL_CANCELS),
+            subjects.ALL_CANCELS,
             subjects.TEMPLATE_REMOVED,
             subjects.telemetry_of(User.DENOISER),
             subjects.telemetry_of(User.CONTROLNET),
         ),
     ),
     User.PREPOST: _and(
-        _stateless(User.PREPOST, anywhere(subjects.ALL_PREPOST), User.ROUTER, User.GATEWAY, User.LORA_STORE),
+        _stateless(
+            User.PREPOST,
+            (subjects.ALL_PREPOST, subjects.ALL_PREPOST_AT),
+            User.ROUTER,
+            User.GATEWAY,
+            User.LORA_STORE,
+        ),
         *_lora("begin", "piece", "keep", "drop", "read"),
     ),
     User.CONTROLNET: _stateless(User.CONTROLNET, subjects.ALL_CONTROLNET, User.DENOISER),
     User.LORA_STORE: _and(
         _stateless(
             User.LORA_STORE,
-            (*anywhere(subjects.ALL_LORA), *subjects.ALL_LORA_TIERS, subjects.telemetry_of(User.PREPOST)),
+            (subjects.ALL_LORA, *subjects.ALL_LORA_TIERS, subjects.telemetry_of(User.PREPOST)),
             User.GATEWAY,
             User.ROUTER,
             User.PREPOST,
             User.DENOISER,
             User.PROFILER,
         ),
-        *anywhere(subjects.ALL_ADAPTER),
+        subjects.ALL_ADAPTER,
         *_keeps(stores.LORAS),
         *_reads(stores.WANTED),
         *_follows(stores.bucket_stream(stores.LORAS)),
-        *(f"{API}.STREAM.CREATE.{stream}" for stream in stores.SHARED_STREAMS),
+        *_of_streams(("CREATE",), stores.SHARED_STREAMS),
     ),
     User.APPLICATION: Rights((subjects.EDIT, subjects.GENERATE, subjects.MASK, subjects.EDIT_CANCEL), ()),
-    User.PROFILER: Rights(
-        (subjects.EDIT_PROBE, *_lora("profiled"), *_reads(stores.LORAS)), anywhere(subjects.SUMMARY)
-    ),
+    User.PROFILER: Rights((subjects.EDIT_PROBE, *_lora("profiled"), *_reads(stores.LORAS)), _SUMMARIES),
     User.OBSERVER: Rights(("$SRV.>",), (subjects.ALL_TELEMETRY,)),
-    User.OPERATOR: Rights((), ()),
-}
-"""What a user needs in every cell."""
-
-
-def _router_keeps(cell: str) -> tuple[str, ...]:
-    jobs = stores.own_name(stores.JOBS, cell)
-    return (
-        *_makes(cell),
-        *(f"{API}.STREAM.{verb}.{stream}" for verb in ("INFO", "UPDATE") for stream in _streams(cell)),
-        *_keeps(stores.RECORDS, cell)[1:],
-        *_keeps(stores.LEASES, cell)[1:],
-        *_keeps(stores.QUARANTINE, cell)[2:],
-        *(f"{API}.STREAM.{verb}.{jobs}" for verb in ("CREATE", "INFO", "UPDATE")),
-        f"{API}.CONSUMER.NAMES.{jobs}",
-        *(f"{API}.CONSUMER.{verb}.{jobs}.*" for verb in ("DURABLE.CREATE", "DELETE", "INFO", "MSG.NEXT")),
-        f"$JS.ACK.{jobs}.>",
-    )
-
-
-_KEEPS: Final[Mapping[User, Callable[[str], tuple[str, ...]]]] = {
-    User.GATEWAY: lambda cell: _keeps(stores.RECORDS, cell),
-    User.ROUTER: _router_keeps,
-    User.DENOISER: lambda cell: (*_makes(cell), *_keeps(stores.RECORDS, cell)),
-    User.OPERATOR: lambda cell: (
-        *_keeps(stores.QUARANTINE, cell),
-        *_follows(stores.bucket_stream(stores.own_name(stores.QUARANTINE, cell))),
+    User.OPERATOR: Rights(
+        (*_keeps(stores.QUARANTINE), *_follows(stores.bucket_stream(stores.QUARANTINE))), ()
     ),
 }
-"""What a user needs of JetStream to keep the jobs of a cell."""

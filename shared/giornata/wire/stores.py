@@ -1,14 +1,10 @@
-"""Names of the streams and key-value buckets in JetStream. :mod:`giornata.bus.streams` makes them.
-
-The work queue, and the buckets of records, quarantine and lease, are a cell's own; :func:`own_name` gives their names.
-"""
+"""Names of the streams and key-value buckets in JetStream. :mod:`giornata.bus.streams` makes them."""
 
 from __future__ import annotations
 
 import re
 from typing import Final
 
-from giornata.wire.cells import MAIN
 from giornata.wire.jobs import Priority
 
 JOBS: Final = "GIORNATA_JOBS"
@@ -21,7 +17,7 @@ LORAS: Final = "giornata-loras"
 QUARANTINE: Final = "giornata-quarantine"
 """Key-value buckets of job records, registered templates, LoRAs, and jobs given up as their workers were lost."""
 WANTED: Final = "giornata-wanted"
-"""Key-value bucket of what each host tier of LoRAs should hold, by host and cell; routers alone write it."""
+"""Key-value bucket of what each host tier of LoRAs should hold, by host; routers alone write it."""
 WEBHOOKS: Final = "giornata-webhooks"
 """Key-value bucket of webhooks until their receivers have taken them; those that were given up stay for a week."""
 LEASES: Final = "giornata-leases"
@@ -33,29 +29,10 @@ def bucket_stream(bucket: str) -> str:
     return f"KV_{bucket}"
 
 
-def own_name(name: str, cell: str) -> str:
-    """The name of a stream or a bucket of `cell`, by the name that the first cell's has."""
-    return name if cell == MAIN else f"{name}-{cell}"
-
-
-def cell_of(name: str, first: str) -> str | None:
-    """The cell of a stream or a bucket that is called `first` in the first cell; None for another one."""
-    if name == first:
-        return MAIN
-    return name.removeprefix(f"{first}-") if name.startswith(f"{first}-") else None
-
-
 SHARED_STREAMS: Final = (EVENTS, *map(bucket_stream, (TEMPLATES, LORAS, WANTED, WEBHOOKS)))
-"""What all cells share."""
-
-
-def cell_streams(cell: str) -> tuple[str, ...]:
-    """The streams of a cell's own buckets."""
-    return tuple(bucket_stream(own_name(bucket, cell)) for bucket in (RECORDS, QUARANTINE, LEASES))
-
-
-STREAMS: Final = (*SHARED_STREAMS, *cell_streams(MAIN))
-"""Streams that a cell needs beside its work queue; any service that keeps something may be the first to make them."""
+"""Streams that gateways and LoRA stores may be the first to make."""
+STREAMS: Final = (*SHARED_STREAMS, *map(bucket_stream, (RECORDS, QUARANTINE, LEASES)))
+"""Streams that a deployment needs beside its work queue; denoisers and routers may be the first to make them."""
 
 
 STORE_BYTES: Final = 7 << 30
@@ -78,24 +55,19 @@ _PARTS: Final = 32
 """One is free: earlier versions have left a bucket there, `giornata-prompts`, whose entries end with their time."""
 
 
-def limits(store_bytes: int, cell: str = MAIN) -> dict[str, int]:
-    """Most bytes of every stream that `cell` uses, where those on disk may take `store_bytes` together.
+def limits(store_bytes: int) -> dict[str, int]:
+    """Most bytes of every stream, where those on disk may take `store_bytes` together.
 
     A server keeps this room free for each stream, so that a full one stops no other: above all not the lease.
     """
     part = (store_bytes - LEASE_BYTES) // _PARTS
     shares = {stream: part * share for stream, share in _SHARES.items()}
-    most = {
-        **shares,
-        bucket_stream(LEASES): LEASE_BYTES,
-        EVENTS: EVENTS_BYTES,
-    }
-    return {name if name in SHARED_STREAMS else own_name(name, cell): size for name, size in most.items()}
+    return {**shares, bucket_stream(LEASES): LEASE_BYTES, EVENTS: EVENTS_BYTES}
 
 
-def wanted_key(tier: str, cell: str) -> str:
-    """The key of what `cell` wants of a host tier; with ``*`` for the cell, of what all want."""
-    return f"{tier}.{cell}"
+def wanted_key(tier: str) -> str:
+    """The key of what the router wants of a host tier."""
+    return f"{tier}.main"
 
 
 def queue_consumer_name(priority: Priority, epoch: tuple[int, int]) -> str:

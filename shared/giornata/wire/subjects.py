@@ -1,8 +1,7 @@
 """Every subject, as one function each; patterns are the constants.
 
 The second token is the permission boundary; static tokens come before dynamic ones; ids are ``[A-Za-z0-9_-]``, so
-that a user's text never becomes a subject. These are the subjects of the first cell; where others have their own,
-:func:`giornata.wire.cells.in_cell` says so.
+that a user's text never becomes a subject.
 """
 
 from __future__ import annotations
@@ -35,14 +34,16 @@ TEMPLATE_REMOVED = "giornata.template.removed"
 ALL_EVENTS = "giornata.event.>"
 ALL_TELEMETRY = "giornata.telemetry.>"
 TELEMETRY = "giornata.telemetry.*.*"
-"""All telemetry, and that of one cell, the first."""
+"""The right to hear telemetry, and what is heard."""
 ALL_CANCELS = "giornata.cancel.*"
 ALL_JOBS = "giornata.jobs.*"
 TRIAL_JOB = "giornata.jobs.trial"
 """Gateways write there to see whether the work queue takes messages; no consumer takes any of them."""
 ALL_PREPOST = "giornata.prepost.*.*"
-"""Any prepost of a model; in every cell (:func:`giornata.wire.cells.anywhere`) also one instance of any cell."""
+"""Any prepost of a model."""
 _ADDRESSED = "at"
+ALL_PREPOST_AT = f"giornata.prepost.{_ADDRESSED}.*.*"
+"""One instance of prepost."""
 ALL_LORA = "giornata.lora.*"
 ALL_LORA_TIERS = ("giornata.lora.bring.*", "giornata.lora.tier.*")
 """What the LoRA store of one machine is asked about its host tier."""
@@ -65,7 +66,7 @@ _ID = re.compile(r"[A-Za-z0-9_-]{1,96}\Z")
 
 
 def kind_of(subject: str) -> str:
-    """What is asked on a subject, without the ids of instances, models and cells: ``prepost encode``."""
+    """What is asked on a subject, without the ids of instances and models: ``prepost encode``."""
     first, *others = subject.split(".")[1:]
     if first in {"worker", "controlnet"}:
         others = others[1:2]
@@ -160,7 +161,7 @@ def telemetry(service: str, instance: str) -> str:
 
 
 def telemetry_of(service: str) -> str:
-    """Pattern: state of every instance of a service, in all cells."""
+    """Pattern: state of every instance of a service."""
     return f"giornata.telemetry.{token(service)}.>"
 
 

@@ -6,7 +6,6 @@ from enum import StrEnum
 
 from giornata.wire.adapters import ControlCard
 from giornata.wire.blocks import BlockSpec
-from giornata.wire.cells import MAIN
 from giornata.wire.controlnets import ControlBase, ControlState
 from giornata.wire.devices import HostDevice
 from giornata.wire.host_tiers import HostTier
@@ -335,8 +334,6 @@ class ServiceState(Wire):
     service: ServiceName
     instance: str
     """Unique per process start, so that a restarted worker is another worker."""
-    cell: str | None = MAIN
-    """None: a gateway, which serves all."""
     host: str
     version: str
     ready: bool

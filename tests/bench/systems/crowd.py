@@ -23,9 +23,7 @@ from giornata.bus import streams
 from giornata.bus.telemetry import telemetry
 from giornata.records import Records
 from giornata.signals import on_signals
-from giornata.wire.cells import MAIN
 from giornata.wire.queues import CostFit
-from giornata.wire.stores import STORE_BYTES
 from giornata.wire.templates import digest_of
 from giornata.wire.workers import (
     RowProgress,
@@ -57,9 +55,9 @@ MESSAGES: Final = 8
 class BusyWorker:
     """3 to 7 of 8 places taken. It tells the same messages again and again, since making them takes long."""
 
-    def __init__(self, number: int, templates: int, cell: str) -> None:
+    def __init__(self, number: int, templates: int) -> None:
         self._chance = random.Random(number)  # noqa: S311 - a workload
-        self._name, self._cell = f"busy-{cell}-{number}", cell
+        self._name = f"busy-{number}"
         ids = self._chance.sample(IDS, templates)
         disk = len(ids) * 3 // 4
         resident = {Tier.MEMORY: tuple(ids[disk:]), Tier.DISK: tuple(ids[:disk])}
@@ -91,7 +89,6 @@ class BusyWorker:
         return ServiceState(
             service=ServiceName.DENOISER,
             instance=self._name,
-            cell=self._cell,
             host="h",
             version="0",
             ready=True,
@@ -136,17 +133,14 @@ async def live(options: SimpleNamespace) -> None:
     stop = asyncio.Event()
     on_signals(lambda _: stop.set(), lambda _: os._exit(130))
     async with AsyncExitStack() as stack:
-        cell, name = options.cell, "crowd" if options.cell == MAIN else f"crowd-{options.cell}"
-        bus = await stack.enter_async_context(buses.connect(options.nats_url, name))
-        await streams.ensure(
-            bus.jetstream, replicas=1, events_ttl_s=600, store_bytes=options.store_bytes, cell=cell
-        )
-        await stack.enter_async_context(FakePrepost(bus, f"prepost-{cell}", cell=cell).run())
-        records = await Records.open(bus.jetstream, cell)
+        bus = await stack.enter_async_context(buses.connect(options.nats_url, "crowd"))
+        await streams.ensure(bus.jetstream, replicas=1, events_ttl_s=600)
+        await stack.enter_async_context(FakePrepost(bus, "prepost").run())
+        records = await Records.open(bus.jetstream)
         for number in range(options.taking):
-            taking = FakeDenoiser(bus, records, f"taking-{cell}-{number}", costs=COSTS, cell=cell)
+            taking = FakeDenoiser(bus, records, f"taking-{number}", costs=COSTS)
             await stack.enter_async_context(taking.run())
-        busy = [BusyWorker(number, options.templates, cell) for number in range(options.idle)]
+        busy = [BusyWorker(number, options.templates) for number in range(options.idle)]
         for worker in busy:
             await stack.enter_async_context(telemetry(bus, options.hz, worker.state))
             await asyncio.sleep(1 / options.hz / options.idle)  # messages spread over the period
@@ -157,8 +151,6 @@ def main() -> None:
     """Run until SIGTERM."""
     flags = [
         click.Option(["--nats-url"], required=True),
-        option("--cell", default=MAIN),
-        option("--store-bytes", type=int, default=STORE_BYTES),
         option("--idle", type=int, default=0, help="workers that tell of busy batches"),
         option("--taking", type=int, default=0, help="workers that take jobs"),
         option("--hz", type=float, default=4.0, help="messages a second of each idle worker"),

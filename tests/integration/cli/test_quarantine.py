@@ -12,8 +12,6 @@ from click.testing import CliRunner, Result
 from giornata.bus import bus, streams
 from giornata.nats_users import password_file
 from giornata.records import Quarantine
-from giornata.wire import stores
-from giornata.wire.cells import MAIN
 from giornata.wire.errors import AttemptsExhausted
 from giornata.wire.jobs import JobState
 from giornata.wire.permissions import User
@@ -33,13 +31,12 @@ def given_up() -> JobRecord:
     return record.model_copy(update={"state": JobState.FAILED, "causes": CAUSES, "error": error})
 
 
-async def keep(guarded: Guarded, *records: JobRecord, cell: str = MAIN) -> None:
+async def keep(guarded: Guarded, *records: JobRecord) -> None:
     server, users = guarded
     router = password_file(users, User.ROUTER)
     async with bus.connect(server.url, "r", user=User.ROUTER, password_file=router) as connected:
-        size = stores.STORE_BYTES // 3
-        await streams.ensure(connected.jetstream, replicas=1, events_ttl_s=60, store_bytes=size, cell=cell)
-        kept = await Quarantine.open(connected.jetstream, cell)
+        await streams.ensure(connected.jetstream, replicas=1, events_ttl_s=60)
+        kept = await Quarantine.open(connected.jetstream)
         for record in records:
             await kept.put(record)
 
@@ -80,15 +77,6 @@ async def test_what_was_given_up_is_listed_shown_and_released(guarded_nats: Guar
     assert released["job_id"] == ids[1]
     empty = await run(guarded_nats, "list")
     assert (empty.exit_code, empty.stdout) == (0, "")
-
-
-async def test_every_cell_has_a_quarantine(guarded_nats: Guarded) -> None:
-    here, there = given_up(), given_up()
-    await keep(guarded_nats, here)
-    await keep(guarded_nats, there, cell="b")
-    for cell, record in (("main", here), ("b", there)):
-        (line,) = json.loads((await run(guarded_nats, "list", "--json", "--cell", cell)).stdout)
-        assert line["job_id"] == record.job.job_id
 
 
 @pytest.mark.parametrize("command", ["show", "release"])

@@ -186,7 +186,7 @@ async def test_metrics_tell_the_wait_that_autoscalers_scale_by(stage: Stage) -> 
     await stage.router.announce()
     async with stage.http.get("/metrics") as response:
         text = await response.text()
-    assert 'giornata_router_predicted_wait_seconds{cell="main",model="flux"} 8.0' in text
+    assert 'giornata_router_predicted_wait_seconds{model="flux"} 8.0' in text
 
 
 async def test_the_fleet_is_listed(stage: Stage) -> None:

@@ -21,7 +21,7 @@ from giornata.bus.connection import RefusedError
 from giornata.wire.permissions import User
 from giornata.wire.workers import ServiceName
 from giornata_tools.launcher.model import Model
-from giornata_tools.launcher.plan import StackPlan, cell_names
+from giornata_tools.launcher.plan import StackPlan
 from giornata_tools.launcher.process import LaunchError
 from giornata_tools.launcher.servers import NATS, VALKEY
 from giornata_tools.launcher.stack import running
@@ -89,14 +89,6 @@ async def test_instances_are_killed_and_terminated_and_started_by_name(tmp_path:
         (third,) = await stack.start(ServiceName.LORA_STORE)
         await stack.wait_ready(HUNG_S)
         assert [state.instance for state in stack.watch.fleet.ready(ServiceName.LORA_STORE)] == [third]
-    assert stack.obituaries == []
-
-
-async def test_every_cell_has_its_own_services(tmp_path: Path) -> None:
-    async with running(plan(tmp_path, cells=cell_names(2))) as stack:
-        await stack.bring_up()
-        ready = stack.watch.fleet.ready(ServiceName.LORA_STORE)
-        assert sorted(str(state.cell) for state in ready) == ["cell-2", "cell-2", "main", "main"]
     assert stack.obituaries == []
 
 

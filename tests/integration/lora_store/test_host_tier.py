@@ -92,14 +92,14 @@ async def bring(bench: Store, file: StoredFile, **fields: bool) -> Brought:
     return await bench.bus.call(subjects.bring(bench.model), request, Brought, Deadline.after_ms(HUNG_MS))
 
 
-async def want(bench: Store, number: int, *files: StoredFile, cell: str = "main") -> None:
+async def want(bench: Store, number: int, *files: StoredFile) -> None:
     wanted = WantedFiles(epoch=(1, 1), number=number, sha256s=packed(file.sha256 for file in files))
-    await put_wanted(bench, codec.encode(wanted), cell)
+    await put_wanted(bench, codec.encode(wanted))
 
 
-async def put_wanted(bench: Store, value: bytes, cell: str = "main") -> None:
+async def put_wanted(bench: Store, value: bytes) -> None:
     bucket = await bench.bus.jetstream.key_value(stores.WANTED)
-    await bucket.put(stores.wanted_key(bench.model, cell), value)
+    await bucket.put(stores.wanted_key(bench.model), value)
 
 
 async def test_a_file_on_demand_is_brought_once_and_stays(bench: Store) -> None:
@@ -190,14 +190,6 @@ async def test_older_and_unreadable_plans_are_ignored_and_told(bench: Store) -> 
         await heard.until(lambda: heard.told.plans_ignored >= 2)
         assert set(heard.tiers.held(bench.model)) == {one.sha256}
         assert heard.told.plans == 1
-
-
-async def test_cells_share_a_tier(bench: Store) -> None:
-    one, two = put(bench.folder, 1), put(bench.folder, 2)
-    async with hearing(bench) as heard, bench.instance(**options(bench)):
-        await want(bench, 1, one)
-        await want(bench, 1, two, cell="b")
-        await heard.holds(one, two)
 
 
 async def test_plans_go_on_after_the_bucket_was_lost_and_the_store_was_restarted(bench: Store) -> None:

@@ -21,7 +21,6 @@ from giornata.residency.plans.naming import PlacementName
 from giornata.scheduling.line import AGEING_S, LineName
 from giornata.scheduling.policies import PolicyName
 from giornata.wire import subjects
-from giornata.wire.cells import MAIN
 from giornata.wire.errors import DeadlineExceeded, ServiceUnavailable
 from giornata.wire.events import DoneEvent
 from giornata.wire.jobs import BlobRef, Job, Priority
@@ -136,7 +135,6 @@ async def running_router(
     records_of: type[Records] = Records,
     quarantine_of: type[Quarantine] = Quarantine,
     blobs: BlobStore | None = None,
-    cell: str = MAIN,
     line: LineName | None = None,
     placement: PlacementName = PlacementName.USE,
     placement_s: float | None = None,
@@ -159,7 +157,6 @@ async def running_router(
         policy=policy,
         line=line,
         ageing_s=ageing_s,
-        cell=cell,
         placement=placement,
         placement_s=placement_s,
         **more,
@@ -173,10 +170,9 @@ async def running_router(
                 replicas=replicas,
                 max_messages=config.max_messages,
                 store_bytes=store_bytes,
-                cell=cell,
             )
-            records = await records_of.open(bus.jetstream, cell, linger_s=linger_s)
-            quarantine = await quarantine_of.open(bus.jetstream, cell)
+            records = await records_of.open(bus.jetstream, linger_s=linger_s)
+            quarantine = await quarantine_of.open(bus.jetstream)
             await Router(bus, blobs or MemoryBlobs(), records, quarantine, config).run(stop)
 
     with pytest.MonkeyPatch.context() as patch:

@@ -36,7 +36,7 @@ async def registered(bench: Store, seed: int) -> StoredFile:
 
 async def written(bench: Store) -> WantedFiles:
     bucket = await bench.bus.jetstream.key_value(stores.WANTED)
-    entry = await bucket.get(stores.wanted_key(bench.model, "main"))
+    entry = await bucket.get(stores.wanted_key(bench.model))
     assert entry.value is not None
     return codec.decode(WantedFiles, entry.value)
 

@@ -90,7 +90,7 @@ def config_of(key: tuple[str, str]) -> Any:
 
 
 def shared_settings() -> set[str]:
-    """Those of the map that all services read, of which a gateway has no use for the cell."""
+    """Settings that any service reads, since all read one map."""
     return set().union(*(kind.model_fields for kind in CONFIGS.values()))
 
 

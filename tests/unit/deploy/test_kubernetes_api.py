@@ -144,9 +144,6 @@ def test_autoscalers_ask_for_metrics_that_the_gateway_exports(overlay: str) -> N
         assert asked <= exported
         assert re.search(r"\bmax\b", query), "every gateway tells the whole fleet"
     assert "giornata_router_predicted_wait_seconds" in queries["predicted-wait"]
-    cell = re.search(r'cell="(\w+)"', queries["predicted-wait"])
-    assert cell is not None
-    assert cell[1] == config_of((overlay, "denoiser")).cell
     annotations = WORKLOADS[overlay, "gateway"]["spec"]["template"]["metadata"]["annotations"]
     assert annotations["prometheus.io/path"] in {route.path for route in ROUTES}
     assert int(annotations["prometheus.io/port"]) == config_of((overlay, "gateway")).port

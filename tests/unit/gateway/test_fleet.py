@@ -188,14 +188,11 @@ def test_a_summary_names_the_streams_that_its_router_finds_nearly_full() -> None
 
 def test_what_autoscalers_ask_for_is_the_wait_that_routers_predict() -> None:
     fleet = FleetListener(bridged_s=60)
-    for cell, waits in (("main", {"a": 2500.0, "b": 0.0}), ("eu", {"a": 500.0})):
-        told = summary("r1", [of(ServiceName.ROUTER, "r1")])
-        fleet.hear(told.model_copy(update={"cell": cell, "wait_ms": waits}))
-    text = Metrics(lambda: 0).exposition([], fleet.predicted_waits()).decode()
+    fleet.hear(summary("r1", [of(ServiceName.ROUTER, "r1")], {"a": 2500.0, "b": 0.0}))
+    text = Metrics(lambda: 0).exposition([], fleet.waits_s()).decode()
     for line in (
-        'giornata_router_predicted_wait_seconds{cell="main",model="a"} 2.5',
-        'giornata_router_predicted_wait_seconds{cell="main",model="b"} 0.0',
-        'giornata_router_predicted_wait_seconds{cell="eu",model="a"} 0.5',
+        'giornata_router_predicted_wait_seconds{model="a"} 2.5',
+        'giornata_router_predicted_wait_seconds{model="b"} 0.0',
     ):
         assert line in text, line
 
@@ -222,17 +219,15 @@ def test_masks_from_words_are_served_where_a_prepost_tells_so() -> None:
     )
     assert told.masks == {CARD.name: other}
     fleet = FleetListener(bridged_s=60)
-    assert (fleet.masks(), fleet.mask_cells(CARD.name)) == ({}, [])
-    fleet.hear(told)
-    fleet.hear(told.model_copy(update={"cell": "eu", "masks": {"second": ours}}))
+    assert fleet.masks() == {}
+    fleet.hear(told.model_copy(update={"masks": {**told.masks, "second": ours}}))
     assert fleet.masks() == {CARD.name: other, "second": ours}
-    assert (fleet.mask_cells(CARD.name), fleet.mask_cells("second")) == (["main"], ["eu"])
     assert mask_card(fleet.masks(), "second") == ours
     assert mask_card(fleet.masks(), "third") == mask_card(fleet.masks(), None) == ours
     assert mask_card({}, "tiny") is None
     older = told.model_dump(exclude={"masks"})
     fleet.hear(FleetSummary.model_validate(older))
-    assert fleet.mask_cells(CARD.name) == []
+    assert fleet.masks() == {}
 
 
 def test_streams_that_are_told_the_same_share_a_frame() -> None:

@@ -1,4 +1,4 @@
-"""To which cells a job is offered: to the next one where a cell surely has no room, and nowhere else in doubt."""
+"""How a job is offered to the router: again while it does not answer, and in doubt its pictures stay."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import pytest
 
 from giornata.bus.bus import Bus
 from giornata.wire import subjects
-from giornata.wire.cells import MAIN, in_cell
 from giornata.wire.errors import (
     DeadlineExceeded,
     GiornataError,
@@ -21,16 +20,12 @@ from giornata.wire.errors import (
     StoreFull,
     TenantQueueFull,
 )
-from giornata_gateway.cells import choice
 from giornata_gateway.jobs.submission import Submission
 from tests.contract.messages import JOB
 from tests.fakes import virtual_time
 
 WINDOW_S = 10.0
-WAITS_MS = {MAIN: 0.0, "other": 0.0}
 EDIT = JOB.model_copy(update={"fingerprint": None})
-CELLS = {in_cell(subjects.SUBMIT, cell): cell for cell in WAITS_MS}
-FIRST, NEXT = choice.by_wait(EDIT.tenant, WAITS_MS)
 
 
 class Routers:
@@ -41,18 +36,18 @@ class Routers:
         self.asked: list[str] = []
 
     async def call(self, subject: str, *_: object) -> None:
-        self.asked.append(CELLS[subject])
+        self.asked.append(subject)
         answer = self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
         if answer is not None:
             raise answer
 
-    async def full_for(self, cell: str, *, afresh: bool = False) -> GiornataError | None:
-        """Why the streams of a cell take nothing, found out when a router has not answered."""
+    async def full_for_jobs(self, *, afresh: bool = False) -> GiornataError | None:
+        """Why the streams take nothing, found out when a router has not answered."""
         return self._full if afresh else None
 
 
 def offered(routers: Routers) -> tuple[list[str], GiornataError | None, set[str]]:
-    """The cells that were asked, in order, the outcome, and the doubtful jobs."""
+    """The subjects that were asked, in order, the outcome, and the doubtful jobs."""
 
     async def nothing(*_: Any) -> None:
         """A record or a picture."""
@@ -60,8 +55,8 @@ def offered(routers: Routers) -> tuple[list[str], GiornataError | None, set[str]
     submission = Submission(
         config=cast("Any", SimpleNamespace(submit_window_s=WINDOW_S)),
         bus=cast("Bus", routers),
-        fleet=cast("Any", SimpleNamespace(waits_ms=lambda *_: WAITS_MS)),
-        ledger=cast("Any", SimpleNamespace(records=SimpleNamespace(open=nothing, remember=lambda *_: None))),
+        fleet=cast("Any", SimpleNamespace(serves=lambda *_: True)),
+        ledger=cast("Any", None),
         storage=cast("Any", routers),
         preparation=cast("Any", SimpleNamespace(forget=nothing)),
         ends=cast("Any", None),
@@ -73,30 +68,36 @@ def offered(routers: Routers) -> tuple[list[str], GiornataError | None, set[str]
 
 
 @pytest.mark.parametrize("refused", [QueueFull, TenantQueueFull, StoreFull])
-def test_a_cell_without_room_leaves_a_job_to_the_next(refused: type[GiornataError]) -> None:
-    assert offered(Routers([refused(), None])) == ([FIRST, NEXT], None, set())
+def test_a_refusal_for_want_of_room_is_told_without_doubt(refused: type[GiornataError]) -> None:
+    asked, error, doubtful = offered(Routers([refused(), None]))
+    assert (asked, doubtful) == ([subjects.SUBMIT], set())
+    assert isinstance(error, refused)
 
 
-def test_a_job_that_a_router_may_have_accepted_is_offered_to_no_other_cell() -> None:
+def test_a_job_that_a_router_may_have_accepted_stays_in_doubt() -> None:
     """The first router has queued it and died, and the one after it has no room: else there are two jobs."""
     asked, error, doubtful = offered(Routers([DeadlineExceeded(), QueueFull()]))
-    assert asked == [FIRST, FIRST]
+    assert asked == [subjects.SUBMIT] * 2
     assert isinstance(error, QueueFull)
     assert doubtful == {EDIT.job_id}
 
 
-def test_nor_is_one_whose_cell_is_found_full_without_an_answer() -> None:
+def test_streams_that_are_found_full_without_an_answer_end_the_tries() -> None:
     asked, error, doubtful = offered(Routers([DeadlineExceeded(), None], full=StorageFull()))
-    assert asked == [FIRST]
+    assert asked == [subjects.SUBMIT]
     assert isinstance(error, StorageFull)
     assert doubtful == {EDIT.job_id}
 
 
 def test_a_router_that_is_away_for_a_moment_gets_the_job_and_no_doubt_stays() -> None:
-    assert offered(Routers([ServiceUnavailable(), DeadlineExceeded(), None])) == ([FIRST] * 3, None, set())
+    assert offered(Routers([ServiceUnavailable(), DeadlineExceeded(), None])) == (
+        [subjects.SUBMIT] * 3,
+        None,
+        set(),
+    )
 
 
-def test_a_refusal_that_another_cell_shares_is_told_at_once() -> None:
+def test_another_refusal_is_told_at_once() -> None:
     asked, error, _ = offered(Routers([GiornataError(), None]))
-    assert asked == [FIRST]
+    assert asked == [subjects.SUBMIT]
     assert isinstance(error, GiornataError)

@@ -14,7 +14,6 @@ from giornata.config import ServiceConfig, load
 from giornata.families import Family
 from giornata.nats_users import USERS_CONF
 from giornata.wire.nats_config import has_anonymous
-from giornata.wire.stores import STORE_BYTES
 from giornata.wire.workers import ServiceName
 from giornata_prepost.config import PrepostConfig
 from giornata_tools.cli.system import up
@@ -24,7 +23,6 @@ from giornata_tools.launcher.plan import (
     DRAIN_ORDER,
     MAX_RESTART_DELAY_S,
     StackPlan,
-    cell_names,
     restart_delay_s,
 )
 from giornata_tools.launcher.process import LaunchError
@@ -83,14 +81,6 @@ def test_services_state_what_they_need_of_gpus_in_the_stack_s_own_folder(
     )
 
 
-def test_cells_share_the_room_of_one_store() -> None:
-    name = "GIORNATA_NATS_STORE_BYTES"
-    two = replace(PLAN, cells=cell_names(2))
-    assert name not in surroundings({})
-    assert int(surroundings({}, two)[name]) == STORE_BYTES // 2
-    assert surroundings({name: "99"}, two)[name] == "99"
-
-
 def test_addresses_are_no_flags_because_they_may_hold_passwords() -> None:
     env = surroundings({"PATH": "/bin"})
     argv = service_command(ServiceName.DENOISER, "denoiser-1", env).argv
@@ -112,13 +102,11 @@ def test_a_model_is_told_with_its_name_or_without_one() -> None:
     }
 
 
-def test_each_model_has_denoisers_and_preposts_in_each_cell_and_nothing_else() -> None:
-    fill, sd = Model("/m/fill"), Model("/m/sd")
-    two = replace(PLAN, models=(fill, sd), cells=cell_names(2))
-    every = [("main", fill), ("main", sd), ("cell-2", fill), ("cell-2", sd)]
-    assert two.places(ServiceName.DENOISER) == two.places(ServiceName.PREPOST) == every
-    assert two.places(ServiceName.ROUTER) == [("main", None), ("cell-2", None)]
-    assert two.places(ServiceName.GATEWAY) == [("main", None)]
+def test_each_model_has_denoisers_and_preposts_and_nothing_else() -> None:
+    models = Model("/m/fill"), Model("/m/sd")
+    two = replace(PLAN, models=models)
+    assert two.models_of(ServiceName.DENOISER) == two.models_of(ServiceName.PREPOST) == models
+    assert two.models_of(ServiceName.ROUTER) == two.models_of(ServiceName.GATEWAY) == (None,)
 
 
 async def test_several_models_are_named_by_folder_or_by_a_name_before_it(tmp_path: Path) -> None:

@@ -58,7 +58,7 @@ def told(*, ready: bool, instance: str = "prepost-1") -> ServiceState:
 @asynccontextmanager
 async def validating(prepost: Any) -> AsyncIterator[Validation]:
     """A validation at work on the record."""
-    validation = Validation(prepost, prepost, instance="lora-store-1", cell="main", limit_s=60)
+    validation = Validation(prepost, prepost, instance="lora-store-1", limit_s=60)
     running = asyncio.create_task(validation.run(NEVER_S))
     validation.add(RECORD)
     try:
@@ -139,7 +139,7 @@ async def test_a_tenant_waits_behind_one_lora_of_another_at_most_and_all_take_tu
         RECORD.model_copy(update={"lora_id": lora_id, "tenant": lora_id.partition("-")[0]}) for lora_id in ids
     ]
     prepost: Any = SlowPrepost(*records)
-    validation = Validation(prepost, prepost, instance="lora-store-1", cell="main", limit_s=60)
+    validation = Validation(prepost, prepost, instance="lora-store-1", limit_s=60)
     for record in records[:3]:
         validation.add(record)
     running = asyncio.create_task(validation.run(NEVER_S))

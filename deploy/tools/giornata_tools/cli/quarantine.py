@@ -15,7 +15,6 @@ from rich.table import Table
 from giornata.bus import bus
 from giornata.logs import configure_logs, visible
 from giornata.records import Quarantine
-from giornata.wire.cells import MAIN
 from giornata.wire.errors import GiornataError
 from giornata.wire.permissions import User
 from giornata.wire.progress import JobRecord
@@ -34,21 +33,13 @@ def quarantine() -> None:
 
 
 def _asking(
-    act: Act, url: str | None, password_file: Path | None, cell: str, **given: Any
+    act: Act, url: str | None, password_file: Path | None, **given: Any
 ) -> Callable[[], Awaitable[int]]:
     servers, password, _ = login_of(url, password_file, User.OPERATOR)
-    return lambda: _connected(servers, password, cell, partial(act, **given))
+    return lambda: _connected(servers, password, partial(act, **given))
 
 
-_cell_option: Final = click.option(
-    "--cell",
-    default=MAIN,
-    envvar="GIORNATA_CELL",
-    show_envvar=True,
-    metavar="NAME",
-    help="Whose quarantine; every cell has one.",
-)
-_OPTIONS: Final = (user_options(User.OPERATOR, "that keep the records"), _cell_option)
+_OPTIONS: Final = (user_options(User.OPERATOR, "that keep the records"),)
 _command: Final = partial(grouped, quarantine, _asking, _OPTIONS)
 
 
@@ -93,19 +84,19 @@ async def release_job(kept: Quarantine, job_id: str, *, as_json: bool) -> None:
 
 
 async def _connected(
-    url: str, password_file: Path | None, cell: str, act: Callable[[Quarantine], Awaitable[None]]
+    url: str, password_file: Path | None, act: Callable[[Quarantine], Awaitable[None]]
 ) -> int:
     configure_logs("error", "console", "giornata")  # or the library's warnings go to standard output
     connecting = bus.connect(url, "giornata-cli", user=User.OPERATOR, password_file=password_file)
     try:
         async with connecting as connected:
-            await act(await Quarantine.open(connected.jetstream, cell))
+            await act(await Quarantine.open(connected.jetstream))
     except GiornataError as error:
         failure = connection_failure(error, url)
     except nats.errors.Error:
         failure = (
-            f"The quarantine of cell {cell} does not answer: no router has run there yet, or --password-file is "
-            "missing: only the NATS user operator may read it."
+            "The quarantine does not answer: no router has run there yet, or --password-file is missing: only the "
+            "NATS user operator may read it."
         )
     else:
         return 0

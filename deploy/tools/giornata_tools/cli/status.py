@@ -91,10 +91,8 @@ def _fleet(told: dict[str, Any]) -> FleetView:
 
 def fleet_table(fleet: FleetView) -> RenderableType:
     """A line per instance, and the sums below; rows are pictures in progress, at ControlNet services those open."""
-    cells = len({one.cell for one in fleet.instances if one.cell}) > 1
     counts = ("run", "wait", "free", "steps/s", "ms/step")
-    words = ("service", *(["cell"] if cells else []), "instance", "state")
-    lines = table(*words, *counts, "models", numbers=counts, prose={"models"})
+    lines = table("service", "instance", "state", *counts, "models", numbers=counts, prose={"models"})
     for one in fleet.instances:
         numbers = [""] * 5
         if worker := one.worker:
@@ -104,10 +102,7 @@ def fleet_table(fleet: FleetView) -> RenderableType:
         if control := one.control:
             names, numbers = control.controlnets, [str(control.open_rows), "", str(control.free_rows), "", ""]
         state = _state_of(one)
-        cell = [one.cell or ""] if cells else []
-        lines.add_row(
-            one.service, *cell, one.instance, Text(state, STYLES[state]), *numbers, ", ".join(names)
-        )
+        lines.add_row(one.service, one.instance, Text(state, STYLES[state]), *numbers, ", ".join(names))
     return Group(lines, Text(), Text(sums(fleet)))
 
 

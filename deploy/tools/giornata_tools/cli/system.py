@@ -98,13 +98,6 @@ family_option: Final = click.option(
     help="Processes that compute the ControlNets of GIORNATA_CONTROLNETS beside the denoisers'.",
 )
 @click.option(
-    "--cells",
-    type=COUNT,
-    default=1,
-    metavar="N",
-    help="Parts that stand for themselves, each with a router and workers as above; a gateway serves all.",
-)
-@click.option(
     "--nats-servers",
     type=click.Choice([1, 3]),
     default=1,

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Final
 
 from giornata.config import ENV_PREFIX
-from giornata.wire.stores import STORE_BYTES
 from giornata.wire.workers import ServiceName
 from giornata_tools.launcher.model import Model
 from giornata_tools.launcher.plan import StackPlan
@@ -41,11 +40,9 @@ def environment(
         **({"NATS_PASSWORD_FILE": str(password_file)} if password_file else {}),
         **({"REPLICAS": str(plan.nats_servers)} if plan.nats_servers > 1 else {}),
     }
-    shared = {f"{ENV_PREFIX}NATS_STORE_BYTES": str(STORE_BYTES // len(plan.cells))}
     return {
         f"{ENV_PREFIX}LORA_FOLDER": str(plan.state / "loras"),
         f"{ENV_PREFIX}DEVICE_LEDGER": str(plan.state / "devices"),
-        **(shared if len(plan.cells) > 1 else {}),
         **base,
         **dict.fromkeys(threads, str(plan.torch_threads)),
         **{ENV_PREFIX + name: value for name, value in own.items()},

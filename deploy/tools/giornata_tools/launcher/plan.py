@@ -10,7 +10,6 @@ from types import MappingProxyType
 from typing import Final
 
 from giornata.config import ServiceConfig, load
-from giornata.wire.cells import MAIN
 from giornata.wire.workers import ServiceName
 from giornata_tools.launcher.model import Model
 
@@ -41,9 +40,7 @@ class StackPlan:
     models: tuple[Model, ...]
     """Each is loaded by denoisers and preposts of its own; their names differ."""
     replicas: Mapping[ServiceName, int] = field(default_factory=lambda: ONE_EACH)
-    cells: tuple[str, ...] = (MAIN,)
-    """Each has the `replicas` of every service but the gateway, which serves all; of denoiser and prepost it has them
-    for each model."""
+    """Of denoisers and preposts, those of each model."""
     nats_url: str | None = None
     """External NATS; None starts embedded ones."""
     nats_servers: int = 1
@@ -62,11 +59,9 @@ class StackPlan:
     env_of: Mapping[ServiceName, Mapping[str, str]] = field(default_factory=dict)
     """Added to the environment of one service."""
 
-    def places(self, service: ServiceName) -> list[tuple[str, Model | None]]:
-        """Cell and model of each place that has the `replicas` of `service`."""
-        cells = (MAIN,) if service is ServiceName.GATEWAY else self.cells
-        models = self.models if service in LOADING else (None,)
-        return [(cell, model) for cell in cells for model in models]
+    def models_of(self, service: ServiceName) -> tuple[Model | None, ...]:
+        """The models of which each has the `replicas` of `service`; None where it loads none."""
+        return self.models if service in LOADING else (None,)
 
 
 def planned(
@@ -88,11 +83,6 @@ def planned(
         ready_s=max(model.ready_s for model in models),
         env=env,
     )
-
-
-def cell_names(n: int) -> tuple[str, ...]:
-    """Names of `n` cells: main, cell-2, cell-3 and so on."""
-    return MAIN, *(f"cell-{number}" for number in range(2, n + 1))
 
 
 def restart_delay_s(previous_s: float, ran_s: float) -> float:

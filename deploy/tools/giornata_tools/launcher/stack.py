@@ -16,7 +16,6 @@ from giornata.config import ENV_PREFIX, new_instance
 from giornata.fleet import Fleet
 from giornata.nats_users import password_file
 from giornata.scratch import scratch_folder
-from giornata.wire.cells import MAIN
 from giornata.wire.errors import ServiceUnavailable
 from giornata.wire.permissions import User
 from giornata.wire.workers import ServiceName
@@ -93,19 +92,17 @@ class Stack:
         """Names of the living processes of `service`, oldest first."""
         return [name for name in self._processes if self._services.get(name) is service]
 
-    async def start(
-        self, service: ServiceName, n: int = 1, cell: str = MAIN, model: Model | None = None
-    ) -> list[str]:
-        """Start `n` more instances of `service` in `cell`; their names. Then see :meth:`wait_ready`.
+    async def start(self, service: ServiceName, n: int = 1, model: Model | None = None) -> list[str]:
+        """Start `n` more instances of `service`; their names. Then see :meth:`wait_ready`.
 
         Denoisers and preposts load `model`, by default the plan's first.
         """
-        make = partial(self._service_command, service, cell, model)
+        make = partial(self._service_command, service, model)
         return [(await self._launch(make)).name for _ in range(n)]
 
-    async def _start_everywhere(self, service: ServiceName, n: int) -> None:
-        for cell, model in self.plan.places(service):
-            await self.start(service, n, cell, model)
+    async def _start_for_each_model(self, service: ServiceName, n: int) -> None:
+        for model in self.plan.models_of(service):
+            await self.start(service, n, model)
 
     async def kill(self, instance: str) -> None:
         """Send SIGKILL to an instance and its children, as a crash; return when it has ended."""
@@ -126,9 +123,9 @@ class Stack:
         replicas = dict(self.plan.replicas)
         routers = replicas.pop(ServiceName.ROUTER, 0)
         for service, n in replicas.items():
-            await self._start_everywhere(service, n)
+            await self._start_for_each_model(service, n)
         await self._wait_for_telemetry(self.plan.ready_s)
-        await self._start_everywhere(ServiceName.ROUTER, routers)
+        await self._start_for_each_model(ServiceName.ROUTER, routers)
         await self.wait_ready()
 
     async def wait_ready(self, limit_s: float | None = None) -> None:
@@ -171,7 +168,7 @@ class Stack:
 
     def _is_whole(self, fleet: Fleet, servers: int) -> bool:
         counts = [
-            len(self.instances(service)) >= n * len(self.plan.places(service))
+            len(self.instances(service)) >= n * len(self.plan.models_of(service))
             for service, n in self.plan.replicas.items()
         ]
         return all(counts) and len(self.servers) >= servers and not self._missing(fleet)
@@ -191,7 +188,7 @@ class Stack:
         if not self.nats_url:
             keys = {**os.environ, **self.plan.env}.get(f"{ENV_PREFIX}API_KEYS_FILE")
             nats = self._nats = EmbeddedNats(
-                self.plan.state, self.plan.nats_servers, Path(keys) if keys else None, self.plan.cells
+                self.plan.state, self.plan.nats_servers, Path(keys) if keys else None
             )
             started = [
                 await self._launch(partial(lambda name: nats_command(nats.servers[name], os.environ), name))
@@ -211,14 +208,14 @@ class Stack:
         """Where the password of `user` lies; None for external servers, whose address may hold user and password."""
         return password_file(self._nats.users, user) if self._nats else None
 
-    def _service_command(self, service: ServiceName, cell: str, model: Model | None) -> Command:
+    def _service_command(self, service: ServiceName, model: Model | None) -> Command:
         instance = new_instance(service)
         flags = self._ports.flags(instance) if service is ServiceName.GATEWAY else ()
         self._services[instance] = service
         password = self.nats_password_file(User(service))
         env = environment(os.environ, self.plan, self.nats_url, self.blobs_url, password)
         loaded = model_environment(model or self.plan.models[0]) if service in LOADING else {}
-        env |= loaded | {f"{ENV_PREFIX}CELL": cell, **self.plan.env, **self.plan.env_of.get(service, {})}
+        env |= {**loaded, **self.plan.env, **self.plan.env_of.get(service, {})}
         return service_command(service, instance, env, *flags)
 
     async def _launch(self, make: Callable[[], Command]) -> Process:

@@ -19,7 +19,7 @@ from giornata_tools.checkout import MODELS, PROFILE, STATE
 from giornata_tools.connection import Connection, published
 from giornata_tools.doors.addresses import without_password
 from giornata_tools.launcher import adapters, masks, model
-from giornata_tools.launcher.plan import ONE_EACH, StackPlan, cell_names, planned
+from giornata_tools.launcher.plan import ONE_EACH, StackPlan, planned
 from giornata_tools.launcher.process import LaunchError
 from giornata_tools.launcher.stack import Stack, running
 
@@ -43,7 +43,6 @@ class UpOptions:
     denoisers: int
     routers: int
     prepost: int
-    cells: int
     nats_servers: int
     torch_threads: int
     family: Family | None
@@ -117,7 +116,6 @@ def plan(options: UpOptions, chosen: tuple[model.Model, ...]) -> StackPlan:
     return replace(
         asked,
         replicas=replicas,
-        cells=cell_names(options.cells),
         host=options.host,
         port=options.port,
         nats_servers=options.nats_servers,

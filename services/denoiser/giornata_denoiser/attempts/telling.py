@@ -10,7 +10,6 @@ from pydantic import BaseModel
 
 from giornata.bus.bus import Bus
 from giornata.wire import subjects
-from giornata.wire.cells import in_cell
 from giornata.wire.events import EventKind
 from giornata.wire.jobs import Job
 from giornata.wire.messages import RunRequest
@@ -21,10 +20,10 @@ log = structlog.get_logger(__name__)
 
 
 class Telling:
-    """Publishes the events of a denoiser's jobs in a `cell`."""
+    """Publishes the events of a denoiser's jobs."""
 
-    def __init__(self, bus: Bus, cell: str) -> None:
-        self._bus, self._cell = bus, cell
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
         self._previews: asyncio.Queue[tuple[RunRequest, RowPreview]] = asyncio.Queue()
 
     def show(self, request: RunRequest, preview: RowPreview) -> None:
@@ -43,10 +42,7 @@ class Telling:
 
     async def publish(self, job: Job, kind: EventKind, event: BaseModel) -> None:
         """Events may be lost while NATS is away; the record is the truth."""
-        subject = subjects.event(job.gateway, job.job_id, kind)
-        if kind is EventKind.DENOISED:  # the router's news, and no gateway's
-            subject = in_cell(subject, self._cell)
         try:
-            await self._bus.publish(subject, event)
+            await self._bus.publish(subjects.event(job.gateway, job.job_id, kind), event)
         except nats.errors.Error as error:
             log.warning("event_lost", job=job.job_id, kind=kind, error=repr(error))

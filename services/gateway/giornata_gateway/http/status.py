@@ -54,7 +54,7 @@ async def metrics(request: web.Request) -> web.Response:
     """Prometheus' text format."""
     gateway = request.app[GATEWAY]
     await gateway.storage.full()
-    body = gateway.metrics.exposition(await gateway.reports() or (), gateway.fleet.predicted_waits())
+    body = gateway.metrics.exposition(await gateway.reports() or (), gateway.fleet.waits_s())
     return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
 

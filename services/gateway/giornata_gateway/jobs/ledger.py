@@ -15,12 +15,11 @@ from giornata import retries
 from giornata.bus.bus import Bus
 from giornata.deadlines import Deadline
 from giornata.wire import subjects
-from giornata.wire.cells import in_cell
 from giornata.wire.errors import GiornataError, JobNotFound, ServiceUnavailable
 from giornata.wire.events import DoneEvent
 from giornata.wire.messages import CancelRows, Forecast, ForecastRequest
 from giornata.wire.progress import JobRecord
-from giornata_gateway.cells.records import CellRecords
+from giornata_gateway.jobs.records import JobRecords
 
 log = structlog.get_logger(__name__)
 
@@ -35,7 +34,7 @@ class JobLedger:
     """The jobs of all gateways."""
 
     bus: Bus
-    records: CellRecords
+    records: JobRecords
 
     async def read_of(self, tenant: str, job_id: str) -> JobRecord:
         """The record of a tenant's job; JobNotFound, too, where it is another tenant's, which is not told."""
@@ -53,8 +52,7 @@ class JobLedger:
         deadline = Deadline.after_ms(FORECAST_MS)
         request = ForecastRequest(job_id=job_id, remaining_ms=deadline.remaining_ms())
         try:
-            subject = in_cell(subjects.FORECAST, self.records.cell_of(job_id))
-            return await self.bus.call(subject, request, Forecast, deadline)
+            return await self.bus.call(subjects.FORECAST, request, Forecast, deadline)
         except GiornataError as error:
             log.debug("no_forecast", job_id=job_id, error=str(error))
             return None
@@ -63,8 +61,7 @@ class JobLedger:
         """Ask for a job's end, in the record and by broadcast; a terminal job stays as it is. Raises JobNotFound."""
         record = await self.records.change(job_id, lambda record: record.model_copy(update={"cancel": True}))
         if not record.state.terminal:
-            subject = in_cell(subjects.cancel(job_id), self.records.cell_of(job_id))
-            await self.bus.publish(subject, CancelRows(job_id=job_id, attempt=0))
+            await self.bus.publish(subjects.cancel(job_id), CancelRows(job_id=job_id, attempt=0))
             log.info("cancel_requested", job_id=job_id)
         return record
 
@@ -72,7 +69,7 @@ class JobLedger:
 class JobEnds:
     """Futures that resolve when a job is terminal; the record says how. `on_done` hears every end."""
 
-    def __init__(self, records: CellRecords, on_done: Callable[[DoneEvent], None]) -> None:
+    def __init__(self, records: JobRecords, on_done: Callable[[DoneEvent], None]) -> None:
         self._records, self._on_done = records, on_done
         self._futures: defaultdict[str, set[asyncio.Future[None]]] = defaultdict(set)
         self._watchers: set[asyncio.Future[None]] = set()

@@ -16,12 +16,10 @@ from giornata.deadlines import Deadline
 from giornata.seeing.spans import span
 from giornata.seeing.told import Kind
 from giornata.wire import subjects
-from giornata.wire.cells import in_cell
 from giornata.wire.errors import InvalidField, MasksNotServed, ServiceUnavailable
 from giornata.wire.jobs import BlobRef
 from giornata.wire.mask_words import MASK_PROMPT, MAX_REGIONS, MaskFromWords
 from giornata.wire.masks import MASK, MaskParameters, MaskReply, MaskRequest, region_name
-from giornata_gateway.cells import choice
 from giornata_gateway.config import GatewayConfig
 from giornata_gateway.fleet import FleetListener
 from giornata_gateway.jobs.request_blobs import check_stored, forget, stored
@@ -55,7 +53,7 @@ class Masks:
     tasks: asyncio.TaskGroup
     """Owns what outlives a request: forgetting the masks that it has read."""
 
-    def subject(self, tenant: str, model: str | None) -> str:
+    def subject(self, model: str | None) -> str:
         """Where a mask is asked for: at the prepost of `model` if that makes masks, else at the first one that does.
 
         MasksNotServed where none does.
@@ -68,8 +66,7 @@ class Masks:
                 accepted="a mask as a picture; operators serve masks from words by GIORNATA_MASK_MODEL",
             )
         asked = model if model in served else min(served)
-        cell = next(iter(choice.of_tenant(tenant, self.fleet.mask_cells(asked))), None)
-        return in_cell(subjects.prepost("mask", asked), cell)
+        return subjects.prepost("mask", asked)
 
     async def made(
         self,
@@ -121,7 +118,7 @@ class Masks:
             GiornataError: as :meth:`made`.
         """
         named = None if asked.model is None else self.fleet.choose(asked.model).name
-        subject = self.subject(tenant, named)
+        subject = self.subject(named)
         await check_stored(self.blobs, "image", image)
         folder = f"{tenant}/mask_{secrets.token_urlsafe(9)}/"
         ttl_s = self.config.result_ttl_s + int(deadline.remaining_s()) + 1

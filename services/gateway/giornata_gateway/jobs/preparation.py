@@ -129,7 +129,7 @@ class Preparation:
         controls = tuple(control_use(one, card, served, order.task) for one in parameters.controlnets)
         parameters = resolve(parameters, card, secrets.randbits(SEED_BITS), others)
         loras = await self.find_loras(order.tenant.name, parameters, card)
-        prepost = self.masks.subject(order.tenant.name, card.name) if parameters.mask_prompt else None
+        prepost = self.masks.subject(card.name) if parameters.mask_prompt else None
         # Two requests with one idempotency key are one job, and each has an upload of its own, which it can forget.
         folder = f"{order.tenant.name}/{order.job_id}/{secrets.token_urlsafe(9)}"
         regions: tuple[BlobRef, ...] = ()

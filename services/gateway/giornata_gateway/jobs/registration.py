@@ -16,12 +16,10 @@ from giornata.deadlines import Deadline
 from giornata.shares import has_room
 from giornata.tenant_records import TemplateRecords
 from giornata.wire import subjects, templates
-from giornata.wire.cells import in_cell
 from giornata.wire.errors import ServiceUnavailable, TemplateLimit, TemplateNotFound
 from giornata.wire.jobs import TAKE_OVER_S
 from giornata.wire.messages import RemoveTemplate, TemplateRequest
 from giornata.wire.templates import TemplateRecord
-from giornata_gateway.cells import choice
 from giornata_gateway.config import GatewayConfig
 from giornata_gateway.fleet import FleetListener
 from giornata_gateway.intake.rules.forms import TemplateForm
@@ -69,10 +67,9 @@ class Registration:
         request = TemplateRequest(template=record, remaining_ms=deadline.remaining_ms())
         try:
             await self.blobs.put(record.image.key, image, self._picture_s)
-            cell = next(iter(choice.of_tenant(tenant, self.fleet.waits_ms(card.name, card.digest))), None)
             attempts = retries.soon(ServiceUnavailable, self.config.submit_window_s)
             recorded: TemplateRecord = await attempts(
-                self.bus.call, in_cell(subjects.TEMPLATE, cell), request, TemplateRecord, deadline
+                self.bus.call, subjects.TEMPLATE, request, TemplateRecord, deadline
             )
         except BaseException:
             if not known:

@@ -21,24 +21,19 @@ from giornata.deadlines import Deadline
 from giornata.seeing.spans import span
 from giornata.seeing.told import Kind
 from giornata.wire import subjects
-from giornata.wire.cells import in_cell
 from giornata.wire.errors import (
     DeadlineExceeded,
     GiornataError,
     IdempotencyKeyReused,
     InternalError,
     JobNotFound,
-    QueueFull,
-    QueueTooLong,
     ServiceUnavailable,
     StorageFull,
-    StoreFull,
 )
 from giornata.wire.events import DoneEvent, EventKind
 from giornata.wire.jobs import Job
 from giornata.wire.messages import Accepted, SubmitRequest
 from giornata.wire.progress import JobRecord
-from giornata_gateway.cells import choice
 from giornata_gateway.config import GatewayConfig
 from giornata_gateway.fleet import FleetListener
 from giornata_gateway.intake.rules.idempotency import check_same
@@ -51,8 +46,6 @@ log = structlog.get_logger(__name__)
 
 TRY_S = 2.0
 """How long one try of a submission waits for the router."""
-NO_ROOM = (QueueFull, QueueTooLong, StorageFull, StoreFull)
-"""Refusals of one cell, which another need not share."""
 
 
 @dataclass(frozen=True)
@@ -188,58 +181,31 @@ class Submission:
         return standing
 
     async def _ask_router(self, job: Job) -> GiornataError | None:
-        """Have `job` accepted in one of its tenant's cells; why it was not. It raises nothing.
-
-        A cell that surely refuses it, having no room, leaves it to the next. A job with an idempotency key has one cell
-        alone, so that every request with the key leads there.
-        """
-        cells = self._cells(job)
-        error: GiornataError = ServiceUnavailable("No cell serves the model now.", retry_after_s=2)
-        for cell in cells:
-            try:
-                await self.ledger.records.open(cell)
-            except nats.errors.Error as unread:
-                log.warning("cell_not_opened", cell=cell, error=repr(unread))
-                error = ServiceUnavailable("The cell's records cannot be read.", retry_after_s=2)
-                continue
-            self.ledger.records.remember(job.job_id, cell)
-            refused = await self._ask_cell(job, cell)
-            if refused is None or job.job_id in self.doubtful or not isinstance(refused, NO_ROOM):
-                return refused
-            error = refused
-        return error
-
-    def _cells(self, job: Job) -> list[str]:
-        """The cells that may take a job, the best one first."""
-        waits = self.fleet.waits_ms(job.model, job.model_digest)
-        if job.fingerprint is None:
-            return choice.by_wait(job.tenant, waits)
-        return choice.by_key(job.tenant, job.job_id, waits)
-
-    async def _ask_cell(self, job: Job, cell: str) -> GiornataError | None:
-        """Have `job` accepted in a cell, trying again while no router answers; why it was not. It raises nothing.
+        """Have `job` accepted, trying again while no router answers; why it was not. It raises nothing.
 
         Where JetStream takes no job, nobody is asked, and nothing is tried again.
         """
+        if not self.fleet.serves(job.model, job.model_digest):
+            return ServiceUnavailable("The model is not served now.", retry_after_s=2)
 
         async def ask() -> GiornataError | None:
             deadline = Deadline.after_ms(TRY_S * 1000)
             request = SubmitRequest(job=job, remaining_ms=deadline.remaining_ms())
             try:
                 with span("submit", Kind.ASKS, job=job.job_id):
-                    await self.bus.call(in_cell(subjects.SUBMIT, cell), request, Accepted, deadline)
+                    await self.bus.call(subjects.SUBMIT, request, Accepted, deadline)
             except (ServiceUnavailable, DeadlineExceeded, InternalError) as error:
                 self.doubtful.add(job.job_id)
                 if isinstance(error, StorageFull):
                     return error
-                refusal = await self.storage.full_for(cell, afresh=isinstance(error, DeadlineExceeded))
+                refusal = await self.storage.full_for_jobs(afresh=isinstance(error, DeadlineExceeded))
                 if refusal is None:
                     raise
                 return refusal
             return None
 
         try:
-            full = await self.storage.full_for(cell) or await retries.soon(
+            full = await self.storage.full_for_jobs() or await retries.soon(
                 (ServiceUnavailable, DeadlineExceeded), self.config.submit_window_s
             )(ask)
             if full is not None:
@@ -259,7 +225,7 @@ class Submission:
             "n": job.parameters.n,
             "task": job.task.value,
         }
-        log.info("accepted", job_id=job.job_id, cell=cell, priority=job.priority.value, **told)
+        log.info("accepted", job_id=job.job_id, priority=job.priority.value, **told)
         return None
 
     async def _send(self, job: Job) -> None:

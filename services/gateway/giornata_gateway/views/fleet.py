@@ -54,7 +54,7 @@ def tenant_view(reports: Sequence[InstanceReport] | None, own_rows: int) -> Flee
 
 
 def stores_of(states: Iterable[ServiceState]) -> tuple[StoreRoom, ...] | None:
-    """How full the streams are, as the active routers tell: what cells share is told by each."""
+    """How full the streams are, as the active router tells."""
     told = (state.stores for state in states if state.active)
     rooms = {room.store: room for stores in told for room in stores or ()}
     return tuple(rooms.values()) or None

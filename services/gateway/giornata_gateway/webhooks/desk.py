@@ -32,8 +32,8 @@ from giornata.wire.errors import (
 from giornata.wire.events import DoneEvent, EventKind
 from giornata.wire.progress import JobRecord
 from giornata.wire.webhooks import WebhookRecord, WebhookState
-from giornata_gateway.cells.records import CellRecords
 from giornata_gateway.config import GatewayConfig
+from giornata_gateway.jobs.records import JobRecords
 from giornata_gateway.webhooks.rules import addresses, signing, trying
 from giornata_gateway.webhooks.secret_file import read_secrets
 from giornata_gateway.webhooks.sending import Sender
@@ -60,7 +60,7 @@ class WebhookDesk:
         config: GatewayConfig,
         bus: Bus,
         records: WebhookRecords,
-        jobs: CellRecords,
+        jobs: JobRecords,
         *,
         payload: Payload,
         count: Callable[[trying.Outcome], None],

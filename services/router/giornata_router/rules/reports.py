@@ -18,7 +18,6 @@ from typing import Final
 from giornata.fleet import served
 from giornata.scheduling.controls import fits
 from giornata.wire.adapters import ControlCard
-from giornata.wire.cells import MAIN
 from giornata.wire.fleet import FleetSummary, InstanceReport
 from giornata.wire.masks import MaskCard
 from giornata.wire.models import ModelCard
@@ -93,10 +92,9 @@ def coarse(milliseconds: float) -> float:
 def summary(
     router: str,
     states: Sequence[ServiceState],
-    cell: str = MAIN,
     wait_ms: Mapping[str, float] = MappingProxyType({}),
 ) -> FleetSummary:
-    """What an edit can be done with now in `cell`, by the latest telemetry of every live instance; `router` leads.
+    """What an edit can be done with now, by the latest telemetry of every live instance; `router` leads.
 
     `wait_ms` tells how long a picture would wait for a worker, by model.
     """
@@ -106,7 +104,6 @@ def summary(
     rooms = (room for state in taking if state.instance == router for room in state.stores or ())
     models = tuple(card for _, card in sorted(served(states).items()))
     return FleetSummary(
-        cell=cell,
         router=router,
         ready=dict(sorted(ready.items())),
         gateways=tuple(islice(gateways, 2)),
