@@ -164,16 +164,16 @@ def _compared(
     predicted[NAIVE] = sequential(blocks, plans[NAIVE], link)
     weights = loading_engine.linear(costs, scene.rows.family.operations, scene.row.shapes, rate)
     carried_out: dict[str, list[Took]] = {name: [] for name in PLANNERS}
-    engines: dict[str, list[Took]] = {str(name): [] for name in loading_engine.PLANNERS}
+    engines: dict[str, list[Took]] = {name: [] for name in loading_engine.PLANNERS}
     for turn in range(options.repeats + 1):
         for name, modes in plans.items():
             took_ms = picture_ms(scene, modes, rate, ahead=name != NAIVE)
             if turn:
                 carried_out[name].append(Took(took_ms, predicted[name]))
-        for of_engine in loading_engine.PLANNERS:
+        for name, of_engine in loading_engine.PLANNERS.items():
             found = loading_engine.picture(scene, of_engine, weights, rate)
             if turn:
-                engines[of_engine].append(found)
+                engines[name].append(found)
     for name, modes in plans.items():
         counts = ((mode, modes.count(mode)) for mode in Mode)
         yield _line(load, THE_PLAN, name, carried_out) | {

@@ -39,7 +39,9 @@ def test_every_start_is_another_instance_unless_named() -> None:
     assert load(ServiceConfig, "router", ["--instance", "r1"]).instance == "r1"
 
 
-@pytest.mark.parametrize(("name", "holds", "other"), [("GIORNATA_CELL", "main", "eu-2")])
+@pytest.mark.parametrize(
+    ("name", "holds", "other"), [("GIORNATA_CELL", "main", "eu-2"), ("GIORNATA_PLANNER", "exact", "kv")]
+)
 def test_a_setting_that_went_is_refused_unless_it_says_what_holds_now(
     name: str, holds: str, other: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -10,7 +10,6 @@ from pydantic import Field, field_validator, model_validator
 
 from giornata.checkpoints import ModelConfig
 from giornata.machine import HOST_SHARE, memory_bytes
-from giornata.planning.batch import PlannerName
 from giornata.scheduling.batch import Joining
 from giornata_denoiser.choices import BITS, Executor, Form, Quantize
 from giornata_denoiser.devices import VARIABLE, claimed_of, parsed
@@ -152,8 +151,6 @@ class DenoiserConfig(ModelConfig):
         None,
         description="What steps cost here, as `giornata profile` has measured it; default a few steps at the start.",
     )
-    planner: ClassVar[PlannerName] = PlannerName.EXACT
-    """Which blocks take from templates: `exact` decides best, the others are baselines."""
     batching: ClassVar[Joining] = Joining.STEP
     """When waiting rows join: at a `step`, or per `request`, when all others have left."""
     batch_caps: bool = Field(

@@ -15,7 +15,7 @@ import torch
 from giornata.machine import memory_bytes
 from giornata.memory_plan import CONTEXT_BYTES, USABLE, plan_prepost
 from giornata.packed.tracing import UNTRACED
-from giornata.planning.batch import PLANNERS
+from giornata.planning.batch import plan_batch
 from giornata.planning.costing import CostModel
 from giornata.planning.profiles import Profile
 from giornata.scheduling.batch import Capacity
@@ -130,7 +130,7 @@ def reusing_of(
     return ReuseOptions(
         loader=loader,
         model=model,
-        planner=PLANNERS[config.planner],
+        planner=plan_batch,
         device=device_for(device, memory.device),
         ahead_bytes=memory.ahead,
         correction_bits=config.template_bits if config.template_correction else None,

@@ -8,11 +8,9 @@ keep no hidden states have few plans each, which :mod:`giornata.planning.prefixe
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from functools import cached_property, lru_cache
-from types import MappingProxyType
 from typing import Final
 
 import numpy as np
@@ -29,7 +27,6 @@ from giornata.planning.blocks import (
     Times,
     always,
     exact,
-    greedy,
 )
 from giornata.planning.columns import Columns
 from giornata.planning.prefixes import cheapest, planned, prefixes_of
@@ -104,32 +101,6 @@ def each(planner: Planner) -> BatchPlanner:
         return plan if math.isfinite(plan.timeline.finish_ms) else plan_batch(rows, link, base_ms)
 
     return planned
-
-
-class PlannerName(StrEnum):
-    """What a planner is called in configurations and benchmarks."""
-
-    EXACT = "exact"
-    """:func:`plan_batch`."""
-    GREEDY = "greedy"
-    """Algorithm 1 of FlashPS."""
-    KV = "kv"
-    """Everything from the cache: FlashPS's strawman loading (figure 9)."""
-    HIDDEN = "hidden"
-    """Everything from the cache, as inputs that are projected again."""
-    FULL = "full"
-    """No reuse."""
-
-
-PLANNERS: Final[Mapping[PlannerName, BatchPlanner]] = MappingProxyType(
-    {
-        PlannerName.EXACT: plan_batch,
-        PlannerName.GREEDY: each(greedy),
-        PlannerName.KV: each(always(Mode.KV)),
-        PlannerName.HIDDEN: each(always(Mode.HIDDEN)),
-        PlannerName.FULL: each(always(Mode.FULL)),
-    }
-)
 
 
 def evaluate(rows: Sequence[BatchRow], modes: Sequence[Modes], link: Link, base_ms: float = 0.0) -> BatchPlan:

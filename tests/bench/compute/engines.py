@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
-from giornata.planning.batch import PLANNERS, PlannerName
+from giornata.planning.batch import BatchPlanner, plan_batch
 from giornata.scheduling.batch import Capacity, Joining, RowKey
 from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.engine.loading import Loader, device_for
@@ -31,7 +31,7 @@ def engine_with(
     joining: Joining = Joining.STEP,
     setting: Setting = DEFAULT,
     model: CostFollower | None = None,
-    planner: PlannerName = PlannerName.EXACT,
+    planner: BatchPlanner = plan_batch,
     rate_bytes_s: float | None = None,
 ) -> Iterator[Engine]:
     """An engine that loads ahead, for as long as its context lasts.
@@ -48,7 +48,7 @@ def engine_with(
     with Loader(rate_bytes_s) as loader:
         options = ReuseOptions(
             loader,
-            planner=PLANNERS[planner],
+            planner=planner,
             device=device_for(family.device, DEVICE_BYTES),
             correction_bits=setting.correction_bits,
             ahead_bytes=AHEAD_BYTES,

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
-from giornata.planning.batch import PlannerName
+from giornata.planning.batch import BatchPlanner, each, plan_batch
+from giornata.planning.blocks import always, greedy
 from giornata.planning.costs import StepCosts
 from giornata.planning.operations import Operations, Shape, Work, step_work
 from giornata.wire.values import Mode
@@ -18,7 +19,12 @@ from tests.bench.compute.loading_run import Scene
 from tests.bench.compute.setting import Setting
 from tests.bench.reporting.options import wait_for
 
-PLANNERS: Final = (PlannerName.KV, PlannerName.GREEDY, PlannerName.FULL, PlannerName.EXACT)
+PLANNERS: Final[dict[str, BatchPlanner]] = {
+    "strawman": each(always(Mode.KV)),
+    "greedy": each(greedy),
+    "full": each(always(Mode.FULL)),
+    "exact": plan_batch,
+}
 UNCORRECTED: Final = Setting(corrected=False)
 """Every step loads: none is computed in full first."""
 
@@ -64,7 +70,7 @@ def linear(costs: Costs, operations: Operations, shapes: Sequence[Shape], rate_b
     return StepCosts(compute, (0.0, 1e3 / rate_bytes_s))
 
 
-def picture(scene: Scene, planner: PlannerName, costs: StepCosts, rate_bytes_s: float) -> Took:
+def picture(scene: Scene, planner: BatchPlanner, costs: StepCosts, rate_bytes_s: float) -> Took:
     """What all steps of the picture took, an entry each.
 
     Args:

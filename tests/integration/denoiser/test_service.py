@@ -11,12 +11,15 @@ import pytest
 import torch
 from PIL import Image
 
-from giornata.planning.batch import PlannerName
+from giornata.planning.batch import each
+from giornata.planning.blocks import always
 from giornata.wire.devices import HostDevice
 from giornata.wire.errors import ServiceUnavailable
 from giornata.wire.events import PREVIEW_BYTES
 from giornata.wire.messages import RunAnswer
+from giornata.wire.values import Mode
 from giornata.wire.workers import StepSample
+from giornata_denoiser import tuning
 from tests.fakes.profiles import PROFILE
 from tests.integration.denoiser.bench import GRID, STEPS, WAIT_S, Bench, taken
 
@@ -184,14 +187,14 @@ async def test_a_template_may_be_recorded_before_its_first_edit_and_outlives_its
         assert await bench.edited(worker, reuse="auto") == 12
 
 
-async def test_hit_and_miss_begin_from_the_same_noise(bench: Bench) -> None:
+async def test_hit_and_miss_begin_from_the_same_noise(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     async with bench.worker(template_policy="off") as worker:
         request = await bench.job(worker, reuse="auto", painted=[0], steps=2)
         await bench.run(worker, request)
         await bench.report()
         (missed,) = await bench.latents(request)
     options: dict[str, Any] = {"template_policy": "inline", "template_bits": 0, "template_correction": False}
-    options["planner"] = PlannerName.KV  # whose choice follows no loads
+    monkeypatch.setattr(tuning, "plan_batch", each(always(Mode.KV)))  # follows no loads
     async with bench.worker(**options) as worker:
         request = await bench.job(worker, reuse="strict", painted=[0], steps=2)
         await bench.run(worker, request)

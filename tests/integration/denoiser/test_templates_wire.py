@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from giornata.deadlines import Deadline
-from giornata.planning.batch import PlannerName
+from giornata.planning.batch import each
+from giornata.planning.blocks import always
 from giornata.tenant_records import TemplateRecords
 from giornata.wire import subjects, templates
 from giornata.wire.messages import (
@@ -22,7 +23,9 @@ from giornata.wire.messages import (
     RunRequest,
 )
 from giornata.wire.templates import TemplateInputs, TemplateRecord, TemplateState, picture_id
+from giornata.wire.values import Mode
 from giornata.wire.workers import TemplateCounters, Tier
+from giornata_denoiser import tuning
 from tests.integration.denoiser.bench import INSPECTION, REF, WAIT_S, Bench, Worker
 from tests.patience import HUNG_MS
 
@@ -205,12 +208,12 @@ async def test_what_is_on_disk_is_prefetched_into_memory(
 
 
 async def test_a_removed_template_leaves_both_tiers_and_rows_that_run_go_on(
-    bench: Bench, registry: Registry, tmp_path: Path
+    bench: Bench, registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The exact planner's choice follows what is loaded already, and pictures follow its choice; both edits are to learn
     # for themselves.
-    options: dict[str, Any] = {"planner": PlannerName.KV, "template_corrections_mb": 0}
-    async with bench.worker(template_folder=tmp_path, **options) as worker:
+    monkeypatch.setattr(tuning, "plan_batch", each(always(Mode.KV)))
+    async with bench.worker(template_folder=tmp_path, template_corrections_mb=0) as worker:
         await registry.ask(worker)
         await registry.settled()
         request = await registry.request(worker)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from giornata.planning.batch import PLANNERS, BatchRow, PlannerName, evaluate, plan_batch
+from giornata.planning.batch import BatchRow, each, evaluate, plan_batch
 from giornata.planning.blocks import Block, Link, Planner, always, exact, greedy, sequential, timeline
 from giornata.wire.values import Mode
 
@@ -140,7 +140,7 @@ def test_rows_of_one_template_load_once() -> None:
 def test_greedy_knows_what_blocks_take_besides() -> None:
     """Without it the second block computes in full; beside it its load has arrived."""
     row = BatchRow((Block(5, 6, 1, 0, 1, fresh=True), Block(5, 6, 1, 0, 1)), "t")
-    planner, link = PLANNERS[PlannerName.GREEDY], Link(slab_ms=9.5)
+    planner, link = each(greedy), Link(slab_ms=9.5)
     assert planner([row], link, 0.0).modes == ((Mode.FULL, Mode.FULL),)
     assert planner([row], link, 6.0).modes == ((Mode.FULL, Mode.KV),)
     assert planner([row], link, 6.0).timeline.finish_ms == 18
@@ -151,7 +151,7 @@ def test_greedy_alone_is_the_papers(rows: list[BatchRow], link: Link, base_ms: f
     """Its block times are what a row's blocks take with all that is computed beside them."""
     (row, *_) = rows
     beside = [replace(block, others_ms=base_ms) for block in row.blocks]
-    plan = PLANNERS[PlannerName.GREEDY]([row], link, base_ms)
+    plan = each(greedy)([row], link, base_ms)
     assert plan.modes == (greedy(beside, link),)
     assert plan.timeline.finish_ms == pytest.approx(finish_ms(greedy, beside, link))
 

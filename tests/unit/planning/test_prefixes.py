@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from giornata.planning.batch import PLANNERS, BatchRow, evaluate, plan_batch
-from giornata.planning.blocks import Block, Link, Modes, exact, sequential, takes, timeline
+from giornata.planning.batch import BatchRow, each, evaluate, plan_batch
+from giornata.planning.blocks import Block, Link, Modes, always, exact, greedy, sequential, takes, timeline
 from giornata.planning.columns import Columns
 from giornata.planning.prefixes import Prefixes, prefixes_of, scanned
 from giornata.wire.values import Mode
@@ -99,7 +99,7 @@ def test_nothing_else_that_is_tried_is_much_better(rows: list[BatchRow], link: L
     """No other planner of batches is better by a tenth, nor is doing for each row what is best for it alone."""
     plan = plan_batch(rows, link, base_ms)
     assert plan == evaluate(rows, plan.modes, link, base_ms)
-    for planner in PLANNERS.values():
+    for planner in (each(greedy), *(each(always(mode)) for mode in Mode)):
         assert plan.timeline.finish_ms <= planner(rows, link, base_ms).timeline.finish_ms * 1.1 + 1e-9
     naive = sum(sequential(row.blocks, exact(row.blocks, Link(0.0)), link) for row in rows)
     assert plan.timeline.finish_ms <= (naive + base_ms * len(rows[0].blocks)) * 1.1 + 1e-9

@@ -16,15 +16,14 @@ from hypothesis import strategies as st
 
 from giornata.packed.tracing import Lane
 from giornata.planning.batch import (
-    PLANNERS,
     BatchPlan,
     BatchPlanner,
     BatchRow,
-    PlannerName,
+    each,
     evaluate,
     plan_batch,
 )
-from giornata.planning.blocks import Link
+from giornata.planning.blocks import Link, always, greedy
 from giornata.planning.operations import Shape, Work, step_work
 from giornata.scheduling.estimates import work_of
 from giornata.wire.values import Mode
@@ -134,19 +133,30 @@ def test_any_modes_give_the_runs_own_step(seed: int, *, ahead: bool) -> None:
     torch.testing.assert_close(row.latent[place.computed], wanted[place.computed], atol=FLOAT32, rtol=0)
 
 
-@pytest.mark.parametrize("planner", PLANNERS)
-def test_every_planner_serves_an_edit_to_its_end(planner: PlannerName) -> None:
+@pytest.mark.parametrize("planner", [plan_batch, each(greedy)])
+def test_every_planner_serves_an_edit_to_its_end(planner: BatchPlanner) -> None:
     of = tiny_flux.family()
     taken = template(of, frozenset(Form), steps=3)
     row = edit(of, taken, Spec("edit", grid=GRID, steps=6, seed=2))
     with Loader() as loader:
-        made = engine(of, planner=PLANNERS[planner], loader=loader, correction_bits=EXACT, model=Measured())
+        made = engine(of, planner=planner, loader=loader, correction_bits=EXACT, model=Measured())
         made.batch.submit([row])
         done = finished(made)["edit"]
     assert done.latent.isfinite().all()
-    if planner in {PlannerName.KV, PlannerName.HIDDEN, PlannerName.FULL}:
-        reference = expected(of, row, taken, (Mode(planner),) * BLOCKS, corrected=True)
-        torch.testing.assert_close(done.latent, reference, atol=FLOAT32, rtol=0)
+
+
+@pytest.mark.parametrize("mode", Mode)
+def test_what_a_plan_takes_from_the_cache_is_taken(mode: Mode) -> None:
+    of = tiny_flux.family()
+    taken = template(of, frozenset(Form), steps=3)
+    row = edit(of, taken, Spec("edit", grid=GRID, steps=6, seed=2))
+    planner = each(always(mode))
+    with Loader() as loader:
+        made = engine(of, planner=planner, loader=loader, correction_bits=EXACT, model=Measured())
+        made.batch.submit([row])
+        done = finished(made)["edit"]
+    reference = expected(of, row, taken, (mode,) * BLOCKS, corrected=True)
+    torch.testing.assert_close(done.latent, reference, atol=FLOAT32, rtol=0)
 
 
 def computed(of: ModelFamily, shape: Shape, mode: Mode) -> Work:
@@ -193,7 +203,7 @@ def test_a_sample_tells_what_is_expected_beyond_the_least_that_is_computed() -> 
     def sampled(load_ms: float) -> list[StepSample]:
         model = Measured()
         model.costs = replace(Measured.costs, load=(0.0, load_ms))
-        made = engine(of, model=model, planner=PLANNERS[PlannerName.KV])
+        made = engine(of, model=model, planner=each(always(Mode.KV)))
         made.batch.submit([edit(of, template(of, steps=3), Spec("edit", grid=GRID, steps=3, text_tokens=5))])
         reports = [made.step() for _ in range(2)]
         return [report.sample for report in reports if report is not None and report.sample is not None]

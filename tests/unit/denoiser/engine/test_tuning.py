@@ -17,11 +17,14 @@ from giornata.device_claims import DeviceLedger
 from giornata.machine import memory_bytes
 from giornata.memory_plan import CONTEXT_BYTES, USABLE, ModelMemory, plan_prepost
 from giornata.packed.region import region
-from giornata.planning.batch import PlannerName
+from giornata.planning.batch import each
+from giornata.planning.blocks import always
 from giornata.planning.costing import CostModel
 from giornata.planning.operations import Work
 from giornata.planning.profiles import BatchCap
 from giornata.scheduling.batch import Joining
+from giornata.wire.values import Mode
+from giornata_denoiser import tuning
 from giornata_denoiser.choices import EXACT, Form
 from giornata_denoiser.config import DenoiserConfig
 from giornata_denoiser.engine.engine import Engine
@@ -66,18 +69,16 @@ def edited(rows: list[Row] | None = None, **options: Any) -> tuple[dict[str, Row
         return run(engine, rows), model
 
 
+@pytest.fixture
+def fixed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A planner whose choice follows no loads."""
+    monkeypatch.setattr(tuning, "plan_batch", each(always(Mode.KV)))
+
+
+@pytest.mark.usefixtures("fixed")
 def test_whether_a_first_step_is_computed_in_full_is_configured() -> None:
-    asked: dict[str, Any] = {"planner": PlannerName.KV, "template_bits": 0}  # whose choice follows no loads
-    with_it, without = (edited(template_correction=on, **asked)[0]["edit"] for on in (True, False))
+    with_it, without = (edited(template_correction=on, template_bits=0)[0]["edit"] for on in (True, False))
     assert not torch.allclose(with_it.latent, without.latent, atol=1e-3)
-
-
-@pytest.mark.parametrize("planner", [PlannerName.FULL, PlannerName.HIDDEN])
-def test_the_planner_is_configured(planner: PlannerName) -> None:
-    usual, other = (
-        edited(planner=name, template_correction=False)[0]["edit"] for name in (PlannerName.KV, planner)
-    )
-    assert (usual.latent - other.latent).abs().max() > 1e-5
 
 
 def test_steps_and_loads_reach_the_cost_model() -> None:
