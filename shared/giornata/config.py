@@ -120,7 +120,7 @@ _SCHEMES: Final = {
     "traces_url": ("http", "https"),
 }
 
-_GONE: Final = {"cell": "main", "planner": "exact"}
+_GONE: Final = {"cell": "main", "planner": "exact", "batch_caps": "false"}
 """Settings of earlier versions, each with the value that still holds: that one is passed over, any other refused."""
 
 C = TypeVar("C", bound=ServiceConfig)

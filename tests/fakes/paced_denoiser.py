@@ -62,7 +62,7 @@ def load_paced(*args: Any, **options: Any) -> FluxTransformer2DModel:
 def settled(checkpoint: Checkpoint, _bits: int) -> Profile:
     """Costs that nobody has measured, in place of the first steps'."""
     card = checkpoint.card
-    return PROFILE.model_copy(update={"model": card.name, "model_digest": card.digest, "caps": ()})
+    return PROFILE.model_copy(update={"model": card.name, "model_digest": card.digest})
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from typing import Final
 from giornata.planning.costing import CostModel
 from giornata.planning.costs import LOAD
 from giornata.planning.operations import COMPUTE, Work
-from giornata.planning.profiles import BatchCap, Profile
+from giornata.planning.profiles import Profile
 from giornata.planning.regression import Fit
 from tests.fakes.networks import plain
 
@@ -30,7 +30,6 @@ PROFILE: Final = Profile(
     compute=record(COMPUTE, WEIGHTS),
     load=record(LOAD, LOAD_WEIGHTS),
     activation_bytes=4096.0,
-    caps=(BatchCap(tokens=100, rows=8), BatchCap(tokens=1000, rows=4)),
 )
 
 

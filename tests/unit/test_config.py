@@ -40,7 +40,12 @@ def test_every_start_is_another_instance_unless_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "holds", "other"), [("GIORNATA_CELL", "main", "eu-2"), ("GIORNATA_PLANNER", "exact", "kv")]
+    ("name", "holds", "other"),
+    [
+        ("GIORNATA_CELL", "main", "eu-2"),
+        ("GIORNATA_PLANNER", "exact", "kv"),
+        ("GIORNATA_BATCH_CAPS", "false", "true"),
+    ],
 )
 def test_a_setting_that_went_is_refused_unless_it_says_what_holds_now(
     name: str, holds: str, other: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

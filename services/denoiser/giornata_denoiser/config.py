@@ -153,9 +153,6 @@ class DenoiserConfig(ModelConfig):
     )
     batching: ClassVar[Joining] = Joining.STEP
     """When waiting rows join: at a `step`, or per `request`, when all others have left."""
-    batch_caps: bool = Field(
-        default=False, description="No more rows share a step than the profile says make it worth while."
-    )
     step_limit_ms: ClassVar[float | None] = None
     """Rows join while a step is predicted to take no longer; default no limit."""
     memory_mb: int | None = Field(

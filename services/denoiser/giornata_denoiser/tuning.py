@@ -144,7 +144,6 @@ def budget_of(config: DenoiserConfig, profile: Profile, memory: Memory) -> Budge
         memory_bytes=memory.rows,
         activation_bytes=profile.activation_bytes,
         even_bytes=profile.even_bytes,
-        caps=profile.caps if config.batch_caps else (),
     )
 
 

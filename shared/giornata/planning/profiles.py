@@ -18,17 +18,6 @@ SCHEMA: Final = 3
 WITHOUT_ADAPTERS: Final = 2
 
 
-class BatchCap(BaseModel):
-    """How many rows of one size are worth a step."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    tokens: int
-    """Text and image tokens that a row computes."""
-    rows: int
-    """Beyond it a step grows as its rows do: more rows make every row slower and none faster."""
-
-
 class Profile(BaseModel):
     """The measurements of one model on one device."""
 
@@ -54,13 +43,14 @@ class Profile(BaseModel):
     """Peak memory of a step per token that it computes, weights and templates not counted."""
     even_bytes: float | None = None
     """Likewise where all sequences are equally long, so that their modulation is broadcast; None: not known apart."""
-    caps: tuple[BatchCap, ...] = ()
     derived: str = ""
     """What it was derived from, where nothing was measured: for simulations alone, no denoiser takes it."""
 
     @model_validator(mode="before")
     @classmethod
     def _is_of_this_schema(cls, given: Any) -> Any:
+        if isinstance(given, dict):  # batch caps of earlier versions decide nothing
+            given = {name: value for name, value in given.items() if name != "caps"}
         received = given.get("schema_version", SCHEMA) if isinstance(given, dict) else SCHEMA
         if received == WITHOUT_ADAPTERS and isinstance(given.get("compute"), dict):
             return {**given, "schema_version": SCHEMA, "compute": _completed(given["compute"])}

@@ -54,7 +54,6 @@ def test_a_profile_predicts_and_measures_what_it_has_not_seen(
     assert min(*profile.compute.weights, *profile.load.weights) >= 0
     assert not profile.compute.derived, "ControlNets are measured, too"
     assert profile.activation_bytes > 100
-    assert profile.caps
     blocks = checkpoint.family.depth
     full, masked = (
         Mixture((RowSize(10, 11, 20, (mode,) * blocks, ratio),) * 2)

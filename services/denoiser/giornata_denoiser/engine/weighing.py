@@ -9,7 +9,6 @@ from typing import Final
 
 from giornata.planning.costs import StepCosts, worth_reusing
 from giornata.planning.operations import Operations, Shape, step_work
-from giornata.planning.profiles import BatchCap
 from giornata.planning.specs import recording_bytes, together
 from giornata.wire.values import Mode
 from giornata_denoiser.blocks.own import own_bits
@@ -41,8 +40,6 @@ class Budget:
     """Most bytes of slabs that are loaded for later steps, of all rows together."""
     correction_bits: int | None = None
     """Bits of the corrections that rows learn; None where they learn none."""
-    caps: tuple[BatchCap, ...] = ()
-    """Caps of the profile; without any, nothing is capped."""
 
 
 def fits(rows: Sequence[Row], budget: Budget, costs: StepCosts, family: ModelFamily) -> bool:
@@ -50,7 +47,6 @@ def fits(rows: Sequence[Row], budget: Budget, costs: StepCosts, family: ModelFam
     return (
         predicted_ms(rows, costs, family.operations) <= budget.step_ms
         and step_bytes(rows, budget, family) <= budget.memory_bytes
-        and sum(share(row.tokens, budget.caps) for row in rows) <= 1.0
     )
 
 
@@ -261,9 +257,3 @@ def run_ms(row: Row, costs: StepCosts, operations: Operations) -> float:
     left = row.steps - row.step
     in_full = min(row.steps_in_full, left)
     return in_full * whole + (left - in_full) * masked
-
-
-def share(tokens: int, caps: Sequence[BatchCap]) -> float:
-    """The share of a full batch that a row of so many tokens takes: 1 / rows of the next larger size in the profile."""
-    nearest = min(caps, key=lambda cap: (cap.tokens < tokens, abs(cap.tokens - tokens)), default=None)
-    return 0.0 if nearest is None else 1.0 / nearest.rows

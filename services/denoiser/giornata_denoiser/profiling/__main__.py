@@ -84,7 +84,6 @@ def run(config: ProfilerConfig, checkpoint: Checkpoint, visible: str | None = No
         compute=making.fitted(COMPUTE, measured.step_samples),
         load=making.fitted(LOAD, measured.load_samples),
         activation=measured.activation_bytes,
-        caps=making.batch_caps(measured.steps),
         degrees=tuple(
             DegreeFit(
                 degree=way.degree, halves=way.halves, compute=making.fitted(COMPUTE, found.step_samples)

@@ -40,7 +40,7 @@ SIDES: Final = (8, 16)
 
 
 def calibrate(checkpoint: Checkpoint, bits: int) -> Profile:
-    """Costs from a few steps and loads, without batch caps; `bits` are those of recorded templates."""
+    """Costs from a few steps and loads; `bits` are those of recorded templates."""
     family, meter = checkpoint.family, Meter(checkpoint, bits)
     text, modes = meter.text_tokens, taking_modes(family.specs)
     steps = [step.beside(meter.companions, meter.prefix) for step in _steps(family.depth, text, modes)]
@@ -63,7 +63,6 @@ def calibrate(checkpoint: Checkpoint, bits: int) -> Profile:
         compute=proportional(step_samples),
         load=fitted(LOAD, loads),
         activation=activation_bytes(meter, (steps[0], Mixture(steps[0].rows * 2))),
-        caps=(),
     )
 
 

@@ -1,4 +1,4 @@
-"""A profile from measurements: from times to weights and caps.
+"""A profile from measurements: from times to weights.
 
 Residuals are relative: an absolute fit is one to the largest batches alone, whose residuals outweigh all others, and
 misses a single small row, which is most of what is served, by more than it takes.
@@ -6,7 +6,6 @@ misses a single small row, which is most of what is served, by more than it take
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -18,7 +17,7 @@ import numpy as np
 from giornata.planning.costs import completed
 from giornata.planning.degrees import DegreeFit, Way
 from giornata.planning.operations import ADAPTING, NETWORK, Operations
-from giornata.planning.profiles import BatchCap, Profile
+from giornata.planning.profiles import Profile
 from giornata.planning.regression import Array, Fit, fit, graded
 from giornata.wire.values import Mode
 from giornata_denoiser.checkpoint import Checkpoint
@@ -27,7 +26,6 @@ from giornata_denoiser.profiling.members import Members
 from giornata_denoiser.profiling.mixtures import (
     Extent,
     Mixture,
-    RowSize,
     masked_sizes,
     mixtures,
     plain,
@@ -38,8 +36,6 @@ from giornata_denoiser.profiling.profiles import device_name, dtype_name, versio
 QUICK_ROUNDS: Final = 2
 ROUNDS: Final = 3
 SEED: Final = 0
-ENOUGH: Final = 0.95
-"""A batch cap reaches this share of the best throughput."""
 FOLDS: Final = 5
 
 
@@ -184,30 +180,12 @@ def unseen(names: Sequence[str], samples: Sequence[Sample]) -> Fit:
     return graded(("predicted",), np.ones(1), said[:, None], times)
 
 
-def batch_caps(steps: Sequence[StepTime]) -> tuple[BatchCap, ...]:
-    """The smallest batch whose throughput reaches :data:`ENOUGH` of the best.
-
-    Of every size of row that was measured in growing numbers, by the tokens that it computes.
-    """
-    sweeps: dict[RowSize, dict[int, float]] = defaultdict(dict)
-    for mixture, ms in steps:
-        if len(set(mixture.rows)) == 1:
-            sweeps[mixture.rows[0]][len(mixture.rows)] = len(mixture.rows) / ms
-    throughput: dict[int, dict[int, float]] = defaultdict(dict)
-    for size, paces in sweeps.items():
-        if len(paces) > 1:
-            known = throughput[size.tokens]
-            known |= {rows: max(pace, known.get(rows, 0.0)) for rows, pace in paces.items()}
-    return tuple(BatchCap(tokens=tokens, rows=_knee(paces)) for tokens, paces in sorted(throughput.items()))
-
-
 def profile(
     checkpoint: Checkpoint,
     *,
     compute: Fit,
     load: Fit,
     activation: tuple[float, float],
-    caps: tuple[BatchCap, ...],
     degrees: tuple[DegreeFit, ...] = (),
 ) -> Profile:
     """What was fitted, with today's date, where and of what; `activation` as :func:`activation_bytes` tells it."""
@@ -224,15 +202,9 @@ def profile(
         load=load,
         activation_bytes=activation[0],
         even_bytes=activation[1],
-        caps=caps,
     )
 
 
 def _arrays(samples: Sequence[Sample]) -> tuple[Array, Array]:
     """(samples, features) and (samples,)."""
     return np.array([sample.features for sample in samples]), np.array([sample.ms for sample in samples])
-
-
-def _knee(paces: dict[int, float]) -> int:
-    enough = ENOUGH * max(paces.values())
-    return min(rows for rows, pace in paces.items() if pace >= enough)

@@ -57,9 +57,6 @@ def _lines(
     yield f"  worst: {_told(off)}"
     yield ""
     yield f"Memory: {profile.activation_bytes / 1024:.1f} KiB a computed token"
-    yield "Batch caps, tokens that a row computes to rows: " + (
-        ", ".join(f"{cap.tokens}: {cap.rows}" for cap in profile.caps) or "none measured"
-    )
 
 
 def _computing(title: str, fit: Fit, measured: making.Measurements) -> Iterator[str]:

@@ -21,7 +21,6 @@ from giornata.planning.batch import each
 from giornata.planning.blocks import always
 from giornata.planning.costing import CostModel
 from giornata.planning.operations import Work
-from giornata.planning.profiles import BatchCap
 from giornata.scheduling.batch import Joining
 from giornata.wire.values import Mode
 from giornata_denoiser import tuning
@@ -218,13 +217,6 @@ def test_a_budget_too_small_for_a_template_is_told_at_the_start(memory_mb: int, 
         pass
     assert [log["event"] for log in logs if log["event"] == "budgets"] == ["budgets"]
     assert [log["blocks"] for log in logs if log["event"] == "template_budget_small"] == told
-
-
-def test_caps_of_the_profile_hold_where_that_is_configured() -> None:
-    profile = PROFILE.model_copy(update={"caps": (BatchCap(tokens=1000, rows=2),)})
-    memory = memory_of(config(), None)
-    assert budget_of(config(), profile, memory).caps == ()
-    assert budget_of(config(batch_caps=True), profile, memory).caps == profile.caps
 
 
 def test_a_trace_is_written_at_the_end(tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ import pytest
 from torch import Tensor
 
 from giornata.planning.costs import StepCosts
-from giornata.planning.profiles import BatchCap
 from giornata_denoiser.blocks.slabs import Slabs
 from giornata_denoiser.choices import EXACT
 from giornata_denoiser.engine.assembly import place
@@ -20,7 +19,6 @@ from giornata_denoiser.engine.weighing import (
     correction_bytes,
     fits,
     row_bytes,
-    share,
     slab_bytes,
     step_bytes,
 )
@@ -137,14 +135,3 @@ def test_rows_share_a_step_while_it_is_predicted_to_be_short_enough() -> None:
     assert not fits(rows[:2], Budget(step_ms=alone_ms), costs, of)
     assert fits(rows[:2], Budget(step_ms=2 * alone_ms), costs, of)
     assert not fits(rows, Budget(step_ms=2 * alone_ms), costs, of)
-
-
-def test_a_cap_counts_rows_of_unequal_sizes() -> None:
-    caps = (BatchCap(tokens=100, rows=4), BatchCap(tokens=1000, rows=2))
-    assert [share(tokens, caps) for tokens in (50, 100, 101, 5000)] == [0.25, 0.25, 0.5, 0.5]
-    assert share(50, ()) == 0
-    of = tiny_flux.family()
-    rows = [edit(of, None, Spec(f"r{i}", grid=GRID)) for i in range(3)]
-    tight = Budget(caps=(BatchCap(tokens=1000, rows=2),))
-    assert fits(rows[:2], tight, StepCosts((0.0,) * 6), of)
-    assert not fits(rows, tight, StepCosts((0.0,) * 6), of)

@@ -99,6 +99,11 @@ def test_a_fit_is_the_same_after_it_was_written_down() -> None:
     assert Fit.model_validate_json(fit.model_dump_json()) == fit
 
 
+def test_a_profile_with_batch_caps_of_an_earlier_version_is_read() -> None:
+    written = PROFILE.model_dump(mode="json") | {"caps": [{"tokens": 100, "rows": 8}]}
+    assert Profile.model_validate(written) == PROFILE
+
+
 @pytest.mark.parametrize("schema", [1, 4])
 def test_a_profile_of_another_schema_is_refused(
     tmp_path: Path, checkpoint: Checkpoint, profile: Profile, schema: int

@@ -1,4 +1,4 @@
-"""Profiling with a meter that knows the truth: weights come back in spite of noise and drift; caps are the knee."""
+"""Profiling with a meter that knows the truth: weights come back in spite of noise and drift."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.families.preview_map import PreviewMap
 from giornata_denoiser.profiling import making
 from giornata_denoiser.profiling.calibration import proportional
-from giornata_denoiser.profiling.making import StepTime
 from giornata_denoiser.profiling.measuring import Meter, medians
 from giornata_denoiser.profiling.mixtures import Extent, Mixture, RowSize, TokensBeside, mixtures
 from giornata_denoiser.profiling.report import report
@@ -227,26 +226,6 @@ def test_a_mask_leaves_something_out_and_computes_something(height: int, width: 
     assert size.tokens == 7 + shape.computed
 
 
-@given(st.dictionaries(st.integers(1, 64), st.floats(0.1, 1e4), min_size=2))
-def test_a_cap_is_the_smallest_batch_that_is_nearly_the_best(by_rows: dict[int, float]) -> None:
-    size = RowSize(8, 8, 36, (Mode.FULL,))
-    (cap,) = making.batch_caps([StepTime(Mixture((size,) * rows), ms) for rows, ms in by_rows.items()])
-    best = max(rows / ms for rows, ms in by_rows.items())
-    assert cap.tokens == 100
-    assert cap.rows / by_rows[cap.rows] >= making.ENOUGH * best
-    assert all(rows / ms < making.ENOUGH * best for rows, ms in by_rows.items() if rows < cap.rows)
-
-
-def test_caps_are_those_of_sizes_measured_in_growing_numbers() -> None:
-    full = RowSize(8, 8, 6, (Mode.FULL,))
-    alone = RowSize(8, 8, 6, (Mode.HIDDEN,), 0.3)
-    steps = [StepTime(Mixture((full,) * rows), 10.0 + rows) for rows in (1, 2, 4, 8)]
-    caps = making.batch_caps([*steps, StepTime(Mixture((alone,)), 1.0)])
-    assert [(cap.tokens, cap.rows) for cap in caps] == [(70, 8)]
-    flat = [StepTime(Mixture((full,) * rows), 10.0 * rows) for rows in (1, 2, 4, 8)]
-    assert [cap.rows for cap in making.batch_caps(flat)] == [1]
-
-
 def test_a_few_steps_and_the_number_of_operations_tell_the_costs() -> None:
     true = StepCosts((5.0, 0.3, *(2e-7,) * 3, 0.0))
     rows = [RowSize(side, side, 6, (Mode.FULL,) * BLOCKS) for side in (8, 12, 16)]
@@ -266,7 +245,6 @@ def test_the_report_names_weights_units_and_the_worst(tmp_path: Path) -> None:
         compute=making.fitted(COMPUTE, found.step_samples),
         load=making.fitted(LOAD, found.load_samples),
         activation=(2048.0, 1024.0),
-        caps=making.batch_caps(found.steps),
     )
     text = report(profile, found)
     for part in (
@@ -274,7 +252,6 @@ def test_the_report_names_weights_units_and_the_worst(tmp_path: Path) -> None:
         "ms a multiplication of linear layers",
         "worst: ",
         "2.0 KiB",
-        "Batch caps",
     ):
         assert part in text
     scatter(tmp_path / "fit.svg", "Steps", making.predictions(profile.compute, found.step_samples))
