@@ -120,7 +120,13 @@ _SCHEMES: Final = {
     "traces_url": ("http", "https"),
 }
 
-_GONE: Final = {"cell": "main", "planner": "exact", "batch_caps": "false"}
+_GONE: Final = {
+    "cell": "main",
+    "planner": "exact",
+    "batch_caps": "false",
+    "control_stale": "false",
+    "control_renew_steps": "0",
+}
 """Settings of earlier versions, each with the value that still holds: that one is passed over, any other refused."""
 
 C = TypeVar("C", bound=ServiceConfig)

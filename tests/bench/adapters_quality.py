@@ -9,20 +9,16 @@ from the first, and K is judged by other edits.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
 import torch
 from diffusers import FluxFillPipeline
 
-from giornata.scheduling.batch import RowKey
-from giornata_denoiser.blocks.waits import Waits
 from giornata_denoiser.controls.executing import ExecutingControls
-from giornata_denoiser.controls.local import HELD_STEPS, LocalControls, Reuse
-from giornata_denoiser.engine.controls import Controls, OfSequences
+from giornata_denoiser.controls.local import HELD_STEPS, LocalControls
 from giornata_denoiser.rows.adapters import Adapters, RowLora
-from giornata_denoiser.rows.row import Row
 from giornata_prepost.images.pictures import Pixels
 from giornata_tools.checkout import TRAINED
 from giornata_tools.joining.shares import Tried, joins_within
@@ -46,48 +42,16 @@ OTHERS: Final = 40
 Line = dict[str, Any]
 
 
-class StepBefore:
-    """What `each` has made in the step before, in the first step its own (Katz, ATC '25, section 5).
-
-    Satisfies :class:`giornata_denoiser.engine.controls.Controls`.
-    """
-
-    def __init__(self, each: Controls) -> None:
-        self._each = each
-        self._made: dict[RowKey, OfSequences] = {}
-
-    def able(self, row: Row) -> Row | None:
-        """As `each` tells."""
-        return self._each.able(row)
-
-    def residuals(self, rows: Sequence[Row], whole: Sequence[bool], waits: Waits) -> tuple[OfSequences, ...]:
-        """Those of the step before, by row."""
-        each = self._each.residuals(rows, whole, waits)
-        own = {row.key: made for row, made in zip(rows, each, strict=True)}
-        before = tuple(self._made.get(key, made) for key, made in own.items())
-        self._made |= own
-        return before
-
-    def retain(self, keys: Collection[RowKey]) -> None:
-        """Forget all rows but these."""
-        self._each.retain(keys)
-        self._made = {key: made for key, made in self._made.items() if key in keys}
-
-
-def here(reuse: Reuse) -> Way:
-    """This process computes ControlNets."""
-    return lambda nets, network: ExecutingControls(LocalControls(nets, network, reuse), None)
+def here(held_steps: int) -> Way:
+    """This process computes ControlNets, each time for so many steps."""
+    return lambda nets, network: ExecutingControls(LocalControls(nets, network, held_steps), None)
 
 
 EACH: Final = "each step's own"
 WAYS: Final[Mapping[str, Way]] = {
-    EACH: here(Reuse(held_steps=1)),
-    "held for 2 steps": here(Reuse(held_steps=2)),
-    "held for 4 steps": here(Reuse(held_steps=4)),
-    "the step before's": lambda nets, network: StepBefore(here(Reuse(held_steps=1))(nets, network)),
-    "the edit's tokens, all every 7 steps": here(Reuse(held_steps=1, renew_steps=7)),
-    "the same, held for 2 steps": here(Reuse(held_steps=2, renew_steps=7)),
-    "the edit's tokens, all in the first step": here(Reuse(held_steps=1, renew_steps=1000)),
+    EACH: here(1),
+    "held for 2 steps": here(2),
+    "held for 4 steps": here(4),
 }
 """Ways to make what ControlNets add. The first is what the others are compared with."""
 SERVED: Final = f"held for {HELD_STEPS} steps"

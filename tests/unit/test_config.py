@@ -45,6 +45,8 @@ def test_every_start_is_another_instance_unless_named() -> None:
         ("GIORNATA_CELL", "main", "eu-2"),
         ("GIORNATA_PLANNER", "exact", "kv"),
         ("GIORNATA_BATCH_CAPS", "false", "true"),
+        ("GIORNATA_CONTROL_STALE", "false", "true"),
+        ("GIORNATA_CONTROL_RENEW_STEPS", "0", "7"),
     ],
 )
 def test_a_setting_that_went_is_refused_unless_it_says_what_holds_now(

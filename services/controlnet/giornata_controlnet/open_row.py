@@ -7,7 +7,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 from giornata.control.expansion import Behind, Summed, summed
-from giornata.control.keeping import Renewals
 from giornata.control.running import Act
 from giornata.packed.region import Region
 from giornata.wire.controlnets import ControlBase
@@ -44,8 +43,6 @@ class OpenRow:
     """For how many of the row's sequences ControlNets are computed."""
     region: Region | None
     """The tokens of steps that are not whole, on the ControlNets' device; None: all tokens."""
-    renewals: Renewals
-    """Which steps that are not whole compute all tokens all the same."""
     pins: ExitStack
     """Closed when the row is: lets go of its weights."""
     _sums: dict[tuple[bool, ...], Summed] = field(default_factory=dict, init=False, repr=False)
@@ -58,10 +55,6 @@ class OpenRow:
     def acting(self, step: int) -> list[Act]:
         """The ControlNets that act in a step."""
         return [net.act for net in self.nets if net.first <= step < net.end]
-
-    def renews(self, step: int, *, whole: bool) -> bool:
-        """Whether a step computes all tokens, which is noted. One that is computed again decides alike."""
-        return self.renewals.due(step, self._acts(step), whole=whole)
 
     def work(self, step: int) -> float:
         """Multiplications of a step that computes the whole picture."""

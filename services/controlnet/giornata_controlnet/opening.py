@@ -13,7 +13,6 @@ from giornata import tensors
 from giornata.blobs import BlobStore, intermediate
 from giornata.control.expansion import Behind, sequences
 from giornata.control.inputs import images, images_of, texts
-from giornata.control.keeping import Renewals, keeping
 from giornata.control.mismatch import ControlMismatch
 from giornata.control.protocol import Conditions, ControlNet, ControlText
 from giornata.control.running import Act
@@ -121,8 +120,7 @@ def _made(
         behind.append(added)
         opened = net.open(Conditions(shown[nth].to(nets.dtype), request.grid, told, times, use.mode))
         work = _work(net.work(request.base), told, request.grid)
-        kept = keeping(net, opened, count, region) if region is not None and request.renew_steps else ()
-        acting.append(Acting(Act(net, opened, use.scale, added, kept), first, end, work))
+        acting.append(Acting(Act(net, opened, use.scale, added), first, end, work))
     return OpenRow(
         control_row(request.job.job_id, request.attempt, request.index),
         request.denoiser,
@@ -133,7 +131,6 @@ def _made(
         request.times,
         count,
         region,
-        Renewals(request.renew_steps),
         ExitStack(),
     )
 

@@ -43,9 +43,7 @@ class Due:
         """The step as it is computed."""
         latents = moved(self.asked.latents, device).to(dtype)
         row, step = self.row, self.asked.step
-        acts = row.acting(step)
-        renews = not all(act.kept for act in acts) or row.renews(step, whole=self.asked.whole)
-        return RowStep(acts, step, latents, row.sequences, row.region, renews, self.asked.whole)
+        return RowStep(row.acting(step), step, latents, row.sequences, row.region, self.asked.whole)
 
 
 def refused(row: OpenRow | None, asked: StepAsked) -> tuple[StepRefusal, str] | None:

@@ -168,19 +168,9 @@ class DenoiserConfig(ModelConfig):
     control_held_steps: ClassVar[int] = 2
     """Where an edit takes what lies outside its mask from elsewhere, what its ControlNets add serves so many steps;
     1 computes them in each. Edits with `reuse=off` always do."""
-    control_renew_steps: int = Field(
-        0,
-        ge=0,
-        description="There, ControlNets of Flux compute the tokens alone that the edit computes, and all of them in "
-        "one step of so many; 0 computes all whenever they are computed.",
-    )
     control_executor: ClassVar[Executor] = Executor.AUTO
     """Who computes ControlNets that both this process and an instance of the ControlNet service have: `local`,
     `service`, or `auto`, whoever is predicted to hold up the steps less."""
-    control_stale: bool = Field(
-        default=False,
-        description="Steps take what instances computed for the step before, and wait for nothing: for slow links.",
-    )
     control_late_s: ClassVar[float] = 10.0
     """An instance whose sample takes longer is given up for the row."""
     control_open_s: ClassVar[float] = 20.0

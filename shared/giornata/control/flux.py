@@ -14,23 +14,20 @@ from torch.nn import functional
 
 from giornata.control.expansion import Behind, Blocks, flux
 from giornata.control.mismatch import ControlMismatch, fits
-from giornata.control.protocol import Conditions, Item, Part
+from giornata.control.protocol import Conditions, Item
 from giornata.control.weighing import flux_work
 from giornata.packed import attention, elementwise
 from giornata.packed.flux.blocks import Parts
 from giornata.packed.flux.forward import FluxForward
 from giornata.packed.flux.modulation import Modulation, prepared
 from giornata.packed.flux.projections import Projections
-from giornata.packed.kept import KeepingRecorder, KeptKeysValues
 from giornata.packed.low_rank_hooks import LowRankHooks
 from giornata.packed.moving import moved
 from giornata.packed.packing import layout
-from giornata.packed.region import Region, Rotary, Sequences
+from giornata.packed.region import Rotary, Sequences
 from giornata.packed.tracing import UNTRACED
-from giornata.packed.uses import Taken, Use
 from giornata.wire.adapters import ControlCard, ControlWork
 from giornata.wire.controlnets import ControlBase
-from giornata.wire.values import Mode
 
 TRAIN_TIMESTEPS: Final = 1000
 
@@ -122,11 +119,6 @@ class FluxControl:
             net.pos_embed(moved(places, self.device)),
         )
 
-    def keeping(self, opened: object, sequence: int, region: Region) -> KeptKeysValues:  # noqa: ARG002 - of one sequence
-        """See :meth:`giornata.control.protocol.ControlNet.keeping`."""
-        own = len(cast("Opened", opened).text) + len(region.computed)
-        return KeptKeysValues(region.outside, own)
-
     @torch.inference_mode()
     def run(self, items: Sequence[Item]) -> Iterator[tuple[Tensor, ...]]:
         """See :meth:`giornata.control.protocol.ControlNet.run`: all items share one packed forward."""
@@ -134,18 +126,15 @@ class FluxControl:
         sequences = Sequences(
             layout([len(each.text) for each in opened], [len(item.latents) for item in items], self.device),
             (torch.cat([each.rotary[0] for each in opened]), torch.cat([each.rotary[1] for each in opened])),
-            tuple(None if item.part is None else item.part.region for item in items),
+            (None,) * len(items),
         )
         modulation = Modulation(self.net, [each.modulation for each in opened], [item.step for item in items])
-        uses = [_use(item.part, self.samples.all) for item in items]
-        if all(use == NOTHING for use in uses):
-            uses = []
-        forward = FluxForward(self._parts, sequences, modulation, uses, trace=UNTRACED)
+        forward = FluxForward(self._parts, sequences, modulation, [], trace=UNTRACED)
         text, hint = (torch.cat([getattr(each, part) for each in opened]) for part in ("text", "hint"))
         latents = torch.cat([item.latents for item in items])
-        live = [_live(item) for item in items]
+        tokens = [len(item.latents) for item in items]
         for sample in forward.samples(text, latents, hint):
-            yield torch.split(sample, live)
+            yield torch.split(sample, tokens)
 
     def _checked_text(self, text: Tensor) -> Tensor:
         width = int(self.net.config.joint_attention_dim)
@@ -180,23 +169,3 @@ class FluxControl:
                 f"given {tuple(hint.shape)}"
             )
         return hint
-
-
-NOTHING: Final = Use()
-
-
-def _use(part: Part | None, blocks: int) -> Use:
-    """What an item's sequence keeps or takes in a step."""
-    if part is None:
-        return NOTHING
-    kept = cast("KeptKeysValues", part.kept)
-    if part.renews:
-        return Use(recorder=KeepingRecorder(kept))
-    return Use(taken=Taken((Mode.KV,) * blocks, kept))
-
-
-def _live(item: Item) -> int:
-    """How many tokens of its picture are computed."""
-    if item.part is None or item.part.renews:
-        return len(item.latents)
-    return len(item.part.region.computed)

@@ -9,7 +9,6 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from giornata.packed.region import Region
 from giornata.wire.adapters import ControlCard, ControlWork
 from giornata.wire.controlnets import ControlBase
 
@@ -46,19 +45,6 @@ class Conditions:
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
-    """What of a picture is computed in a step of one sequence."""
-
-    region: Region
-    """On the ControlNet's device."""
-    kept: object
-    """What :meth:`ControlNet.keeping` made for the sequence."""
-    renews: bool
-    """Whether everything is computed, and what lies outside the region is kept; else the region alone is, which takes
-    what an earlier step has kept."""
-
-
-@dataclass(frozen=True, eq=False)
 class Item:
     """The next step of one sequence of a row."""
 
@@ -70,8 +56,6 @@ class Item:
     given beside them."""
     sequence: int = 0
     """Which of the row's sequences."""
-    part: Part | None = None
-    """None computes the whole picture, and keeps nothing of it."""
 
 
 class ControlNet(Protocol):
@@ -101,14 +85,5 @@ class ControlNet(Protocol):
                 unknown, or not taken.
         """
 
-    def keeping(self, opened: object, sequence: int, region: Region) -> object | None:
-        """Where steps of an opened row's sequence keep keys and values of the tokens outside a region.
-
-        None: the ControlNet can keep none, and computes all tokens in each step.
-        """
-
     def run(self, items: Sequence[Item]) -> Iterator[tuple[Tensor, ...]]:
-        """Its samples in order, as they are computed: by item (tokens, channels), unscaled.
-
-        They are of the whole picture, or of the part that the item's step computes.
-        """
+        """Its samples in order, as they are computed: by item (tokens, channels), unscaled."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from giornata.control.expansion import Behind, summed
-from giornata.control.protocol import ControlNet, Item, Part
+from giornata.control.protocol import ControlNet, Item
 from giornata.packed.region import Region
 
 
@@ -23,9 +23,6 @@ class Act:
     """What it made of the row when it was opened."""
     scale: float
     behind: Behind
-    kept: Sequence[object] = ()
-    """By sequence: what :meth:`giornata.control.protocol.ControlNet.keeping` made; empty where the picture is computed
-    as a whole in each step."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,8 +38,6 @@ class RowStep:
     """For how many sequences; see :func:`giornata.control.expansion.sequences`."""
     region: Region | None = None
     """The tokens that are asked for; None for all. On the ControlNets' device."""
-    renews: bool = True
-    """Whether the ControlNets that keep what lies outside the region compute it, and keep it."""
     whole: bool = True
     """Whether all tokens are asked for although there is a region."""
 
@@ -91,10 +86,7 @@ def run(rows: Sequence[RowStep]) -> Iterator[Made]:
         for nth, act in enumerate(row.acts):
             forward = forwards.setdefault(id(act.net), _Forward(act.net))
             places[number, nth] = forward.add(
-                [
-                    Item(act.opened, row.step, row.latents, one, _part(row, act, one))
-                    for one in range(row.sequences)
-                ]
+                [Item(act.opened, row.step, row.latents, one) for one in range(row.sequences)]
             )
     sums = [summed([act.behind for act in row.acts]) for row in rows]
     order = sorted(
@@ -107,16 +99,9 @@ def run(rows: Sequence[RowStep]) -> Iterator[Made]:
             made = forwards[id(row.acts[nth].net)].sample(sample)
             own = [made[place] for place in places[number, nth]]
             part = own[0][None] if len(own) == 1 else torch.stack(own)
-            if row.region is not None and not row.whole and part.shape[1] == len(row.latents):
+            if row.region is not None and not row.whole:
                 part = part.index_select(1, row.region.computed)
             part = part * row.acts[nth].scale
             total = part if total is None else total + part
         if total is not None:
             yield Made(number, index, total)
-
-
-def _part(row: RowStep, act: Act, sequence: int) -> Part | None:
-    """What of the picture a ControlNet computes of one of the row's sequences."""
-    if row.region is None or not act.kept:
-        return None
-    return Part(row.region, act.kept[sequence], row.renews)

@@ -16,7 +16,6 @@ from giornata.control.mismatch import ControlMismatch, fits
 from giornata.control.protocol import Conditions, Item
 from giornata.control.weighing import sd3_work
 from giornata.packed.moving import moved
-from giornata.packed.region import Region
 from giornata.wire.adapters import ControlCard, ControlInput, ControlWork
 from giornata.wire.controlnets import ControlBase
 
@@ -91,9 +90,6 @@ class SD3Control:
         places = net.pos_embed.cropped_pos_embed(height, width)[0].to(self.dtype)
         hint = _embedded(net.pos_embed_input, self._hint(conditions))
         return Opened(conditions.grid, places + hint, tuple(texts), tuple(vectors))
-
-    def keeping(self, opened: object, sequence: int, region: Region) -> None:
-        """None: all of the picture is computed in each step."""
 
     @torch.inference_mode()
     def run(self, items: Sequence[Item]) -> Iterator[tuple[Tensor, ...]]:

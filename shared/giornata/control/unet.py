@@ -16,7 +16,6 @@ from giornata.control.mismatch import ControlMismatch, fits
 from giornata.control.protocol import Conditions, ControlText, Item
 from giornata.control.weighing import skip_channels, unet_work
 from giornata.packed.moving import moved
-from giornata.packed.region import Region
 from giornata.packed.tiles import joined, parted
 from giornata.wire.adapters import ControlCard, ControlWork
 from giornata.wire.controlnets import ControlBase
@@ -101,9 +100,6 @@ class UnetControl:
             tuple(self._text(text) for text in conditions.texts),
             moved(conditions.times, self.device),
         )
-
-    def keeping(self, opened: object, sequence: int, region: Region) -> None:
-        """None: all of the picture is computed in each step."""
 
     @torch.inference_mode()
     def run(self, items: Sequence[Item]) -> Iterator[tuple[Tensor, ...]]:

@@ -48,14 +48,6 @@ def beside(partition: Region, companions: int) -> Region:
     return Region(partition.computed, torch.cat((partition.outside, behind)), partition.digest)
 
 
-def within(partition: Region, tokens: int) -> Region:
-    """`partition` of so many tokens of the picture alone: :func:`beside` the other way round."""
-    outside = tokens - len(partition.computed)
-    if outside == len(partition.outside):
-        return partition
-    return Region(partition.computed, partition.outside[:outside], partition.digest)
-
-
 def region(cells: Tensor) -> Region | None:
     """The region of a compute set, (height, width) bool, on the CPU; None where it holds every token or none."""
     flat = cells.cpu().flatten()

@@ -68,9 +68,6 @@ class OpenControl(Wire):
     """By ControlNet of the job: the first step in which it acts, and the one before which it ends; equal for none."""
     computed: CellMap | None = None
     """The tokens that steps ask for which are not whole; None: all."""
-    renew_steps: int = 0
-    """Such steps compute these tokens alone, with keys and values that an earlier step kept of the others, and all of
-    them in one step of so many; 0: all are computed in each. For ControlNets that can keep them."""
     denoiser: str
     """The instance that asks."""
     host: str

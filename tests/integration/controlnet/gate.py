@@ -20,7 +20,7 @@ class Held:
 
     def __init__(self, of: ControlNet, gate: Gate) -> None:
         self.net, self.card, self.device, self.dtype = of.net, of.card, of.device, of.dtype
-        self.behind, self.open, self.keeping, self.work = of.behind, of.open, of.keeping, of.work
+        self.behind, self.open, self.work = of.behind, of.open, of.work
         self._of, self._gate = of, gate
 
     def run(self, items: Sequence[Item]) -> Iterator[tuple[Tensor, ...]]:

@@ -115,20 +115,6 @@ async def test_a_picture_is_the_one_that_this_process_makes(
     assert len(gate.forwards) == (STEPS // 2 if held else STEPS)
 
 
-async def test_a_part_of_a_picture_is_the_one_that_this_process_makes(
-    bench: Bench, use: ControlUse, tmp_path: Path
-) -> None:
-    """The edit's tokens alone, with what an earlier step kept of the others."""
-    asked = {"painted": [0, 1], "reuse": "auto", "halo": 0, "steps": 12}
-    how = {"control_held_steps": 1, "control_renew_steps": 5}
-    exact = await made_here(bench, tmp_path, use, **asked, how={"control_held_steps": 1})
-    here = await made_here(bench, tmp_path, use, **asked, how=how)
-    async with instance(bench, tmp_path, "c1"), bench.worker(**how) as worker:
-        there = await computed(bench, worker, await alike(bench, worker, use, **asked))
-    torch.testing.assert_close(there, here, atol=ATOL, rtol=0)
-    assert (there - exact).abs().max() > 10 * ATOL, "the others are an earlier step's"
-
-
 async def test_rows_of_one_step_are_asked_for_together(bench: Bench, use: ControlUse, tmp_path: Path) -> None:
     async with instance(bench, tmp_path, "c1") as gate, bench.worker() as worker:
         gate.hold()
@@ -269,18 +255,3 @@ async def test_a_denoiser_that_has_the_net_goes_on_by_itself(
         await bench.report()
         (there,) = await bench.latents(request)
     torch.testing.assert_close(there, here, atol=ATOL, rtol=0)
-
-
-async def test_stale_steps_take_what_the_step_before_has_asked_for(
-    bench: Bench, use: ControlUse, tmp_path: Path
-) -> None:
-    async with instance(bench, tmp_path, "c1") as gate:
-        async with bench.worker() as worker:
-            exact = await computed(bench, worker, await alike(bench, worker, use))
-        asked = sequences(gate)
-        async with bench.worker(control_stale=True) as worker:
-            stale = [await computed(bench, worker, await alike(bench, worker, use)) for _ in range(2)]
-    assert sequences(gate) == asked + 2 * (asked - 1), "nothing is asked for that no step reads"
-    torch.testing.assert_close(stale[0], stale[1], atol=ATOL, rtol=0)
-    difference = (stale[0] - exact).abs().max()
-    assert 1e-4 < difference < exact.abs().max()

@@ -7,7 +7,6 @@ from contextlib import ExitStack
 
 import pytest
 
-from giornata.control.keeping import Renewals
 from giornata.wire.errors import ControlNetUnavailable, IntermediateLost, Overloaded
 from giornata_controlnet.open_row import OpenRow
 from giornata_controlnet.rows import Rows
@@ -30,7 +29,7 @@ class Making:
         pins = ExitStack()
         pins.callback(self.went.set)
         pins.callback(self.let_go.append, key)
-        return OpenRow(key, denoiser, (), (), BASE, (3, 4), (1.0,), 1, None, Renewals(0), pins)
+        return OpenRow(key, denoiser, (), (), BASE, (3, 4), (1.0,), 1, None, pins)
 
     async def __call__(self) -> OpenRow:
         self.made.append("row")

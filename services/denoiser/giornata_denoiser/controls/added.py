@@ -18,8 +18,6 @@ class Added:
     """By block, which of them is added behind it."""
     sums: tuple[Tensor, ...]
     """(sequences, tokens, channels) each; one sequence serves all."""
-    whole: bool = True
-    """Whether they are of the whole picture; else of the row's region."""
 
     def of(self, sequences: int) -> OfSequences:
         """By sequence of the row."""
@@ -33,10 +31,8 @@ class _OfSequence:
     added: Added
     nth: int
 
-    @property
-    def whole(self) -> bool:
-        """Whether samples are of the whole picture."""
-        return self.added.whole
+    whole = True
+    """Samples are of the whole picture."""
 
     def sample(self, block: int) -> Tensor | None:
         """(tokens, channels) behind `block`."""

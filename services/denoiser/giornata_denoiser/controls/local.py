@@ -9,11 +9,9 @@ from typing import Final
 from torch import Tensor
 
 from giornata.control.expansion import Behind, sequences, summed
-from giornata.control.keeping import Renewals, keeping
 from giornata.control.protocol import Conditions, ControlNet
 from giornata.control.running import Act, RowStep, run
 from giornata.packed.moving import moved
-from giornata.packed.region import Region, within
 from giornata.planning.controls import work_of
 from giornata.scheduling.batch import RowKey
 from giornata.wire.adapters import ControlWork
@@ -27,17 +25,6 @@ HELD_STEPS: Final = 2
 """What ControlNets add serves so many steps of a row that takes tokens outside its mask from elsewhere."""
 
 
-@dataclass(frozen=True)
-class Reuse:
-    """What rows that reuse spare of their ControlNets; all others have them computed in each step, as a whole."""
-
-    held_steps: int = HELD_STEPS
-    """What a step adds serves so many steps."""
-    renew_steps: int = 0
-    """The region's tokens alone are computed, and all of them in one step of so many, which keeps keys and values of
-    the others; 0 computes all in each."""
-
-
 @dataclass(frozen=True, eq=False)
 class _Opened:
     """One ControlNet of a row."""
@@ -46,17 +33,18 @@ class _Opened:
     """The control image that it is of."""
     row: object
     """What :meth:`ControlNet.open` made."""
-    kept: tuple[object, ...]
-    """By sequence; empty where nothing is kept."""
 
 
 class LocalControls:
-    """The loaded `nets`, by digest, beside the network that is `controlled`."""
+    """The loaded `nets`, by digest, beside the `network`.
+
+    What a step adds serves `held_steps` steps of a row that reuses.
+    """
 
     def __init__(
-        self, nets: Mapping[str, ControlNet], network: Controlled, reuse: Reuse | None = None
+        self, nets: Mapping[str, ControlNet], network: Controlled, held_steps: int = HELD_STEPS
     ) -> None:
-        self._nets, self._network, self._reuse = nets, network, reuse or Reuse()
+        self._nets, self._network, self._held_steps = nets, network, held_steps
         self._behind: Mapping[str, Behind] = {
             digest: net.behind(network.base) for digest, net in nets.items()
         }
@@ -64,7 +52,6 @@ class LocalControls:
         """What each of them costs."""
         self._opened: dict[tuple[RowKey, int], _Opened] = {}
         """By row and number of its ControlNet."""
-        self._renewals: dict[RowKey, Renewals] = {}
         self._holding: Holding[Added] = Holding()
 
     def has(self, row: Row) -> bool:
@@ -83,14 +70,13 @@ class LocalControls:
         acting = [row.adapters.controlling(row.step) for row in rows]
         found = [self._still(*each) for each in zip(rows, acting, whole, strict=True)]
         due = [n for n, acts in enumerate(acting) if found[n] is None and any(acts)]
-        steps = [self._step(rows[number], acting[number], whole=whole[number]) for number in due]
+        steps = [self._step(rows[number], acting[number]) for number in due]
         made: list[dict[int, Tensor]] = [{} for _ in due]
         for place, nth, sample in run(steps):
             made[place][nth] = sample
         for number, step, samples in zip(due, steps, made, strict=True):
             sums = summed([act.behind for act in step.acts])
-            every = step.region is None or step.renews
-            added = Added(sums.behind, tuple(samples[nth] for nth in range(len(sums.parts))), every)
+            added = Added(sums.behind, tuple(samples[nth] for nth in range(len(sums.parts))))
             found[number] = added
             # As long as one that an instance made of the region would serve, so that pictures are equal.
             asked = whole[number] or rows[number].region is None
@@ -104,26 +90,19 @@ class LocalControls:
         """Forget all rows but these."""
         for act in [act for act in self._opened if act[0] not in keys]:
             del self._opened[act]
-        for key in self._renewals.keys() - keys:
-            del self._renewals[key]
         self._holding.retain(keys)
 
     def _still(self, row: Row, acts: tuple[bool, ...], whole: bool) -> Added | None:  # noqa: FBT001 - of one row
         """What an earlier step of `row` has made, where it serves this one."""
         if row.region is None:
             return None
-        return self._holding.find(row, acts, whole=whole, steps=self._reuse.held_steps - 1)
+        return self._holding.find(row, acts, whole=whole, steps=self._held_steps - 1)
 
-    def _step(self, row: Row, acting: tuple[bool, ...], *, whole: bool) -> RowStep:
+    def _step(self, row: Row, acting: tuple[bool, ...]) -> RowStep:
         acts = [self._act(row, nth) for nth, acts in enumerate(acting) if acts]
         net = acts[0].net
         latents = row.scaled(moved(row.latent, net.device)).to(net.dtype)
-        count = sequences(self._network.base.kind, len(row.prompts))
-        if row.region is None or not all(act.kept for act in acts):
-            return RowStep(acts, row.step, latents, count)
-        renewals = self._renewals.setdefault(row.key, Renewals(self._reuse.renew_steps))
-        renews = renewals.due(row.step, acting, whole=whole)
-        return RowStep(acts, row.step, latents, count, _of_picture(row, row.region, net), renews, renews)
+        return RowStep(acts, row.step, latents, sequences(self._network.base.kind, len(row.prompts)))
 
     def _act(self, row: Row, nth: int) -> Act:
         use = row.adapters.controls[nth]
@@ -131,22 +110,14 @@ class LocalControls:
         if net is None:
             raise ControlNotLoaded(f"the ControlNet {use.digest[:12]} is not loaded here")
         opened = self._open(net, row, nth)
-        return Act(net, opened.row, use.scale, self._behind[use.digest], opened.kept)
+        return Act(net, opened.row, use.scale, self._behind[use.digest])
 
     def _open(self, net: ControlNet, row: Row, nth: int) -> _Opened:
         image, known = row.control_images[nth], self._opened.get((row.key, nth))
         if known is None or known.image is not image:
-            opened = net.open(conditions(row, nth, self._network))
-            known = _Opened(image, opened, self._keeping(net, opened, row))
+            known = _Opened(image, net.open(conditions(row, nth, self._network)))
             self._opened[row.key, nth] = known
-            self._renewals.pop(row.key, None)
         return known
-
-    def _keeping(self, net: ControlNet, opened: object, row: Row) -> tuple[object, ...]:
-        if row.region is None or not self._reuse.renew_steps:
-            return ()
-        count = sequences(self._network.base.kind, len(row.prompts))
-        return keeping(net, opened, count, _of_picture(row, row.region, net))
 
 
 def costing(row: Row, works: Mapping[str, ControlWork]) -> Row:
@@ -155,11 +126,6 @@ def costing(row: Row, works: Mapping[str, ControlWork]) -> Row:
     if controls == row.adapters.controls:
         return row
     return replace(row, adapters=replace(row.adapters, controls=controls))
-
-
-def _of_picture(row: Row, region: Region, net: ControlNet) -> Region:
-    """The region of a row, without the companions behind the picture, which a ControlNet does not see."""
-    return within(region, row.image_tokens).on(net.device)
 
 
 def conditions(row: Row, nth: int, network: Controlled) -> Conditions:

@@ -18,8 +18,6 @@ from giornata_denoiser.rows.row import Row
 
 STEPS: Final = 2
 """For so many of its steps a row has room on the data path: a place that is free lies between others."""
-STEPS_STALE: Final = 3
-"""Where a step takes what was asked for the one before."""
 
 
 @dataclass(frozen=True)
@@ -34,9 +32,6 @@ class Asking:
     """What it can use, the best one first."""
     dtype: torch.dtype
     """The dtype of latents and samples."""
-    steps: int = STEPS
-    renew_steps: int = 0
-    """As :attr:`giornata.wire.controlnets.OpenControl.renew_steps`."""
 
 
 def room_bytes(asking: Asking, row: Row, behind: Sequence[Behind]) -> int:
@@ -47,7 +42,7 @@ def room_bytes(asking: Asking, row: Row, behind: Sequence[Behind]) -> int:
     tokens = sequences(base.kind, len(row.prompts)) * row.image_tokens
     places = len(sums.parts) + 1
     step = (tokens * channels + row.latent.numel()) * asking.dtype.itemsize + places * ALIGNMENT_BYTES
-    return asking.steps * step
+    return STEPS * step
 
 
 def question(
@@ -67,7 +62,6 @@ def question(
         sequences=len(row.prompts),
         acting=tuple((use.first_step, use.end_step) for use in controls),
         computed=None if row.region is None else cells(row.region.computed, row.grid),
-        renew_steps=asking.renew_steps,
         denoiser=asking.denoiser,
         host=asking.host,
         paths=paths,

@@ -60,8 +60,6 @@ class Manner:
 
     held_steps: int = 1
     """What a step adds serves so many steps of a row that reuses."""
-    stale: bool = False
-    """Each step takes what was asked for the one before it, so that no step waits (Katz, ATC '25, §5)."""
     late_s: float = LATE_S
 
 
@@ -122,22 +120,15 @@ class RemoteControls:
         if not any(acting):
             return ()
         whole = whole or row.region is None
-        manner = self._manner
-        if not manner.stale and row.region is not None:
-            held = self._holding.find(row, acting, whole=whole, steps=manner.held_steps - 1)
+        if row.region is not None:
+            held = self._holding.find(row, acting, whole=whole, steps=self._manner.held_steps - 1)
             if held is not None:
                 return self._read(held, row, waits)
-        before = self._holding.find(row, acting, whole=whole, steps=1) if manner.stale else None
-        replaced = self._holding.forget(row.key)
-        if before is not None:
-            self._used.append(before)  # this step reads it
-            if row.step + 1 >= row.steps or row.adapters.controlling(row.step + 1) != acting:
-                return self._read(before, row, waits)  # no step would read what this one asks for
-        elif replaced is not None:
+        if (replaced := self._holding.forget(row.key)) is not None:
             self._let_go((replaced,))  # makes room
         mine = self._asked(row, acting, waits, whole=whole)
         self._holding.keep(row, acting, mine, whole=whole)
-        return self._read(mine if before is None else before, row, waits)
+        return self._read(mine, row, waits)
 
     def _asked(self, row: Row, acting: tuple[bool, ...], waits: Waits, *, whole: bool) -> Coming:
         with self._lock:

@@ -23,9 +23,9 @@ from giornata_denoiser.config import DenoiserConfig
 from giornata_denoiser.controls.choosing import Here, RowWork, able, chosen, due
 from giornata_denoiser.controls.executing import ExecutingControls
 from giornata_denoiser.controls.instances import Instances, Links
-from giornata_denoiser.controls.local import LocalControls, Reuse, costing
+from giornata_denoiser.controls.local import LocalControls, costing
 from giornata_denoiser.controls.networks import Controlled, controlled
-from giornata_denoiser.controls.questions import STEPS, STEPS_STALE, Asking
+from giornata_denoiser.controls.questions import Asking
 from giornata_denoiser.controls.remote import Manner, RemoteControls
 from giornata_denoiser.controls.sessions import Sessions
 from giornata_denoiser.engine.controls import Controls, NoControls
@@ -55,8 +55,8 @@ class ControlRoom:
         self._instances, self._sessions = instances, sessions
         family, nets = checkpoint.family, checkpoint.controlnets
         held = config.control_held_steps
-        local = LocalControls(nets, network, Reuse(held, config.control_renew_steps)) if nets else None
-        manner = Manner(held, stale=config.control_stale, late_s=config.control_late_s)
+        local = LocalControls(nets, network, held) if nets else None
+        manner = Manner(held, config.control_late_s)
         sessions.remote = RemoteControls(network, family.dtype, family.device, sessions.lost, manner)
         self.controls: Controls = ExecutingControls(local, sessions.remote)
 
@@ -175,10 +175,7 @@ async def control_room(
     paths: tuple[DataPath, ...] = (DataPath.UNIX, DataPath.TCP)
     if device.type == "cuda":
         paths = (DataPath.CUDA, *paths)
-    steps = STEPS_STALE if config.control_stale else STEPS
-    asking = Asking(
-        network.base, config.instance, host_name(), paths, family.dtype, steps, config.control_renew_steps
-    )
+    asking = Asking(network.base, config.instance, host_name(), paths, family.dtype)
     slab_mb = config.control_slab_mb or min(SLAB_MB, memory_bytes() // SLAB_SHARE >> 20)
     instances, links = Instances(), Links(slab_mb << 20, device)
     async with AsyncExitStack() as stack:

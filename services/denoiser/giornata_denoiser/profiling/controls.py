@@ -21,7 +21,7 @@ from giornata.control.loading import imported
 from giornata.control.protocol import ControlNet
 from giornata.wire.adapters import ControlCard, ControlKind, ControlWork
 from giornata.wire.controlnets import ControlBase
-from giornata_denoiser.controls.local import LocalControls, Reuse
+from giornata_denoiser.controls.local import LocalControls
 from giornata_denoiser.controls.networks import Controlled, controlled
 from giornata_denoiser.families.protocol import Network
 from giornata_denoiser.rows.adapters import Adapters, RowControl
@@ -78,7 +78,7 @@ class RandomControl:
 
     def controls(self) -> LocalControls:
         """What computes it in each step of rows, as a whole, and knows no row yet."""
-        return LocalControls({NAME: self.net}, self.controlled, Reuse(held_steps=1))
+        return LocalControls({NAME: self.net}, self.controlled, held_steps=1)
 
 
 def random_control(network: Network, token_pixels: int) -> RandomControl | None:

@@ -12,11 +12,11 @@ from torch import Tensor
 from giornata.control.link.client import Link
 from giornata.control.loading import load
 from giornata.control.protocol import ControlNet
-from giornata.packed.region import beside, region
+from giornata.packed.region import region
 from giornata.planning.controls import work_of
 from giornata.wire.controlnets import DataPath
 from giornata_denoiser.controls.executing import ExecutingControls
-from giornata_denoiser.controls.local import LocalControls, Reuse, costing
+from giornata_denoiser.controls.local import LocalControls, costing
 from giornata_denoiser.controls.networks import Controlled, controlled
 from giornata_denoiser.controls.remote import Manner
 from giornata_denoiser.engine.controls import OfSequences
@@ -73,30 +73,15 @@ def first(of: OfSequences) -> Tensor:
     return sample
 
 
-@pytest.mark.parametrize("companions", [1, 7])
-def test_a_part_is_of_the_picture_whatever_lies_behind_it(loaded: ControlNet, companions: int) -> None:
-    """References are tokens of the row that a ControlNet does not see."""
-    plain = masked(loaded)
-    assert plain.region is not None
-    row = replace(plain, region=beside(plain.region, companions), companions=companions)
-    nets = {loaded.card.digest: loaded}
-    one, other = (LocalControls(nets, network(), Reuse(1, 4)) for _ in range(2))
-    for whole in (True, False, False):
-        mine, expected = added(one, row, whole=whole), added(other, plain, whole=whole)
-        assert mine[0].whole == expected[0].whole
-        torch.testing.assert_close(first(mine), first(expected), rtol=0, atol=0)
-        row, plain = later(row), later(plain)
-
-
 def test_a_step_in_full_takes_nothing_that_an_instance_would_not_have_made_for_it(loaded: ControlNet) -> None:
     """One makes the region's samples alone; here they are of the picture, and serve no longer for that."""
     nets, row = {loaded.card.digest: loaded}, masked(loaded)
-    controls = LocalControls(nets, network(), Reuse(2))
+    controls = LocalControls(nets, network(), 2)
     before = first(added(controls, row, whole=False))
     again = added(controls, later(row), whole=True)
-    fresh = added(LocalControls(nets, network(), Reuse(2)), later(row), whole=True)
+    fresh = added(LocalControls(nets, network(), 2), later(row), whole=True)
     torch.testing.assert_close(first(again), first(fresh), rtol=0, atol=0)
-    held = added(LocalControls(nets, network(), Reuse(2)), row, whole=True)
+    held = added(LocalControls(nets, network(), 2), row, whole=True)
     torch.testing.assert_close(first(held), before, rtol=0, atol=0)
     assert (first(fresh) - before).abs().max() > 1e-3, "the comparison sees the step"
 

@@ -100,21 +100,6 @@ def linked(served: Instance, slab_bytes: int = 1 << 20) -> Iterator[Link]:
         yield link
 
 
-def test_what_a_stale_step_reads_stays_when_another_row_has_to_wait_for_its_own(served: Instance) -> None:
-    """The other's ControlNets change in this step, so that what it has asked for before is let go of."""
-    first = controlled_row("first")
-    changing = controlled_row("changing", NET, replace(NET, first_step=1))
-    made = Open(Manner(stale=True, late_s=HUNG_S))
-    with linked(served) as link:
-        made.put(link, first, changing)
-        for of, expected in zip(_asked(made, served, (first, changing), (1.0, 2.0)), (1.0, 2.0), strict=True):
-            assert value(of) == expected
-        now = made.ask(later(first), later(changing))
-        answer(served, 3.0, 4.0)
-        assert [value(of) for of in now] == [1.0, 4.0]
-        made.remote.retain(())
-
-
 @pytest.mark.slow
 def test_all_rows_of_a_link_are_lost_with_it(doomed: Instance) -> None:
     rows = [controlled_row(name) for name in ("one", "two", "three")]

@@ -20,7 +20,7 @@ from giornata.scheduling.batch import Capacity
 from giornata.wire.values import Mode
 from giornata_denoiser.choices import EXACT
 from giornata_denoiser.controls.executing import ExecutingControls
-from giornata_denoiser.controls.local import LocalControls, Reuse
+from giornata_denoiser.controls.local import LocalControls
 from giornata_denoiser.controls.networks import controlled as controlled_network
 from giornata_denoiser.engine.controls import controlled
 from giornata_denoiser.engine.engine import Engine
@@ -79,7 +79,7 @@ class Both:
     def local(self, of: ModelFamily, held_steps: int = 2) -> LocalControls:
         network = controlled_network(of.network, PIXELS)
         assert network is not None
-        return LocalControls({self.loaded.card.digest: self.loaded}, network, Reuse(held_steps))
+        return LocalControls({self.loaded.card.digest: self.loaded}, network, held_steps)
 
     def computed(self, of: ModelFamily, rows: Sequence[Row], held_steps: int) -> dict[str, Row]:
         """The rows' ends, by an engine."""
