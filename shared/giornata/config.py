@@ -126,6 +126,10 @@ _GONE: Final = {
     "batch_caps": "false",
     "control_stale": "false",
     "control_renew_steps": "0",
+    "encode_s": "120",
+    "finish_s": "120",
+    "inspect_s": "120",
+    "max_wait_s": "",
 }
 """Settings of earlier versions, each with the value that still holds: that one is passed over, any other refused."""
 
