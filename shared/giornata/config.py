@@ -142,7 +142,7 @@ def load(kind: type[C], service: str, argv: Sequence[str] | None = None) -> C:
     `service` names the program in ``--help`` and the instance by default. Flags are the process's, unless given.
     """
     flags = sys.argv[1:] if argv is None else argv
-    fixed = {name for name in constants(kind) if ENV_PREFIX + name.upper() in os.environ}
+    fixed = {name for name in constants(kind) if os.environ.get(ENV_PREFIX + name.upper())}
     fixed |= {
         name for name in _GONE if os.environ.get(ENV_PREFIX + name.upper()) not in (None, "", _GONE[name])
     }
