@@ -60,14 +60,16 @@ def main(ctx: click.Context, /, tests: tuple[str, ...], rounds: int) -> None:
 
 
 def changed() -> list[str]:
-    """Files of tests that differ from main, committed or not."""
-    told = subprocess.run(
-        ["git", "diff", "--name-only", "--diff-filter=d", "--merge-base", "main", "--", "tests"],  # noqa: S607
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return [name for name in told.stdout.split() if Path(name).match("test_*.py")]
+    """Files of tests that differ from main: committed, or not, or new."""
+    told = [
+        subprocess.run(["git", *command, "--", "tests"], capture_output=True, text=True, check=True)  # noqa: S607
+        for command in (
+            ("diff", "--name-only", "--diff-filter=d", "--merge-base", "main"),
+            ("ls-files", "--others", "--exclude-standard"),
+        )
+    ]
+    names = (name for each in told for name in each.stdout.splitlines())
+    return [name for name in names if Path(name).match("test_*.py")]
 
 
 def run_disturbed(test: str, rounds: int, draw: random.Random) -> Table:

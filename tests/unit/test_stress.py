@@ -8,13 +8,16 @@ import random
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.ending import marked
+from tests.patience import HUNG_S
 from tests.stress import disturbing
+from tests.stress.__main__ import changed
 from tests.stress.disturbing import busy_loops, disturb
 
 TESTS = """
@@ -90,5 +93,24 @@ def test_what_is_stopped_goes_on_until_the_run_ends(monkeypatch: pytest.MonkeyPa
 def test_busy_loops_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GIO_TEST_LOOPS", "these")
     with busy_loops(2):
-        assert len(list(marked("GIO_TEST_LOOPS=these"))) == 2
+        until = time.monotonic() + HUNG_S
+        # A program may have no environment yet when Popen returns.
+        while len(list(marked("GIO_TEST_LOOPS=these"))) < 2:
+            assert time.monotonic() < until
     assert list(marked("GIO_TEST_LOOPS=these")) == []
+
+
+def test_new_and_changed_files_of_tests_are_those_that_run_by_default(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    git = ("git", "-c", "user.name=a", "-c", "user.email=a@example.org")
+    for name in ("kept", "edited"):
+        (tmp_path / "tests").mkdir(exist_ok=True)
+        (tmp_path / f"tests/test_{name}.py").touch()
+    for command in (("init", "-q", "-b", "main"), ("add", "."), ("commit", "-q", "-m", "first")):
+        subprocess.run([*git, *command], check=True)
+    (tmp_path / "tests/test_edited.py").write_text("edited")
+    for name in ("tests/test_new.py", "tests/helper.py", "test_elsewhere.py"):
+        (tmp_path / name).touch()
+    assert changed() == ["tests/test_edited.py", "tests/test_new.py"]
