@@ -12,6 +12,7 @@ import select
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -54,13 +55,18 @@ def marked(mark: str) -> Iterator[int]:
 
 def end_marked(mark: str) -> None:
     """Kill every process with this mark, and those that they start meanwhile."""
+    quiet = (
+        0  # looks in a row that found nothing: a process in the midst of exec has no environment for a moment
+    )
     for _ in range(100):
         found = list(marked(mark))
         for number in found:
             with suppress(OSError):
                 os.kill(number, signal.SIGKILL)
-        if not found:
+        quiet = 0 if found else quiet + 1
+        if quiet > 1:
             break
+        time.sleep(0.02)
 
 
 def wait_for_end(run: int) -> None:

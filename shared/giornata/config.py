@@ -121,17 +121,15 @@ _SCHEMES: Final = {
 }
 
 _GONE: Final = {
-    "cell": "main",
-    "planner": "exact",
-    "batch_caps": "false",
-    "control_stale": "false",
-    "control_renew_steps": "0",
-    "encode_s": "120",
-    "finish_s": "120",
-    "inspect_s": "120",
-    "max_wait_s": "",
+    "cell": {"main"},
+    "planner": {"exact"},
+    "batch_caps": {"false", "0", "no", "off"},
+    "control_stale": {"false", "0", "no", "off"},
+    "control_renew_steps": {"0"},
+    **{name: {"120", "120.0"} for name in ("encode_s", "finish_s", "inspect_s")},
+    "max_wait_s": set[str](),
 }
-"""Settings of earlier versions, each with the value that still holds: that one is passed over, any other refused."""
+"""Settings of earlier versions, each with the values that still hold: these are passed over, any other is refused."""
 
 C = TypeVar("C", bound=ServiceConfig)
 
@@ -144,7 +142,9 @@ def load(kind: type[C], service: str, argv: Sequence[str] | None = None) -> C:
     flags = sys.argv[1:] if argv is None else argv
     fixed = {name for name in constants(kind) if os.environ.get(ENV_PREFIX + name.upper())}
     fixed |= {
-        name for name in _GONE if os.environ.get(ENV_PREFIX + name.upper()) not in (None, "", _GONE[name])
+        name
+        for name, held in _GONE.items()
+        if os.environ.get(ENV_PREFIX + name.upper(), "").lower() not in {"", *held}
     }
     if fixed:
         names = ", ".join(ENV_PREFIX + name.upper() for name in sorted(fixed))

@@ -45,7 +45,9 @@ def test_every_start_is_another_instance_unless_named() -> None:
         ("GIORNATA_CELL", "main", "eu-2"),
         ("GIORNATA_PLANNER", "exact", "kv"),
         ("GIORNATA_BATCH_CAPS", "false", "true"),
-        ("GIORNATA_CONTROL_STALE", "false", "true"),
+        ("GIORNATA_CONTROL_STALE", "False", "true"),
+        ("GIORNATA_CONTROL_STALE", "0", "1"),
+        ("GIORNATA_INSPECT_S", "120.0", "60"),
         ("GIORNATA_CONTROL_RENEW_STEPS", "0", "7"),
     ],
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from typing import Final
 
 import torch
@@ -60,7 +60,9 @@ def open_model(config: PrepostConfig) -> ImageModel:
         ledger = DeviceLedger(config.device_ledger, host_device(device).id, ServiceName.PREPOST)
         model, device_bytes = model_memory(folder, dtype.itemsize), torch.cuda.mem_get_info(device)[1]
         ledger.state(model.prepost(TILE**2, encoders=False))
-        plan = partial(planned, config, model, card, ledger, device_bytes)
+        plan: Callable[[], PrepostPlan] = partial(planned, config, model, card, ledger, device_bytes)
+        if config.text_encoders != "auto":
+            plan = cache(plan)  # no room that others leave changes it
         return FAMILIES[card.family](folder, card, device, dtype, plan)
     except (ValueError, OSError) as error:
         raise Failed(f"The model {config.model} cannot be loaded: {error}") from error

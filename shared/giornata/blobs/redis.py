@@ -32,6 +32,8 @@ MEASURED_S: Final = 2.0
 """What tenants have is measured no more often; what other processes write meanwhile is not seen."""
 RESTS: Final = 20
 """And a measurement is followed by so many times what it took: several processes walk all keys of one server."""
+LONGEST_REST_S: Final = 30.0
+"""But by no more than this: an old measurement refuses tenants that have room."""
 _MEASURE: Final = """
 local page, held = redis.call('SCAN', ARGV[1], 'MATCH', ARGV[2] .. '*/*', 'COUNT', 1000), {}
 for _, key in ipairs(page[2]) do
@@ -108,7 +110,7 @@ class RedisBlobs(BlobStore):
             self._due_s, rest_s = math.inf, MEASURED_S  # one at a time
             try:
                 await self._measure()
-                rest_s = max(rest_s, RESTS * (self._clock() - began))
+                rest_s = max(rest_s, min(RESTS * (self._clock() - began), LONGEST_REST_S))
             except redis.exceptions.ResponseError:  # a server that tells nothing has no shares
                 self._pool.capacity = sys.maxsize
             finally:

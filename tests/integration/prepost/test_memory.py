@@ -159,7 +159,7 @@ def test_encoders_go_to_the_device_once_others_leave_room_there(
     """A predecessor's end is that; where they do not fit even so, they are on the CPU from then on."""
     folder = ROOT / "deploy" / "model" / "fresco"
     card = read_model_card(folder)
-    plans = [PrepostPlan(encoders, pixels, 0) for encoders, pixels in ((False, 0), (False, 0), (True, 9))]
+    plans = [PrepostPlan(encoders, pixels, 0) for encoders, pixels in ((False, 0), (False, 5), (True, 9))]
     model: Any = FAMILIES[card.family](folder, card, CPU, torch.float32, lambda: plans.pop(0))
     places: list[str] = []
     monkeypatch.setattr(model, "_place", lambda: places.append(model.text_device.type))
@@ -174,12 +174,15 @@ def test_encoders_go_to_the_device_once_others_leave_room_there(
     text = model.pipeline.encode_prompt("a red circle", device=CPU, prompt_2=None)
     monkeypatch.setattr(model.pipeline, "encode_prompt", encode)
     model.device = META
+    pixels = []
     for _ in range(3):
         model.encode_text("a red circle", Size(64, 64))
+        pixels.append(model._whole_pixels)
+    assert pixels == [5, 9, 9], "what is stated to others is what is decoded as a whole"
     assert (asked, places) == (
         (["cpu", "meta", "meta"], ["meta"]) if fits else (["cpu", "meta", "cpu", "cpu"], ["meta", "cpu"])
     )
-    assert (plans, model._whole_pixels) == ([], 9)
+    assert plans == []
 
 
 def test_autoencoders_are_as_before_after_tiles() -> None:

@@ -193,10 +193,13 @@ class PipelineImages(ABC):
         Planned to be there, they go to the device once others have left room for them, as a predecessor does.
         """
         try:
-            if self._replan and (plan := self._replan()).encoders:
-                self._replan, self.text_device, self._whole_pixels = None, self.device, plan.whole_pixels
-                log.info("memory_plan", **plan._asdict())
-                self._place()
+            if self._replan:
+                plan = self._replan()
+                self._whole_pixels = plan.whole_pixels
+                if plan.encoders:
+                    self._replan, self.text_device = None, self.device
+                    log.info("memory_plan", **plan._asdict())
+                    self._place()
             return {name: tensor.cpu() for name, tensor in encode().items()}
         except torch.OutOfMemoryError:
             if self.text_device.type == "cpu":
